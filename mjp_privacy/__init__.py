@@ -1,0 +1,30 @@
+"""What a Vision Transformer client leaks through its gradients, with and without MJP.
+
+The public interface is five names: `load_model`, `load_images`, `run_experiment`, `score` and
+`__version__`. They are imported when first used, so that `import mjp_privacy` stays cheap.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mjp_privacy.data import load_images as load_images
+    from mjp_privacy.metrics import score as score
+    from mjp_privacy.models import load_model as load_model
+    from mjp_privacy.runner import run_experiment as run_experiment
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load_images", "load_model", "run_experiment", "score"]
+
+_HOMES = {
+    "load_images": "mjp_privacy.data",
+    "load_model": "mjp_privacy.models",
+    "run_experiment": "mjp_privacy.runner",
+    "score": "mjp_privacy.metrics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,166 @@
+"""What crosses the borders between client, attacker and scorer. Start reading here.
+
+    images -> Setting.prepare -> ClientInput -> Victim.update -> ClientUpdate
+                                                                     |
+    Truth (stays behind) -> Metric <- Reconstruction <- Attack.run <- AttackerView
+
+Shapes: m images, grouped into n = m / B client steps of B images each (B = 1 unless the client
+says otherwise). Images are (m, C, H, W) in [0, 1]; masks and permutations are per image, (m, N)
+over the N patches in row-major order; a gradient's leading axis is the n independent steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from mjp_privacy.models import MJPVisionTransformer
+
+Grads = Mapping[str, Tensor]
+"""Gradients by parameter name, (n, *parameter.shape); never a positional list."""
+
+Status = Literal["ok", "failed", "unsupported", "unscored"]
+
+
+@dataclass(frozen=True)
+class ClientInput:
+    """What the client feeds its model: images already shuffled where the setting says so."""
+
+    images: Tensor  # (m, C, H, W) in [0, 1]
+    labels: Tensor  # (m,) int64
+    image_ids: Sequence[str]
+    mask: Tensor | None = None  # (m, N) bool, True = shuffled; None: nothing was shuffled
+    permutation: Tensor | None = None  # (m, N) int64: shuffled patch j is plain patch permutation[j]
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What leaves the client in one round."""
+
+    grads: Grads
+    kind: Literal["gradient", "weight_difference"] = "gradient"
+    dtype: torch.dtype = torch.float32
+    batch: int = 1
+    round: int = 0
+    client: str = "0"
+    optimizer: str = "sgd"
+    lr: float | None = None
+    steps: int = 1
+    weights_before: Mapping[str, Tensor] | None = None  # None: the weights of AttackerView.model
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The private data; only the scorer and the controls ever see it."""
+
+    images: Tensor  # (m, C, H, W) in [0, 1], never shuffled
+    labels: Tensor | None  # (m,), None where the data carry no labels
+    image_ids: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Public facts about the pixels: the model's input size and normalisation."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class AttackerView:
+    """Everything the attacker may use. There is no truth in it."""
+
+    model: MJPVisionTransformer  # the model the client trained, weights included
+    updates: Sequence[ClientUpdate]  # several uploads: a multi-round attack
+    pixels: Pixels
+    labels: Tensor | None = None  # (m,), where the threat model lets the attacker know them
+    side_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What the attacker made, (m, C, H, W) in [0, 1], with per-image diagnostics."""
+
+    images: Tensor | None
+    mask: Tensor | None = None  # (m, N) the attacker's estimate, where it makes one
+    permutation: Tensor | None = None
+    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)  # {name: (m,)}
+
+
+class Setting(Protocol):
+    """Who sees what, scored against what."""
+
+    name: str
+    shuffles: bool
+
+    def prepare(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        image_ids: Sequence[str],
+        *,
+        patch_size: int,
+        gamma: float,
+        round: int,
+        seed: int,
+    ) -> ClientInput: ...
+
+    def target(self, truth: Truth, inputs: ClientInput) -> Tensor: ...
+
+
+class Victim(Protocol):
+    """A client: turns its input into an upload. `names=None` uploads every gradient."""
+
+    def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate: ...
+
+
+class Attack(Protocol):
+    """An attack, found by its name.
+
+    `victim` says which model it needs the client to train: the `intact` one or the `april_block`
+    one, whose block 0 has neither norm1 nor residuals. `uploads` is the number of rounds it needs.
+    """
+
+    name: str
+    victim: Literal["intact", "april_block"]
+    uploads: int
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Names of the gradients it reads; the client computes only those."""
+        ...
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        """Why the attack is not applicable to this view, or None."""
+        ...
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction: ...
+
+
+class Control(Protocol):
+    """A floor or a ceiling: unlike an attack it may look at the truth."""
+
+    name: str
+
+    def run(self, view: AttackerView, inputs: ClientInput, target: Tensor) -> Reconstruction: ...
+
+
+class MetricFunction(Protocol):
+    def __call__(self, reconstructions: Tensor, references: Tensor) -> Tensor:
+        """(m, C, H, W) twice, float64 in [0, 1] -> (m,). Never averaged here."""
+        ...
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One score. `higher_is_better` is for the model owner's privacy, as the paper's arrows."""
+
+    name: str
+    variant: Literal["paper", "standard"]
+    higher_is_better: bool
+    fn: MetricFunction

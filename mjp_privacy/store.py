@@ -1,0 +1,174 @@
+"""A run's folder: what was computed, crash-safe, readable on any file system.
+
+    RUN/experiment.yaml                  the resolved experiment
+    RUN/cells.json                       the cells of the last command, in table order
+    RUN/images.csv                       image_id, label, label_source, sha256, status, reason
+    RUN/rows/<run_id>/<block>.parquet    one row per image, metric and variant
+    RUN/reconstructions/<run_id>/<block>.safetensors
+    RUN/timings.jsonl                    seconds per stage and block (never part of the rows)
+
+Every file is written beside its place and renamed into it, so a run killed at any moment leaves
+whole files only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from mjp_privacy.errors import UserError
+
+ROW_COLUMNS = (
+    "run_id",
+    "model",
+    "checkpoint_sha",
+    "architecture",
+    "setting",
+    "gamma",
+    "attack",
+    "dtype",
+    "seed",
+    "image_id",
+    "metric",
+    "variant",
+    "value",
+    "status",
+    "reason",
+)
+"""Columns of a row. Later columns are appended, never renamed."""
+
+CELL_COLUMNS = (
+    "trained_gamma",
+    "position_embedding",
+    "victim",
+    "engine",
+    "mode",
+    "loss",
+    "batch",
+    "dal",
+    "label_source",
+)
+"""Columns appended to every row from its cell and its image."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Call `write` on a temporary neighbour of `path`, then rename it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: object) -> None:
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """Reads and writes one run folder."""
+
+    root: Path
+
+    # rows -------------------------------------------------------------------------------------
+
+    def rows_path(self, run_id: str, block: int) -> Path:
+        return self.root / "rows" / run_id / f"{block:05d}.parquet"
+
+    def write_rows(self, run_id: str, block: int, rows: pd.DataFrame) -> None:
+        path = self.rows_path(run_id, block)
+        write_atomically(path, lambda temporary: rows.to_parquet(temporary, index=False))
+
+    def read_rows(self, run_id: str) -> pd.DataFrame:
+        """All rows of one cell in the order they were made; empty if none was."""
+        parts = sorted((self.root / "rows" / run_id).glob("[0-9]*.parquet"))
+        if not parts:
+            return pd.DataFrame(columns=[*ROW_COLUMNS, *CELL_COLUMNS])
+        return pd.concat([pd.read_parquet(part) for part in parts], ignore_index=True)
+
+    # reconstructions --------------------------------------------------------------------------
+
+    def reconstruction_path(self, run_id: str, block: int) -> Path:
+        return self.root / "reconstructions" / run_id / f"{block:05d}.safetensors"
+
+    def write_reconstructions(
+        self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: list[str]
+    ) -> None:
+        """`tensors`: images, target, input (m, C, H, W) and, where there are, mask, permutation."""
+        from safetensors.torch import save_file
+
+        contiguous = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+        metadata = {"image_ids": json.dumps(image_ids)}
+        write_atomically(
+            self.reconstruction_path(run_id, block),
+            lambda temporary: save_file(contiguous, temporary, metadata=metadata),
+        )
+
+    def find_reconstruction(self, run_id: str, image_id: str) -> dict[str, Tensor] | None:
+        """The stored tensors of one image, without the leading axis; None if there are none."""
+        from safetensors import safe_open
+
+        for path in sorted((self.root / "reconstructions" / run_id).glob("[0-9]*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                image_ids = json.loads(file.metadata()["image_ids"])
+                if image_id in image_ids:
+                    at = image_ids.index(image_id)
+                    return {name: file.get_slice(name)[at] for name in file.keys()}
+        return None
+
+    # the run itself ---------------------------------------------------------------------------
+
+    def write_cells(self, cells: list[dict[str, Any]]) -> None:
+        write_json(self.root / "cells.json", {"format": 1, "cells": cells})
+
+    def read_cells(self) -> list[dict[str, Any]]:
+        path = self.root / "cells.json"
+        if not path.is_file():
+            raise UserError(
+                f"{self.root} is not a run folder: expected {path.name} in it, as run_attack.py "
+                "writes it. Give the folder that was the --out of a run."
+            )
+        try:
+            cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} cannot be read ({error}). Run the attack again.") from error
+        return cells
+
+    def write_images(self, images: pd.DataFrame) -> None:
+        path = self.root / "images.csv"
+        write_atomically(path, lambda temporary: images.to_csv(temporary, index=False))
+
+    def read_images(self) -> pd.DataFrame:
+        path = self.root / "images.csv"
+        if not path.is_file():
+            columns = ["image_id", "label", "label_source", "sha256", "status", "reason"]
+            return pd.DataFrame(columns=columns)
+        text = {"image_id": str, "label_source": str, "sha256": str, "status": str, "reason": str}
+        return pd.read_csv(path, dtype=text, keep_default_na=False, na_values={"label": [""]})
+
+    def append_timing(self, record: Mapping[str, Any]) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / "timings.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def read_timings(self) -> pd.DataFrame:
+        path = self.root / "timings.jsonl"
+        if not path.is_file():
+            return pd.DataFrame()
+        records = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except ValueError:  # the line a killed run was writing
+                continue
+        return pd.DataFrame(records)
