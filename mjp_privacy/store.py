@@ -2,7 +2,7 @@
 
     RUN/experiment.yaml                  the resolved experiment
     RUN/cells.json                       the cells of the last command, in table order
-    RUN/images.csv                       image_id, label, label_source, sha256, status, reason
+    RUN/images.csv                       one line per image: label, sha256, status, reason
     RUN/rows/<run_id>/<block>.parquet    one row per image, metric and variant
     RUN/reconstructions/<run_id>/<block>.safetensors
     RUN/timings.jsonl                    seconds per stage and block (never part of the rows)
@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from mjp_privacy.errors import UserError
@@ -96,6 +97,19 @@ class RunStore:
             return pd.DataFrame(columns=[*ROW_COLUMNS, *CELL_COLUMNS])
         return pd.concat([pd.read_parquet(part) for part in parts], ignore_index=True)
 
+    def merge_rows(
+        self, run_id: str, block: int, parts: Sequence[pd.DataFrame], order: Sequence[str]
+    ) -> None:
+        """Add rows to a block, replacing those of the same images; images in the given order."""
+        new = pd.concat([part for part in parts if len(part)], ignore_index=True)
+        path = self.rows_path(run_id, block)
+        if path.is_file():
+            old = pd.read_parquet(path)
+            new = pd.concat([old[~old["image_id"].isin(set(new["image_id"]))], new])
+        rank = {image_id: place for place, image_id in enumerate(order)}
+        new = new.sort_values("image_id", key=lambda ids: ids.map(rank), kind="stable")
+        self.write_rows(run_id, block, new.reset_index(drop=True))
+
     # reconstructions --------------------------------------------------------------------------
 
     def reconstruction_path(self, run_id: str, block: int) -> Path:
@@ -113,6 +127,22 @@ class RunStore:
             self.reconstruction_path(run_id, block),
             lambda temporary: save_file(contiguous, temporary, metadata=metadata),
         )
+
+    def merge_reconstructions(
+        self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: list[str]
+    ) -> None:
+        """Add images to a block, replacing those of the same ids."""
+        from safetensors import safe_open
+
+        path = self.reconstruction_path(run_id, block)
+        if path.is_file():
+            with safe_open(path, framework="pt") as file:
+                old_ids: list[str] = json.loads(file.metadata()["image_ids"])
+                kept = [at for at, image_id in enumerate(old_ids) if image_id not in image_ids]
+                old = {name: file.get_tensor(name)[kept] for name in file.keys()}
+            tensors = {name: torch.cat((old[name], tensor)) for name, tensor in tensors.items()}
+            image_ids = [*(old_ids[at] for at in kept), *image_ids]
+        self.write_reconstructions(run_id, block, tensors, image_ids)
 
     def find_reconstruction(self, run_id: str, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of one image, without the leading axis; None if there are none."""

@@ -1,0 +1,34 @@
+"""Attacks and controls, found by name.
+
+To add one: write a file with a frozen dataclass that satisfies `mjp_privacy.interfaces.Attack`,
+add its line below, and name it under `attacks:` in a config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import import_module
+from typing import Any
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.interfaces import Attack
+from mjp_privacy.registry import Registry, unknown_name
+
+ATTACKS: Registry[str] = Registry("attack")
+ATTACKS.register("april", "attacks.april:April")
+ATTACKS.register("april_unk_aware", "attacks.april:UnknownAwareApril")
+
+
+def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack:
+    """The attack of that name with these options; both are checked kindly."""
+    module, _, attribute = ATTACKS[name].partition(":")
+    cls = getattr(import_module(module), attribute)
+    fields = [field.name for field in dataclasses.fields(cls) if field.init]
+    for option in options or {}:
+        if option not in fields:
+            raise UserError(f"Attack {name}: {unknown_name('option', option, fields)}")
+    attack: Attack = cls(**(options or {}))
+    return attack
+
+
+__all__ = ["ATTACKS", "find_attack"]

@@ -1,0 +1,155 @@
+r"""APRIL's closed form (arXiv 2112.14087), as breaching runs it, and a variant that knows E_unk.
+
+With a block 0 that has neither norm1 nor residuals, attention sees z itself, and one upload holds
+
+    A = dL/dE_pos (one row per token),   b = Wq^T dWq + Wk^T dWk + Wv^T dWv = A^T Z.
+
+So Z = lstsq(A^T, b), and each patch is x_i = W^+ (z_i - e_i - beta). Two limits are arithmetic, not
+privacy: W^+ loses what W does (width below patch length: the rank ceiling), and cond(A) eats the
+gradient's precision. Exact only up to these, for batch 1, with N+1 <= D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from attacks.linear_algebra import condition_and_rank
+from mjp_privacy.errors import UserError
+from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images
+
+if TYPE_CHECKING:
+    from attacks._breaching import BatchedAprilAttacker
+
+TABLE = "pos_embed"
+UNKNOWN = "unk_embed"
+QKV = "blocks.0.attn.qkv.weight"
+
+
+@dataclass(frozen=True)
+class April:
+    """The published attack: `pos_embed.grad` as uploaded, the position table subtracted everywhere.
+
+    engine  `batched`: many images at once in float64; `breaching`: its own code image by image.
+            They agree; the second is the reference.
+    """
+
+    engine: Literal["batched", "breaching"] = "batched"
+    name: ClassVar[str] = "april"
+    victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
+    uploads: ClassVar[int] = 1
+    _attackers: WeakKeyDictionary[MJPVisionTransformer, BatchedAprilAttacker] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("batched", "breaching"):
+            raise UserError(f"april: engine is 'batched' or 'breaching', got {self.engine!r}.")
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        return (TABLE, QKV)
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        model, update = view.model, view.updates[0]
+        if model.pos_embed is None:
+            return "the model has no position embeddings, so their gradient is not uploaded"
+        missing = [name for name in self.needs(model) if name not in update.grads]
+        if missing:
+            return f"the upload holds no gradient of {', '.join(missing)}"
+        if update.batch != 1:
+            return f"APRIL is for batch 1; the client's batch is {update.batch}"
+        if update.kind != "gradient":
+            return "APRIL needs a gradient; the upload is a weight difference"
+        if model.index_embed is not None:
+            return "APRIL subtracts the position table alone; the model adds an index table too"
+        tokens, width = model.patch_embed.num_patches + 1, model.embed_dim
+        if tokens > width:
+            return f"underdetermined: {tokens} tokens, {width} equations (N+1 <= D is needed)"
+        return None
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        update = view.updates[0]
+        table_grads = update.grads[TABLE].squeeze(1)
+        if self.engine == "breaching":
+            from attacks._breaching import reconstruct_one_by_one
+
+            x = reconstruct_one_by_one(view.model, update.grads, view.pixels, update.dtype)
+            diagnostics = condition_and_rank(table_grads, update.dtype)
+        else:
+            x, singular_values = self._batched(view, table_grads)
+            diagnostics = condition_and_rank(table_grads, update.dtype, singular_values)
+        return Reconstruction(to_unit_range(view, x), diagnostics=diagnostics)
+
+    def _batched(self, view: AttackerView, table_grads: Tensor) -> tuple[Tensor, Tensor]:
+        attacker = self.attacker(view.model)
+        z, singular_values = attacker.embeddings(table_grads, view.updates[0].grads[QKV])
+        z = z - view.model.pos_embed.detach().double()
+        x = attacker.patches(z[:, 1:])
+        return to_images(x, view.model.patch_size, len(view.pixels.mean)), singular_values
+
+    def attacker(self, model: MJPVisionTransformer) -> BatchedAprilAttacker:
+        """One attacker per model: it keeps the embedding's inverse."""
+        if model not in self._attackers:
+            from attacks._breaching import BatchedAprilAttacker
+
+            self._attackers[model] = BatchedAprilAttacker(model)
+        return self._attackers[model]
+
+
+@dataclass(frozen=True)
+class UnknownAwareApril(April):
+    """APRIL by somebody who has read the MJP paper.
+
+    The zero rows of `pos_embed.grad` name the masked positions, and `unk_embed.grad` is the sum of
+    their rows. It enters the system as one row that stands for all of them,
+
+        [A_visible; dL/dE_unk]^T [Z_visible; z_unk] = b,
+
+    and at masked positions z_unk - E_unk is inverted: their common content, not each patch's.
+    """
+
+    name: ClassVar[str] = "april_unk_aware"
+
+    def __post_init__(self) -> None:
+        if self.engine != "batched":
+            raise UserError("april_unk_aware runs in the batched engine only.")
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        return (TABLE, QKV, UNKNOWN) if model.unk_embed is not None else (TABLE, QKV)
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        if view.model.unk_embed is None:
+            return "the model has no unknown embedding"
+        return super().unsupported(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        model, update = view.model, view.updates[0]
+        assert model.unk_embed is not None
+        table_grads = update.grads[TABLE].squeeze(1)
+        rows = torch.cat((table_grads, update.grads[UNKNOWN].squeeze(1)), dim=1)
+        attacker = self.attacker(model)
+        z, _ = attacker.embeddings(rows, update.grads[QKV])
+        hidden = (table_grads[:, 1:] == 0).all(-1)
+        unknown = z[:, -1:] - model.unk_embed.detach().double()
+        known = z[:, 1:-1] - model.pos_embed.detach().double()[:, 1:]
+        x = attacker.patches(torch.where(hidden.unsqueeze(-1), unknown, known))
+        images = to_images(x, model.patch_size, len(view.pixels.mean))
+        return Reconstruction(
+            to_unit_range(view, images),
+            mask=hidden,
+            diagnostics=condition_and_rank(table_grads, update.dtype),
+        )
+
+
+def to_unit_range(view: AttackerView, x: Tensor) -> Tensor:
+    """Normalised images -> [0, 1], clipped."""
+    mean = torch.tensor(view.pixels.mean).to(x).view(-1, 1, 1)
+    std = torch.tensor(view.pixels.std).to(x).view(-1, 1, 1)
+    return (x * std + mean).clamp(0, 1)

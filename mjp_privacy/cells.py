@@ -1,0 +1,119 @@
+"""A cell made definite: its model is loaded, its run_id fixed, its table facts written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from mjp_privacy.config import Cell, Experiment
+from mjp_privacy.models import Victim
+
+UNRESOLVED = "unresolved"
+
+
+def cell_key(cell: Cell, experiment: Experiment) -> str:
+    """Which line of the table this is, whatever checkpoint fills it."""
+    return _digest(
+        {
+            "cell": dataclasses.asdict(cell) | {"note": None},
+            "client": dataclasses.asdict(experiment.client),
+            "seed": experiment.seed,
+        }
+    )
+
+
+def run_id(cell: Cell, experiment: Experiment, model: Victim | None, true_labels: bool) -> str:
+    """Hash of all that decides the numbers: no path, no device, no limit, no label of a model."""
+    content = {
+        "model": _model_facts(model),
+        "setting": cell.setting,
+        "gamma": cell.gamma,
+        "attack": dataclasses.asdict(cell.attack),
+        "dtype": cell.dtype,
+        "seed": experiment.seed,
+        "client": dataclasses.asdict(experiment.client),
+        "block": experiment.block,
+        "true_labels": true_labels,
+    }
+    if model is None:
+        content["model"] = f"{UNRESOLVED} {cell.model}"
+    return _digest(content)
+
+
+def _digest(content: object) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _model_facts(model: Victim | None) -> dict[str, Any]:
+    if model is None:
+        return {}
+    card = model.card
+    return {
+        "architecture": card.architecture,
+        "sha256": card.checkpoint.sha256,
+        "filled": card.checkpoint.notes,
+        "pixels": (card.img_size, card.resize, card.interpolation, card.mean, card.std),
+        "position_embedding": model.position_embedding,
+        "unknown_embedding": model.unk_embed is not None,
+        "index_embedding": model.index_embed is not None,
+        "dal": model.dal_kind,
+    }
+
+
+def cell_facts(
+    cell: Cell,
+    experiment: Experiment,
+    model: Victim | None,
+    *,
+    true_labels: bool,
+    victim: str,
+    data: str,
+    labels: str,
+    reason: str = "",
+) -> dict[str, Any]:
+    """What cells.json holds of a cell: the constant columns of its rows, and its table notes."""
+    config = experiment.models[cell.model]
+    card = model.card if model else None
+    notes = [*(card.checkpoint.notes if card else ()), config.note, cell.note]
+    return {
+        "run_id": run_id(cell, experiment, model, true_labels),
+        "cell_key": cell_key(cell, experiment),
+        "model": cell.model,
+        "checkpoint_sha": card.checkpoint.sha256 if card else "",
+        "architecture": card.architecture if card else "",
+        "setting": cell.setting,
+        "gamma": cell.gamma,
+        "attack": cell.attack.name,
+        "dtype": cell.dtype,
+        "seed": experiment.seed,
+        "trained_gamma": card.trained_gamma if card else config.trained_gamma,
+        "position_embedding": model.position_embedding if model else "",
+        "victim": victim,
+        "engine": str(cell.attack.options.get("engine", "batched")),
+        "mode": experiment.client.mode,
+        "loss": experiment.client.loss,
+        "batch": experiment.client.batch,
+        "dal": experiment.client.dal,
+        "checkpoint": card.checkpoint.source if card else "",
+        "size": card.img_size if card else 0,
+        "mean": list(card.mean) if card else [],
+        "std": list(card.std) if card else [],
+        "paper_row": _paper_row(cell, experiment),
+        "notes": [note for note in notes if note],
+        "status": "failed" if reason else "ok",
+        "reason": reason,
+        "data": data,
+        "data_is_papers": experiment.data_is_papers,
+        "labels": labels,
+        "true_labels": true_labels,
+    }
+
+
+def _paper_row(cell: Cell, experiment: Experiment) -> dict[str, str] | None:
+    paper = experiment.models[cell.model].paper
+    if paper is None:
+        return None
+    return {"model": paper, "setting": cell.paper_setting or cell.setting}

@@ -1,0 +1,1 @@
+"""Clients: what leaves the device of somebody who trains on private images."""

@@ -1,0 +1,21 @@
+"""Images: opened, labelled, chosen, decoded and brought to size."""
+
+from mjp_privacy.data.decoding import ImageError
+from mjp_privacy.data.embedded import EmbeddedSource, embedded_images
+from mjp_privacy.data.images import LoadedImage, load_images, open_images
+from mjp_privacy.data.source import ImageRecord, ImageSource
+from mjp_privacy.data.subset import spread_subset
+from mjp_privacy.data.transforms import Preprocessing
+
+__all__ = [
+    "EmbeddedSource",
+    "ImageError",
+    "ImageRecord",
+    "ImageSource",
+    "LoadedImage",
+    "Preprocessing",
+    "embedded_images",
+    "load_images",
+    "open_images",
+    "spread_subset",
+]

@@ -1,0 +1,143 @@
+"""Bytes of an image file to an 8-bit RGB picture, or the reason why not.
+
+Every kind of pixel ends as 8-bit RGB by one fixed rule:
+
+    grey, palette, CMYK, 1-bit   Pillow's conversion; embedded colour profiles are not applied
+    transparent                  composited over white
+    16-bit grey                  round(v / 257), so that 65535 becomes 255; nothing is clipped
+    float, 32-bit integer        refused: their range is anyone's guess
+    several frames               the first one
+    EXIF orientation             applied; an unreadable EXIF block counts as none
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+
+from mjp_privacy.errors import UserError
+
+MAX_PIXELS = 178_956_970
+"""Pillow's own limit against decompression bombs; kept here because a program can lift Pillow's."""
+
+MAX_ASPECT = 100
+"""Longest side over shortest. Beyond it, resizing the short side makes a giant of the long one."""
+
+_DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+"""What Pillow's readers raise on damaged files, each format in its own way."""
+
+_TURN = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation to the operation that sets the picture upright."""
+
+
+class ImageError(UserError):
+    """One image cannot be used. `reason` stands alone; `image_id` is set where it is known.
+
+    Callers that go through many images report it as a row and go on.
+    """
+
+    def __init__(self, reason: str, image_id: str = "") -> None:
+        super().__init__(reason, image_id)
+        self.reason = reason
+        self.image_id = image_id
+
+    def __str__(self) -> str:
+        return f"{self.image_id}: {self.reason}" if self.image_id else self.reason
+
+
+def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
+    """An upright RGB picture, 8 bits a channel. Raises ImageError with the reason.
+
+    `min_side`: the least short side in pixels, one patch of the model that will see it.
+    """
+    if not content:
+        raise ImageError("the file is empty (0 bytes)")
+    try:
+        with _whole_images_only(), Image.open(io.BytesIO(content)) as image:
+            _check_sides(image.size, min_side)
+            image.load()
+            turn = _TURN.get(_orientation(image))
+            picture = _to_rgb(image)
+            return picture if turn is None else picture.transpose(turn)
+    except UnidentifiedImageError as error:
+        raise ImageError("not an image in a format that Pillow can read") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"too many pixels, at most {MAX_PIXELS} are read ({error})") from error
+    except _DAMAGED as error:
+        raise ImageError(f"cannot be decoded: {str(error) or type(error).__name__}") from error
+
+
+@contextmanager
+def _whole_images_only() -> Iterator[None]:
+    """Truncated files raise. Importing breaching switches Pillow to padding them with grey."""
+    before = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+def _check_sides(size: tuple[int, int], min_side: int) -> None:
+    short, long = sorted(size)
+    if short * long > MAX_PIXELS:
+        raise ImageError(f"too many pixels: {short * long}, at most {MAX_PIXELS} are read")
+    if short < min_side:
+        raise ImageError(f"too small: short side {short} px, at least {min_side} px are needed")
+    if long > MAX_ASPECT * short:
+        raise ImageError(f"too narrow: {size[0]}×{size[1]} px, over {MAX_ASPECT} times as long")
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 (upright) to 8; 1 where there is none or it cannot be read."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except _DAMAGED:
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise ImageError("floating-point pixels have no fixed range: save the image with 8 bits")
+    if image.mode.startswith("I"):
+        return _from_16_bit(image)
+    if "transparency" in image.info or image.mode in {"RGBA", "LA", "PA", "RGBa", "La"}:
+        layer = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_16_bit(image: Image.Image) -> Image.Image:
+    """Grey levels 0..65535 to 0..255. PNG and PPM reach mode I with 16 bits, TIFF with 32."""
+    if image.mode == "I" and image.format not in {"PNG", "PPM"}:
+        raise ImageError("32-bit integer pixels have no fixed range: save the image with 8 bits")
+    levels = np.asarray(image).astype(np.int64)
+    return Image.fromarray(((levels + 128) // 257).astype(np.uint8)).convert("RGB")

@@ -1,0 +1,97 @@
+"""Put the labels of a label file on the images it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from mjp_privacy.data.label_files import LabelTable
+from mjp_privacy.errors import UserError
+
+NUM_VALIDATION = 50_000
+
+_VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.", re.IGNORECASE)
+_SHOWN = 5
+
+
+def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> dict[str, int]:
+    """A label for every image id, or UserError with counts and names.
+
+    `wrapper`: a folder around all images ("val/") that the file's names may leave out.
+    """
+    if table.ordered:
+        return _in_order(table, image_ids)
+    keys: tuple[Callable[[str], str], ...] = (
+        lambda name: name,
+        lambda name: name.removeprefix(wrapper),
+        lambda name: str(PurePosixPath(name.removeprefix(wrapper)).with_suffix("")),
+        lambda name: PurePosixPath(name).name,
+        lambda name: PurePosixPath(name).stem,
+    )
+    best: dict[str, int] = {}
+    for key in keys:
+        found = _match_by(key, table.rows, image_ids)
+        if len(found) == len(image_ids):
+            return found
+        best = max(best, found, key=len)
+    raise _unmatched(table, image_ids, best)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def validation_number(image_id: str) -> int | None:
+    """17 for .../ILSVRC2012_val_00000017.JPEG; None for any other name."""
+    match = _VALIDATION_IMAGE.match(PurePosixPath(image_id).name)
+    return int(match[1]) if match else None
+
+
+def _match_by(
+    key: Callable[[str], str], rows: Sequence[tuple[str, int]], image_ids: Sequence[str]
+) -> dict[str, int]:
+    """Images whose key is theirs alone and has one label."""
+    if len({key(image_id) for image_id in image_ids}) < len(image_ids):
+        return {}
+    labels: dict[str, set[int]] = {}
+    for name, label in rows:
+        labels.setdefault(key(name), set()).add(label)
+    found = {image_id: labels.get(key(image_id), set()) for image_id in image_ids}
+    return {image_id: next(iter(one)) for image_id, one in found.items() if len(one) == 1}
+
+
+def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
+    """The k-th label for the k-th file name; for part of ImageNet val, for the image numbered k."""
+    numbers = {image_id: validation_number(image_id) for image_id in image_ids}
+    if len(table.ordered) == NUM_VALIDATION and all(numbers.values()):
+        return {
+            image_id: table.ordered[number - 1]
+            for image_id, number in numbers.items()
+            if number is not None
+        }
+    if len(table.ordered) != len(image_ids):
+        raise UserError(
+            f"{table.origin} holds {len(table.ordered)} labels without names for "
+            f"{len(image_ids)} images; expected one for each, in order of the file names. "
+            "Give a CSV with the header `file,label` instead."
+        )
+    by_name = sorted(image_ids, key=lambda image_id: (PurePosixPath(image_id).name, image_id))
+    return dict(zip(by_name, table.ordered, strict=True))
+
+
+def _unmatched(table: LabelTable, image_ids: Sequence[str], found: Mapping[str, int]) -> UserError:
+    missing = [image_id for image_id in image_ids if image_id not in found]
+    named = [name for name, _ in table.rows]
+    if not found:
+        return UserError(
+            f"{table.origin} names none of the {len(image_ids)} images: its {len(named)} names "
+            f"are {some(named)}; the images are {some(missing)}. Expected paths relative to the "
+            "folder or zip."
+        )
+    return UserError(
+        f"{table.origin} leaves {len(missing)} of {len(image_ids)} images without a label: "
+        f"{some(missing)}. Expected a line for each: add them, or take the images out."
+    )

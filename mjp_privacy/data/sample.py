@@ -1,0 +1,212 @@
+"""A small copy of a labelled set of images: a few of every class, chosen by a seed.
+
+OUT/<relative path>   the original bytes
+OUT/labels.csv        file,label
+OUT/manifest.csv      file,label,sha256
+OUT/skipped.csv       file,label,reason: candidates that could not be read
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from mjp_privacy.data.decoding import ImageError
+from mjp_privacy.data.source import ImageRecord, ImageSource
+from mjp_privacy.errors import UserError
+from mjp_privacy.seeding import derive_seed
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The choice: images with their sha256, candidates left out with the reason, classes short."""
+
+    chosen: tuple[tuple[ImageRecord, str], ...]
+    skipped: tuple[tuple[ImageRecord, str], ...]
+    short: Mapping[int, int]  # class to its number of readable images, where fewer than asked
+
+    def tables(self) -> dict[str, str]:
+        """The text of each CSV by its file name."""
+        rows = [(record.image_id, record.label, sha256) for record, sha256 in self.chosen]
+        skipped = [(record.image_id, record.label, reason) for record, reason in self.skipped]
+        return {
+            "labels.csv": _csv(("file", "label"), [row[:2] for row in rows]),
+            "manifest.csv": _csv(("file", "label", "sha256"), rows),
+            "skipped.csv": _csv(("file", "label", "reason"), skipped),
+        }
+
+
+def make_sample(
+    source: ImageSource,
+    out: Path,
+    *,
+    per_class: int = 1,
+    seed: int = 0,
+    progress: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> str:
+    """Write the sample to `out`, whole or not at all, and say in a few lines what was done.
+
+    `progress` is handed the classes and gives them back one by one.
+    """
+    _refuse_out(source.path, out)
+    occupied = out.is_dir() and any(out.iterdir())
+    if occupied and not (out / "manifest.csv").is_file():
+        raise _occupied(out)
+    sample = choose(source, per_class=per_class, seed=seed, progress=progress)
+    if not occupied:
+        _write(source, sample, out)
+        done = f"Wrote {len(sample.chosen)} images to {out}."
+    elif _holds(out, sample):
+        done = f"{out} already holds this sample, complete: {len(sample.chosen)} images."
+    else:
+        raise _occupied(out)
+    return "\n".join([done, *_remarks(sample, per_class)])
+
+
+def choose(
+    source: ImageSource,
+    *,
+    per_class: int,
+    seed: int,
+    progress: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> Sample:
+    """The first `per_class` readable images of every class, in the order of a hash.
+
+    The hash takes the seed, the class and the file's name without its folder, so that the same
+    images are chosen from ImageNet val whether it is flat, in synset folders or zipped.
+    """
+    if per_class < 1:
+        raise UserError(f"Expected --per-class of at least 1, got {per_class}.")
+    classes = _by_class(source)
+    chosen: list[tuple[ImageRecord, str]] = []
+    skipped: list[tuple[ImageRecord, str]] = []
+    short = {}
+    for label in progress(sorted(classes)):
+        before = len(chosen)
+        for record in sorted(classes[label], key=lambda record: _place(record, seed)):
+            if len(chosen) - before == per_class:
+                break
+            try:
+                source.decode(record)
+                chosen.append((record, hashlib.sha256(source.read_bytes(record)).hexdigest()))
+            except ImageError as error:
+                skipped.append((record, error.reason))
+        if len(chosen) - before < per_class:
+            short[label] = len(chosen) - before
+    if not chosen:
+        raise UserError(
+            f"None of the {len(skipped)} images of {source.path} can be read; the first: "
+            f"{skipped[0][0].image_id}: {skipped[0][1]}. Expected at least one whole image."
+        )
+    return Sample(tuple(sorted(chosen, key=_id)), tuple(sorted(skipped, key=_id)), short)
+
+
+def _by_class(source: ImageSource) -> dict[int, list[ImageRecord]]:
+    classes: dict[int, list[ImageRecord]] = defaultdict(list)
+    for record in source.records:
+        if record.label is None:
+            raise UserError(
+                f"A sample takes images of every class, but {source.path} has none: "
+                f"{source.labels_described} Give --labels with a CSV `file,label`."
+            )
+        classes[record.label].append(record)
+    return classes
+
+
+def _place(record: ImageRecord, seed: int) -> tuple[int, str]:
+    name = PurePosixPath(record.image_id).name
+    return derive_seed("sample", seed, str(record.label), name), record.image_id
+
+
+def _id(entry: tuple[ImageRecord, str]) -> str:
+    return entry[0].image_id
+
+
+def _refuse_out(source: Path, out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"Expected a folder for --out, got the file {out}. Give another name.")
+    if out.resolve().is_relative_to(source.resolve()):
+        raise UserError(
+            f"--out {out} lies inside --from {source}: the sample would become part of its own "
+            "source. Give a folder elsewhere."
+        )
+
+
+def _occupied(out: Path) -> UserError:
+    return UserError(
+        f"{out} is not empty and holds something else than this sample. Expected a new or an empty "
+        "folder: give another --out, or move the files away."
+    )
+
+
+def _write(source: ImageSource, sample: Sample, out: Path) -> None:
+    """Fill a neighbour of `out`, then rename it into place."""
+    temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
+    try:
+        for record, sha256 in sample.chosen:
+            content = source.read_bytes(record)
+            if hashlib.sha256(content).hexdigest() != sha256:
+                raise UserError(f"{record.image_id} changed while it was copied. Start again.")
+            target = temporary / record.image_id
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        for name, text in sample.tables().items():
+            (temporary / name).write_text(text, encoding="utf-8", newline="")
+        if out.is_dir():
+            out.rmdir()
+        temporary.replace(out)
+    except OSError as error:
+        raise UserError(
+            f"Cannot write {out}: {error.strerror} ({error.filename}). Nothing was left there; "
+            "give a folder that can be written, on a disk with room."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _holds(out: Path, sample: Sample) -> bool:
+    """Whether `out` holds these files and no others, byte for byte."""
+    tables = {name: text.encode() for name, text in sample.tables().items()}
+    expected = {name: hashlib.sha256(text).hexdigest() for name, text in tables.items()}
+    expected |= {record.image_id: sha256 for record, sha256 in sample.chosen}
+    present = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
+    return present.keys() == expected.keys() and all(
+        hashlib.sha256(path.read_bytes()).hexdigest() == expected[name]
+        for name, path in present.items()
+    )
+
+
+def _remarks(sample: Sample, per_class: int) -> list[str]:
+    lines = []
+    if sample.skipped:
+        first, reason = sample.skipped[0]
+        count = len(sample.skipped)
+        lines.append(
+            f"Skipped {count} unreadable {'image' if count == 1 else 'images'}, listed in "
+            f"skipped.csv; the first: {first.image_id}: {reason}."
+        )
+    if sample.short:
+        shown = [f"{label} ({count})" for label, count in list(sample.short.items())[:_SHOWN]]
+        more = f" and {len(sample.short) - _SHOWN} more" if len(sample.short) > _SHOWN else ""
+        lines.append(
+            f"Fewer than {per_class} readable in {len(sample.short)} classes: class (found) "
+            f"{', '.join(shown)}{more}."
+        )
+    return lines
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return stream.getvalue()

@@ -1,0 +1,61 @@
+"""An opened set of images: its records, their bytes and their pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from mjp_privacy.data.decoding import ImageError, decode_image
+from mjp_privacy.data.files import Files
+from mjp_privacy.data.labels import LabelSource
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """One image, not yet read.
+
+    `image_id` is its path inside the folder or zip. `group` names what it was cut from, its own
+    id unless said otherwise: images of one group are not independent in a bootstrap.
+    """
+
+    image_id: str
+    label: int | None = None
+    label_source: LabelSource = "none"
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.group:
+            object.__setattr__(self, "group", self.image_id)
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Records in sorted order of their ids. Labels are on all of them or on none.
+
+    It can be pickled and used after a fork.
+    """
+
+    path: Path
+    records: tuple[ImageRecord, ...]
+    labels_described: str
+    files: Files = field(repr=False)
+
+    def read_bytes(self, record: ImageRecord) -> bytes:
+        """The image file as stored. Raises ImageError where it cannot be had."""
+        try:
+            return self.files.read(record.image_id)
+        except ImageError as error:
+            raise ImageError(error.reason, record.image_id) from error
+
+    def decode(self, record: ImageRecord, *, min_side: int = 1) -> Image.Image:
+        """The upright 8-bit RGB picture. Raises ImageError with the reason.
+
+        `min_side`: the least short side in pixels, one patch of the model that will see it.
+        """
+        content = self.read_bytes(record)
+        try:
+            return decode_image(content, min_side=min_side)
+        except ImageError as error:
+            raise ImageError(error.reason, record.image_id) from error

@@ -1,0 +1,41 @@
+"""A seeded order of the images, in which every limit is a prefix of the next."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from mjp_privacy.data.source import ImageRecord
+from mjp_privacy.errors import UserError
+from mjp_privacy.seeding import derive_seed
+
+
+def spread_subset(
+    records: Sequence[ImageRecord], limit: int | None, seed: int
+) -> tuple[ImageRecord, ...]:
+    """The first `limit` records (None: all) of an order that goes round the classes.
+
+    One image of every class, in a seeded order of the classes, then a second of every class, and
+    so on. The order hangs on (seed, image_id, label) alone, so it is the same on every machine and
+    limit 10 is a prefix of limit 20. Unlabelled images go round their groups.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"Expected a limit of at least 1 image, got {limit}. Leave it out for all.")
+    classes: dict[str, list[ImageRecord]] = defaultdict(list)
+    for record in records:
+        classes[_class_of(record)].append(record)
+    order = []
+    for name, members in classes.items():
+        place = derive_seed("class order", seed, name)
+        for turn, record in enumerate(_seeded(members, seed)):
+            order.append((turn, place, record.image_id, record))
+    order.sort(key=lambda entry: entry[:3])
+    return tuple(record for *_, record in order)[:limit]
+
+
+def _seeded(members: Iterable[ImageRecord], seed: int) -> list[ImageRecord]:
+    return sorted(members, key=lambda record: derive_seed("image order", seed, record.image_id))
+
+
+def _class_of(record: ImageRecord) -> str:
+    return f"group {record.group}" if record.label is None else f"label {record.label}"

@@ -1,0 +1,66 @@
+"""From a picture to the model's input pixels; normalisation is the model's business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.registry import unknown_name
+
+Interpolation = Literal["bicubic", "bilinear"]
+
+_FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Short side to `resize` pixels, then the central square of side `size`.
+
+    As torchvision's Resize and CenterCrop on a PIL image. A picture that already is size × size
+    is taken as it is, so images made for the model reach it bit by bit.
+    """
+
+    size: int
+    resize: int | None = None  # None: round(size · 248 / 224)
+    interpolation: Interpolation = "bicubic"
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in get_args(Interpolation):
+            raise unknown_name("interpolation", self.interpolation, list(_FILTERS))
+        if self.size < 1 or self.short_side < self.size:
+            raise UserError(
+                "Expected 1 ≤ size ≤ resize: the crop is taken from the resized picture; got "
+                f"size {self.size} and resize {self.short_side}."
+            )
+
+    @property
+    def short_side(self) -> int:
+        """The short side before the crop, in pixels."""
+        return round(self.size * 248 / 224) if self.resize is None else self.resize
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        """An RGB picture to (3, size, size) float32 in [0, 1]: its 8-bit values over 255."""
+        if picture.size != (self.size, self.size):
+            picture = self._crop(self._resize(picture))
+        pixels = np.array(picture.convert("RGB"))
+        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(torch.float32) / 255
+
+    def _resize(self, picture: Image.Image) -> Image.Image:
+        width, height = picture.size
+        short = min(width, height)
+        sides = (int(self.short_side * width / short), int(self.short_side * height / short))
+        return picture.resize(sides, _FILTERS[self.interpolation])
+
+    def _crop(self, picture: Image.Image) -> Image.Image:
+        left = round((picture.width - self.size) / 2)
+        top = round((picture.height - self.size) / 2)
+        return picture.crop((left, top, left + self.size, top + self.size))

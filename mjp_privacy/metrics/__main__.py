@@ -1,0 +1,138 @@
+"""Score a folder of reconstructions against a folder of references.
+
+    python -m mjp_privacy.metrics --reference DIR --reconstruction DIR --out scores.csv
+
+Images are paired by their path inside the folders, extension included. The CSV holds one row per
+image, metric and variant, at full precision; the table printed averages it.
+"""
+
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.metrics import METRICS, lpips_backbone, score
+from mjp_privacy.metrics.folders import Pair, pair_folders
+from mjp_privacy.store import write_atomically
+
+PSNR_CAP = 100.0  # dB; an exact image is inf in its row and this in the mean
+RESAMPLES = 2000
+
+
+class Row(NamedTuple):
+    image: str
+    metric: str
+    variant: str
+    value: float
+
+
+def score_folders(
+    reference: Path,
+    reconstruction: Path,
+    out: Path,
+    metrics: tuple[str, ...] = (),
+    allow_missing: bool = False,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> None:
+    """Score a folder of reconstructions against a folder of references.
+
+    Args:
+        reference: folder of the private images.
+        reconstruction: folder of the reconstructions, under the same file names.
+        out: the CSV to write: image, metric, variant, value.
+        metrics: what to compute, as in psnr or ssim/paper; everything if left out.
+        allow_missing: score the images that are in both folders and count the others.
+        device: where to compute; auto takes the GPU if there is one.
+    """
+    if out.is_dir():
+        raise UserError(f"Expected a file for --out, got the folder {out}. Give {out}/scores.csv.")
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    pairs, missing = pair_folders(reconstruction, reference, allow_missing=allow_missing)
+    rows = _score_pairs(pairs, metrics or METRICS.names(), place)
+    try:
+        write_atomically(out, lambda temporary: _write_csv(temporary, rows))
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error}). Give another --out.") from error
+    print(_table(rows))
+    if any(row.metric == "lpips" for row in rows):
+        print(f"LPIPS backbone: {lpips_backbone()}.")
+    if allow_missing:
+        print(f"Images without a partner, not scored: {missing}.")
+    print(f"{len(rows)} rows in {out}")
+
+
+def _score_pairs(pairs: Sequence[Pair], metrics: Sequence[str], device: str) -> list[Row]:
+    rows = []
+    console = Console(stderr=True)
+    for pair in track(pairs, "Scoring", console=console, disable=not console.is_terminal):
+        try:
+            scores = score(*pair.read(), metrics=metrics, device=device)
+        except UserError as error:
+            raise UserError(f"{pair.name}: {error}") from error
+        rows += [Row(pair.name, *key, float(values[0])) for key, values in scores.items()]
+    return rows
+
+
+def _write_csv(path: Path, rows: Sequence[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Row._fields)
+        writer.writerows(rows)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Mean, interval and number of images of each metric, and what the arrows mean."""
+    lines = [f"{'metric':8}{'variant':10}{'mean':>10}  {'95 % interval':^23}{'n':>6}"]
+    exact = []
+    for key in dict.fromkeys((row.metric, row.variant) for row in rows):
+        values = np.array([row.value for row in rows if (row.metric, row.variant) == key])
+        if key[0] == "psnr":
+            exact.append(f"{np.isinf(values).sum()} ({key[1]})")
+            values = np.minimum(values, PSNR_CAP)
+        low, high = _bootstrap(values)
+        arrow = "↑" if METRICS["/".join(key)].higher_is_better else "↓"
+        interval = f"[{low:10.5g},{high:10.5g}]"
+        name, variant = key
+        lines.append(
+            f"{name:8}{variant:10}{values.mean():10.5g}  {interval}{len(values):6} {arrow}"
+        )
+    lines.append("↑ higher, ↓ lower is better for privacy. Interval: bootstrap of the mean.")
+    if exact:
+        lines.append(f"PSNR averages min(PSNR, {PSNR_CAP:g}). Exact images: {', '.join(exact)}.")
+    return "\n".join(lines)
+
+
+def _bootstrap(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """95 % percentile interval of the mean over images; the same for the same values."""
+    rng = np.random.default_rng(0)
+    n = len(values)
+    means = [values[rng.integers(n, size=n)].mean() for _ in range(RESAMPLES)]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        tyro.cli(
+            score_folders,
+            args=arguments,
+            prog="python -m mjp_privacy.metrics",
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

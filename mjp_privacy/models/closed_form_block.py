@@ -1,0 +1,42 @@
+"""The altered block 0 that APRIL's closed form needs.
+
+Attention must see z itself, so norm1 and both residual connections go:
+
+    z -> attn(z) -> mlp(norm2(.))
+
+This is the model breaching calls `vit_small_april`. No client trains it: the weights are those of
+the intact network, and the accuracy drops (both accuracies are columns of every table).
+"""
+
+from __future__ import annotations
+
+import copy
+
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+
+
+class ClosedFormBlock(nn.Module):
+    """A timm block without norm1 and residuals; parameter names stay the block's."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.attn = block.attn
+        self.ls1 = block.ls1
+        self.norm2 = block.norm2
+        self.mlp = block.mlp
+        self.ls2 = block.ls2
+        self.drop_path2 = block.drop_path2
+
+    def forward(self, z: Tensor) -> Tensor:
+        hidden = self.ls1(self.attn(z))
+        return self.drop_path2(self.ls2(self.mlp(self.norm2(hidden))))
+
+
+def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:
+    """A copy of the model whose block 0 is the altered one."""
+    altered = copy.deepcopy(model)
+    altered.blocks[0] = ClosedFormBlock(altered.blocks[0])
+    return altered

@@ -1,0 +1,244 @@
+"""`load_model`: a name or a file -> a model with its card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.models.checkpoint_files import WeightFile, read_weight_file
+from mjp_privacy.models.checkpoints import (
+    CheckpointReport,
+    Shape,
+    UnknownInit,
+    load_into,
+    shape_of,
+    to_own_names,
+)
+from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.models.zoo import ModelSpec, spec_by_name
+from mjp_privacy.seeding import derive_seed
+
+RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a table row says about its model."""
+
+    name: str
+    architecture: str
+    img_size: int
+    resize: int | None
+    interpolation: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_classes: int
+    trained_gamma: float | None
+    checkpoint: CheckpointReport
+
+
+class Victim(MJPVisionTransformer):
+    """A loaded model: the network and its card."""
+
+    card: ModelCard
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """[0, 1] -> the model's own space."""
+        mean = torch.tensor(self.card.mean).to(images).view(-1, 1, 1)
+        std = torch.tensor(self.card.std).to(images).view(-1, 1, 1)
+        return (images - mean) / std
+
+    def denormalize(self, x: Tensor) -> Tensor:
+        """The inverse of `normalize`; not clipped."""
+        mean = torch.tensor(self.card.mean).to(x).view(-1, 1, 1)
+        std = torch.tensor(self.card.std).to(x).view(-1, 1, 1)
+        return x * std + mean
+
+
+def load_model(
+    name: str | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    unknown_init: UnknownInit | None = None,
+    seed: int = 0,
+    **overrides: Any,
+) -> Victim:
+    """A model in eval mode on the CPU, in float32, with its `card`.
+
+    name         a named model (`deit_small_mjp`, ...) or a plain timm ViT
+                 (`vit_tiny_patch16_224`, `vit_base_patch16_224.augreg_in21k_ft_in1k`).
+                 Without a name the architecture is read off the checkpoint; `num_heads`, `mean`
+                 and `std` cannot be read and must be given.
+    checkpoint   a file (.safetensors, .pth, .pt; timm, DeiT or official MJP layout), `timm:NAME`
+                 for a download, or `random` for seeded untrained weights.
+    overrides    fields of `ModelSpec`: img_size, patch_size, embed_dim, depth, num_heads,
+                 num_classes, mean, std, position_embedding, unknown_embedding, dal, ...
+    unknown_init how to fill E_unk if the checkpoint has none; the card's notes say so.
+    """
+    spec = _overridden(spec_by_name(name) if name else ModelSpec("custom"), overrides)
+    source = str(checkpoint) if checkpoint is not None else spec.checkpoint
+    if source is None:
+        raise UserError(
+            f"Model {spec.name!r} needs a checkpoint. {spec.where or 'Give checkpoint=PATH.'} "
+            "checkpoint='random' builds it untrained."
+        )
+    if source == RANDOM:
+        return _random_model(spec, seed)
+    file = _weight_file(source)
+    spec = _with_metadata(spec, file)
+    own = to_own_names(file.tensors)
+    spec = _completed(spec, shape_of(own, file.path.name))
+    model = _build(spec, file.path.name)
+    report = load_into(model, own, file, unknown_init=unknown_init)
+    return _with_card(model, spec, report)
+
+
+def _overridden(spec: ModelSpec, overrides: dict[str, Any]) -> ModelSpec:
+    names = {field.name for field in fields(ModelSpec)}
+    for key in overrides:
+        if key not in names:
+            from mjp_privacy.registry import unknown_name
+
+            raise unknown_name("model field", key, sorted(names))
+    given = {key: value for key, value in overrides.items() if value is not None}
+    for key in ("mean", "std"):
+        if key in given:
+            given[key] = _three_numbers(key, given[key])
+    return replace(spec, **given)
+
+
+def _three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]:
+    numbers = (value,) * 3 if isinstance(value, int | float) else tuple(value)
+    if len(numbers) != 3 or (key == "std" and min(numbers) <= 0):
+        raise UserError(f"{key}: expected one number or three per-channel numbers, got {value}.")
+    return tuple(float(number) for number in numbers)
+
+
+def _weight_file(source: str) -> WeightFile:
+    if not source.startswith("timm:"):
+        return read_weight_file(source)
+    import timm
+
+    name = source.removeprefix("timm:")
+    if not timm.is_model(name.split(".")[0]):
+        from mjp_privacy.registry import unknown_name
+
+        raise unknown_name("timm model", name, timm.list_models("*vit*"))
+    try:
+        state = timm.create_model(name, pretrained=True).state_dict()
+    except Exception as error:
+        # A download fails in many ways (hub, requests, httpx, OSError); each means the same here.
+        raise UserError(
+            f"timm could not download {name} ({type(error).__name__}). On a machine with a network "
+            "it is fetched by itself; else give the file: --weights PATH or --weights NAME=PATH."
+        ) from error
+    return WeightFile(Path(name), _tensors_sha256(state), dict(state))
+
+
+def _tensors_sha256(state: dict[str, Tensor]) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    for key in sorted(state):
+        digest.update(key.encode())
+        digest.update(state[key].contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
+    """Facts our own exports carry (mean, std, num_heads, gamma); the user's word goes first."""
+    facts: dict[str, Any] = {}
+    for key in ("mean", "std", "num_heads", "img_size", "trained_gamma"):
+        if key not in file.metadata or getattr(spec, key) is not None:
+            continue
+        try:
+            value = json.loads(file.metadata[key])
+        except ValueError as error:
+            raise UserError(
+                f"{file.path.name}: metadata {key!r} is no JSON value: {file.metadata[key]!r}."
+            ) from error
+        facts[key] = _three_numbers(key, value) if key in ("mean", "std") else value
+    return replace(spec, **facts)
+
+
+def _completed(spec: ModelSpec, shape: Shape) -> ModelSpec:
+    """Fill what the user left open with what the checkpoint says."""
+    patch = spec.patch_size or shape.patch_size
+    filled = {
+        "embed_dim": shape.embed_dim,
+        "depth": shape.depth,
+        "patch_size": patch,
+        "num_classes": shape.num_classes,
+        "mlp_ratio": shape.mlp_ratio,
+        "img_size": shape.grid * patch if shape.grid else None,
+        "unknown_embedding": shape.unknown_embedding and spec.position_embedding == "learned",
+        "index_embedding": shape.index_embedding,
+        "dal": shape.dal if spec.position_embedding == "learned" else "none",
+    }
+    return replace(spec, **{k: v for k, v in filled.items() if getattr(spec, k) is None})
+
+
+def _build(spec: ModelSpec, source: str) -> Victim:
+    needed = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
+    missing = [key for key in (*needed, "mean", "std") if getattr(spec, key) is None]
+    if missing:
+        raise UserError(
+            f"{source}: {', '.join(missing)} cannot be read off a checkpoint and are never guessed. "
+            f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give them to load_model "
+            "or in the model's part of the config."
+        )
+    assert spec.img_size and spec.patch_size and spec.embed_dim and spec.num_heads
+    if spec.img_size % spec.patch_size or spec.embed_dim % spec.num_heads:
+        raise UserError(
+            f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, got "
+            f"{spec.img_size}/{spec.patch_size} and {spec.embed_dim}/{spec.num_heads}."
+        )
+    return Victim(
+        img_size=spec.img_size,
+        patch_size=spec.patch_size,
+        embed_dim=spec.embed_dim,
+        depth=spec.depth,
+        num_heads=spec.num_heads,
+        num_classes=spec.num_classes,
+        mlp_ratio=spec.mlp_ratio or 4.0,
+        position_embedding=spec.position_embedding,
+        unknown_embedding=bool(spec.unknown_embedding),
+        index_embedding=bool(spec.index_embedding),
+        dal=spec.dal or "none",
+    )
+
+
+def _random_model(spec: ModelSpec, seed: int) -> Victim:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("random weights", spec.name, seed))
+        model = _build(spec, spec.name)
+    report = CheckpointReport(RANDOM, f"random-{seed}", "random", notes=("untrained weights",))
+    return _with_card(model, spec, report)
+
+
+def _with_card(model: Victim, spec: ModelSpec, report: CheckpointReport) -> Victim:
+    assert spec.mean is not None
+    assert spec.std is not None
+    model.card = ModelCard(
+        name=spec.name,
+        architecture=(
+            f"vit d{spec.embed_dim} l{spec.depth} h{spec.num_heads} "
+            f"p{spec.patch_size}@{spec.img_size}"
+        ),
+        img_size=int(spec.img_size or 0),
+        resize=spec.resize,
+        interpolation=spec.interpolation,
+        mean=spec.mean,
+        std=spec.std,
+        num_classes=int(spec.num_classes or 0),
+        trained_gamma=spec.trained_gamma,
+        checkpoint=report,
+    )
+    return model.eval()

@@ -1,0 +1,72 @@
+"""Dense absolute localization (DAL): position embeddings regressed onto their grid positions.
+
+    L_DAL = mean over visible patches and both coordinates of |(row, column) - g(E_pos)|
+
+The target is the raw grid index, as the authors train it; `normalize` divides it by the grid side.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+DalKind = Literal["none", "pca", "linear", "nonlinear"]
+PCA_ITERATIONS = 5
+
+
+def grid_positions(grid: int, *, normalize: bool = False) -> Tensor:
+    """(N, 2) row and column of every patch."""
+    index = torch.arange(grid * grid)
+    positions = torch.stack((index // grid, index % grid), dim=-1).float()
+    return positions / grid if normalize else positions
+
+
+class LocalizationRegressor(nn.Module):
+    """g of the paper: position embedding (..., N, D) -> position (..., N, 2).
+
+    `linear`: one layer. `nonlinear`: D -> D -> 2 with a ReLU, the authors' MLP. `pca`: projection
+    onto the two leading principal directions of the visible embeddings, found by five steps of
+    subspace iteration from a fixed start (the authors' start is random, so theirs is not
+    reproducible), without parameters.
+    """
+
+    def __init__(self, dim: int, kind: DalKind) -> None:
+        super().__init__()
+        self.kind = kind
+        self.layers: nn.Module
+        if kind == "nonlinear":
+            self.layers = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 2))
+        elif kind == "linear":
+            self.layers = nn.Linear(dim, 2)
+        else:
+            self.layers = nn.Identity()
+
+    def forward(self, embeddings: Tensor, visible: Tensor) -> Tensor:
+        """`visible` (..., N) weighs the rows that may enter the PCA; rows are never mixed else."""
+        if self.kind == "pca":
+            return embeddings @ principal_directions(embeddings, visible)
+        return self.layers(embeddings)
+
+
+def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
+    """(..., D, 2) leading principal directions of the visible rows; differentiable."""
+    weights = visible.to(embeddings.dtype).unsqueeze(-1)
+    mean = (embeddings * weights).sum(-2, keepdim=True) / weights.sum(-2, keepdim=True).clamp(min=1)
+    centred = (embeddings - mean) * weights
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(embeddings.shape[-1], 2, generator=generator).to(embeddings)
+    basis = torch.linalg.qr(centred.mT @ (centred @ start)).Q
+    for _ in range(PCA_ITERATIONS):
+        basis = torch.linalg.qr(centred.mT @ (centred @ basis)).Q
+    projected = centred @ basis
+    rotation = torch.linalg.eigh(projected.mT @ projected).eigenvectors.flip(-1)
+    return basis @ rotation
+
+
+def masked_l1(target: Tensor, prediction: Tensor, visible: Tensor) -> Tensor:
+    """Mean |target - prediction| over visible rows and both coordinates; 0 where none is visible."""
+    weights = visible.to(prediction.dtype).unsqueeze(-1)
+    error = (target.to(prediction) - prediction).abs() * weights
+    return error.sum((-2, -1)) / (2 * weights.sum((-2, -1))).clamp(min=1)

@@ -1,0 +1,155 @@
+"""One Vision Transformer for every row of the paper: timm's, plus what MJP adds to it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.models.localization import (
+    DalKind,
+    LocalizationRegressor,
+    grid_positions,
+    masked_l1,
+)
+
+PositionEmbedding = Literal["learned", "exposed", "strict"]
+
+
+class MJPVisionTransformer(VisionTransformer):
+    """timm's plain ViT; parameter names stay timm's, new ones stand beside them.
+
+    position_embedding  `learned`; or without PEs in one of two readings: `exposed` (the table is
+                        fixed at zero, its gradient is still uploaded: what APRIL needs) and
+                        `strict` (there is no table, so nothing of it is uploaded).
+    unknown_embedding   `unk_embed` (1, 1, D) replaces the position embedding of masked patches.
+                        Without it a mask is ignored: shuffled patches keep their own positions.
+    index_embedding     `index_embed` (1, N+1, D), a second table that is never masked (IDX).
+    dal                 the localization regressor: none, pca, linear or nonlinear.
+    """
+
+    def __init__(
+        self,
+        *,
+        position_embedding: PositionEmbedding = "learned",
+        unknown_embedding: bool = False,
+        index_embedding: bool = False,
+        dal: DalKind = "none",
+        **timm_arguments: Any,
+    ) -> None:
+        table = "none" if position_embedding == "strict" else "learn"
+        super().__init__(pos_embed=table, **timm_arguments)
+        if position_embedding != "learned" and (unknown_embedding or dal != "none"):
+            raise UserError(
+                "A model without position embeddings has nothing to mask or to localize: expected "
+                f"unknown_embedding=False and dal='none' with position_embedding="
+                f"{position_embedding!r}, got unknown_embedding={unknown_embedding}, dal={dal!r}."
+            )
+        self.position_embedding = position_embedding
+        self.dal_kind = dal
+        rows = self.patch_embed.num_patches + 1
+        self.unk_embed = _table(1, self.embed_dim) if unknown_embedding else None
+        self.index_embed = _table(rows, self.embed_dim) if index_embedding else None
+        self.dal_regressor = LocalizationRegressor(self.embed_dim, dal) if dal != "none" else None
+        if position_embedding == "exposed":
+            nn.init.zeros_(self.pos_embed)
+
+    @property
+    def grid(self) -> int:
+        return int(self.patch_embed.grid_size[0])
+
+    @property
+    def patch_size(self) -> int:
+        return int(self.patch_embed.patch_size[0])
+
+    def no_weight_decay(self) -> set[str]:
+        return {*super().no_weight_decay(), "unk_embed", "index_embed"}
+
+    # forward ----------------------------------------------------------------------------------
+
+    def positions(self, mask: Tensor | None = None) -> Tensor:
+        """(1 or B, N+1, D): the table, with E_unk in the masked rows; the class row is kept."""
+        table = self.pos_embed
+        if mask is None or self.unk_embed is None:
+            return table
+        rows = mask.to(table.device).reshape(-1, mask.shape[-1], 1)
+        patches = torch.where(rows, self.unk_embed, table[:, 1:])
+        return torch.cat((table[:, :1].expand(patches.shape[0], -1, -1), patches), dim=1)
+
+    def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """z, the input of block 0: (B, N+1, D)."""
+        patches = self.patch_embed(x)
+        z = torch.cat((self.cls_token.expand(patches.shape[0], -1, -1), patches), dim=1)
+        if self.index_embed is not None:
+            z = z + self.index_embed
+        if self.pos_embed is not None:
+            z = z + self.positions(mask)
+        return self.pos_drop(z)
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return self.norm(self.blocks(self.embed(x, mask)))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """Normalised images (B, C, H, W); mask (N,) or (B, N) bool, True = shuffled -> logits."""
+        if mask is not None:
+            self._check_mask(mask, x.shape[0])
+        return self.forward_head(self.forward_features(x, mask))
+
+    def _check_mask(self, mask: Tensor, batch: int) -> None:
+        patches = self.patch_embed.num_patches
+        fits = mask.shape == (patches,) or mask.shape in ((batch, patches), (1, patches))
+        if mask.dtype != torch.bool or not fits:
+            raise UserError(
+                f"Expected a bool mask over the {patches} patches (no class position), shape "
+                f"({patches},) or ({batch}, {patches}); got {mask.dtype} of {tuple(mask.shape)}."
+            )
+
+    # localization -----------------------------------------------------------------------------
+
+    def dal(self, mask: Tensor | None = None, *, normalize: bool = False) -> tuple[Tensor, Tensor]:
+        """Target and prediction of the unmasked positions.
+
+        A mask (N,) gives (n, 2); (B, N) gives (B, n, 2) and needs n unmasked patches in each row.
+        """
+        hidden = self._hidden(mask)
+        target, prediction = self._localize(hidden, normalize)
+        if hidden.ndim == 1:
+            return target[~hidden], prediction[~hidden]
+        counts = (~hidden).sum(-1)
+        if not bool((counts == counts[0]).all()):
+            raise UserError(
+                "dal() returns one tensor, so every row of the mask must leave the same number of "
+                f"patches; got {counts.tolist()}. Call it row by row, or use dal_loss()."
+            )
+        shape = (hidden.shape[0], int(counts[0]), 2)
+        target = target.expand_as(prediction)
+        return target[~hidden].reshape(shape), prediction[~hidden].reshape(shape)
+
+    def dal_loss(self, mask: Tensor | None = None, *, normalize: bool = False) -> Tensor:
+        """L_DAL over the unmasked positions; the mean over the rows of a batch of masks."""
+        hidden = self._hidden(mask)
+        target, prediction = self._localize(hidden, normalize)
+        return masked_l1(target, prediction, ~hidden).mean()
+
+    def _hidden(self, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            patches = self.patch_embed.num_patches
+            return torch.zeros(patches, dtype=torch.bool, device=self.cls_token.device)
+        return mask.to(self.cls_token.device)
+
+    def _localize(self, hidden: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
+        if self.dal_regressor is None:
+            raise UserError(
+                "This model has no localization regressor. Load it with dal='linear', 'nonlinear' "
+                "or 'pca', or from a checkpoint that holds one (`dlocr.*`)."
+            )
+        embeddings = self.pos_embed[0, 1:].expand(*hidden.shape, -1)
+        prediction = self.dal_regressor(embeddings, ~hidden)
+        return grid_positions(self.grid, normalize=normalize).to(prediction), prediction
+
+
+def _table(rows: int, dim: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, rows, dim), std=0.02))

@@ -1,0 +1,157 @@
+"""Names of models: the paper's, and any plain timm ViT."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from mjp_privacy.models.localization import DalKind
+from mjp_privacy.models.mjp_vit import PositionEmbedding
+from mjp_privacy.registry import Registry
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything needed to build a model; None: read from the checkpoint, or must be given."""
+
+    name: str
+    img_size: int | None = None
+    patch_size: int | None = None
+    embed_dim: int | None = None
+    depth: int | None = None
+    num_heads: int | None = None
+    num_classes: int | None = None
+    mlp_ratio: float | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize: int | None = None  # short side before the centre crop; None: round(size * 248 / 224)
+    interpolation: str = "bicubic"
+    position_embedding: PositionEmbedding = "learned"
+    unknown_embedding: bool | None = None
+    index_embedding: bool | None = None
+    dal: DalKind | None = None
+    checkpoint: str | None = None  # where the weights come from if the user names none
+    trained_gamma: float | None = None
+    where: str = ""  # what to do where there is no public download by name
+
+
+NAMED_MODELS: Registry[ModelSpec] = Registry("model")
+
+_VIT_S = ModelSpec(
+    "vit_small",
+    img_size=224,
+    patch_size=16,
+    embed_dim=384,
+    depth=12,
+    num_heads=6,
+    num_classes=1000,
+    mlp_ratio=4.0,
+    mean=HALF,
+    std=HALF,
+    unknown_embedding=False,
+    index_embedding=False,
+    dal="none",
+    checkpoint="timm:vit_small_patch16_224.augreg_in21k_ft_in1k",
+)
+_DEIT_S = replace(
+    _VIT_S,
+    name="deit_small",
+    mean=IMAGENET_MEAN,
+    std=IMAGENET_STD,
+    checkpoint="timm:deit_small_patch16_224.fb_in1k",
+)
+_AUTHORS = (
+    "The authors offer it on their repository's page (yhlleo/MJP); download it and give it with "
+    "--weights, or train it here."
+)
+NAMED_MODELS.register("vit_small", _VIT_S)
+NAMED_MODELS.register("deit_small", _DEIT_S)
+NAMED_MODELS.register(
+    "deit_small_no_pe",
+    replace(
+        _DEIT_S,
+        name="deit_small_no_pe",
+        position_embedding="exposed",
+        checkpoint=None,
+        where="No trained DeiT-S without position embeddings is public: train it and give it with "
+        "--weights.",
+    ),
+)
+NAMED_MODELS.register(
+    "deit_small_mjp",
+    replace(
+        _DEIT_S,
+        name="deit_small_mjp",
+        unknown_embedding=True,
+        dal=None,
+        checkpoint=None,
+        trained_gamma=0.03,
+        where=_AUTHORS,
+    ),
+)
+NAMED_MODELS.register(
+    "deit_small_mjp_no_unk",
+    replace(
+        NAMED_MODELS["deit_small_mjp"], name="deit_small_mjp_no_unk", unknown_embedding=False
+    ),
+)
+
+_WIDTHS = {  # timm's plain ViTs: width, depth, heads
+    "tiny": (192, 12, 3),
+    "small": (384, 12, 6),
+    "base": (768, 12, 12),
+    "large": (1024, 24, 16),
+}
+_TIMM_NAME = re.compile(r"(vit|deit)_(tiny|small|base|large)_patch(\d+)_(\d+)(\..+)?")
+
+
+def spec_by_name(name: str) -> ModelSpec:
+    """A named model, or a plain timm ViT such as `vit_tiny_patch16_224[.tag]`.
+
+    A timm name without a tag is an architecture: its normalisation is not known and must be given.
+    """
+    if name in NAMED_MODELS:
+        return NAMED_MODELS[name]
+    match = _TIMM_NAME.fullmatch(name)
+    if not match:
+        return NAMED_MODELS[name]  # raises, with the nearest name
+    _, width, patch, size, tag = match.groups()
+    embed_dim, depth, heads = _WIDTHS[width]
+    spec = ModelSpec(
+        name,
+        img_size=int(size),
+        patch_size=int(patch),
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=heads,
+        mlp_ratio=4.0,
+    )
+    return _with_timm_facts(spec, name) if tag else spec
+
+
+def _with_timm_facts(spec: ModelSpec, name: str) -> ModelSpec:
+    """Mean, std, size and crop that timm declares for a pretrained tag."""
+    from timm.models import get_pretrained_cfg, is_model
+
+    from mjp_privacy.registry import unknown_name
+
+    base = name.split(".")[0]
+    declared = get_pretrained_cfg(name) if is_model(base) else None
+    if declared is None or declared.tag != name.split(".", 1)[1]:
+        from timm import list_pretrained
+
+        raise unknown_name("timm model", name, list_pretrained(f"{base}.*"))
+    size = declared.input_size[-1]
+    return replace(
+        spec,
+        img_size=size,
+        num_classes=declared.num_classes,
+        mean=tuple(declared.mean),
+        std=tuple(declared.std),
+        resize=int(size / declared.crop_pct),
+        interpolation=declared.interpolation,
+        checkpoint=f"timm:{name}",
+    )

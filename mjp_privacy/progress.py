@@ -1,0 +1,81 @@
+"""How far a run is: a bar on a terminal, plain lines elsewhere, one JSON line per event."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+PLAIN_INTERVAL = 10.0  # seconds between two plain lines
+
+
+class RunProgress:
+    """Counts units (one image in one cell); says speed and time left."""
+
+    def __init__(self, total: int, log: Path | None = None) -> None:
+        self.total, self.done, self.fresh = total, 0, 0
+        self.started = self.last_line = time.monotonic()
+        self.log = log
+        self.console = Console(stderr=True)
+        self.bar: Progress | None = None
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[say]}"))
+            self.bar = Progress(*columns, console=self.console)
+            self.task = self.bar.add_task("attack", total=total, say="")
+
+    def __enter__(self) -> RunProgress:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.bar:
+            self.bar.stop()
+        elif self.fresh:
+            self._line("attack")
+        if not error and not self.fresh:
+            self.say(f"all {self.total} units are finished already; nothing to do")
+
+    def skip(self, units: int) -> None:
+        """Units that an earlier run finished."""
+        self.done += units
+
+    def advance(self, units: int, what: str) -> None:
+        self.done += units
+        self.fresh += units
+        if self.bar:
+            self.bar.update(self.task, completed=self.done, description=what, say=self.speed())
+        elif time.monotonic() - self.last_line > PLAIN_INTERVAL:
+            self._line(what)
+
+    def _line(self, what: str) -> None:
+        self.last_line = time.monotonic()
+        print(f"{what}: {self.done}/{self.total} · {self.speed()}", file=sys.stderr, flush=True)
+
+    def speed(self) -> str:
+        elapsed = time.monotonic() - self.started
+        rate = self.fresh / max(elapsed, 1e-9)
+        if not rate:
+            return ""
+        left = (self.total - self.done) / rate
+        return f"{rate:.1f} images/s · {left / 60:.0f} min {left % 60:02.0f} s left"
+
+    def say(self, message: str, **facts: object) -> None:
+        """A line for the person and the log."""
+        if self.log:
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"time": time.time(), "message": message, **facts}) + "\n")
+        if self.bar:
+            self.console.print(message, markup=False, highlight=False)
+        else:
+            print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,132 @@
+"""From stored rows to tables, pictures and a page. Nothing here attacks or scores.
+
+OUT/table.md  table.html  table.tex    the same tables and notes, for three readers
+OUT/table.csv                          the figures at full precision, both variants
+OUT/samples.csv                        every stored row
+OUT/figures/                           a strip a line, the overview, the spread of PSNR
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.report.console import console_table
+from mjp_privacy.report.export import latex, markdown, table_csv, write_samples
+from mjp_privacy.report.loading import Line, Loaded, load_runs
+from mjp_privacy.report.notes import Section, all_notes
+from mjp_privacy.report.page import Image, html_page
+from mjp_privacy.report.tables import VARIANTS, Table, build_table, image_counts
+from mjp_privacy.report.timing import timing_table
+from mjp_privacy.report.views import TextTable, comparison_table, diagnostics_table, main_table
+from mjp_privacy.store import write_atomically
+
+__all__ = ["ReportSummary", "write_report"]
+
+CAPTIONS = {
+    "paper": "Metrics as the paper defines them; mean [95 % interval]. Notes below.",
+    "standard": "Metrics as generally defined; not comparable with the paper's figures.",
+}
+
+
+@dataclass(frozen=True)
+class ReportSummary:
+    """What was written, what to print, and whether anything failed."""
+
+    console: str
+    files: tuple[Path, ...]
+    lines: int
+    failed_lines: int  # cells that failed or have no rows; unsupported ones are not failures
+    failed_images: int
+
+    @property
+    def any_failed(self) -> bool:
+        return self.failed_lines > 0 or self.failed_images > 0
+
+
+def write_report(runs: Sequence[Path], out: Path) -> ReportSummary:
+    """Write every file of the report of one run or several into `out`."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"Expected a folder to write the report into, but {out} is a file.")
+    loaded = load_runs([Path(run) for run in runs])
+    tables = [build_table(loaded.lines, variant) for variant in VARIANTS]
+    texts = _text_tables(loaded, tables)
+    notes = all_notes(loaded.lines)
+    images, pictures = _write_figures(loaded.lines, out)
+    files = _write_texts(loaded, tables, texts, notes, images, out)
+    counts = [image_counts(line, "paper") for line in loaded.lines]
+    return ReportSummary(
+        console=console_table(tables[0], many_runs=loaded.many_runs),
+        files=(*files, *pictures),
+        lines=len(loaded.lines),
+        failed_lines=sum(line.status == "failed" for line in loaded.lines),
+        failed_images=sum(count.failed for count in counts),
+    )
+
+
+def _text_tables(loaded: Loaded, tables: Sequence[Table]) -> list[TextTable]:
+    paper, standard = tables
+    many = loaded.many_runs
+    optional = [
+        main_table(paper, many_runs=many, caption=CAPTIONS["paper"]),
+        comparison_table(paper),
+        diagnostics_table(standard),
+        main_table(standard, many_runs=many, caption=CAPTIONS["standard"]),
+        timing_table(loaded.lines, loaded.timings),
+    ]
+    return [table for table in optional if table is not None]
+
+
+def _write_texts(
+    loaded: Loaded,
+    tables: Sequence[Table],
+    texts: Sequence[TextTable],
+    notes: Sequence[Section],
+    images: Sequence[Image],
+    out: Path,
+) -> list[Path]:
+    contents = {
+        "table.md": markdown(texts, notes),
+        "table.html": html_page(texts, images, notes),
+        "table.tex": latex(texts, notes),
+        "table.csv": table_csv(tables, many_runs=loaded.many_runs),
+    }
+    for name, content in contents.items():
+        _write_text(out / name, content)
+    samples = out / "samples.csv"
+    write_atomically(
+        samples,
+        lambda temporary: write_samples(loaded.lines, temporary, many_runs=loaded.many_runs),
+    )
+    return [*(out / name for name in contents), samples]
+
+
+def _write_text(path: Path, content: str) -> None:
+    data = content.encode("utf-8")  # bytes: no line end is translated on any system
+    write_atomically(path, lambda temporary: temporary.write_bytes(data))
+
+
+def _write_figures(lines: Sequence[Line], out: Path) -> tuple[list[Image], list[Path]]:
+    """Pictures in the order of the page. Strips of an earlier report into `out` are removed."""
+    from mjp_privacy.report.figures import write_distributions, write_overview, write_strips
+
+    folder = out / "figures"
+    images: list[tuple[Path, str]] = []
+    if write_overview(lines, folder / "overview.png"):
+        caption = (
+            "Every line at its median image by PSNR (standard): the 50 % quantile, not picked."
+        )
+        images.append((folder / "overview.png", caption))
+    if write_distributions(lines, folder / "psnr.png"):
+        caption = (
+            "Per-image PSNR (standard) of every line: density, quartiles, median, and the mean "
+            "ceiling where the attack has one."
+        )
+        images.append((folder / "psnr.png", caption))
+    images += [(strip.path, strip.caption) for strip in write_strips(lines, folder)]
+    written = [path for path, _ in images]
+    for stale in sorted({*folder.glob("line_[0-9][0-9][0-9]_*.png")} - {*written}):
+        stale.unlink()
+    return [Image(path.relative_to(out).as_posix(), text) for path, text in images], written

@@ -1,0 +1,131 @@
+"""The report as files for other programs: Markdown, CSV, LaTeX, and every sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.notes import Section
+from mjp_privacy.report.published import CITATION
+from mjp_privacy.report.tables import Table
+from mjp_privacy.report.views import TextTable
+
+SAMPLE_COLUMNS = (
+    *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
+    *("image_id", "metric", "variant", "value", "status", "reason"),
+)
+"""The first columns of samples.csv; all others of the rows follow, in their own order."""
+
+HEADING = "Gradient inversion beside Table 5 of “Masked Jigsaw Puzzle” (CVPR 2023)"
+
+_MARKDOWN = str.maketrans(
+    {"\\": r"\\", "|": r"\|", "`": r"\`", "*": r"\*", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
+    | {"\n": " ", "\r": " "}
+)
+
+_LATEX = str.maketrans(
+    {character: rf"\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"}
+    | {"γ": r"$\gamma$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "×": r"$\times$"}
+    | {"−": "$-$", "–": "--", "†": r"\textdagger{}", "σ": r"$\sigma$", "“": "``", "”": "''"}
+    | {"\n": " ", "\r": " "}
+)
+
+
+# Markdown -----------------------------------------------------------------------------------------
+
+
+def markdown(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
+    parts = [f"# {markdown_text(HEADING)}", markdown_text(CITATION)]
+    for table in tables:
+        parts += [f"## {markdown_text(table.title)}", markdown_table(table)]
+        parts += [markdown_text(table.caption)] if table.caption else []
+    for section in notes:
+        items = "\n".join(f"- {markdown_text(item)}" for item in section.items)
+        parts += [f"## {markdown_text(section.title)}", items]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_text(text: str) -> str:
+    return text.translate(_MARKDOWN)
+
+
+def markdown_table(table: TextTable) -> str:
+    rule = ["---:" if side == "r" else "---" for side in table.align]
+    rows = [[markdown_text(cell) for cell in row] for row in (table.header, *table.rows)]
+    lines = [rows[0], rule, *rows[1:]]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+# LaTeX --------------------------------------------------------------------------------------------
+
+
+def latex(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
+    """Needs booktabs and graphicx; every table is scaled to the width of the text."""
+    parts = [r"% \usepackage{booktabs,graphicx,textcomp}  \usepackage[T1]{fontenc}"]
+    parts += [latex_table(table) for table in tables]
+    for section in notes:
+        items = "\n".join(rf"  \item {latex_text(item)}" for item in section.items)
+        title = latex_text(section.title)
+        parts.append(f"\\paragraph{{{title}}}\n\\begin{{itemize}}\n{items}\n\\end{{itemize}}")
+    return "\n\n".join(parts) + "\n"
+
+
+def latex_text(text: str) -> str:
+    return text.translate(_LATEX)
+
+
+def latex_table(table: TextTable) -> str:
+    header, *rows = (
+        " & ".join(map(latex_text, row)) + r" \\" for row in (table.header, *table.rows)
+    )
+    caption = latex_text(f"{table.title}. {table.caption}".strip())
+    return "\n".join(
+        [
+            *(r"\begin{table*}", r"  \centering", rf"  \caption{{{caption}}}"),
+            r"  \resizebox{\textwidth}{!}{%",
+            *(rf"  \begin{{tabular}}{{{table.align}}}", r"  \toprule"),
+            *(f"  {header}", r"  \midrule"),
+            *(f"  {row}" for row in rows),
+            *(r"  \bottomrule", r"  \end{tabular}}", r"\end{table*}"),
+        ]
+    )
+
+
+# CSV ----------------------------------------------------------------------------------------------
+
+
+def table_csv(tables: Sequence[Table], *, many_runs: bool) -> str:
+    """All variants below one another, at full precision; inf as inf, what is missing as nothing."""
+    frames = [table.frame.assign(variant=table.variant) for table in tables]
+    # by records: concat would let an all-empty column change the type of the other table's
+    merged = pd.DataFrame([row for frame in frames for row in frame.to_dict("records")])
+    first = ["variant", "line", "run"] if many_runs else ["variant", "line"]
+    merged = merged if many_runs else merged.drop(columns="run")  # a folder's name is no result
+    ordered = merged[[*first, *(name for name in merged if name not in first)]]
+    return str(ordered.to_csv(index=False, lineterminator="\n"))
+
+
+def write_samples(lines: Sequence[Line], path: Path, *, many_runs: bool) -> None:
+    """Every stored row, line by line; one without rows is a row with its status and reason."""
+    run = ["run"] if many_runs else []
+    names = dict.fromkeys([*SAMPLE_COLUMNS, *(name for line in lines for name in line.rows), *run])
+    with path.open("w", encoding="utf-8", newline="") as file:
+        for line in lines:
+            rows = line.rows if len(line.rows) else _rowless(line)
+            rows = rows.assign(run=line.run) if many_runs else rows
+            first = line is lines[0]
+            columns = rows.reindex(columns=list(names))
+            columns.to_csv(file, index=False, header=first, lineterminator="\n")
+
+
+def _rowless(line: Line) -> pd.DataFrame:
+    known = {name: line.cell.get(name) for name in line.rows.columns}
+    values = {"value": math.nan, "status": line.status, "reason": line.reason}
+    row: pd.DataFrame = pd.DataFrame([known | values])
+    return row

@@ -1,0 +1,194 @@
+"""Run folders to the lines of a table. Every way a folder can be wrong has its message here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.store import ROW_COLUMNS, RunStore
+
+REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
+"""What a cell must say for its line to be told from the others."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: a cell of a run and the rows stored for it."""
+
+    number: int  # from 1, over all runs; the notes refer to it
+    run: str  # name of the run folder, made unique
+    cell: Mapping[str, Any]
+    rows: pd.DataFrame
+    store: RunStore
+
+    @property
+    def run_id(self) -> str:
+        return str(self.cell["run_id"])
+
+    @property
+    def label(self) -> str:
+        return f"{self.cell['model']} ({self.cell['setting']}) {self.cell['attack']}"
+
+    @property
+    def status(self) -> str:
+        """The cell's status; a cell marked ok that has no rows has not been run to its end."""
+        if self.cell["status"] == "ok" and self.rows.empty:
+            return "failed"
+        return str(self.cell["status"])
+
+    @property
+    def reason(self) -> str:
+        if self.cell.get("reason"):
+            return str(self.cell["reason"])
+        if self.rows.empty:
+            return "no rows stored: the run ended before this cell; run the same command again"
+        return "" if (self.rows["status"] == "ok").any() else self._commonest_reason()
+
+    def _commonest_reason(self) -> str:
+        reasons = Counter(self.rows["reason"].dropna().astype(str))
+        reasons.pop("", None)
+        return min(reasons, key=lambda reason: (-reasons[reason], reason), default="")
+
+    @cached_property
+    def by_metric(self) -> dict[tuple[str, str], pd.DataFrame]:
+        """Rows by (metric, variant), sorted by image: the order of arrival must not show."""
+        ordered = self.rows.sort_values("image_id", kind="stable")
+        return {
+            (str(metric), str(variant)): part
+            for (metric, variant), part in ordered.groupby(["metric", "variant"], sort=False)
+        }
+
+    def scores(self, metric: str, variant: str) -> pd.DataFrame:
+        """Rows of one metric; empty where it was not computed."""
+        found = self.by_metric.get((metric, variant))
+        return self.rows.head(0) if found is None else found
+
+    def scored(self, metric: str, variant: str) -> pd.Series[float]:
+        """Value by image_id of the images that have one."""
+        rows = self.scores(metric, variant)
+        rows = rows.loc[(rows["status"] == "ok") & rows["value"].notna()]
+        values: pd.Series[float] = pd.Series(
+            rows["value"].to_numpy(dtype=float), index=rows["image_id"].astype(str)
+        )
+        return values
+
+    @cached_property
+    def groups(self) -> dict[str, str] | None:
+        """Photograph by image_id where images are crops of photographs, else None."""
+        if "group" not in self.rows or self.rows["group"].isna().all():
+            return None
+        images = self.rows.drop_duplicates("image_id")
+        own = images["group"].fillna(images["image_id"])
+        return dict(zip(images["image_id"].astype(str), own.astype(str), strict=True))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    lines: Sequence[Line]
+    timings: pd.DataFrame
+
+    @property
+    def many_runs(self) -> bool:
+        return len({line.run for line in self.lines}) > 1
+
+
+def load_runs(runs: Sequence[Path]) -> Loaded:
+    """Lines of all runs, concatenated in the order given."""
+    _check_folders(runs)
+    lines: list[Line] = []
+    timings = []
+    for run, name in zip(runs, _names(runs), strict=True):
+        store = RunStore(run)
+        cells = _read_cells(store)
+        loaded = [_line(store, name, cell, len(lines) + i) for i, cell in enumerate(cells, 1)]
+        if all(line.rows.empty and line.cell["status"] == "ok" for line in loaded):
+            raise UserError(
+                f"{run} is an empty run: expected rows of its {len(cells)} cell(s) under "
+                f"{run / 'rows'}, there are none. Run the attack again; it goes on where it "
+                "stopped."
+            )
+        lines += loaded
+        timings.append(store.read_timings().assign(run=name))
+    return Loaded(lines, pd.concat(timings, ignore_index=True))
+
+
+def _check_folders(runs: Sequence[Path]) -> None:
+    if not runs:
+        raise UserError("Expected one run folder or more, none was given. Name the --out of a run.")
+    seen: dict[Path, Path] = {}
+    for run in runs:
+        if not run.is_dir():
+            came = "is a file" if run.exists() else "does not exist"
+            raise UserError(
+                f"Expected a run folder, but {run} {came}. Give the folder that was the --out of "
+                "run_attack.py."
+            )
+        first = seen.setdefault(run.resolve(), run)
+        if first is not run:
+            raise UserError(
+                f"Expected different runs, but {run} is the same folder as {first}: its lines "
+                "would stand in the table twice. Name it once."
+            )
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    names = [run.resolve().name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    return [str(run) for run in runs]
+
+
+def _read_cells(store: RunStore) -> list[dict[str, Any]]:
+    cells = store.read_cells()
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+        raise UserError(
+            f"{store.root / 'cells.json'} cannot be read: expected a list of cells. "
+            "Run the attack again."
+        )
+    if not cells:
+        raise UserError(
+            f"{store.root} is an empty run: expected at least one cell in cells.json, there is "
+            "none. Run the attack again, with at least one model, setting and attack."
+        )
+    for cell in cells:
+        missing = [key for key in REQUIRED if key not in cell]
+        if missing:
+            raise UserError(
+                f"A cell in {store.root / 'cells.json'} lacks {', '.join(missing)}; expected "
+                f"{', '.join(REQUIRED)}. It was written by another version: run the attack again."
+            )
+    return cells
+
+
+def _line(store: RunStore, name: str, cell: dict[str, Any], number: int) -> Line:
+    run_id = str(cell["run_id"])
+    folder = store.root / "rows" / run_id
+    try:
+        rows = store.read_rows(run_id)
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise UserError(
+            f"The rows in {folder} cannot be read ({error}). Delete that folder and run the attack "
+            "again; only this cell is computed anew."
+        ) from error
+    missing = [column for column in ROW_COLUMNS if column not in rows]
+    if missing:
+        raise UserError(
+            f"The rows in {folder} lack the column(s) {', '.join(missing)}. They were written by "
+            "another version: delete that folder and run the attack again."
+        )
+    twice = rows[rows.duplicated(["image_id", "metric", "variant"])]
+    if len(twice):
+        row = twice.iloc[0]
+        raise UserError(
+            f"Expected one row an image and metric, but {folder} holds image {row['image_id']!r} "
+            f"twice for {row['metric']} ({row['variant']}). Delete that folder and run the attack "
+            "again."
+        )
+    return Line(number, name, cell, rows, store)

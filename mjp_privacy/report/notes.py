@@ -1,0 +1,213 @@
+"""What must be said under a table: what differs from the paper, and what bounds the scores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.published import CAVEATS
+from mjp_privacy.report.statistics import LEVEL, PSNR_CAP, RESAMPLES
+
+DIGITS = {"float32": 24, "float64": 53}
+"""Bits of a significand: a cond(A) above 2^bits leaves nothing of the weakest direction."""
+
+REASONS_SHOWN = 5
+
+PAPER_IMAGES = 1000
+PAPER_SIZE = 224
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    items: tuple[str, ...]
+
+
+def all_notes(lines: Sequence[Line]) -> tuple[Section, ...]:
+    """Every section that has something to say, in the order they are printed."""
+    sections = (
+        Section("What differs from the paper's set-up", tuple(differences(lines))),
+        Section("What bounds the scores", tuple(bounds(lines))),
+        Section("Images and lines without a score", tuple(not_scored(lines))),
+        Section("The paper's own table", CAVEATS),
+        Section("How the figures are made", tuple(method(lines))),
+    )
+    return tuple(section for section in sections if section.items)
+
+
+def which(lines: Iterable[Line], among: Sequence[Line]) -> str:
+    """`all lines`, or `lines 1–3, 5`."""
+    numbers = sorted(line.number for line in lines)
+    if len(numbers) == len(among):
+        return "all lines" if len(numbers) > 1 else "line 1"
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    text = ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)
+    return f"line{'s' if len(numbers) > 1 else ''} {text}"
+
+
+def grouped(lines: Sequence[Line], say: Callable[[Line], Iterable[str]]) -> list[str]:
+    """Each sentence once, with the lines it holds for."""
+    holders: dict[str, list[Line]] = {}
+    for line in lines:
+        for sentence in dict.fromkeys(say(line)):
+            holders.setdefault(sentence, []).append(line)
+    return [f"{sentence} ({which(held, lines)})" for sentence, held in holders.items()]
+
+
+def differences(lines: Sequence[Line]) -> list[str]:
+    """Images, labels, model, client and precision of each line, where the paper's were others."""
+    sayings = (_images, _labels, _model, _victim, _precision, _client, _own_notes)
+    return [sentence for say in sayings for sentence in grouped(lines, say)]
+
+
+def _images(line: Line) -> Iterable[str]:
+    data = line.cell.get("data") or "images of unknown origin"
+    if not line.cell.get("data_is_papers"):
+        yield (
+            f"Images: {data}, not ImageNet-1K validation images as in the paper; accuracies are "
+            "not comparable with its column."
+        )
+    images = line.rows["image_id"].nunique()
+    if images and images != PAPER_IMAGES:
+        yield f"Number of images: {images}; the paper says 1K."
+    if line.groups is not None:
+        photographs = len(set(line.groups.values()))
+        yield f"The images are crops of {photographs} photographs; whole photographs are resampled."
+
+
+def _labels(line: Line) -> Iterable[str]:
+    if line.cell.get("labels"):
+        yield str(line.cell["labels"])
+    if not line.cell.get("true_labels", True):
+        yield "No true labels, therefore no accuracy."
+
+
+def _model(line: Line) -> Iterable[str]:
+    cell = line.cell
+    if cell.get("checkpoint"):
+        sha = f", sha256 {str(cell['checkpoint_sha'])[:12]}" if cell.get("checkpoint_sha") else ""
+        architecture = f" ({cell['architecture']})" if cell.get("architecture") else ""
+        yield f"{cell['model']}{architecture}: weights from {cell['checkpoint']}{sha}."
+    if cell.get("size") not in (None, PAPER_SIZE):
+        yield f"Input size {cell['size']}; the paper's is {PAPER_SIZE}."
+
+
+def _victim(line: Line) -> Iterable[str]:
+    if line.cell.get("victim") == "april_block":
+        yield (
+            f"{line.cell['attack']} needs a client whose block 0 has neither norm1 nor residuals: "
+            "the gradients are those of this altered model, carrying weights trained for the "
+            "intact one. Acc. is the intact model's on the line's input, Acc. altered that of the "
+            "model which was attacked. The paper prints the intact model's."
+        )
+
+
+def _precision(line: Line) -> Iterable[str]:
+    yield (
+        f"Client gradients in {line.cell['dtype']}; the paper does not state its precision, and "
+        "the code it used defaults to float32."
+    )
+
+
+def _client(line: Line) -> Iterable[str]:
+    cell = line.cell
+    parts = [f"{key} {cell[key]}" for key in ("mode", "loss", "batch") if cell.get(key) is not None]
+    parts += ["DAL in the loss" if cell["dal"] else "no DAL in the loss"] if "dal" in cell else []
+    if parts:
+        yield f"Client: {', '.join(parts)}. The paper does not state its client's."
+    if cell.get("position_embedding"):
+        yield f"Position embedding: {cell['position_embedding']}."
+
+
+def _own_notes(line: Line) -> Iterable[str]:
+    return (str(note) for note in line.cell.get("notes") or ())
+
+
+def bounds(lines: Sequence[Line]) -> list[str]:
+    """Scores that arithmetic or algebra limits, not a defence; and lines over unequal images."""
+    sentences = [sentence for line in lines for sentence in _conditioning(line, lines)]
+    images = {frozenset(line.rows["image_id"]) for line in lines if not line.rows.empty}
+    if len(images) > 1:
+        sentences.append(
+            "The lines are not over the same images (see n): their means are not paired. An "
+            "unfinished run is completed by giving its command again."
+        )
+    return sentences
+
+
+def _conditioning(line: Line, among: Sequence[Line]) -> Iterable[str]:
+    bits = DIGITS.get(str(line.cell["dtype"]))
+    condition = line.scored("cond_a", "diagnostic")
+    if bits is None or not len(condition):
+        return
+    zero_rows = line.scored("zero_rows", "diagnostic").reindex(condition.index).fillna(0)
+    over, n, here = condition > 2.0**bits, len(condition), which([line], among)
+    rounding, singular = int((over & (zero_rows == 0)).sum()), int((over & (zero_rows > 0)).sum())
+    if rounding:
+        yield (
+            f"{line.label}, {line.cell['dtype']}: cond(A) exceeds 2^{bits} on {rounding} of {n} "
+            "images. There the score is limited by the gradients' arithmetic, not by a defence; "
+            f"compare PSNR with its ceiling and with float64. ({here})"
+        )
+    if singular:
+        yield (
+            f"{line.label}, {line.cell['dtype']}: A has zero rows and a cond(A) over 2^{bits} on "
+            f"{singular} of {n} images. The attack's system is singular there, which more digits "
+            f"do not mend. ({here})"
+        )
+
+
+def not_scored(lines: Sequence[Line]) -> list[str]:
+    """Reasons of failed, unsupported and unscored lines and images, with their counts."""
+    sentences: list[str] = []
+    for line in lines:
+        start = f"Line {line.number}, {line.label}:"
+        if line.status != "ok":
+            sentences.append(f"{start} {line.status}: {line.reason or 'no reason given'}")
+        reasons = image_reasons(line)
+        reasons.pop((line.status, line.reason), None)  # said of the whole line already
+        ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        for (status, reason), count in ranked[:REASONS_SHOWN]:
+            images = "1 image" if count == 1 else f"{count} images"
+            sentences.append(f"{start} {images} {status}: {reason}")
+        if len(ranked) > REASONS_SHOWN:
+            further = len(ranked) - REASONS_SHOWN
+            sentences.append(f"{start} {further} further reasons, see samples.csv")
+    return sentences
+
+
+def image_reasons(line: Line) -> Counter[tuple[str, str]]:
+    """(status, reason) of the images that have one, each image counted once for each of them."""
+    rows = line.rows[line.rows["status"] != "ok"]
+    rows = rows[rows["metric"] != "top1"] if line.cell.get("true_labels") is False else rows
+    distinct = rows[["image_id", "status", "reason"]].drop_duplicates()
+    reasons = distinct["reason"].fillna("").replace("", "no reason given")
+    return Counter(zip(distinct["status"].astype(str), reasons.astype(str), strict=True))
+
+
+def method(lines: Sequence[Line]) -> list[str]:
+    """How images become figures; equal for every table, so that the table can stand alone."""
+    by_group = any(line.groups is not None for line in lines)
+    unit = "images (photographs, where images are crops of one)" if by_group else "images"
+    return [
+        "Arrows give the direction that is better for the model owner's privacy, as in the paper. "
+        "Acc. is in percent, PSNR in dB.",
+        f"Figures are mean [low, high]: a {LEVEL:.0%} percentile bootstrap interval of the mean "
+        f"over {unit}, {RESAMPLES} resamples, fixed seed; it says nothing of other checkpoints, "
+        "shuffles or client seeds. With a single one the interval is –.",
+        f"Means of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image; the median is of the values "
+        "themselves, and images recovered exactly (PSNR inf) are counted.",
+        "n counts the images in a mean; those that failed, that the attack does not support and "
+        "that nobody could score are counted beside it, with their reasons above.",
+        "The paper variant scores both images rounded to 8 bits, as the paper's scripts do, with "
+        "their FFT2D and zero-padded SSIM; images that are equal after rounding count as exact. "
+        "Only this variant is compared with the paper's column. The standard variant scores the "
+        "images as they are; its FFT2D conjugates, which makes it the cosine distance of pixels.",
+    ]

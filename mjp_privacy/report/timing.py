@@ -1,0 +1,47 @@
+"""Seconds per image, by stage and attack, as this machine took them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.views import TextTable
+
+STAGES = ("gradient", "attack", "score")
+
+CAPTION = (
+    "Wall-clock seconds of the machine that ran each stage, divided by images; not part of the "
+    "rows. Another machine gives other figures, so compare within one device and thread count only."
+)
+
+COLUMNS = ("run", "run_id", "stage", "seconds", "images", "device", "threads")
+
+
+def timing_table(lines: Sequence[Line], timings: pd.DataFrame) -> TextTable | None:
+    """Summed over the lines of one attack and dtype; None where nothing was timed."""
+    if timings.empty or any(column not in timings for column in COLUMNS):
+        return None
+    cells = pd.DataFrame(
+        [(line.run, line.run_id, line.cell["attack"], line.cell["dtype"]) for line in lines],
+        columns=["run", "run_id", "attack", "dtype"],
+    ).drop_duplicates()
+    timed = timings[list(COLUMNS)].merge(cells, on=["run", "run_id"])
+    timed["stage_order"] = [
+        STAGES.index(stage) if stage in STAGES else len(STAGES) for stage in timed["stage"]
+    ]
+    keys = ["attack", "dtype", "device", "threads", "stage_order", "stage"]
+    sums = timed.groupby(keys, dropna=False)[["images", "seconds"]].sum().reset_index()
+    sums = sums[sums["images"] > 0]
+    if sums.empty:
+        return None
+    rows = tuple(
+        (
+            *(str(row[key]) for key in ("attack", "dtype", "stage", "device", "threads", "images")),
+            f"{row['seconds'] / row['images']:.3g}",
+        )
+        for row in sums.to_dict("records")
+    )
+    header = ("Attack", "dtype", "Stage", "Device", "Threads", "Images", "s / image")
+    return TextTable("Time", CAPTION, header, rows, "llllrrr")

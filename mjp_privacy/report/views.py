@@ -1,0 +1,183 @@
+"""The table as words: what Markdown, LaTeX and HTML print alike, still unescaped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mjp_privacy.report.published import ARROWS, METRICS, TITLES
+from mjp_privacy.report.tables import Table
+
+DASH = "–"
+
+DECIMALS = {"acc": 1, "acc_altered": 1, "mse": 4, "fft2d": 4, "psnr": 2, "ssim": 4, "lpips": 4}
+
+COLUMN_TITLES = {"position_embedding": "PE", "label_source": "labels"}
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Cells as text. `align` has a letter a column: l or r."""
+
+    title: str
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    align: str
+
+
+def number(value: float | None, decimals: int, *, sign: bool = False) -> str:
+    """Fixed decimals; scientific where those would show a zero that is none; a dash for NaN."""
+    if value is None or math.isnan(value):
+        return DASH
+    plus = "+" if sign else ""
+    if math.isinf(value):
+        return f"{value:{plus}}"
+    if value != 0 and abs(value) < 0.5 * 10**-decimals:
+        return f"{value:{plus}.1e}"
+    return f"{value:{plus}.{decimals}f}"
+
+
+def score(record: Record, name: str) -> str:
+    """`mean [low, high]`, with n where it is not the line's own."""
+    decimals = DECIMALS[name]
+    mean, low, high = (record[f"{name}_{part}"] for part in ("mean", "lo", "hi"))
+    if math.isnan(mean):
+        return DASH
+    interval = DASH if math.isnan(low) else f"{number(low, decimals)}, {number(high, decimals)}"
+    n = record[f"{name}_n"]
+    other_n = "" if n == record["n"] else f" (n={n})"
+    return f"{number(mean, decimals)} [{interval}]{other_n}"
+
+
+def gamma(value: float | None) -> str:
+    return DASH if value is None or math.isnan(value) else f"{value:g}"
+
+
+def plain(value: Any) -> str:
+    """Any scalar of a cell."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def unscored(record: Record) -> str:
+    kinds = ("failed", "unsupported", "unscored")
+    counts = [f"{record[f'n_{kind}']} {kind}" for kind in kinds if record[f"n_{kind}"]]
+    return ", ".join(counts) or "0"
+
+
+def remark(record: Record) -> str:
+    """Why a line has no figures, or not all of them."""
+    if record["status"] != "ok":
+        return f"{record['status']}: {record['reason'] or 'no reason given'}"
+    return str(record["reason"]) if not record["n"] else ""
+
+
+def records(table: Table) -> list[dict[str, Any]]:
+    return [{str(k): v for k, v in row.items()} for row in table.frame.to_dict("records")]
+
+
+def main_table(table: Table, *, many_runs: bool, caption: str) -> TextTable:
+    """Every line with its accuracies and the five scores."""
+    rows = records(table)
+    remarks = any(remark(row) for row in rows)
+    header = ["#", *(["Run"] if many_runs else []), "Model", "Set.", "γ", "trained γ", "Attack"]
+    header += ["dtype", *(COLUMN_TITLES.get(key, key.replace("_", " ")) for key in table.varying)]
+    left = len(header)
+    header += ["n", "not scored", f"Acc. {ARROWS['acc']}", "Acc. altered"]
+    header += [f"{TITLES[metric]} {ARROWS[metric]}" for metric in METRICS]
+    align = "r" + "l" * (left - 1) + "r" * (len(header) - left)
+    body = [_main_row(row, table.varying, many_runs) for row in rows]
+    if remarks:
+        header, align = [*header, "Remark"], align + "l"
+        body = [[*cells, remark(row)] for cells, row in zip(body, rows, strict=True)]
+    title = f"Table 5, {table.variant} variant of the metrics"
+    return TextTable(title, caption, tuple(header), tuple(map(tuple, body)), align)
+
+
+def _main_row(record: Record, varying: Sequence[str], many_runs: bool) -> list[str]:
+    run = [str(record["run"])] if many_runs else []
+    return [
+        *(str(record["line"]), *run, str(record["model"]), str(record["setting"])),
+        *(gamma(record["gamma"]), gamma(record["trained_gamma"])),
+        *(str(record["attack"]), str(record["dtype"])),
+        *(plain(record[key]) for key in varying),
+        *(str(record["n"]), unscored(record)),
+        *(score(record, name) for name in ("acc", "acc_altered", *METRICS)),
+    ]
+
+
+def comparison_table(table: Table) -> TextTable | None:
+    """Ours, the paper's and the difference, one below the other; None where no line has a row."""
+    body: list[tuple[str, ...]] = []
+    for record in records(table):
+        if not isinstance(record["paper_row"], str):
+            continue
+        body += _comparison_rows(record)
+    if not body:
+        return None
+    names = ("acc", *METRICS)
+    header = ("#", "Line", "", *(f"{TITLES[name]} {ARROWS[name]}" for name in names))
+    caption = (
+        "Differences are ours − paper's, unadjusted: they mix what was attacked with which images "
+        "and checkpoints were at hand (see the notes). A difference in accuracy is printed only "
+        "where the images are the paper's. † This row of the paper repeats the five scores of "
+        "another of its rows."
+    )
+    return TextTable("Beside the paper", caption, header, tuple(body), "rll" + "r" * len(names))
+
+
+def _comparison_rows(record: Record) -> list[tuple[str, ...]]:
+    names = ("acc", *METRICS)
+    ratio = f" γ={gamma(record['gamma'])}" if record["gamma"] else ""
+    name = f"{record['model']} {record['setting']}{ratio}, {record['attack']}, {record['dtype']}"
+    dagger = " †" if isinstance(record["paper_row_repeats"], str) else ""
+
+    def cells(part: str, sign: bool) -> list[str]:
+        return [number(record[f"{n}_{part}"], DECIMALS[n], sign=sign) for n in names]
+
+    return [
+        (str(record["line"]), name, "ours", *cells("mean", False)),
+        ("", f"{record['paper_row']}{dagger}", "paper", *cells("paper", False)),
+        ("", "", "difference", *cells("difference", True)),
+    ]
+
+
+def diagnostics_table(table: Table) -> TextTable:
+    """What bounds the scores: ceiling, conditioning, and how much was shuffled."""
+    header = (
+        *("#", "Model", "Set.", "Attack", "dtype", "PSNR median", "exact images", "ceiling (n)"),
+        *("ceiling − PSNR", "median cond(A)", "shuffled patches", "empty masks"),
+    )
+    caption = (
+        "The ceiling is the PSNR that the attack's algebra would reach with perfect arithmetic and "
+        "no defence; the distance to it is a mean over images, both capped at 100 dB. PSNR is the "
+        "standard variant. Shuffled patches: median of the number realised."
+    )
+    body = tuple(_diagnostics_row(record) for record in records(table))
+    align = "rllll" + "r" * (len(header) - 5)
+    return TextTable("Ceilings and the linear system", caption, header, body, align)
+
+
+def _diagnostics_row(record: Record) -> tuple[str, ...]:
+    n = record["n"]
+    ceiling = number(record["ceiling_mean"], 2)
+    condition = record["cond_a_median"]
+    empty = record["empty_masks"]
+    return (
+        *(str(record["line"]), str(record["model"]), str(record["setting"])),
+        *(str(record["attack"]), str(record["dtype"])),
+        *(number(record["psnr_median"], 2), str(record["psnr_exact"]) if n else DASH),
+        ceiling if ceiling == DASH else f"{ceiling} ({record['ceiling_n']})",
+        number(record["ceiling_distance"], 2),
+        DASH if math.isnan(condition) else f"{condition:.1e}",
+        plain(record["shuffled_patches_median"]),
+        DASH if empty is None or math.isnan(empty) else f"{empty:.0f}",
+    )

@@ -1,0 +1,75 @@
+"""Settings a, b, c of the paper: what the client feeds its model, and what is scored.
+
+    a  phi(grad M(x),  x )    plain image,    scored against the plain image
+    b  phi(grad M(x~), x~)    shuffled image, scored against the shuffled image
+    c  phi(grad M(x~), x )    shuffled image, scored against the plain image
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mjp_privacy.interfaces import ClientInput, Setting, Truth
+from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from mjp_privacy.registry import Registry
+
+
+@dataclass(frozen=True)
+class PlainSetting:
+    """The client's image is not shuffled."""
+
+    name: str
+    shuffles: bool = False
+
+    def prepare(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        image_ids: Sequence[str],
+        *,
+        patch_size: int,
+        gamma: float,
+        round: int,
+        seed: int,
+    ) -> ClientInput:
+        return ClientInput(images, labels, tuple(image_ids))
+
+    def target(self, truth: Truth, inputs: ClientInput) -> Tensor:
+        return truth.images
+
+
+@dataclass(frozen=True)
+class ShuffledSetting:
+    """The client shuffles by MJP; `against` says which image the reconstruction is compared to."""
+
+    name: str
+    against: str  # "shuffled" or "plain"
+    shuffles: bool = True
+
+    def prepare(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        image_ids: Sequence[str],
+        *,
+        patch_size: int,
+        gamma: float,
+        round: int,
+        seed: int,
+    ) -> ClientInput:
+        grid = images.shape[-1] // patch_size
+        mask, permutation = draw_masks(image_ids, grid=grid, gamma=gamma, round=round, seed=seed)
+        shuffled = shuffle_patches(images, permutation, patch_size)
+        return ClientInput(shuffled, labels, tuple(image_ids), mask, permutation)
+
+    def target(self, truth: Truth, inputs: ClientInput) -> Tensor:
+        return inputs.images if self.against == "shuffled" else truth.images
+
+
+SETTINGS: Registry[Setting] = Registry("setting")
+SETTINGS.register("a", PlainSetting("a"))
+SETTINGS.register("b", ShuffledSetting("b", against="shuffled"))
+SETTINGS.register("c", ShuffledSetting("c", against="plain"))
