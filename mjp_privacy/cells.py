@@ -96,7 +96,7 @@ def cell_facts(
         "mode": experiment.client.mode,
         "loss": experiment.client.loss,
         "batch": experiment.client.batch,
-        "dal": experiment.client.dal,
+        "dal": experiment.client.dal and model is not None and model.dal_regressor is not None,
         "checkpoint": card.checkpoint.source if card else "",
         "size": card.img_size if card else 0,
         "mean": list(card.mean) if card else [],

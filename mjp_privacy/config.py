@@ -193,7 +193,7 @@ def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
     except ValidationError as error:
         lines = [_explain(problem) for problem in error.errors()]
         raise UserError(f"{where} has {len(lines)} mistake(s):\n  " + "\n  ".join(lines)) from error
-    _check_names(experiment, where)
+    check_experiment(experiment, where)
     return experiment
 
 
@@ -222,7 +222,8 @@ def _field_names(location: tuple[Any, ...]) -> set[str]:
     return {field.name for field in dataclasses.fields(owner)}
 
 
-def _check_names(experiment: Experiment, where: str) -> None:
+def check_experiment(experiment: Experiment, where: str) -> None:
+    """Names and ranges that cross fields."""
     names = list(experiment.models)
     for entry in experiment.grid:
         for model in entry.models:

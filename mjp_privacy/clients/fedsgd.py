@@ -19,7 +19,10 @@ STEPS_AT_ONCE = 20  # independent steps differentiated together; bounds the memo
 
 
 class Objective(nn.Module):
-    """The client's loss: cross-entropy on the hard label, plus lambda * L_DAL if asked."""
+    """The client's loss: cross-entropy on the hard label, plus lambda * L_DAL if asked.
+
+    A model without a localization regressor has no such term, and its rows say `dal: false`.
+    """
 
     def __init__(self, model: Victim, config: ClientConfig) -> None:
         super().__init__()
@@ -30,7 +33,7 @@ class Objective(nn.Module):
         """Images (B, C, H, W) in [0, 1]; the mean loss of one step."""
         logits = self.model(self.model.normalize(images), mask)
         loss = nn.functional.cross_entropy(logits, labels)
-        if self.config.dal:
+        if self.config.dal and self.model.dal_regressor is not None:
             loss = loss + self.config.dal_lambda * self.model.dal_loss(mask)
         return loss
 
@@ -46,7 +49,7 @@ class FedSGDClient:
     config: ClientConfig = ClientConfig()
 
     def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
-        objective = Objective(self.model, self.config).train(self.config.mode == "train")
+        objective = Objective(self.model, self.config)
         parameters = dict(objective.named_parameters())
         wanted = self._wanted(parameters, names)
         fixed = {k: v.detach() for k, v in parameters.items() if k not in wanted}
@@ -61,8 +64,11 @@ class FedSGDClient:
         per_step: Callable[..., dict[str, Tensor]] = vmap(
             grad(loss), in_dims, chunk_size=STEPS_AT_ONCE, randomness="different"
         )
+        was_training = self.model.training
+        self.model.train(self.config.mode == "train")
         with sdpa_kernel(SDPBackend.MATH):  # deterministic, and vmap can batch it everywhere
             grads = per_step(free, *steps)
+        self.model.train(was_training)
         named = {name.removeprefix("model."): tensor.detach() for name, tensor in grads.items()}
         return ClientUpdate(named, dtype=self.model.cls_token.dtype, batch=self.config.batch)
 

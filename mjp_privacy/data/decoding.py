@@ -15,8 +15,6 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
@@ -79,8 +77,10 @@ def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
     """
     if not content:
         raise ImageError("the file is empty (0 bytes)")
+    # Importing breaching makes Pillow pad cut-off files with grey, in the whole process.
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
-        with _whole_images_only(), Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content)) as image:
             _check_sides(image.size, min_side)
             image.load()
             turn = _TURN.get(_orientation(image))
@@ -92,17 +92,6 @@ def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
         raise ImageError(f"too many pixels, at most {MAX_PIXELS} are read ({error})") from error
     except _DAMAGED as error:
         raise ImageError(f"cannot be decoded: {str(error) or type(error).__name__}") from error
-
-
-@contextmanager
-def _whole_images_only() -> Iterator[None]:
-    """Truncated files raise. Importing breaching switches Pillow to padding them with grey."""
-    before = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = False
-    try:
-        yield
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def _check_sides(size: tuple[int, int], min_side: int) -> None:

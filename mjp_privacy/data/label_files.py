@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from mjp_privacy.errors import UserError
 
@@ -33,6 +33,7 @@ class LabelTable:
     """What a label file says: `rows` (name, label), or `ordered` labels without names."""
 
     origin: str
+    source: Literal["csv", "file"]
     rows: tuple[tuple[str, int], ...] = ()
     ordered: tuple[int, ...] = ()
 
@@ -83,7 +84,7 @@ def _parse_csv(origin: str, lines: Sequence[str]) -> LabelTable:
         if not name:
             raise UserError(f"{origin}, line {number}: expected the name of an image, got none.")
         rows.append((_clean(name), _label(origin, number, row.get("label", ""))))
-    return LabelTable(origin, rows=_consistent(origin, rows))
+    return LabelTable(origin, "csv", rows=_consistent(origin, rows))
 
 
 def _parse_solution(origin: str, lines: Sequence[str]) -> LabelTable:
@@ -91,12 +92,12 @@ def _parse_solution(origin: str, lines: Sequence[str]) -> LabelTable:
     for number, row in _dict_rows(lines):
         synset = row.get("predictionstring", "").split(" ")[0]
         rows.append((_clean(row.get("imageid", "")), _synset_index(origin, number, synset)))
-    return LabelTable(origin, rows=_consistent(origin, rows))
+    return LabelTable(origin, "file", rows=_consistent(origin, rows))
 
 
 def _parse_synset_list(origin: str, lines: Sequence[str]) -> LabelTable:
     cells = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-    return LabelTable(origin, ordered=tuple(_synset_index(origin, *cell) for cell in cells))
+    return LabelTable(origin, "file", ordered=tuple(_synset_index(origin, *cell) for cell in cells))
 
 
 def _parse_names_and_indices(origin: str, lines: Sequence[str]) -> LabelTable:
@@ -114,7 +115,7 @@ def _parse_names_and_indices(origin: str, lines: Sequence[str]) -> LabelTable:
             "positions among the sorted synsets, counted from 0. Subtract 1 if it counts from 1; "
             "for other classes give a CSV with the header `file,label`."
         )
-    return LabelTable(origin, rows=_consistent(origin, rows))
+    return LabelTable(origin, "file", rows=_consistent(origin, rows))
 
 
 def _dict_rows(lines: Sequence[str]) -> list[tuple[int, dict[str, str]]]:

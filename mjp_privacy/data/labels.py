@@ -55,10 +55,12 @@ def find_labels(files: Files, image_ids: Sequence[str], given: Path | None) -> L
     """The labels of every image, or of none. UserError where a source labels only some."""
     wrapper = _wrapper(image_ids)
     if given is not None:
-        return _from_table(_read_outside(given), image_ids, wrapper, "csv")
-    for name in (wrapper + "labels.csv", "labels.csv"):
-        if name in files.names:
-            return _from_table(_read_inside(files, name), image_ids, wrapper, "csv")
+        return _from_table(_read_outside(given), image_ids, wrapper)
+    parents = PurePosixPath(wrapper).parts
+    for depth in range(len(parents), -1, -1):
+        base = "".join(parent + "/" for parent in parents[:depth])
+        if base + "labels.csv" in files.names:
+            return _from_table(_read_inside(files, base + "labels.csv"), image_ids, base)
     inner = {image_id: image_id.removeprefix(wrapper) for image_id in image_ids}
     _refuse_splits(files, inner)
     return (
@@ -99,13 +101,11 @@ def _read_inside(files: Files, name: str) -> LabelTable:
         raise UserError(f"Expected a label file, but {origin} {error.reason}.") from error
 
 
-def _from_table(
-    table: LabelTable, image_ids: Sequence[str], wrapper: str, source: LabelSource
-) -> Labels:
+def _from_table(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> Labels:
     by_image = match_labels(table, image_ids, wrapper)
     count = len(set(by_image.values()))
     described = f"Labels come from {table.origin} ({len(by_image)} images, {count} classes)."
-    return Labels(by_image, source, described)
+    return Labels(by_image, table.source, described)
 
 
 def _from_validation_file(files: Files, image_ids: Sequence[str], wrapper: str) -> Labels | None:
@@ -115,9 +115,9 @@ def _from_validation_file(files: Files, image_ids: Sequence[str], wrapper: str) 
     for pattern in _FLAT_LABEL_FILES:
         for name in files.names:
             if fnmatch(name.removeprefix(wrapper), pattern):
-                return _from_table(_read_inside(files, name), image_ids, wrapper, "file")
+                return _from_table(_read_inside(files, name), image_ids, wrapper)
         for path in sorted(files.path.absolute().parent.glob(pattern)):
-            return _from_table(_read_outside(path), image_ids, wrapper, "file")
+            return _from_table(_read_outside(path), image_ids, wrapper)
     return None
 
 

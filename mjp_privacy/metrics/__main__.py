@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import tyro
 from rich.console import Console
@@ -22,10 +21,8 @@ from rich.progress import track
 from mjp_privacy.errors import UserError
 from mjp_privacy.metrics import METRICS, lpips_backbone, score
 from mjp_privacy.metrics.folders import Pair, pair_folders
+from mjp_privacy.report.statistics import PSNR_CAP, bootstrap_interval
 from mjp_privacy.store import write_atomically
-
-PSNR_CAP = 100.0  # dB; an exact image is inf in its row and this in the mean
-RESAMPLES = 2000
 
 
 class Row(NamedTuple):
@@ -98,7 +95,7 @@ def _table(rows: Sequence[Row]) -> str:
         if key[0] == "psnr":
             exact.append(f"{np.isinf(values).sum()} ({key[1]})")
             values = np.minimum(values, PSNR_CAP)
-        low, high = _bootstrap(values)
+        low, high = bootstrap_interval(values)  # NaN for a single image
         arrow = "↑" if METRICS["/".join(key)].higher_is_better else "↓"
         interval = f"[{low:10.5g},{high:10.5g}]"
         name, variant = key
@@ -109,15 +106,6 @@ def _table(rows: Sequence[Row]) -> str:
     if exact:
         lines.append(f"PSNR averages min(PSNR, {PSNR_CAP:g}). Exact images: {', '.join(exact)}.")
     return "\n".join(lines)
-
-
-def _bootstrap(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """95 % percentile interval of the mean over images; the same for the same values."""
-    rng = np.random.default_rng(0)
-    n = len(values)
-    means = [values[rng.integers(n, size=n)].mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-EMPTY = 1e-12
-"""A spectrum whose product with itself is below this share of its energy has no direction."""
+ROUNDING = 1e-12
+"""A product of spectra below this share of their energies is rounding, and counts as 0."""
 
 
 def fft2d(reconstructions: Tensor, references: Tensor, *, conjugate: bool) -> Tensor:
@@ -18,17 +18,18 @@ def fft2d(reconstructions: Tensor, references: Tensor, *, conjugate: bool) -> Te
     `conjugate=True` takes <U, V> = sum U conj(V) = H W sum_x u(x) v(x) (Parseval): exactly the
     cosine distance of the pixels. It holds no information about frequencies.
 
-    0/0 (a black image, say) is 0 for identical images and 1, nothing in common, for others.
+    Where an image overlaps nowhere with its own reflection the paper's score is 2. 0/0 (a black
+    image, say), which SciPy leaves undefined, is 0 for identical images and 1 for others.
     """
     u = torch.fft.fft2(reconstructions.double()).flatten(1)
     v = torch.fft.fft2(references.double()).flatten(1)
 
     def product(a: Tensor, b: Tensor) -> Tensor:
         # The spectra of real images are Hermitian: the imaginary parts cancel in the sum.
-        return (a * (b.conj() if conjugate else b)).sum(1).real
+        total = (a * (b.conj() if conjugate else b)).sum(1).real
+        scale = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1)
+        return torch.where(total > ROUNDING * scale, total, 0.0)
 
-    uu, vv = product(u, u), product(v, v)
-    energy_u, energy_v = u.abs().square().sum(1), v.abs().square().sum(1)
-    defined = (uu > EMPTY * energy_u) & (vv > EMPTY * energy_v)
-    distance = (1 - product(u, v) / (uu.sqrt() * vv.sqrt())).abs().clamp(max=2)
-    return torch.where(defined, distance, 1 - (u == v).all(1).double())
+    cosine = product(u, v) / (product(u, u).sqrt() * product(v, v).sqrt())
+    cosine = torch.where(cosine.isnan(), (u == v).all(1).double(), cosine)
+    return (1 - cosine).abs().clamp(max=2)

@@ -56,13 +56,15 @@ def write_report(runs: Sequence[Path], out: Path) -> ReportSummary:
     notes = all_notes(loaded.lines)
     images, pictures = _write_figures(loaded.lines, out)
     files = _write_texts(loaded, tables, texts, notes, images, out)
-    counts = [image_counts(line, "paper") for line in loaded.lines]
+    failed = [
+        max(image_counts(line, variant).failed for variant in VARIANTS) for line in loaded.lines
+    ]
     return ReportSummary(
         console=console_table(tables[0], many_runs=loaded.many_runs),
         files=(*files, *pictures),
         lines=len(loaded.lines),
         failed_lines=sum(line.status == "failed" for line in loaded.lines),
-        failed_images=sum(count.failed for count in counts),
+        failed_images=sum(failed),
     )
 
 
@@ -109,7 +111,7 @@ def _write_text(path: Path, content: str) -> None:
 
 
 def _write_figures(lines: Sequence[Line], out: Path) -> tuple[list[Image], list[Path]]:
-    """Pictures in the order of the page. Strips of an earlier report into `out` are removed."""
+    """Pictures in the order of the page. Those that an earlier report left in `out` are removed."""
     from mjp_privacy.report.figures import write_distributions, write_overview, write_strips
 
     folder = out / "figures"
@@ -127,6 +129,7 @@ def _write_figures(lines: Sequence[Line], out: Path) -> tuple[list[Image], list[
         images.append((folder / "psnr.png", caption))
     images += [(strip.path, strip.caption) for strip in write_strips(lines, folder)]
     written = [path for path, _ in images]
-    for stale in sorted({*folder.glob("line_[0-9][0-9][0-9]_*.png")} - {*written}):
-        stale.unlink()
+    for pattern in ("line_[0-9][0-9][0-9]_*.png", "overview.png", "psnr.png"):
+        for stale in sorted({*folder.glob(pattern)} - {*written}):
+            stale.unlink()
     return [Image(path.relative_to(out).as_posix(), text) for path, text in images], written

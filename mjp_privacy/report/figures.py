@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,7 @@ PER_ROW = 5  # lines beside one another in the overview
 SMALLEST_SPREAD = 1e-6  # dB; a density of less has no width to draw
 
 INK, MUTED, FILL, ACCENT = "#1f2933", "#6b7780", "#b8cbd9", "#b4451f"
+GRID = "#dfe4e8"
 
 
 @dataclass(frozen=True)
@@ -190,26 +191,23 @@ def _distributions(lines: Sequence[Line]) -> Figure:
     axes.set_yticklabels(names, fontsize=8, parse_math=False)
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.set_xlim(left=0)
-    axes.set_xlabel(
-        f"per-image PSNR (standard), dB; values over {PSNR_CAP:.0f} drawn there", fontsize=9
-    )
-    axes.grid(axis="x", color="#dfe4e8", linewidth=0.7)
+    label = f"per-image PSNR (standard), dB; values over {PSNR_CAP:.0f} drawn there"
+    axes.set_xlabel(label, fontsize=9)
+    _tidy(axes)
+    return figure
+
+
+def _tidy(axes: Axes) -> None:
+    """A quiet grid, and every label once in the legend."""
+    axes.grid(axis="x", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
-    axes.legend(
-        *(once.values(), once.keys()),
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=3,
-        fontsize=8,
-        frameon=False,
-        borderpad=0.1,
-    )
-    return figure
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3}
+    axes.legend(once.values(), once.keys(), fontsize=8, frameon=False, borderpad=0.1, **place)
 
 
 def _violin(axes: Axes, line: Line, position: int) -> None:

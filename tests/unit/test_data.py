@@ -21,6 +21,7 @@ from mjp_privacy.data import (
     ImageRecord,
     Preprocessing,
     embedded_images,
+    files,
     load_images,
     open_images,
     spread_subset,
@@ -58,7 +59,11 @@ def test_zip_is_readable_after_a_fork(tmp_path: Path) -> None:
     source = open_images(zipped(make_images(tmp_path / "in", ["a.png"])))
     child = os.fork()
     if child == 0:
-        os._exit(0 if source.decode(source.records[0]).size == (8, 8) else 1)
+        status = 1
+        try:
+            status = int(source.decode(source.records[0]).size != (8, 8))
+        finally:
+            os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert source.decode(source.records[0]).size == (8, 8)
 
@@ -106,7 +111,7 @@ def test_paths_that_hold_no_images(tmp_path: Path) -> None:
     assert "found nothing at all" in error_of(tmp_path / "empty")
     (tmp_path / "empty" / "x.npy").write_bytes(b"x")
     (tmp_path / "empty" / "README").write_bytes(b"x")
-    assert "1 × .npy, 1 × no ending" in error_of(tmp_path / "empty")
+    assert "found 1 × no ending, 1 × .npy" in error_of(tmp_path / "empty")
     (tmp_path / "x.tar").write_bytes(b"x")
     assert "Expected a folder or a zip of images, got the file" in error_of(tmp_path / "x.tar")
     (tmp_path / "x.zip").write_bytes(b"PK")
@@ -134,6 +139,17 @@ def test_damaged_and_encrypted_entries(tmp_path: Path) -> None:
     content[content.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(content)
     assert "encrypted" in error_of(path)
+
+
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_huge_files_are_not_read(
+    tmp_path: Path, as_zip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_images(tmp_path / "in", ["a.png"])
+    source = open_images(zipped(folder) if as_zip else folder)
+    monkeypatch.setattr(files, "MAX_BYTES", 10)
+    with pytest.raises(ImageError, match="larger than"):
+        source.read_bytes(source.records[0])
 
 
 def test_names_that_are_not_unicode(tmp_path: Path) -> None:
@@ -179,7 +195,7 @@ def test_subset_goes_round_the_classes() -> None:
 def test_subset_is_the_same_everywhere_and_differs_by_seed() -> None:
     """Fixed names: a change here changes every run with a limit."""
     chosen = [record.image_id for record in spread_subset(RECORDS, 6, 0)]
-    assert chosen == PLACEHOLDER
+    assert chosen == ["2/3.png", "0/1.png", "3/3.png", "1/2.png", "2/1.png", "0/0.png"]
     assert len({spread_subset(RECORDS, None, seed) for seed in range(10)}) == 10
 
 

@@ -144,6 +144,9 @@ def test_csv_inside_a_zipped_folder(tmp_path: Path) -> None:
     folder = make_images(tmp_path / "sample", ["x/a.png", "y/b.png"])
     write(folder / "labels.csv", "file,label\nx/a.png,5\ny/b.png,6\n")
     assert labels_of(zipped(folder, "sample/")) == {"sample/x/a.png": 5, "sample/y/b.png": 6}
+    (folder / "y" / "b.png").unlink()
+    assert labels_of(zipped(folder, "sample/")) == {"sample/x/a.png": 5}
+    assert labels_of(folder) == {"x/a.png": 5}
 
 
 @pytest.mark.parametrize("form", ["{}", "./{}", "somewhere/{}", "some\\{}", "/data/v1/{}"])
@@ -198,6 +201,13 @@ def test_unreadable_label_files(flat: Path, tmp_path: Path) -> None:
     assert "not UTF-8" in error_of(flat, tmp_path / "latin.csv")
 
 
+def test_damaged_label_file_in_a_zip(flat: Path) -> None:
+    write(flat / "labels.csv", "file,label\na.png,1\n")
+    path = zipped(flat)
+    path.write_bytes(path.read_bytes().replace(b"a.png,1", b"a.png,2"))
+    assert "labels.csv damaged inside the zip" in error_of(path)
+
+
 # ImageNet val, flat -----------------------------------------------------------------------------
 
 SOLUTION = "ImageId,PredictionString\n" + "".join(
@@ -226,6 +236,7 @@ def test_flat_val_finds_its_label_file(val: Path, name: str, place: str) -> None
 def test_label_file_given(val: Path, tmp_path: Path, name: str) -> None:
     table = write(tmp_path / "anything.dat", FORMATS[name])
     assert list(labels_of(val, table).values()) == [*INDICES, 0]
+    assert source_of(val, table) == {"file"}
 
 
 def test_flat_val_without_label_file(val: Path) -> None:

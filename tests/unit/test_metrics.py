@@ -244,3 +244,12 @@ def test_fft2d_of_black_images() -> None:
     for variant in ("paper", "standard"):
         for u, v, wanted in ((black, grey, 1.0), (grey, black, 1.0), (black, black, 0.0)):
             assert score(u, v, [("fft2d", variant)])["fft2d", variant][0] == wanted
+
+
+def test_paper_fft2d_is_2_without_overlap_with_its_own_reflection() -> None:
+    corner, grey = np.zeros((1, 1, 8, 8)), np.full((1, 1, 8, 8), 0.5)
+    corner[..., 1, 2] = 1.0
+    scores = score(corner, grey, ["fft2d"])
+    assert scores["fft2d", "paper"][0] == 2.0  # as SciPy 1.9.3 gives: x / 0, cut to 2
+    assert scores["fft2d", "standard"][0] == pytest.approx(1 - 1 / 8)
+    assert score(corner, corner, ["fft2d"])["fft2d", "paper"][0] == 0.0

@@ -1,0 +1,42 @@
+# `make attack` runs the demo, `make test` runs lint, types and tests; each sets up all it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+DEMO ?= results/demo
+
+.PHONY: attack test setup lint types bench clean
+
+attack: $(INSTALLED)
+	$(BIN)/python run_attack.py configs/demo.yaml --out $(DEMO)
+	$(BIN)/python report.py $(DEMO) --out $(DEMO)/report
+	@echo "pictures and tables: $(DEMO)/report (open table.html)"
+
+test: lint types
+	$(BIN)/python -m pytest
+
+setup: $(INSTALLED)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks.april
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "Python 3.10 or newer is needed; $(PYTHON) is `$(PYTHON) --version 2>&1`." \
+	       "Give another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	  echo "$(PYTHON) cannot make virtual environments; install its venv package" \
+	       "(Debian, Ubuntu: apt install python3-venv)."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

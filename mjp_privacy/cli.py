@@ -1,0 +1,144 @@
+"""The two commands, `run_attack.py` and `report.py`, over the public functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from mjp_privacy.config import (
+    ClientConfig,
+    DtypeName,
+    Experiment,
+    check_experiment,
+    load_experiment,
+)
+from mjp_privacy.errors import UserError
+
+DONE, BAD_USAGE, SOME_FAILED = 0, 2, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Overrides:
+    """Fields of the config; what is not given is the file's."""
+
+    seed: int
+    """Seed of the puzzle, the subset and every other choice."""
+    block: int
+    """Images per block of work; part of the numbers (float32 APRIL moves with the batch)."""
+    dtypes: tuple[DtypeName, ...]
+    """Precisions of the client's gradient."""
+    data_is_papers: bool
+    """The images are ImageNet-1K validation images: show the accuracy difference to the paper."""
+    client: ClientConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackArguments:
+    """Attack every image in every cell of CONFIG; the same command again goes on."""
+
+    config: tyro.conf.Positional[Path]
+    """A YAML file, such as configs/table5.yaml."""
+    out: Path
+    """The run folder; given again, the run goes on or is complete."""
+    overrides: Annotated[Overrides, tyro.conf.arg(name="")]
+    images: str | None = None
+    """A folder, a zip, or `embedded`: photographs every installation has."""
+    weights: tuple[str, ...] = ()
+    """Checkpoints: PATH for all of the config's models, or NAME=PATH, several at will."""
+    labels: Path | None = None
+    """A label file; without one labels are looked for beside the images."""
+    limit: int | None = None
+    """A seeded subset spread over the classes; a smaller limit is part of a larger one."""
+    gamma: float | None = None
+    """Shuffle ratio of settings b and c, in place of the config's."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportArguments:
+    """Tables, samples and pictures from finished or half-finished runs."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders, the --out of run_attack.py."""
+    out: Path
+    """Where table.md, table.csv, table.tex, table.html, samples.csv and pictures go."""
+
+
+def run_attack(argv: Sequence[str] | None = None) -> int:
+    """Entry point of run_attack.py."""
+    return _kindly(_attack, list(sys.argv[1:] if argv is None else argv))
+
+
+def report(argv: Sequence[str] | None = None) -> int:
+    """Entry point of report.py."""
+    return _kindly(_report, list(sys.argv[1:] if argv is None else argv))
+
+
+def _kindly(command: Callable[[list[str]], int], argv: list[str]) -> int:
+    """User errors without a traceback."""
+    try:
+        return command(argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def _attack(argv: list[str]) -> int:
+    experiment = _experiment_of(argv)
+    defaults = Overrides(**{f.name: getattr(experiment, f.name) for f in dataclasses.fields(Overrides)})
+    arguments = tyro.cli(
+        AttackArguments,
+        args=argv,
+        prog="run_attack.py",
+        default=AttackArguments(
+            config=tyro.MISSING, out=tyro.MISSING, overrides=defaults, images=experiment.images
+        ),
+    )
+    given = {f.name: getattr(arguments.overrides, f.name) for f in dataclasses.fields(Overrides)}
+    experiment = dataclasses.replace(load_experiment(arguments.config), **given)
+    check_experiment(experiment, str(arguments.config))
+    from mjp_privacy.runner import run_experiment
+
+    summary = run_experiment(
+        experiment,
+        images=arguments.images,
+        out=arguments.out,
+        weights=arguments.weights,
+        labels=arguments.labels,
+        limit=arguments.limit,
+        gamma=arguments.gamma,
+        device=arguments.device,
+    )
+    print(f"{summary.images} images in {summary.cells} cells: {summary.out}")
+    print(f"Next: python report.py {summary.out} --out {summary.out / 'report'}")
+    if summary.failures:
+        print(f"{len(summary.failures)} failure(s); each is a row with its reason:", file=sys.stderr)
+        for failure in summary.failures[:5]:
+            print(f"  {failure}", file=sys.stderr)
+    return SOME_FAILED if summary.failures else DONE
+
+
+def _experiment_of(argv: list[str]) -> Experiment:
+    """The config named on the command line, so that its values are the defaults of --help."""
+    named = [a for a in argv if a.endswith((".yaml", ".yml")) and not a.startswith("-")]
+    if named:
+        return load_experiment(named[0])
+    empty: dict[str, object] = {"name": "none", "models": {"none": {}}}
+    return load_experiment({**empty, "grid": [{"models": ["none"], "settings": ["a"]}]})
+
+
+def _report(argv: list[str]) -> int:
+    arguments = tyro.cli(ReportArguments, args=argv, prog="report.py")
+    from mjp_privacy.report import write_report
+
+    summary = write_report(arguments.runs, arguments.out)
+    print(summary.console)
+    return DONE
