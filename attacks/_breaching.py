@@ -81,7 +81,7 @@ def reconstruct_one_by_one(
     return torch.stack(images)
 
 
-class BatchedAprilAttacker(AprilAttacker):  # type: ignore[misc]
+class BatchedAprilAttacker(AprilAttacker):
     """breaching's attacker for n images at once: the same two solves, in float64.
 
     The embedding's inverse belongs to the model, so it is computed once.
@@ -101,7 +101,7 @@ class BatchedAprilAttacker(AprilAttacker):  # type: ignore[misc]
 
         table_grads A (n, R, D), one row per token; b = Wq^T dWq + Wk^T dWk + Wv^T dWv.
         """
-        weight = self.network.blocks[0].attn.qkv.weight.detach().double()
+        weight = self.network.get_parameter("blocks.0.attn.qkv.weight").detach().double()
         return minimum_norm_solve(table_grads.double(), weight.mT @ qkv_grads.double())
 
     def patches(self, z: Tensor) -> Tensor:

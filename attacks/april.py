@@ -90,7 +90,7 @@ class April:
     def _batched(self, view: AttackerView, table_grads: Tensor) -> tuple[Tensor, Tensor]:
         attacker = self.attacker(view.model)
         z, singular_values = attacker.embeddings(table_grads, view.updates[0].grads[QKV])
-        z = z - view.model.pos_embed.detach().double()
+        z = z - view.model.table.detach().double()
         x = attacker.patches(z[:, 1:])
         return to_images(x, view.model.patch_size, len(view.pixels.mean)), singular_values
 
@@ -138,7 +138,7 @@ class UnknownAwareApril(April):
         z, _ = attacker.embeddings(rows, update.grads[QKV])
         hidden = (table_grads[:, 1:] == 0).all(-1)
         unknown = z[:, -1:] - model.unk_embed.detach().double()
-        known = z[:, 1:-1] - model.pos_embed.detach().double()[:, 1:]
+        known = z[:, 1:-1] - model.table.detach().double()[:, 1:]
         x = attacker.patches(torch.where(hidden.unsqueeze(-1), unknown, known))
         images = to_images(x, model.patch_size, len(view.pixels.mean))
         return Reconstruction(

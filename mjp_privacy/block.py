@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -110,14 +111,27 @@ class Workbench:
         return labels
 
     def update(
-        self, cell: Cell, attack: Attack, needs: Sequence[str], inputs: ClientInput
+        self,
+        cell: Cell,
+        attack: Attack,
+        needs: Sequence[str],
+        inputs: ClientInput,
+        seconds: dict[str, float],
     ) -> ClientUpdate:
+        """The client's upload; its time goes to the first cell that asks for it."""
         victim = self.victim(attack.victim, cell.dtype)
         own = {name for name, _ in victim.named_parameters()}
         names = [name for name in needs if name in own]
         client = FedSGDClient(victim, self.experiment.client)
         key = ("update", attack.victim, cell.setting, cell.gamma, cell.dtype, inputs.image_ids)
-        return self._once(key, lambda: client.update(inputs, names=names))
+
+        def timed() -> ClientUpdate:
+            started = time.monotonic()
+            update = client.update(inputs, names=names)
+            seconds["gradient"] = time.monotonic() - started
+            return update
+
+        return self._once(key, timed)
 
     def accuracy(self, cell: Cell, inputs: ClientInput, labelled: bool) -> dict[str, Tensor | None]:
         """Whether the intact and the altered model are right on this row's input."""
@@ -127,9 +141,8 @@ class Workbench:
         for variant, kind in (("intact", "intact"), ("altered", "april_block")):
             key = ("accuracy", kind, cell.setting, cell.gamma, inputs.image_ids)
             model = self.victim(kind, "float32")
-            correct[variant] = self._once(
-                key, lambda m=model: predict(m, inputs.images, inputs.mask) == inputs.labels
-            )
+            predicted = self._once(key, partial(predict, model, inputs.images, inputs.mask))
+            correct[variant] = predicted == inputs.labels
         return correct
 
     # one cell ---------------------------------------------------------------------------------
@@ -146,13 +159,12 @@ class Workbench:
         """Upload, attack and score these images in this cell."""
         batch = self.experiment.client.batch
         if len(records) % batch:
-            reason = f"{len(records)} images left, which do not fill client steps of {batch}"
-            return BlockResult(reasoned_rows(facts, dict.fromkeys(records, reason), "unsupported"))
+            left = f"{len(records)} images left, which do not fill client steps of {batch}"
+            return BlockResult(reasoned_rows(facts, dict.fromkeys(records, left), "unsupported"))
         plain = torch.stack(list(images))
         inputs = self.inputs(cell, records, plain)
-        started = time.monotonic()
-        update = self.update(cell, attack, needs, inputs)
-        seconds = {"gradient": time.monotonic() - started}
+        seconds: dict[str, float] = {}
+        update = self.update(cell, attack, needs, inputs, seconds)
         view = AttackerView(self.victim(attack.victim, cell.dtype), [update], self.pixels)
         reason = attack.unsupported(view)
         if reason:

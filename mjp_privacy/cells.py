@@ -26,7 +26,7 @@ def cell_key(cell: Cell, experiment: Experiment) -> str:
 
 def run_id(cell: Cell, experiment: Experiment, model: Victim | None, true_labels: bool) -> str:
     """Hash of all that decides the numbers: no path, no device, no limit, no label of a model."""
-    content = {
+    content: dict[str, Any] = {
         "model": _model_facts(model),
         "setting": cell.setting,
         "gamma": cell.gamma,

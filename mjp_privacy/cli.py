@@ -93,7 +93,9 @@ def _kindly(command: Callable[[list[str]], int], argv: list[str]) -> int:
 
 def _attack(argv: list[str]) -> int:
     experiment = _experiment_of(argv)
-    defaults = Overrides(**{f.name: getattr(experiment, f.name) for f in dataclasses.fields(Overrides)})
+    defaults = Overrides(
+        **{f.name: getattr(experiment, f.name) for f in dataclasses.fields(Overrides)}
+    )
     arguments = tyro.cli(
         AttackArguments,
         args=argv,
@@ -120,7 +122,9 @@ def _attack(argv: list[str]) -> int:
     print(f"{summary.images} images in {summary.cells} cells: {summary.out}")
     print(f"Next: python report.py {summary.out} --out {summary.out / 'report'}")
     if summary.failures:
-        print(f"{len(summary.failures)} failure(s); each is a row with its reason:", file=sys.stderr)
+        print(
+            f"{len(summary.failures)} failure(s); each is a row with its reason:", file=sys.stderr
+        )
         for failure in summary.failures[:5]:
             print(f"  {failure}", file=sys.stderr)
     return SOME_FAILED if summary.failures else DONE

@@ -35,7 +35,9 @@ class ClientInput:
     labels: Tensor  # (m,) int64
     image_ids: Sequence[str]
     mask: Tensor | None = None  # (m, N) bool, True = shuffled; None: nothing was shuffled
-    permutation: Tensor | None = None  # (m, N) int64: shuffled patch j is plain patch permutation[j]
+    permutation: Tensor | None = (
+        None  # (m, N) int64: shuffled patch j is plain patch permutation[j]
+    )
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,11 @@ class Reconstruction:
 class Setting(Protocol):
     """Who sees what, scored against what."""
 
-    name: str
-    shuffles: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shuffles(self) -> bool: ...
 
     def prepare(
         self,
@@ -117,7 +122,9 @@ class Setting(Protocol):
 class Victim(Protocol):
     """A client: turns its input into an upload. `names=None` uploads every gradient."""
 
-    def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate: ...
+    def update(
+        self, inputs: ClientInput, *, names: Sequence[str] | None = None
+    ) -> ClientUpdate: ...
 
 
 class Attack(Protocol):
@@ -127,9 +134,14 @@ class Attack(Protocol):
     one, whose block 0 has neither norm1 nor residuals. `uploads` is the number of rounds it needs.
     """
 
-    name: str
-    victim: Literal["intact", "april_block"]
-    uploads: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def victim(self) -> Literal["intact", "april_block"]: ...
+
+    @property
+    def uploads(self) -> int: ...
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Names of the gradients it reads; the client computes only those."""
@@ -140,14 +152,6 @@ class Attack(Protocol):
         ...
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction: ...
-
-
-class Control(Protocol):
-    """A floor or a ceiling: unlike an attack it may look at the truth."""
-
-    name: str
-
-    def run(self, view: AttackerView, inputs: ClientInput, target: Tensor) -> Reconstruction: ...
 
 
 class MetricFunction(Protocol):

@@ -102,4 +102,3 @@ def _pixel_sha256(source: ImageSource, record: ImageRecord) -> str:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-

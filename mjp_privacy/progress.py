@@ -24,7 +24,11 @@ class RunProgress:
         self.console = Console(stderr=True)
         self.bar: Progress | None = None
         if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[say]}"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[say]}"),
+            )
             self.bar = Progress(*columns, console=self.console)
             self.task = self.bar.add_task("attack", total=total, say="")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from torch import Tensor
 
@@ -21,18 +22,18 @@ COLUMNS = [*ROW_COLUMNS, *CELL_COLUMNS, "group"]
 def scored_rows(
     facts: Mapping[str, Any],
     records: Sequence[ImageRecord],
-    scores: Mapping[tuple[str, str], np.ndarray],
+    scores: Mapping[tuple[str, str], npt.NDArray[np.float64]],
     diagnostics: Mapping[str, Tensor],
     accuracy: Mapping[str, Tensor | None],
 ) -> pd.DataFrame:
     """Rows of the images that have a reconstruction."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for index, record in enumerate(records):
         shared = _shared(facts, record)
         for (metric, variant), values in scores.items():
             rows.append(_row(shared, metric, variant, float(values[index])))
-        for name, values in diagnostics.items():
-            rows.append(_row(shared, name, "diagnostic", float(values[index])))
+        for name, measured in diagnostics.items():
+            rows.append(_row(shared, name, "diagnostic", float(measured[index])))
         for variant, correct in accuracy.items():
             if correct is None:
                 reason = "the images carry no true labels"

@@ -117,9 +117,7 @@ class Run:
                 if cells:
                     self._run_model(name, cells)
         self._write_cells()
-        return RunSummary(
-            self.store.root, len(self.cells), len(self.records), tuple(self.failures)
-        )
+        return RunSummary(self.store.root, len(self.cells), len(self.records), tuple(self.failures))
 
     def _distinct(self) -> Iterable[Cell]:
         """The cells, each once: two of one key would fight over the same rows."""
@@ -173,9 +171,9 @@ class Run:
         wrong = [r for r in self.records if r.label is not None and not 0 <= r.label < classes]
         if wrong:
             raise UserError(
-                f"Image {wrong[0].image_id} has label {wrong[0].label}, but the model has {classes} "
-                f"classes ({len(wrong)} such images). Give the labels of the model's own classes "
-                "with --labels, or images without labels."
+                f"Image {wrong[0].image_id} has label {wrong[0].label}, but the model has "
+                f"{classes} classes ({len(wrong)} such images). Give the labels of the model's own "
+                "classes with --labels, or images without labels."
             )
 
     def _facts(self, cell: Cell, model: Victim | None, reason: str) -> dict[str, Any]:
@@ -241,7 +239,8 @@ class Run:
     ) -> None:
         facts, attack = self.facts[cell], self._attack(cell)
         todo = [record for record in left if record in images]
-        parts = [reasoned_rows(facts, {r: unreadable[r] for r in left if r in unreadable}, "failed")]
+        lost = {record: unreadable[record] for record in left if record in unreadable}
+        parts = [reasoned_rows(facts, lost, "failed")]
         if todo:
             needs = self._needs(cell, bench.model)
             result = bench.attack(cell, attack, needs, facts, todo, [images[r] for r in todo])

@@ -1,8 +1,8 @@
 """Settings a, b, c of the paper: what the client feeds its model, and what is scored.
 
-    a  phi(grad M(x),  x )    plain image,    scored against the plain image
-    b  phi(grad M(x~), x~)    shuffled image, scored against the shuffled image
-    c  phi(grad M(x~), x )    shuffled image, scored against the plain image
+a  phi(grad M(x),  x )    plain image,    scored against the plain image
+b  phi(grad M(x~), x~)    shuffled image, scored against the shuffled image
+c  phi(grad M(x~), x )    shuffled image, scored against the plain image
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -183,7 +183,7 @@ class RunStore:
         if not path.is_file():
             columns = ["image_id", "label", "label_source", "sha256", "status", "reason"]
             return pd.DataFrame(columns=columns)
-        text = {"image_id": str, "label_source": str, "sha256": str, "status": str, "reason": str}
+        text = dict.fromkeys(("image_id", "label_source", "sha256", "status", "reason"), "str")
         return pd.read_csv(path, dtype=text, keep_default_na=False, na_values={"label": [""]})
 
     def append_timing(self, record: Mapping[str, Any]) -> None:

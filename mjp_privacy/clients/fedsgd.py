@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class FedSGDClient:
     """
 
     model: Victim
-    config: ClientConfig = ClientConfig()
+    config: ClientConfig = field(default_factory=ClientConfig)
 
     def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
         objective = Objective(self.model, self.config)
@@ -72,12 +72,16 @@ class FedSGDClient:
         named = {name.removeprefix("model."): tensor.detach() for name, tensor in grads.items()}
         return ClientUpdate(named, dtype=self.model.cls_token.dtype, batch=self.config.batch)
 
-    def _wanted(self, parameters: dict[str, nn.Parameter], names: Sequence[str] | None) -> list[str]:
+    def _wanted(
+        self, parameters: dict[str, nn.Parameter], names: Sequence[str] | None
+    ) -> list[str]:
         if names is None:
             return list(parameters)
         for name in names:
             if f"model.{name}" not in parameters:
-                raise UserError(f"The model has no parameter {name!r}, so no gradient of it exists.")
+                raise UserError(
+                    f"The model has no parameter {name!r}, so no gradient of it exists."
+                )
         return [f"model.{name}" for name in names]
 
     def _steps(self, inputs: ClientInput) -> list[Tensor]:

@@ -19,7 +19,7 @@ PYTORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
 NESTED_KEYS = ("model", "state_dict", "module")
 
 
-class _Settings(dict):  # type: ignore[type-arg]
+class _Settings(dict[str, Any]):
     """Stands in for the settings object that the authors' trainer saves beside the weights."""
 
 
@@ -41,10 +41,12 @@ def read_weight_file(path: str | Path) -> WeightFile:
             f"No checkpoint at {path}: expected a .safetensors, .pth or .pt file. "
             "Check the path given to --weights or `checkpoint:`."
         )
+    content: Mapping[str, Any]
+    metadata: dict[str, str] = {}
     if path.suffix == ".safetensors":
         content, metadata = _read_safetensors(path)
     elif path.suffix in PYTORCH_SUFFIXES:
-        content, metadata = _read_pytorch(path), {}
+        content = _read_pytorch(path)
     else:
         raise UserError(
             f"Cannot read {path.name}: expected .safetensors, .pth or .pt, got "
@@ -87,8 +89,8 @@ def _read_pytorch(path: Path) -> Mapping[str, Any]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise UserError(
-            f"{path.name} cannot be read as plain weights ({reason[:200]}). Expected a file made by "
-            "torch.save of tensors. If you trust it, save its state_dict alone, better as "
+            f"{path.name} cannot be read as plain weights ({reason[:200]}). Expected a file "
+            "made by torch.save of tensors. If you trust it, save its state_dict alone, better as "
             ".safetensors, and give that."
         ) from error
     if not isinstance(content, Mapping):

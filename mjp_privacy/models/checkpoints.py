@@ -145,7 +145,8 @@ def _resampled(table: Tensor, grid: int, name: str, notes: list[str]) -> Tensor:
     old = math.isqrt(table.shape[1] - 1)
     if old * old != table.shape[1] - 1:
         raise UserError(
-            f"{name} has {table.shape[1]} rows: expected one class row and a square grid of patches."
+            f"{name} has {table.shape[1]} rows: expected one class row and a square grid of "
+            "patches."
         )
     if old == grid:
         return table
@@ -153,9 +154,7 @@ def _resampled(table: Tensor, grid: int, name: str, notes: list[str]) -> Tensor:
     return resample_abs_pos_embed(table, new_size=[grid, grid], num_prefix_tokens=1)
 
 
-def _position_notes(
-    model: MJPVisionTransformer, own: dict[str, Tensor], notes: list[str]
-) -> None:
+def _position_notes(model: MJPVisionTransformer, own: dict[str, Tensor], notes: list[str]) -> None:
     table = own.get("pos_embed")
     if model.position_embedding != "learned" and table is not None and bool(table.any()):
         notes.append(
@@ -171,9 +170,9 @@ def _filled_unknown(
 ) -> Tensor:
     if unknown_init is None:
         raise UserError(
-            f"{source} holds no unknown embedding (unk_embed, or an MJP table pos_embed.weight with "
-            "N+2 rows), which this model needs. Give an MJP checkpoint, or say how to fill it: "
-            "`unknown_init: mean_position` (the row will say so)."
+            f"{source} holds no unknown embedding (unk_embed, or an MJP table pos_embed.weight "
+            "with N+2 rows), which this model needs. Give an MJP checkpoint, or say how to fill "
+            "it: `unknown_init: mean_position` (the row will say so)."
         )
     mean = own["pos_embed"][:, 1:].mean(1, keepdim=True)
     if unknown_init == "zeros":
@@ -201,7 +200,9 @@ def _check_complete(
 def _shape_message(name: str, found: Tensor, parameter: Tensor, source: str) -> str:
     advice = "Give the dimensions of the checkpoint's own model."
     if name.startswith("head."):
-        advice = f"Set num_classes: {found.shape[0]}, or give a checkpoint with {parameter.shape[0]}."
+        advice = (
+            f"Set num_classes: {found.shape[0]}, or give a checkpoint with {parameter.shape[0]}."
+        )
     if name.startswith("patch_embed."):
         advice = f"Set patch_size: {found.shape[-1]} and embed_dim: {found.shape[0]}."
     return (

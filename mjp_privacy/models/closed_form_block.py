@@ -38,5 +38,7 @@ class ClosedFormBlock(nn.Module):
 def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:
     """A copy of the model whose block 0 is the altered one."""
     altered = copy.deepcopy(model)
-    altered.blocks[0] = ClosedFormBlock(altered.blocks[0])
+    block = altered.blocks[0]
+    assert isinstance(block, Block)
+    altered.blocks[0] = ClosedFormBlock(block)
     return altered

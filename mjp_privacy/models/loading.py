@@ -171,7 +171,7 @@ def _with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
 def _completed(spec: ModelSpec, shape: Shape) -> ModelSpec:
     """Fill what the user left open with what the checkpoint says."""
     patch = spec.patch_size or shape.patch_size
-    filled = {
+    filled: dict[str, Any] = {
         "embed_dim": shape.embed_dim,
         "depth": shape.depth,
         "patch_size": patch,
@@ -190,22 +190,26 @@ def _build(spec: ModelSpec, source: str) -> Victim:
     missing = [key for key in (*needed, "mean", "std") if getattr(spec, key) is None]
     if missing:
         raise UserError(
-            f"{source}: {', '.join(missing)} cannot be read off a checkpoint and are never guessed. "
-            f"Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give them to load_model "
-            "or in the model's part of the config."
+            f"{source}: {', '.join(missing)} cannot be read off the checkpoint and are never "
+            f"guessed. Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give them to "
+            "load_model or in the model's part of the config."
         )
-    assert spec.img_size and spec.patch_size and spec.embed_dim and spec.num_heads
-    if spec.img_size % spec.patch_size or spec.embed_dim % spec.num_heads:
+    size, patch, width, heads = spec.img_size, spec.patch_size, spec.embed_dim, spec.num_heads
+    assert size is not None
+    assert patch is not None
+    assert width is not None
+    assert heads is not None
+    if size % patch or width % heads:
         raise UserError(
-            f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, got "
-            f"{spec.img_size}/{spec.patch_size} and {spec.embed_dim}/{spec.num_heads}."
+            f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, "
+            f"got {size}/{patch} and {width}/{heads}."
         )
     return Victim(
-        img_size=spec.img_size,
-        patch_size=spec.patch_size,
-        embed_dim=spec.embed_dim,
+        img_size=size,
+        patch_size=patch,
+        embed_dim=width,
         depth=spec.depth,
-        num_heads=spec.num_heads,
+        num_heads=heads,
         num_classes=spec.num_classes,
         mlp_ratio=spec.mlp_ratio or 4.0,
         position_embedding=spec.position_embedding,

@@ -66,7 +66,7 @@ def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
 
 
 def masked_l1(target: Tensor, prediction: Tensor, visible: Tensor) -> Tensor:
-    """Mean |target - prediction| over visible rows and both coordinates; 0 where none is visible."""
+    """Mean |target - prediction| over visible rows and both coordinates; 0 where none is."""
     weights = visible.to(prediction.dtype).unsqueeze(-1)
     error = (target.to(prediction) - prediction).abs() * weights
     return error.sum((-2, -1)) / (2 * weights.sum((-2, -1))).clamp(min=1)

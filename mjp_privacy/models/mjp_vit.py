@@ -31,6 +31,10 @@ class MJPVisionTransformer(VisionTransformer):
     dal                 the localization regressor: none, pca, linear or nonlinear.
     """
 
+    cls_token: nn.Parameter
+    unk_embed: nn.Parameter | None
+    index_embed: nn.Parameter | None
+
     def __init__(
         self,
         *,
@@ -55,7 +59,7 @@ class MJPVisionTransformer(VisionTransformer):
         self.index_embed = _table(rows, self.embed_dim) if index_embedding else None
         self.dal_regressor = LocalizationRegressor(self.embed_dim, dal) if dal != "none" else None
         if position_embedding == "exposed":
-            nn.init.zeros_(self.pos_embed)
+            nn.init.zeros_(self.table)
 
     @property
     def grid(self) -> int:
@@ -68,11 +72,17 @@ class MJPVisionTransformer(VisionTransformer):
     def no_weight_decay(self) -> set[str]:
         return {*super().no_weight_decay(), "unk_embed", "index_embed"}
 
+    @property
+    def table(self) -> Tensor:
+        """The position table (1, N+1, D), class row first; only where there is one."""
+        assert self.pos_embed is not None
+        return self.pos_embed
+
     # forward ----------------------------------------------------------------------------------
 
     def positions(self, mask: Tensor | None = None) -> Tensor:
         """(1 or B, N+1, D): the table, with E_unk in the masked rows; the class row is kept."""
-        table = self.pos_embed
+        table = self.table
         if mask is None or self.unk_embed is None:
             return table
         rows = mask.to(table.device).reshape(-1, mask.shape[-1], 1)
@@ -146,7 +156,7 @@ class MJPVisionTransformer(VisionTransformer):
                 "This model has no localization regressor. Load it with dal='linear', 'nonlinear' "
                 "or 'pca', or from a checkpoint that holds one (`dlocr.*`)."
             )
-        embeddings = self.pos_embed[0, 1:].expand(*hidden.shape, -1)
+        embeddings = self.table[0, 1:].expand(*hidden.shape, -1)
         prediction = self.dal_regressor(embeddings, ~hidden)
         return grid_positions(self.grid, normalize=normalize).to(prediction), prediction
 

@@ -94,9 +94,7 @@ NAMED_MODELS.register(
 )
 NAMED_MODELS.register(
     "deit_small_mjp_no_unk",
-    replace(
-        NAMED_MODELS["deit_small_mjp"], name="deit_small_mjp_no_unk", unknown_embedding=False
-    ),
+    replace(NAMED_MODELS["deit_small_mjp"], name="deit_small_mjp_no_unk", unknown_embedding=False),
 )
 
 _WIDTHS = {  # timm's plain ViTs: width, depth, heads

@@ -74,7 +74,7 @@ def _text_tables(loaded: Loaded, tables: Sequence[Table]) -> list[TextTable]:
     optional = [
         main_table(paper, many_runs=many, caption=CAPTIONS["paper"]),
         comparison_table(paper),
-        diagnostics_table(standard),
+        diagnostics_table(paper, standard),
         main_table(standard, many_runs=many, caption=CAPTIONS["standard"]),
         timing_table(loaded.lines, loaded.timings),
     ]

@@ -81,11 +81,13 @@ class Line:
 
     @cached_property
     def groups(self) -> dict[str, str] | None:
-        """Photograph by image_id where images are crops of photographs, else None."""
+        """Photograph by image_id where several images were cut from one, else None."""
         if "group" not in self.rows or self.rows["group"].isna().all():
             return None
         images = self.rows.drop_duplicates("image_id")
         own = images["group"].fillna(images["image_id"])
+        if own.nunique() == len(own):
+            return None
         return dict(zip(images["image_id"].astype(str), own.astype(str), strict=True))
 
 

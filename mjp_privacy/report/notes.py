@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -92,10 +93,11 @@ def _labels(line: Line) -> Iterable[str]:
 def _model(line: Line) -> Iterable[str]:
     cell = line.cell
     if cell.get("checkpoint"):
-        sha = f", sha256 {str(cell['checkpoint_sha'])[:12]}" if cell.get("checkpoint_sha") else ""
+        known = re.fullmatch(r"[0-9a-f]{64}", str(cell.get("checkpoint_sha")))
+        sha = f", sha256 {known[0][:12]}" if known else ""
         architecture = f" ({cell['architecture']})" if cell.get("architecture") else ""
         yield f"{cell['model']}{architecture}: weights from {cell['checkpoint']}{sha}."
-    if cell.get("size") not in (None, PAPER_SIZE):
+    if cell.get("size") and cell["size"] != PAPER_SIZE:
         yield f"Input size {cell['size']}; the paper's is {PAPER_SIZE}."
 
 
@@ -132,7 +134,7 @@ def _own_notes(line: Line) -> Iterable[str]:
 
 def bounds(lines: Sequence[Line]) -> list[str]:
     """Scores that arithmetic or algebra limits, not a defence; and lines over unequal images."""
-    sentences = [sentence for line in lines for sentence in _conditioning(line, lines)]
+    sentences = grouped(lines, _conditioning)
     images = {frozenset(line.rows["image_id"]) for line in lines if not line.rows.empty}
     if len(images) > 1:
         sentences.append(
@@ -142,45 +144,45 @@ def bounds(lines: Sequence[Line]) -> list[str]:
     return sentences
 
 
-def _conditioning(line: Line, among: Sequence[Line]) -> Iterable[str]:
+def _conditioning(line: Line) -> Iterable[str]:
+    """cond(A) is that of the rows of A which are not zero."""
     bits = DIGITS.get(str(line.cell["dtype"]))
     condition = line.scored("cond_a", "diagnostic")
     if bits is None or not len(condition):
         return
     zero_rows = line.scored("zero_rows", "diagnostic").reindex(condition.index).fillna(0)
-    over, n, here = condition > 2.0**bits, len(condition), which([line], among)
-    rounding, singular = int((over & (zero_rows == 0)).sum()), int((over & (zero_rows > 0)).sum())
+    over, singular, n = condition > 2.0**bits, zero_rows > 0, len(condition)
+    rounding, both = int((over & ~singular).sum()), int((over & singular).sum())
     if rounding:
         yield (
-            f"{line.label}, {line.cell['dtype']}: cond(A) exceeds 2^{bits} on {rounding} of {n} "
-            "images. There the score is limited by the gradients' arithmetic, not by a defence; "
-            f"compare PSNR with its ceiling and with float64. ({here})"
+            f"{line.cell['attack']}, {line.cell['dtype']}: cond(A) exceeds 2^{bits} on {rounding} "
+            f"of {n} images. There the score is limited by the gradients' arithmetic, not by a "
+            "defence; compare PSNR with its ceiling, and with float64."
         )
-    if singular:
+    if singular.any():
+        further = f" On {both} of them cond(A) of the other rows exceeds 2^{bits} besides."
         yield (
-            f"{line.label}, {line.cell['dtype']}: A has zero rows and a cond(A) over 2^{bits} on "
-            f"{singular} of {n} images. The attack's system is singular there, which more digits "
-            f"do not mend. ({here})"
+            f"{line.cell['attack']}, {line.cell['dtype']}: A has zero rows, those of shuffled "
+            f"patches, on {int(singular.sum())} of {n} images. The attack's system is singular "
+            f"there, which more digits do not mend.{further if both else ''}"
         )
 
 
 def not_scored(lines: Sequence[Line]) -> list[str]:
     """Reasons of failed, unsupported and unscored lines and images, with their counts."""
-    sentences: list[str] = []
-    for line in lines:
-        start = f"Line {line.number}, {line.label}:"
-        if line.status != "ok":
-            sentences.append(f"{start} {line.status}: {line.reason or 'no reason given'}")
-        reasons = image_reasons(line)
-        reasons.pop((line.status, line.reason), None)  # said of the whole line already
-        ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-        for (status, reason), count in ranked[:REASONS_SHOWN]:
-            images = "1 image" if count == 1 else f"{count} images"
-            sentences.append(f"{start} {images} {status}: {reason}")
-        if len(ranked) > REASONS_SHOWN:
-            further = len(ranked) - REASONS_SHOWN
-            sentences.append(f"{start} {further} further reasons, see samples.csv")
-    return sentences
+    return grouped(lines, _reasons)
+
+
+def _reasons(line: Line) -> Iterable[str]:
+    if line.status != "ok":
+        yield f"Line {line.status}: {line.reason or 'no reason given'}"
+    reasons = image_reasons(line)
+    reasons.pop((line.status, line.reason), None)  # said of the whole line already
+    ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    for (status, reason), count in ranked[:REASONS_SHOWN]:
+        yield f"{'1 image' if count == 1 else f'{count} images'} {status}: {reason}"
+    if len(ranked) > REASONS_SHOWN:
+        yield f"{len(ranked) - REASONS_SHOWN} further reasons, see samples.csv"
 
 
 def image_reasons(line: Line) -> Counter[tuple[str, str]]:

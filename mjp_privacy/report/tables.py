@@ -20,7 +20,17 @@ IDENTITY = ("model", "architecture", "setting", "gamma", "trained_gamma", "attac
 
 NOT_COLUMNS = frozenset(
     (
-        *(*IDENTITY, "run_id", "seed", "status", "reason", "notes", "paper_row", "checkpoint"),
+        *(
+            *IDENTITY,
+            "run_id",
+            "cell_key",
+            "seed",
+            "status",
+            "reason",
+            "notes",
+            "paper_row",
+            "checkpoint",
+        ),
         *("checkpoint_sha", "victim", "data", "data_is_papers", "labels", "true_labels"),
         *("mean", "std"),
     )
@@ -54,10 +64,14 @@ def build_table(lines: Sequence[Line], variant: str) -> Table:
 
 
 def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
-    """Scalar cell entries (seed first) that differ between lines and would be lost otherwise."""
-    keys = dict.fromkeys(key for line in lines for key in line.cell if key not in NOT_COLUMNS)
+    """Scalar cell entries (seed first) that differ between lines and would be lost otherwise.
+
+    A cell that failed before its model was loaded does not know its entries: it has no say.
+    """
+    cells = [line.cell for line in lines if line.cell["status"] != "failed"]
+    keys = dict.fromkeys(key for cell in cells for key in cell if key not in NOT_COLUMNS)
     return tuple(
-        key for key in ["seed", *keys] if len({_scalar(line.cell.get(key)) for line in lines}) > 1
+        key for key in ["seed", *keys] if len({_scalar(cell.get(key)) for cell in cells}) > 1
     )
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.views import TextTable
 
-STAGES = ("gradient", "attack", "score")
+STAGES = ("decode", "gradient", "attack", "score")
 
 CAPTION = (
     "Wall-clock seconds of the machine that ran each stage, divided by images; not part of the "

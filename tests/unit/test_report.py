@@ -205,6 +205,8 @@ def test_crops_are_resampled_by_photograph(tmp_path: Path) -> None:
     store = RunStore(folder)
     rows = store.read_rows("small")
     shutil.rmtree(folder / "rows")
+    store.write_rows("small", 0, rows.assign(group=rows["image_id"]))
+    assert only_line(folder).groups is None  # each its own photograph
     rows["group"] = [f"photo {int(name[1:9]) // 8}" for name in rows["image_id"]]
     store.write_rows("small", 0, rows)
     grouped = build_table([only_line(folder)], "standard").frame.iloc[0]
@@ -216,13 +218,17 @@ def test_crops_are_resampled_by_photograph(tmp_path: Path) -> None:
 
 def test_columns_appear_where_lines_would_look_alike(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
-    cells = [cell("x", rounds=1), cell("y", rounds=4, mode="train")]
+    cells = [
+        cell("x", cell_key="1", rounds=1),
+        cell("y", cell_key="2", rounds=4, mode="train"),
+        cell("no model", cell_key="3", rounds=4, size=0, status="failed", reason="no file"),
+    ]
     store.write_cells(cells)
-    for entry in cells:
+    for entry in cells[:2]:
         write_rows(store, entry, image_rows(entry, image_id(0), 15.0))
     table = build_table(load_runs([tmp_path]).lines, "paper")
     assert table.varying == ("mode", "rounds")
-    assert table.frame["rounds"].tolist() == [1, 4]
+    assert table.frame["rounds"].tolist() == [1, 4, 4]
 
 
 # notes --------------------------------------------------------------------------------------------
@@ -238,7 +244,8 @@ def test_notes_say_what_differs(written: tuple[Path, ReportSummary]) -> None:
         "mode eval, loss cross_entropy, batch 1, no DAL in the loss",
         "A note of the runner. (line 1)",
         "cond(A) exceeds 2^24 on 7 of 22 images",
-        "A has zero rows and a cond(A) over 2^24 on 24 of 24 images",
+        "A has zero rows, those of shuffled patches, on 24 of 24 images",
+        "On 24 of them cond(A) of the other rows exceeds 2^24 besides. (line 2)",
         "not over the same images",
         "repeats all five scores",
         "poster's caption says .27",
