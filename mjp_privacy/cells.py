@@ -93,6 +93,7 @@ def cell_facts(
         "position_embedding": model.position_embedding if model else "",
         "victim": victim,
         "engine": str(cell.attack.options.get("engine", "batched")),
+        "attack_options": json.dumps(cell.attack.options, sort_keys=True),
         "mode": experiment.client.mode,
         "loss": experiment.client.loss,
         "batch": experiment.client.batch,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,8 @@ class RunStore:
         """`tensors`: images, target, input (m, C, H, W) and, where there are, mask, permutation."""
         from safetensors.torch import save_file
 
-        contiguous = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+        # Clones, for safetensors refuses tensors that share memory.
+        contiguous = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
         metadata = {"image_ids": json.dumps(image_ids)}
         write_atomically(
             self.reconstruction_path(run_id, block),
@@ -183,7 +184,8 @@ class RunStore:
         if not path.is_file():
             columns = ["image_id", "label", "label_source", "sha256", "status", "reason"]
             return pd.DataFrame(columns=columns)
-        text = dict.fromkeys(("image_id", "label_source", "sha256", "status", "reason"), "str")
+        names = ("image_id", "label_source", "sha256", "pixel_sha256", "status", "reason")
+        text: dict[Hashable, str] = dict.fromkeys(names, "str")
         return pd.read_csv(path, dtype=text, keep_default_na=False, na_values={"label": [""]})
 
     def append_timing(self, record: Mapping[str, Any]) -> None:

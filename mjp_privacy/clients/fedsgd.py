@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mjp_privacy.clients.per_image import is_simple, per_image_gradients
 from mjp_privacy.config import ClientConfig
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
@@ -49,40 +50,53 @@ class FedSGDClient:
     config: ClientConfig = field(default_factory=ClientConfig)
 
     def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
+        wanted = self._wanted(names)
+        steps = self._steps(inputs)
+        dal = self.config.dal and self.model.dal_regressor is not None
+        simple = not dal and all(is_simple(self.model, name) for name in wanted)
+        was_training = self.model.training
+        self.model.train(self.config.mode == "train")
+        # One attention kernel for both precisions and every way of differentiating; deterministic.
+        with sdpa_kernel(SDPBackend.MATH):
+            grads = self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
+        self.model.train(was_training)
+        return ClientUpdate(grads, dtype=self.model.cls_token.dtype, batch=self.config.batch)
+
+    def _per_image(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
+        """One batched backward pass; a step's gradient is the mean of its images'."""
+        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        for chunk in zip(*(step.split(STEPS_AT_ONCE) for step in steps), strict=True):
+            images, labels, mask = (*(tensor.flatten(0, 1) for tensor in chunk), None)[:3]
+            x = self.model.normalize(images)
+            for name, found in per_image_gradients(self.model, x, labels, mask, names).items():
+                parts[name].append(found.unflatten(0, (-1, self.config.batch)).mean(1))
+        return {name: torch.cat(found) for name, found in parts.items()}
+
+    def _per_step(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Any parameter, any loss: the whole step differentiated under vmap."""
         objective = Objective(self.model, self.config)
-        parameters = dict(objective.named_parameters())
-        wanted = self._wanted(parameters, names)
-        fixed = {k: v.detach() for k, v in parameters.items() if k not in wanted}
-        free = {k: parameters[k].detach() for k in wanted}
+        parameters = {name: p.detach() for name, p in objective.named_parameters()}
+        free = {f"model.{name}": parameters.pop(f"model.{name}") for name in names}
 
         def loss(free: dict[str, Tensor], *step: Tensor) -> Tensor:
             images, labels, mask = (*step, None) if len(step) == 2 else step
-            return functional_call(objective, {**fixed, **free}, (images, labels, mask))
+            return functional_call(objective, {**parameters, **free}, (images, labels, mask))
 
-        steps = self._steps(inputs)
         in_dims = (None, *[0] * len(steps))
         per_step: Callable[..., dict[str, Tensor]] = vmap(
             grad(loss), in_dims, chunk_size=STEPS_AT_ONCE, randomness="different"
         )
-        was_training = self.model.training
-        self.model.train(self.config.mode == "train")
-        with sdpa_kernel(SDPBackend.MATH):  # deterministic, and vmap can batch it everywhere
-            grads = per_step(free, *steps)
-        self.model.train(was_training)
-        named = {name.removeprefix("model."): tensor.detach() for name, tensor in grads.items()}
-        return ClientUpdate(named, dtype=self.model.cls_token.dtype, batch=self.config.batch)
+        found = per_step(free, *steps)
+        return {name: found[f"model.{name}"].detach() for name in names}
 
-    def _wanted(
-        self, parameters: dict[str, nn.Parameter], names: Sequence[str] | None
-    ) -> list[str]:
-        if names is None:
-            return list(parameters)
-        for name in names:
-            if f"model.{name}" not in parameters:
+    def _wanted(self, names: Sequence[str] | None) -> list[str]:
+        own = [name for name, _ in self.model.named_parameters()]
+        for name in names or ():
+            if name not in own:
                 raise UserError(
                     f"The model has no parameter {name!r}, so no gradient of it exists."
                 )
-        return [f"model.{name}" for name in names]
+        return own if names is None else list(names)
 
     def _steps(self, inputs: ClientInput) -> list[Tensor]:
         """Images (n, B, C, H, W), labels (n, B) and, where there is one, mask (n, B, N)."""

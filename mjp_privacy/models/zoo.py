@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from mjp_privacy.models.localization import DalKind
-from mjp_privacy.models.mjp_vit import PositionEmbedding
-from mjp_privacy.registry import Registry
+from mjp_privacy.models.spec import ModelSpec
+from mjp_privacy.registry import Registry, unknown_name
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """Everything needed to build a model; None: read from the checkpoint, or must be given."""
-
-    name: str
-    img_size: int | None = None
-    patch_size: int | None = None
-    embed_dim: int | None = None
-    depth: int | None = None
-    num_heads: int | None = None
-    num_classes: int | None = None
-    mlp_ratio: float | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    resize: int | None = None  # short side before the centre crop; None: round(size * 248 / 224)
-    interpolation: str = "bicubic"
-    position_embedding: PositionEmbedding = "learned"
-    unknown_embedding: bool | None = None
-    index_embedding: bool | None = None
-    dal: DalKind | None = None
-    checkpoint: str | None = None  # where the weights come from if the user names none
-    trained_gamma: float | None = None
-    where: str = ""  # what to do where there is no public download by name
 
 
 NAMED_MODELS: Registry[ModelSpec] = Registry("model")
@@ -132,16 +106,11 @@ def spec_by_name(name: str) -> ModelSpec:
 
 def _with_timm_facts(spec: ModelSpec, name: str) -> ModelSpec:
     """Mean, std, size and crop that timm declares for a pretrained tag."""
-    from timm.models import get_pretrained_cfg, is_model
+    from timm.models import get_pretrained_cfg
 
-    from mjp_privacy.registry import unknown_name
-
-    base = name.split(".")[0]
-    declared = get_pretrained_cfg(name) if is_model(base) else None
-    if declared is None or declared.tag != name.split(".", 1)[1]:
-        from timm import list_pretrained
-
-        raise unknown_name("timm model", name, list_pretrained(f"{base}.*"))
+    check_timm_name(name)
+    declared = get_pretrained_cfg(name)
+    assert declared is not None
     size = declared.input_size[-1]
     return replace(
         spec,
@@ -153,3 +122,16 @@ def _with_timm_facts(spec: ModelSpec, name: str) -> ModelSpec:
         interpolation=declared.interpolation,
         checkpoint=f"timm:{name}",
     )
+
+
+def check_timm_name(name: str) -> None:
+    """Raise, with the nearest name, unless timm has this model and, where given, this tag."""
+    import timm
+
+    base, _, tag = name.partition(".")
+    if not timm.is_model(base):
+        plain = [n for n in timm.list_models(["vit_*", "deit_*"]) if _TIMM_NAME.fullmatch(n)]
+        raise unknown_name("timm model", base, plain)
+    tagged = timm.list_pretrained(f"{base}.*")
+    if tag and name not in tagged:
+        raise unknown_name("timm model", name, tagged)

@@ -166,9 +166,9 @@ def diagnostics_table(paper: Table, standard: Table) -> TextTable:
     caption = (
         "The ceiling is the PSNR of the attack's algebra solved without error for the image that "
         "the client fed; in setting (c) that image is shuffled and the score is against the plain "
-        "one. The distance to it is a mean over images, both capped at 100 dB. PSNR is the standard "
-        "variant; exact in 8 bits counts by the paper's. Shuffled patches: median of the number "
-        "realised."
+        "one. The distance to it is a mean over images, both capped at 100 dB. PSNR is of the "
+        "standard variant; exact in 8 bits counts by the paper's. Shuffled patches: median of the "
+        "number realised."
     )
     pairs = zip(records(paper), records(standard), strict=True)
     body = tuple(_diagnostics_row(record, rounded["psnr_exact"]) for rounded, record in pairs)

@@ -1,0 +1,86 @@
+"""Per-image gradients from one batched backward pass, of the parameters whose use is simple.
+
+A table added to the tokens (`pos_embed`, `unk_embed`, ...) gets a leading image axis. A linear
+layer's gradient is, for each image, the product of what went in with the gradient of what came
+out. Every other weight gradient is left out of the backward pass: that, not the batch, is most of
+the speed. Images do not interact in a ViT, so the sum of their losses may be differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from mjp_privacy.models import Victim
+from mjp_privacy.models.jigsaw import to_patches
+
+TABLES = ("pos_embed", "unk_embed", "cls_token", "index_embed")
+
+
+def is_simple(model: Victim, name: str) -> bool:
+    """Whether `per_image_gradients` can give this parameter's gradient."""
+    if name in TABLES:
+        return True
+    owner = model.get_submodule(name.rpartition(".")[0])
+    return isinstance(owner, nn.Linear) or owner is model.patch_embed.proj
+
+
+def per_image_gradients(
+    model: Victim, x: Tensor, labels: Tensor, mask: Tensor | None, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """Cross-entropy gradients (m, *parameter.shape) of simple parameters.
+
+    x (m, C, H, W) normalised, labels (m,), mask (m, N) or None.
+    """
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    leaves = {
+        name: parameters[name].expand(len(x), *parameters[name].shape[1:]).clone().requires_grad_()
+        for name in names
+        if name in TABLES
+    }
+    owners = {name: name.rpartition(".")[0] for name in names if name not in TABLES}
+    taps = {owner: _Tap(model.get_submodule(owner)) for owner in dict.fromkeys(owners.values())}
+    try:
+        logits = functional_call(model, {**parameters, **leaves}, (x, mask))
+    finally:
+        for tap in taps.values():
+            tap.handle.remove()
+    loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+    wanted = [*leaves.values(), *(tap.output for tap in taps.values())]
+    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    given = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+    # The leaves carry the parameter's own first axis of length 1 as the image axis.
+    grads = {name: grad.unsqueeze(1) for name, grad in zip(leaves, given, strict=False)}
+    after = dict(zip(taps, given[len(leaves) :], strict=True))
+    for name, owner in owners.items():
+        grads[name] = taps[owner].gradient(after[owner], name.endswith(".bias"))
+    return {name: grads[name] for name in names}
+
+
+class _Tap:
+    """Keeps what went into a linear layer or the patch convolution, and what came out."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+        self.handle = layer.register_forward_hook(self._keep)
+
+    def _keep(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        self.input = inputs[0].detach()
+        self.output = output if output.requires_grad else output.requires_grad_()
+        return self.output
+
+    def gradient(self, after: Tensor, bias: bool) -> Tensor:
+        """Gradient of weight or bias per image, from the gradient of the output."""
+        before = self.input
+        if isinstance(self.layer, nn.Conv2d):  # the patch embedding: one output a patch
+            before = to_patches(before, self.layer.kernel_size[0])
+            after = after.flatten(2).mT
+        if before.ndim == 2:  # the head sees one vector an image
+            before, after = before.unsqueeze(1), after.unsqueeze(1)
+        if bias:
+            return after.sum(1)
+        return (after.mT @ before).unflatten(2, self.layer.get_parameter("weight").shape[1:])

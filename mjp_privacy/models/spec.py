@@ -1,0 +1,95 @@
+"""What a model is made of, gathered from its name, the user, the file's metadata and its tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.models.checkpoint_files import WeightFile
+from mjp_privacy.models.checkpoints import Shape
+from mjp_privacy.models.localization import DalKind
+from mjp_privacy.models.mjp_vit import PositionEmbedding
+from mjp_privacy.registry import unknown_name
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything needed to build a model; None: read from the checkpoint, or must be given."""
+
+    name: str
+    img_size: int | None = None
+    patch_size: int | None = None
+    embed_dim: int | None = None
+    depth: int | None = None
+    num_heads: int | None = None
+    num_classes: int | None = None
+    mlp_ratio: float | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize: int | None = None  # short side before the centre crop; None: round(size * 248 / 224)
+    interpolation: str = "bicubic"
+    position_embedding: PositionEmbedding = "learned"
+    unknown_embedding: bool | None = None
+    index_embedding: bool | None = None
+    dal: DalKind | None = None
+    checkpoint: str | None = None  # where the weights come from if the user names none
+    trained_gamma: float | None = None
+    where: str = ""  # what to do where there is no public download by name
+
+
+def _overridden(spec: ModelSpec, overrides: dict[str, Any]) -> ModelSpec:
+    names = {field.name for field in fields(ModelSpec)}
+    for key in overrides:
+        if key not in names:
+            from mjp_privacy.registry import unknown_name
+
+            raise unknown_name("model field", key, sorted(names))
+    given = {key: value for key, value in overrides.items() if value is not None}
+    for key in ("mean", "std"):
+        if key in given:
+            given[key] = _three_numbers(key, given[key])
+    return replace(spec, **given)
+
+
+def _three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]:
+    numbers = (value,) * 3 if isinstance(value, int | float) else tuple(value)
+    if len(numbers) != 3 or (key == "std" and min(numbers) <= 0):
+        raise UserError(f"{key}: expected one number or three per-channel numbers, got {value}.")
+    return tuple(float(number) for number in numbers)
+
+
+def _with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
+    """Facts our own exports carry (mean, std, num_heads, gamma); the user's word goes first."""
+    facts: dict[str, Any] = {}
+    for key in ("mean", "std", "num_heads", "img_size", "trained_gamma"):
+        if key not in file.metadata or getattr(spec, key) is not None:
+            continue
+        try:
+            value = json.loads(file.metadata[key])
+        except ValueError as error:
+            raise UserError(
+                f"{file.path.name}: metadata {key!r} is no JSON value: {file.metadata[key]!r}."
+            ) from error
+        facts[key] = _three_numbers(key, value) if key in ("mean", "std") else value
+    return replace(spec, **facts)
+
+
+def _completed(spec: ModelSpec, shape: Shape) -> ModelSpec:
+    """Fill what the user left open with what the checkpoint says."""
+    patch = spec.patch_size or shape.patch_size
+    filled: dict[str, Any] = {
+        "embed_dim": shape.embed_dim,
+        "depth": shape.depth,
+        "patch_size": patch,
+        "num_classes": shape.num_classes,
+        "mlp_ratio": shape.mlp_ratio,
+        "img_size": shape.grid * patch if shape.grid else None,
+        "unknown_embedding": shape.unknown_embedding and spec.position_embedding == "learned",
+        "index_embedding": shape.index_embedding,
+        "dal": shape.dal if spec.position_embedding == "learned" else "none",
+    }
+    return replace(spec, **{k: v for k, v in filled.items() if getattr(spec, k) is None})
