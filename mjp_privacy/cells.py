@@ -17,7 +17,7 @@ def cell_key(cell: Cell, experiment: Experiment) -> str:
     """Which line of the table this is, whatever checkpoint fills it."""
     return _digest(
         {
-            "cell": dataclasses.asdict(cell) | {"note": None},
+            "cell": dataclasses.asdict(cell) | {"note": None, "paper_setting": None},
             "client": dataclasses.asdict(experiment.client),
             "seed": experiment.seed,
         }
@@ -25,8 +25,13 @@ def cell_key(cell: Cell, experiment: Experiment) -> str:
 
 
 def run_id(cell: Cell, experiment: Experiment, model: Victim | None, true_labels: bool) -> str:
-    """Hash of all that decides the numbers: no path, no device, no limit, no label of a model."""
+    """Hash of the resolved cell, all that decides its rows: no path, no device, no limit.
+
+    The model's label is part of it: a row carries it, so two labels of one checkpoint are two cells
+    with rows of their own. Labels of images are not: another label of a finished image is an error.
+    """
     content: dict[str, Any] = {
+        "label": cell.model,
         "model": _model_facts(model),
         "setting": cell.setting,
         "gamma": cell.gamma,
@@ -38,7 +43,7 @@ def run_id(cell: Cell, experiment: Experiment, model: Victim | None, true_labels
         "true_labels": true_labels,
     }
     if model is None:
-        content["model"] = f"{UNRESOLVED} {cell.model}"
+        content["model"] = UNRESOLVED
     return _digest(content)
 
 
@@ -52,7 +57,9 @@ def _model_facts(model: Victim | None) -> dict[str, Any]:
         return {}
     card = model.card
     return {
+        "name": card.name,
         "architecture": card.architecture,
+        "classes": card.num_classes,
         "sha256": card.checkpoint.sha256,
         "filled": card.checkpoint.notes,
         "pixels": (card.img_size, card.resize, card.interpolation, card.mean, card.std),

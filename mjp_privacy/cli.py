@@ -15,8 +15,8 @@ from mjp_privacy.config import (
     DtypeName,
     Experiment,
     check_experiment,
-    load_experiment,
 )
+from mjp_privacy.config_files import load_experiment
 from mjp_privacy.errors import UserError
 
 DONE, BAD_USAGE, SOME_FAILED = 0, 2, 3
@@ -57,6 +57,7 @@ class AttackArguments:
     gamma: float | None = None
     """Shuffle ratio of settings b and c, in place of the config's."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where gradients are made; auto takes CUDA if there is one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,18 +93,12 @@ def _kindly(command: Callable[[list[str]], int], argv: list[str]) -> int:
 
 
 def _attack(argv: list[str]) -> int:
-    experiment = _experiment_of(argv)
-    defaults = Overrides(
-        **{f.name: getattr(experiment, f.name) for f in dataclasses.fields(Overrides)}
-    )
-    arguments = tyro.cli(
-        AttackArguments,
-        args=argv,
-        prog="run_attack.py",
-        default=AttackArguments(
-            config=tyro.MISSING, out=tyro.MISSING, overrides=defaults, images=experiment.images
-        ),
-    )
+    if sum(a == "--weights" or a.startswith("--weights=") for a in argv) > 1:
+        raise UserError(
+            "--weights is given more than once, and only the last would count. Expected one with "
+            "all checkpoints behind it: --weights NAME=PATH NAME=PATH."
+        )
+    arguments = _parse(argv, _experiment_of(argv))
     given = {f.name: getattr(arguments.overrides, f.name) for f in dataclasses.fields(Overrides)}
     experiment = dataclasses.replace(load_experiment(arguments.config), **given)
     check_experiment(experiment, str(arguments.config))
@@ -130,13 +125,29 @@ def _attack(argv: list[str]) -> int:
     return SOME_FAILED if summary.failures else DONE
 
 
+def _parse(argv: list[str], experiment: Experiment) -> AttackArguments:
+    """The command line, with the experiment's values as defaults."""
+    defaults = Overrides(
+        **{f.name: getattr(experiment, f.name) for f in dataclasses.fields(Overrides)}
+    )
+    return tyro.cli(
+        AttackArguments,
+        args=argv,
+        prog="run_attack.py",
+        default=AttackArguments(
+            config=tyro.MISSING, out=tyro.MISSING, overrides=defaults, images=experiment.images
+        ),
+    )
+
+
 def _experiment_of(argv: list[str]) -> Experiment:
-    """The config named on the command line, so that its values are the defaults of --help."""
-    named = [a for a in argv if a.endswith((".yaml", ".yml")) and not a.startswith("-")]
-    if named:
-        return load_experiment(named[0])
+    """The config named on the command line, so that its values are the defaults."""
     empty: dict[str, object] = {"name": "none", "models": {"none": {}}}
-    return load_experiment({**empty, "grid": [{"models": ["none"], "settings": ["a"]}]})
+    blank = load_experiment({**empty, "grid": [{"models": ["none"], "settings": ["a"]}]})
+    if not {"-h", "--help"} & set(argv):
+        return load_experiment(_parse(argv, blank).config)
+    named = [a for a in argv if a.endswith((".yaml", ".yml")) and Path(a).is_file()]
+    return load_experiment(named[0]) if named else blank
 
 
 def _report(argv: list[str]) -> int:

@@ -1,18 +1,16 @@
 """An experiment: a grid of cells, written in YAML, checked once, frozen.
 
 A cell is one line of a table: a model, a setting with its gamma, a client gradient's precision and
-an attack. A typo in a file is an error that names the nearest field.
+an attack. Reading a file is `config_files`' business.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.errors import UserError
@@ -104,7 +102,8 @@ class Experiment:
     client: ClientConfig = ClientConfig()
     seed: int = 0
     block: int = 20
-    """Images per block of work; part of the numbers, for float32 APRIL moves with the batch."""
+    """Images per block of work, whole client steps; part of the numbers, for float32 APRIL moves
+    with the batch."""
     images: str | None = None
     """Default for --images; `embedded` means photographs that every installation has."""
     data_is_papers: bool = False
@@ -153,117 +152,94 @@ def _attacks_of(entry: GridEntry, experiment: Experiment) -> list[AttackConfig]:
     return [attack for attack in experiment.attacks if attack.name in entry.attacks]
 
 
-# reading ------------------------------------------------------------------------------------------
-
-
-def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Experiment:
-    """From a YAML file, a mapping or an Experiment; checked."""
-    if isinstance(config, Experiment):
-        return config
-    if isinstance(config, Mapping):
-        return parse_experiment(config, "the config")
-    path = Path(config)
-    if not path.is_file():
-        raise UserError(_no_config(path))
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no valid YAML: {error}") from error
-    if not isinstance(content, Mapping):
-        raise UserError(
-            f"{path}: expected fields such as `name:`, `models:`, `grid:`; got "
-            f"{type(content).__name__}. Start from a file in configs/."
-        )
-    return parse_experiment(content, str(path))
-
-
-def _no_config(path: Path) -> str:
-    from difflib import get_close_matches
-
-    folder = path.parent
-    known = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
-    near = get_close_matches(path.name, known, n=1)
-    hint = f" Did you mean {folder / near[0]}?" if near else ""
-    return f"No config at {path}: expected a YAML file.{hint} Those shipped are in configs/."
-
-
-def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
-    try:
-        experiment = TypeAdapter(Experiment).validate_python(dict(content))
-    except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
-        raise UserError(f"{where} has {len(lines)} mistake(s):\n  " + "\n  ".join(lines)) from error
-    check_experiment(experiment, where)
-    return experiment
-
-
-def _explain(problem: Any) -> str:
-    from difflib import get_close_matches
-
-    place = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "unexpected_keyword_argument":
-        fields = sorted(_field_names(problem["loc"]))
-        near = get_close_matches(str(problem["loc"][-1]), fields, n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" Known: {', '.join(fields)}."
-        return f"{place}: unknown field.{hint}"
-    if problem["type"] == "missing":
-        return f"{place}: this field is needed and was not given."
-    return f"{place}: {problem['msg']}; got {problem['input']!r}."
-
-
-def _field_names(location: tuple[Any, ...]) -> set[str]:
-    owners: dict[str, Any] = {
-        "models": ModelConfig,
-        "grid": GridEntry,
-        "attacks": AttackConfig,
-        "client": ClientConfig,
-    }
-    owner = owners.get(str(location[0]), Experiment) if len(location) > 1 else Experiment
-    return {field.name for field in dataclasses.fields(owner)}
+# checks -------------------------------------------------------------------------------------------
 
 
 def check_experiment(experiment: Experiment, where: str) -> None:
     """Names and ranges that cross fields."""
-    names = list(experiment.models)
-    for entry in experiment.grid:
-        for model in entry.models:
-            if model not in experiment.models:
-                raise UserError(f"{where}, grid: {unknown_name('model', model, names)}")
-        for gamma in entry.gammas:
-            if not 0.0 <= gamma <= 1.0:
-                raise UserError(f"{where}, grid: gamma is a share of patches, 0 to 1; got {gamma}.")
-        labels = [attack.name for attack in experiment.attacks]
-        for attack in entry.attacks or ():
-            if attack not in labels:
-                raise UserError(f"{where}, grid: {unknown_name('attack', attack, labels)}")
+    for field in ("grid", "dtypes", "attacks"):
+        if not getattr(experiment, field):
+            raise UserError(f"{where}, {field}: expected at least one entry, got none.")
+    for place, entry in enumerate(experiment.grid):
+        _check_entry(entry, experiment, f"{where}, grid.{place}")
     for field, value in (("block", experiment.block), ("client.batch", experiment.client.batch)):
         if value < 1:
             raise UserError(f"{where}, {field}: expected at least 1, got {value}.")
-    if not experiment.grid or not expand(experiment):
-        raise UserError(f"{where}: the grid is empty. Expected at least one model and setting.")
+    if experiment.block % experiment.client.batch:
+        raise UserError(
+            f"{where}, block: a block holds whole client steps; expected a multiple of "
+            f"client.batch ({experiment.client.batch}), got {experiment.block}."
+        )
+
+
+def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
+    labels = [attack.name for attack in experiment.attacks]
+    for field in ("models", "settings", "gammas", "attacks"):
+        given = getattr(entry, field)
+        if given is not None and not given:
+            raise UserError(f"{where}.{field}: expected at least one entry, got none.")
+    for model in entry.models:
+        if model not in experiment.models:
+            raise UserError(f"{where}: {unknown_name('model', model, list(experiment.models))}")
+    for attack in entry.attacks or ():
+        if attack not in labels:
+            raise UserError(f"{where}: {unknown_name('attack', attack, labels)}")
+    for gamma in entry.gammas:
+        if not 0.0 <= gamma <= 1.0:
+            raise UserError(f"{where}: gamma is a share of the patches, 0 to 1; got {gamma}.")
+
+
+# what the command line changes --------------------------------------------------------------------
 
 
 def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
-    """The same experiment with one shuffle ratio for every b and c."""
+    """The same experiment with one shuffle ratio for every b and c; cells that become equal, once.
+
+    An entry a model and setting, so that the order of the table stays.
+    """
     if not 0.0 <= gamma <= 1.0:
         raise UserError(f"--gamma is a share of the patches, 0 to 1; got {gamma}.")
     grid: list[GridEntry] = []
+    seen: set[tuple[str, str, str]] = set()
     for entry in experiment.grid:
-        changed = dataclasses.replace(entry, gammas=(gamma,))
-        if changed not in grid:
-            grid.append(changed)
+        names = [attack.name for attack in _attacks_of(entry, experiment)]
+        for model in entry.models:
+            for setting in entry.settings:
+                new = tuple(name for name in names if (model, setting, name) not in seen)
+                seen.update((model, setting, name) for name in new)
+                if new:
+                    note, paper = entry.note, entry.paper_setting
+                    grid.append(GridEntry((model,), (setting,), (gamma,), new, paper, note))
     return dataclasses.replace(experiment, grid=tuple(grid))
 
 
 def with_weights(experiment: Experiment, weights: tuple[str, ...]) -> Experiment:
-    """`PATH` for all models, or `NAME=PATH` for one."""
-    models = dict(experiment.models)
+    """`PATH` for all models, or `NAME=PATH` for one, whose own goes first in any order."""
+    models = experiment.models
+    given: dict[str | None, str] = {}
     for item in weights:
-        name, separator, path = item.partition("=")
-        if not separator or (name not in models and Path(item).exists()):
-            models = {k: dataclasses.replace(m, checkpoint=item) for k, m in models.items()}
-            continue
-        if name not in models:
-            raise UserError(f"--weights {item}: {unknown_name('model', name, list(models))}")
-        models[name] = dataclasses.replace(models[name], checkpoint=path)
-    return dataclasses.replace(experiment, models=models)
+        name = _model_of(item, list(models))
+        path = item if name is None else item.removeprefix(f"{name}=")
+        if not path or name in given:
+            came = "two" if name in given else "none"
+            raise UserError(
+                f"--weights: expected one checkpoint for {name or 'all models'}, got {came}. "
+                "Write PATH, or NAME=PATH, once for each model."
+            )
+        given[name] = path
+    replaced = {}
+    for label, config in models.items():
+        checkpoint = given.get(label) or given.get(None) or config.checkpoint
+        replaced[label] = dataclasses.replace(config, checkpoint=checkpoint)
+    return dataclasses.replace(experiment, models=replaced)
+
+
+def _model_of(item: str, labels: list[str]) -> str | None:
+    """The model that `NAME=PATH` names; None for a `PATH`. Both may hold further '='."""
+    named = [label for label in labels if item.startswith(f"{label}=")]
+    if named:
+        return max(named, key=len)
+    if "=" not in item or Path(item).exists():
+        return None
+    unknown = unknown_name("model", item.partition("=")[0], labels)
+    raise UserError(f"--weights {item}: no such file, and as NAME=PATH: {unknown}")

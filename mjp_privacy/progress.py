@@ -71,8 +71,8 @@ class RunProgress:
         rate = self.fresh / max(elapsed, 1e-9)
         if not rate:
             return ""
-        left = (self.total - self.done) / rate
-        return f"{rate:.1f} images/s · {left / 60:.0f} min {left % 60:02.0f} s left"
+        minutes, seconds = divmod(round((self.total - self.done) / rate), 60)
+        return f"{rate:.1f} images/s · {minutes} min {seconds:02d} s left"
 
     def say(self, message: str, **facts: object) -> None:
         """A line for the person and the log."""

@@ -6,8 +6,14 @@ import platform
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
+from pydantic import TypeAdapter
+
+from mjp_privacy.config import Experiment
+from mjp_privacy.store import RunStore, write_atomically
 
 PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image", "numpy", "pillow")
 
@@ -21,6 +27,23 @@ def provenance(device: torch.device) -> dict[str, str | int]:
     )
     facts["threads"] = torch.get_num_threads()
     return facts
+
+
+def write_provenance(store: RunStore, experiment: Experiment, device: torch.device) -> None:
+    """The resolved experiment and what it runs on, as RUN/experiment.yaml."""
+    content = {"experiment": _plain(experiment), "made_with": provenance(device)}
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    path = store.root / "experiment.yaml"
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _plain(experiment: Experiment) -> dict[str, Any]:
+    """Fields for a YAML file: tuples as lists, and checkpoints by file name only."""
+    content: dict[str, Any] = TypeAdapter(Experiment).dump_python(experiment, mode="json")
+    for model in content["models"].values():
+        if model["checkpoint"]:
+            model["checkpoint"] = Path(model["checkpoint"]).name
+    return content
 
 
 def _commit() -> str:

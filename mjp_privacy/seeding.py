@@ -8,7 +8,9 @@ import torch
 
 def derive_seed(*parts: str | int | float) -> int:
     """A 63-bit seed from its parts; the same on every machine and Python version."""
-    text = json.dumps([repr(part) for part in parts])
+    # NumPy's scalars print otherwise than Python's (np.int64(3)), and mean the same.
+    plain = [part.item() if hasattr(part, "item") else part for part in parts]
+    text = json.dumps([repr(part) for part in plain])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

@@ -91,11 +91,26 @@ class RunStore:
         write_atomically(path, lambda temporary: rows.to_parquet(temporary, index=False))
 
     def read_rows(self, run_id: str) -> pd.DataFrame:
-        """All rows of one cell in the order they were made; empty if none was."""
-        parts = sorted((self.root / "rows" / run_id).glob("[0-9]*.parquet"))
-        if not parts:
+        """All rows of one cell in the order they were made; empty if none was.
+
+        An image that failed and then, other images having come or gone, was done in another block,
+        has rows in both: those that did not fail count, else the later ones.
+        """
+        paths = sorted((self.root / "rows" / run_id).glob("[0-9]*.parquet"))
+        if not paths:
             return pd.DataFrame(columns=[*ROW_COLUMNS, *CELL_COLUMNS])
-        return pd.concat([pd.read_parquet(part) for part in parts], ignore_index=True)
+        parts = [pd.read_parquet(path) for path in paths]
+        best: dict[str, tuple[bool, int]] = {}
+        for place, part in enumerate(parts):
+            failed = set(part.loc[part["status"] == "failed", "image_id"])
+            for image_id in part["image_id"].unique():
+                rank = (image_id not in failed, place)
+                best[image_id] = max(rank, best.get(image_id, rank))
+        kept = [
+            part[[best[image_id][1] == place for image_id in part["image_id"]]]
+            for place, part in enumerate(parts)
+        ]
+        return pd.concat([part for part in kept if len(part)], ignore_index=True)
 
     def merge_rows(
         self, run_id: str, block: int, parts: Sequence[pd.DataFrame], order: Sequence[str]
@@ -162,6 +177,15 @@ class RunStore:
     def write_cells(self, cells: list[dict[str, Any]]) -> None:
         write_json(self.root / "cells.json", {"format": 1, "cells": cells})
 
+    def merge_cells(self, cells: list[dict[str, Any]]) -> None:
+        """These cells in their order, then older ones that none of them replaces."""
+        keys = {cell["cell_key"] for cell in cells}
+        try:
+            older = [cell for cell in self.read_cells() if cell.get("cell_key") not in keys]
+        except UserError:
+            older = []
+        self.write_cells([*cells, *older])
+
     def read_cells(self) -> list[dict[str, Any]]:
         path = self.root / "cells.json"
         if not path.is_file():
@@ -190,8 +214,12 @@ class RunStore:
 
     def append_timing(self, record: Mapping[str, Any]) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / "timings.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        line = json.dumps(record).encode() + b"\n"
+        with (self.root / "timings.jsonl").open("ab+") as file:
+            if file.tell():  # a line that a killed run left without its end stays alone
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            file.write(line)
 
     def read_timings(self) -> pd.DataFrame:
         path = self.root / "timings.jsonl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 import torch
 from torch import Tensor, nn
@@ -56,10 +57,12 @@ class FedSGDClient:
         simple = not dal and all(is_simple(self.model, name) for name in wanted)
         was_training = self.model.training
         self.model.train(self.config.mode == "train")
-        # One attention kernel for both precisions and every way of differentiating; deterministic.
-        with sdpa_kernel(SDPBackend.MATH):
-            grads = self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
-        self.model.train(was_training)
+        try:
+            # One attention kernel for both precisions and every way of differentiating.
+            with sdpa_kernel(SDPBackend.MATH):
+                grads = self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
+        finally:
+            self.model.train(was_training)
         return ClientUpdate(grads, dtype=self.model.cls_token.dtype, batch=self.config.batch)
 
     def _per_image(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -93,8 +96,10 @@ class FedSGDClient:
         own = [name for name, _ in self.model.named_parameters()]
         for name in names or ():
             if name not in own:
+                near = get_close_matches(name, own, n=1)
+                hint = f"Did you mean {near[0]}?" if near else "See model.named_parameters()."
                 raise UserError(
-                    f"The model has no parameter {name!r}, so no gradient of it exists."
+                    f"The model has no parameter {name!r}, so no gradient of it exists. {hint}"
                 )
         return own if names is None else list(names)
 
@@ -103,7 +108,8 @@ class FedSGDClient:
         like, batch = self.model.cls_token, self.config.batch
         if len(inputs.image_ids) % batch:
             raise UserError(
-                f"{len(inputs.image_ids)} images do not fill steps of {batch}: expected a multiple."
+                f"{len(inputs.image_ids)} images do not fill steps of {batch}: expected a "
+                f"multiple of {batch}. Give that many, or set client.batch: 1."
             )
         tensors = [inputs.images.to(like.dtype), inputs.labels]
         if inputs.mask is not None:

@@ -25,6 +25,8 @@ def is_simple(model: Victim, name: str) -> bool:
     """Whether `per_image_gradients` can give this parameter's gradient."""
     if name in TABLES:
         return True
+    if name.startswith("dal_regressor."):  # no part of the forward pass to the logits
+        return False
     owner = model.get_submodule(name.rpartition(".")[0])
     return isinstance(owner, nn.Linear) or owner is model.patch_embed.proj
 

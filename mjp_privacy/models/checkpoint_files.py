@@ -1,10 +1,14 @@
-"""Reading weight files without trusting them: safetensors, or PyTorch files by weights_only."""
+"""Weights from a file or from timm's hub, without trusting them.
+
+Files are safetensors, or PyTorch's read with weights_only: nothing in them is executed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import pickle
+import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +21,18 @@ from mjp_privacy.errors import UserError
 
 PYTORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
 NESTED_KEYS = ("model", "state_dict", "module")
+PREFIXED = re.compile(r"((?:model\.|module\.|_orig_mod\.)*)patch_embed\.proj\.weight")
+TIMM_PREFIX = "timm:"
 
 
-class _Settings(dict[str, Any]):
-    """Stands in for the settings object that the authors' trainer saves beside the weights."""
+class _Settings:
+    """Stands in for the settings object that the authors' trainer saves beside the weights.
+
+    It makes an OrderedDict, for torch fills no other mapping from a file it does not trust.
+    """
+
+    def __new__(cls) -> OrderedDict[str, Any]:  # type: ignore[misc]
+        return OrderedDict()
 
 
 @dataclass(frozen=True)
@@ -43,9 +55,10 @@ def read_weight_file(path: str | Path) -> WeightFile:
         )
     content: Mapping[str, Any]
     metadata: dict[str, str] = {}
-    if path.suffix == ".safetensors":
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
         content, metadata = _read_safetensors(path)
-    elif path.suffix in PYTORCH_SUFFIXES:
+    elif suffix in PYTORCH_SUFFIXES:
         content = _read_pytorch(path)
     else:
         raise UserError(
@@ -54,7 +67,10 @@ def read_weight_file(path: str | Path) -> WeightFile:
         )
     tensors, beside = _unwrap(content)
     if not tensors:
-        raise UserError(f"{path.name} holds no weights: expected tensors by name, got {beside}.")
+        raise UserError(
+            f"{path.name} holds no weights: expected tensors by name, got "
+            f"{', '.join(beside[:6]) or 'an empty file'}. Save model.state_dict() and give that."
+        )
     return WeightFile(path, file_sha256(path), tensors, metadata, beside)
 
 
@@ -86,10 +102,11 @@ def _read_pytorch(path: Path) -> Mapping[str, Any]:
     try:
         with torch.serialization.safe_globals(allowed):  # type: ignore[arg-type]
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).strip().splitlines()[-1]
+    except Exception as error:
+        # A damaged or foreign file fails inside the unpickler in any way (struct, unicode, index
+        # errors, ...); each means the same here.
         raise UserError(
-            f"{path.name} cannot be read as plain weights ({reason[:200]}). Expected a file "
+            f"{path.name} cannot be read as plain weights ({_reason(error)}). Expected a file "
             "made by torch.save of tensors. If you trust it, save its state_dict alone, better as "
             ".safetensors, and give that."
         ) from error
@@ -101,21 +118,48 @@ def _read_pytorch(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _unwrap(content: Mapping[str, Any]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The weights inside `model`, `state_dict` or a flat `model.` prefix, and what lay beside."""
+def _reason(error: Exception) -> str:
+    """The line of torch's long message that says what was wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "GLOBAL" in line or "WeightsUnpickler" in line]
+    return (telling or lines or [type(error).__name__])[0][:200]
+
+
+def _unwrap(content: Mapping[Any, Any]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The weights inside `model`, `state_dict` or a `model.` prefix, and what lay beside them."""
     beside: list[str] = []
-    for key in NESTED_KEYS:
-        if isinstance(content.get(key), Mapping):
-            beside += [name for name in content if name != key]
+    for _ in NESTED_KEYS:
+        key = next((k for k in NESTED_KEYS if isinstance(content.get(k), Mapping)), None)
+        if key is not None:
+            beside += [str(name) for name in content if name != key]
             content = content[key]
-    for prefix in ("model.", "module."):
-        if any(name.startswith(f"{prefix}patch_embed.") for name in content):
-            beside += [name for name in content if not name.startswith(prefix)]
-            content = {
-                name.removeprefix(prefix): value
-                for name, value in content.items()
-                if name.startswith(prefix)
-            }
-    tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-    beside += [name for name in content if name not in tensors]
+    found = {str(name): value for name, value in content.items()}
+    wrappers = next((match[1] for match in map(PREFIXED.fullmatch, found) if match), "")
+    beside += [name for name in found if not name.startswith(wrappers)]
+    found = {n.removeprefix(wrappers): v for n, v in found.items() if n.startswith(wrappers)}
+    tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    beside += [name for name in found if name not in tensors]
     return tensors, tuple(sorted(beside))
+
+
+def download_timm(name: str) -> WeightFile:
+    """The pretrained weights of a timm model, cached by timm where it keeps them."""
+    import timm
+
+    try:
+        state = timm.create_model(name, pretrained=True).state_dict()
+    except Exception as error:
+        # A download fails in many ways (hub, requests, httpx, OSError); each means the same here.
+        raise UserError(
+            f"timm could not download {name} ({type(error).__name__}). On a machine with a network "
+            "it is fetched by itself; else give the file: --weights PATH or --weights NAME=PATH."
+        ) from error
+    return WeightFile(Path(name), _tensors_sha256(state), dict(state))
+
+
+def _tensors_sha256(state: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(state):
+        digest.update(key.encode())
+        digest.update(state[key].contiguous().numpy().tobytes())
+    return digest.hexdigest()

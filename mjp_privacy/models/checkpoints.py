@@ -16,11 +16,19 @@ from mjp_privacy.models.localization import DalKind
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 
 UnknownInit = Literal["mean_position", "zeros"]
+AXES = {
+    "patch_embed.proj.weight": 4,
+    "blocks.0.mlp.fc1.weight": 2,
+    "head.weight": 2,
+    "cls_token": 3,
+}
+TABLES = ("pos_embed", "index_embed")
+LAYERS = ("patch_embed.", "norm_pre.", "blocks.", "norm.", "fc_norm.", "pre_logits.", "head.")
 
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What was loaded: printed, and stored beside the rows."""
+    """What was loaded, by the model's own names: printed, and stored beside the rows."""
 
     source: str
     sha256: str
@@ -70,7 +78,7 @@ def to_own_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def shape_of(own: dict[str, Tensor], source: str) -> Shape:
     """Read the architecture off the tensors; heads cannot be read and must be known."""
-    for name in ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight", "head.weight", "cls_token"):
+    for name in AXES:
         if name not in own:
             raise UserError(
                 f"{source} is no plain ViT classifier: expected a tensor {name!r}, got "
@@ -82,6 +90,12 @@ def shape_of(own: dict[str, Tensor], source: str) -> Shape:
                 f"{source} holds {name!r}: expected a plain ViT with one class token and no layer "
                 "scale (ViT, DeiT without distillation, MJP)."
             )
+    for name, axes in {**AXES, **dict.fromkeys(TABLES, 3)}.items():
+        if name in own and own[name].ndim != axes:
+            raise UserError(
+                f"{source}: tensor {name!r} has shape {tuple(own[name].shape)}, expected {axes} "
+                "axes. Give a checkpoint in timm, DeiT or MJP layout."
+            )
     projection = own["patch_embed.proj.weight"]
     blocks = {int(n.split(".")[1]) for n in own if n.startswith("blocks.")}
     table = own.get("pos_embed")
@@ -90,7 +104,10 @@ def shape_of(own: dict[str, Tensor], source: str) -> Shape:
         depth=max(blocks) + 1,
         patch_size=projection.shape[-1],
         num_classes=own["head.weight"].shape[0],
-        mlp_ratio=own["blocks.0.mlp.fc1.weight"].shape[0] / projection.shape[0],
+        # timm takes int(embed_dim * ratio): the next float up keeps that from rounding down.
+        mlp_ratio=math.nextafter(
+            own["blocks.0.mlp.fc1.weight"].shape[0] / projection.shape[0], math.inf
+        ),
         grid=None if table is None else math.isqrt(table.shape[1] - 1),
         unknown_embedding="unk_embed" in own,
         index_embedding="index_embed" in own,
@@ -112,30 +129,31 @@ def load_into(
     unknown_init: UnknownInit | None = None,
 ) -> CheckpointReport:
     """Copy every tensor the model has; anything missing or of another shape is an error."""
-    notes: list[str] = []
     source = file.path.name
-    own = dict(own)
-    for name in ("pos_embed", "index_embed"):
+    own, notes, filled = dict(own), list[str](), list[str]()
+    _position_notes(model, own, notes)
+    if model.position_embedding == "exposed":
+        if "pos_embed" not in own:
+            notes.append("pos_embed is not in the checkpoint: fixed at zero")
+            filled.append("pos_embed")
+        own["pos_embed"] = torch.zeros_like(model.table)
+    for name in TABLES:
         if name in own and getattr(model, name) is not None:
             own[name] = _resampled(own[name], model.grid, name, notes)
-    _position_notes(model, own, notes)
-    if model.unk_embed is not None and "unk_embed" not in own:
+    if model.unk_embed is not None and "unk_embed" not in own and "pos_embed" in own:
         own["unk_embed"] = _filled_unknown(own, unknown_init, source, notes)
-    filled = ("unk_embed",) if unknown_init and notes and "unk_embed" in notes[-1] else ()
+        filled.append("unk_embed")
     expected = dict(model.named_parameters())
-    if model.position_embedding == "exposed":
-        own["pos_embed"] = torch.zeros_like(expected["pos_embed"])
     _check_complete(expected, own, source)
     with torch.no_grad():
         for name, parameter in expected.items():
             parameter.copy_(own[name])
-    unexpected = tuple(sorted(set(own) - set(expected)))
     return CheckpointReport(
         source,
         file.sha256,
         layout_of(file.tensors),
-        filled,
-        unexpected,
+        tuple(filled),
+        tuple(sorted(set(own) - set(expected))),
         file.beside,
         tuple(notes),
     )
@@ -192,6 +210,14 @@ def _check_complete(
             f"{', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}. Expected a complete "
             "checkpoint; check that the model (depth, dal, index_embedding) is the file's."
         )
+    surplus = sorted(name for name in set(own) - set(expected) if name.startswith(LAYERS))
+    if surplus:
+        raise UserError(
+            f"{source} holds {len(surplus)} tensors of layers that the model has not: "
+            f"{', '.join(surplus[:5])}{', …' if len(surplus) > 5 else ''}. Without them the "
+            "weights make another network; check that the model's depth is the file's and that "
+            "the file is a plain ViT's."
+        )
     for name, parameter in expected.items():
         if own[name].shape != parameter.shape:
             raise UserError(_shape_message(name, own[name], parameter, source))
@@ -199,6 +225,8 @@ def _check_complete(
 
 def _shape_message(name: str, found: Tensor, parameter: Tensor, source: str) -> str:
     advice = "Give the dimensions of the checkpoint's own model."
+    if name in ("cls_token", *TABLES):
+        advice = f"Set embed_dim: {found.shape[-1]}, or give a checkpoint of this model."
     if name.startswith("head."):
         advice = (
             f"Set num_classes: {found.shape[0]}, or give a checkpoint with {parameter.shape[0]}."

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mjp_privacy.errors import UserError
 from mjp_privacy.seeding import derive_seed
 
 MIN_BLOCK = 8  # patches
@@ -34,7 +35,7 @@ def blockwise_mask(grid: int, gamma: float, rng: random.Random) -> Tensor:
     their masks one by one.
     """
     if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma is a share of the patches, 0 to 1; got {gamma}")
+        raise UserError(f"gamma is a share of the patches: expected 0 to 1, got {gamma}.")
     mask = torch.zeros(grid, grid, dtype=torch.bool)
     target = int(grid * grid * gamma)
     masked = 0
@@ -98,6 +99,11 @@ def draw_masks(
 def to_patches(images: Tensor, patch_size: int) -> Tensor:
     """(..., C, H, W) -> (..., N, C*P*P), channel first, as the patch embedding flattens them."""
     *lead, channels, height, width = images.shape
+    if height % patch_size or width % patch_size:
+        raise UserError(
+            f"Images of {height}×{width} are no whole number of {patch_size}×{patch_size} patches: "
+            "resize or crop them to a multiple."
+        )
     rows, columns = height // patch_size, width // patch_size
     tiles = images.reshape(*lead, channels, rows, patch_size, columns, patch_size)
     k = len(lead)
@@ -109,6 +115,8 @@ def to_images(patches: Tensor, patch_size: int, channels: int = 3) -> Tensor:
     """The inverse of `to_patches` for a square grid."""
     *lead, number, _ = patches.shape
     grid = math.isqrt(number)
+    if grid * grid != number:
+        raise UserError(f"Expected a square grid of patches, got {number}: use square images.")
     k = len(lead)
     tiles = patches.reshape(*lead, grid, grid, channels, patch_size, patch_size)
     tiles = tiles.permute(*range(k), k + 2, k, k + 3, k + 1, k + 4)

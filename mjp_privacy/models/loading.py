@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,28 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.errors import UserError
-from mjp_privacy.models.checkpoint_files import WeightFile, read_weight_file
+from mjp_privacy.models.checkpoint_files import (
+    TIMM_PREFIX,
+    download_timm,
+    read_weight_file,
+)
 from mjp_privacy.models.checkpoints import (
     CheckpointReport,
-    Shape,
     UnknownInit,
     load_into,
     shape_of,
     to_own_names,
 )
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.models.zoo import ModelSpec, spec_by_name
+from mjp_privacy.models.spec import (
+    ModelSpec,
+    check_choice,
+    completed,
+    filled,
+    overridden,
+    with_metadata,
+)
+from mjp_privacy.models.zoo import spec_by_name, timm_spec
 from mjp_privacy.seeding import derive_seed
 
 RANDOM = "random"
@@ -51,15 +60,20 @@ class Victim(MJPVisionTransformer):
 
     def normalize(self, images: Tensor) -> Tensor:
         """[0, 1] -> the model's own space."""
-        mean = torch.tensor(self.card.mean).to(images).view(-1, 1, 1)
-        std = torch.tensor(self.card.std).to(images).view(-1, 1, 1)
+        mean = _per_channel(self.card.mean, images)
+        std = _per_channel(self.card.std, images)
         return (images - mean) / std
 
     def denormalize(self, x: Tensor) -> Tensor:
         """The inverse of `normalize`; not clipped."""
-        mean = torch.tensor(self.card.mean).to(x).view(-1, 1, 1)
-        std = torch.tensor(self.card.std).to(x).view(-1, 1, 1)
+        mean = _per_channel(self.card.mean, x)
+        std = _per_channel(self.card.std, x)
         return x * std + mean
+
+
+def _per_channel(numbers: tuple[float, ...], like: Tensor) -> Tensor:
+    """(C, 1, 1) in the precision of `like`, not by way of float32."""
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device).view(-1, 1, 1)
 
 
 def load_model(
@@ -82,7 +96,8 @@ def load_model(
                  num_classes, mean, std, position_embedding, unknown_embedding, dal, ...
     unknown_init how to fill E_unk if the checkpoint has none; the card's notes say so.
     """
-    spec = _overridden(spec_by_name(name) if name else ModelSpec("custom"), overrides)
+    check_choice("unknown_init", unknown_init, UnknownInit)
+    spec = overridden(spec_by_name(name) if name else ModelSpec("custom"), overrides)
     source = str(checkpoint) if checkpoint is not None else spec.checkpoint
     if source is None:
         raise UserError(
@@ -91,10 +106,15 @@ def load_model(
         )
     if source == RANDOM:
         return _random_model(spec, seed)
-    file = _weight_file(source)
-    spec = _with_metadata(spec, file)
+    if source.startswith(TIMM_PREFIX):
+        declared = timm_spec(source.removeprefix(TIMM_PREFIX))
+        spec = filled(spec, vars(declared))
+        file = download_timm(declared.name)
+    else:
+        file = read_weight_file(source)
+        spec = with_metadata(spec, file)
     own = to_own_names(file.tensors)
-    spec = _completed(spec, shape_of(own, file.path.name))
+    spec = completed(spec, shape_of(own, file.path.name))
     model = _build(spec, file.path.name)
     report = load_into(model, own, file, unknown_init=unknown_init)
     return _with_card(model, spec, report)
@@ -109,23 +129,19 @@ def _build(spec: ModelSpec, source: str) -> Victim:
             f"guessed. Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give them to "
             "load_model or in the model's part of the config."
         )
-    size, patch, width, heads = spec.img_size, spec.patch_size, spec.embed_dim, spec.num_heads
-    assert size is not None
-    assert patch is not None
-    assert width is not None
-    assert heads is not None
+    numbers = {key: getattr(spec, key) for key in needed}
+    wrong = [f"{k}={v!r}" for k, v in numbers.items() if not isinstance(v, int) or v < 1]
+    if wrong:
+        raise UserError(f"{spec.name}: expected whole numbers from 1, got {', '.join(wrong)}.")
+    size, patch = numbers["img_size"], numbers["patch_size"]
+    width, heads = numbers["embed_dim"], numbers["num_heads"]
     if size % patch or width % heads:
         raise UserError(
             f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, "
             f"got {size}/{patch} and {width}/{heads}."
         )
     return Victim(
-        img_size=size,
-        patch_size=patch,
-        embed_dim=width,
-        depth=spec.depth,
-        num_heads=heads,
-        num_classes=spec.num_classes,
+        **numbers,
         mlp_ratio=spec.mlp_ratio or 4.0,
         position_embedding=spec.position_embedding,
         unknown_embedding=bool(spec.unknown_embedding),
@@ -153,7 +169,7 @@ def _with_card(model: Victim, spec: ModelSpec, report: CheckpointReport) -> Vict
         ),
         img_size=int(spec.img_size or 0),
         resize=spec.resize,
-        interpolation=spec.interpolation,
+        interpolation=spec.interpolation or "bicubic",
         mean=spec.mean,
         std=spec.std,
         num_classes=int(spec.num_classes or 0),

@@ -19,7 +19,7 @@ PCA_ITERATIONS = 5
 def grid_positions(grid: int, *, normalize: bool = False) -> Tensor:
     """(N, 2) row and column of every patch."""
     index = torch.arange(grid * grid)
-    positions = torch.stack((index // grid, index % grid), dim=-1).float()
+    positions = torch.stack((index // grid, index % grid), dim=-1).double()
     return positions / grid if normalize else positions
 
 
@@ -51,10 +51,15 @@ class LocalizationRegressor(nn.Module):
 
 
 def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
-    """(..., D, 2) leading principal directions of the visible rows; differentiable."""
+    """(..., D, 2) leading principal directions of the visible rows; differentiable.
+
+    Their signs are fixed: the entry of largest magnitude is positive. Fewer than three rows span no
+    plane; their directions are zero, for the derivative of the decompositions would be infinite.
+    """
     weights = visible.to(embeddings.dtype).unsqueeze(-1)
-    mean = (embeddings * weights).sum(-2, keepdim=True) / weights.sum(-2, keepdim=True).clamp(min=1)
-    centred = (embeddings - mean) * weights
+    number = weights.sum(-2, keepdim=True)
+    mean = (embeddings * weights).sum(-2, keepdim=True) / number.clamp(min=1)
+    centred = torch.where(number > 2, (embeddings - mean) * weights, 0.0)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(embeddings.shape[-1], 2, generator=generator).to(embeddings)
     basis = torch.linalg.qr(centred.mT @ (centred @ start)).Q
@@ -62,7 +67,9 @@ def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
         basis = torch.linalg.qr(centred.mT @ (centred @ basis)).Q
     projected = centred @ basis
     rotation = torch.linalg.eigh(projected.mT @ projected).eigenvectors.flip(-1)
-    return basis @ rotation
+    directions = basis @ rotation
+    largest = directions.gather(-2, directions.abs().argmax(-2, keepdim=True))
+    return torch.where(number > 2, directions * largest.sign(), 0.0)
 
 
 def masked_l1(target: Tensor, prediction: Tensor, visible: Tensor) -> Tensor:

@@ -108,13 +108,15 @@ class MJPVisionTransformer(VisionTransformer):
             self._check_mask(mask, x.shape[0])
         return self.forward_head(self.forward_features(x, mask))
 
-    def _check_mask(self, mask: Tensor, batch: int) -> None:
+    def _check_mask(self, mask: Tensor, batch: int | None = None) -> None:
         patches = self.patch_embed.num_patches
-        fits = mask.shape == (patches,) or mask.shape in ((batch, patches), (1, patches))
-        if mask.dtype != torch.bool or not fits:
+        *rows, last = mask.shape or (0,)
+        fits = not rows or (len(rows) == 1 and (batch is None or rows[0] in (1, batch)))
+        if mask.dtype != torch.bool or last != patches or not fits:
             raise UserError(
                 f"Expected a bool mask over the {patches} patches (no class position), shape "
-                f"({patches},) or ({batch}, {patches}); got {mask.dtype} of {tuple(mask.shape)}."
+                f"({patches},) or ({batch or 'B'}, {patches}); got {mask.dtype} of "
+                f"{tuple(mask.shape)}. True means shuffled."
             )
 
     # localization -----------------------------------------------------------------------------
@@ -148,6 +150,7 @@ class MJPVisionTransformer(VisionTransformer):
         if mask is None:
             patches = self.patch_embed.num_patches
             return torch.zeros(patches, dtype=torch.bool, device=self.cls_token.device)
+        self._check_mask(mask)
         return mask.to(self.cls_token.device)
 
     def _localize(self, hidden: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:

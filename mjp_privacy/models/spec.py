@@ -1,10 +1,10 @@
-"""What a model is made of, gathered from its name, the user, the file's metadata and its tensors."""
+"""What a model is made of: gathered from its name, the user, timm, the file and its tensors."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -31,7 +31,7 @@ class ModelSpec:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     resize: int | None = None  # short side before the centre crop; None: round(size * 248 / 224)
-    interpolation: str = "bicubic"
+    interpolation: str | None = None  # None: bicubic
     position_embedding: PositionEmbedding = "learned"
     unknown_embedding: bool | None = None
     index_embedding: bool | None = None
@@ -41,28 +41,42 @@ class ModelSpec:
     where: str = ""  # what to do where there is no public download by name
 
 
-def _overridden(spec: ModelSpec, overrides: dict[str, Any]) -> ModelSpec:
-    names = {field.name for field in fields(ModelSpec)}
+def overridden(spec: ModelSpec, overrides: dict[str, Any]) -> ModelSpec:
+    """The spec with the user's fields; a name nobody knows is an error."""
+    names = sorted({field.name for field in fields(ModelSpec)} - {"name", "checkpoint", "where"})
     for key in overrides:
         if key not in names:
-            from mjp_privacy.registry import unknown_name
-
-            raise unknown_name("model field", key, sorted(names))
+            raise unknown_name("model field", key, names)
     given = {key: value for key, value in overrides.items() if value is not None}
+    for key, kind in (("position_embedding", PositionEmbedding), ("dal", DalKind)):
+        check_choice(key, given.get(key), kind)
     for key in ("mean", "std"):
         if key in given:
-            given[key] = _three_numbers(key, given[key])
+            given[key] = three_numbers(key, given[key])
     return replace(spec, **given)
 
 
-def _three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]:
-    numbers = (value,) * 3 if isinstance(value, int | float) else tuple(value)
-    if len(numbers) != 3 or (key == "std" and min(numbers) <= 0):
-        raise UserError(f"{key}: expected one number or three per-channel numbers, got {value}.")
-    return tuple(float(number) for number in numbers)
+def check_choice(key: str, value: str | None, kind: Any) -> None:
+    """Raise unless `value` is one of a Literal's words, or None."""
+    if value is not None and value not in get_args(kind):
+        raise unknown_name(key, str(value), list(get_args(kind)))
 
 
-def _with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
+def three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]:
+    """Per-channel mean or std from one number or three."""
+    try:
+        numbers = [float(number) for number in value]  # type: ignore[union-attr]
+    except TypeError:
+        numbers = [float(value)] * 3 if isinstance(value, int | float) else []
+    except ValueError:
+        numbers = []
+    if len(numbers) != 3 or not all(math.isfinite(n) and (key == "mean" or n > 0) for n in numbers):
+        kind = "number" if key == "mean" else "positive number"
+        raise UserError(f"{key}: expected one {kind} or three, one a channel; got {value!r}.")
+    return tuple(numbers)
+
+
+def with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
     """Facts our own exports carry (mean, std, num_heads, gamma); the user's word goes first."""
     facts: dict[str, Any] = {}
     for key in ("mean", "std", "num_heads", "img_size", "trained_gamma"):
@@ -74,14 +88,14 @@ def _with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
             raise UserError(
                 f"{file.path.name}: metadata {key!r} is no JSON value: {file.metadata[key]!r}."
             ) from error
-        facts[key] = _three_numbers(key, value) if key in ("mean", "std") else value
+        facts[key] = three_numbers(key, value) if key in ("mean", "std") else value
     return replace(spec, **facts)
 
 
-def _completed(spec: ModelSpec, shape: Shape) -> ModelSpec:
+def completed(spec: ModelSpec, shape: Shape) -> ModelSpec:
     """Fill what the user left open with what the checkpoint says."""
     patch = spec.patch_size or shape.patch_size
-    filled: dict[str, Any] = {
+    known: dict[str, Any] = {
         "embed_dim": shape.embed_dim,
         "depth": shape.depth,
         "patch_size": patch,
@@ -92,4 +106,9 @@ def _completed(spec: ModelSpec, shape: Shape) -> ModelSpec:
         "index_embedding": shape.index_embedding,
         "dal": shape.dal if spec.position_embedding == "learned" else "none",
     }
-    return replace(spec, **{k: v for k, v in filled.items() if getattr(spec, k) is None})
+    return filled(spec, known)
+
+
+def filled(spec: ModelSpec, known: Mapping[str, Any]) -> ModelSpec:
+    """The spec with its open fields (None) taken from `known`."""
+    return replace(spec, **{k: v for k, v in known.items() if getattr(spec, k) is None})

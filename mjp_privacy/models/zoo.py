@@ -77,7 +77,9 @@ _WIDTHS = {  # timm's plain ViTs: width, depth, heads
     "base": (768, 12, 12),
     "large": (1024, 24, 16),
 }
-_TIMM_NAME = re.compile(r"(vit|deit)_(tiny|small|base|large)_patch(\d+)_(\d+)(\..+)?")
+_TIMM_NAME = re.compile(
+    r"(?:vit|deit)_(?P<width>tiny|small|base|large)_patch(?P<patch>\d+)_(?P<size>\d+)(?P<tag>\..+)?"
+)
 
 
 def spec_by_name(name: str) -> ModelSpec:
@@ -90,22 +92,28 @@ def spec_by_name(name: str) -> ModelSpec:
     match = _TIMM_NAME.fullmatch(name)
     if not match:
         return NAMED_MODELS[name]  # raises, with the nearest name
-    _, width, patch, size, tag = match.groups()
-    embed_dim, depth, heads = _WIDTHS[width]
-    spec = ModelSpec(
+    return timm_spec(name) if match["tag"] else _architecture(name)
+
+
+def _architecture(name: str) -> ModelSpec:
+    """Dimensions, where the name is a plain ViT's; otherwise nothing is known."""
+    match = _TIMM_NAME.fullmatch(name)
+    if not match:
+        return ModelSpec(name)
+    embed_dim, depth, heads = _WIDTHS[match["width"]]
+    return ModelSpec(
         name,
-        img_size=int(size),
-        patch_size=int(patch),
+        img_size=int(match["size"]),
+        patch_size=int(match["patch"]),
         embed_dim=embed_dim,
         depth=depth,
         num_heads=heads,
         mlp_ratio=4.0,
     )
-    return _with_timm_facts(spec, name) if tag else spec
 
 
-def _with_timm_facts(spec: ModelSpec, name: str) -> ModelSpec:
-    """Mean, std, size and crop that timm declares for a pretrained tag."""
+def timm_spec(name: str) -> ModelSpec:
+    """What timm declares for a download (`NAME[.tag]`): also mean, std, size and crop."""
     from timm.models import get_pretrained_cfg
 
     check_timm_name(name)
@@ -113,7 +121,7 @@ def _with_timm_facts(spec: ModelSpec, name: str) -> ModelSpec:
     assert declared is not None
     size = declared.input_size[-1]
     return replace(
-        spec,
+        _architecture(name),
         img_size=size,
         num_classes=declared.num_classes,
         mean=tuple(declared.mean),

@@ -174,7 +174,7 @@ def _diagnostics(line: Line) -> dict[str, Any]:
     ceiling = summary(line, "ceiling_psnr", "diagnostic", cap=PSNR_CAP, interval=False)
     medians = {
         f"{name}_median": summary(line, name, "diagnostic", interval=False).median
-        for name in ("cond_a", "shuffled_patches")
+        for name in ("cond_a", "rank_a", "nonzero_rows", "zero_rows", "shuffled_patches")
     }
     empty = line.scored("empty_mask", "diagnostic")
     return {

@@ -93,6 +93,7 @@ def main_table(table: Table, *, many_runs: bool, caption: str) -> TextTable:
     left = len(header)
     header += ["n", "not scored", f"Acc. {ARROWS['acc']}", "Acc. altered"]
     header += [f"{TITLES[metric]} {ARROWS[metric]}" for metric in METRICS]
+    header += ["ceiling", "cond(A)"]
     align = "r" + "l" * (left - 1) + "r" * (len(header) - left)
     body = [_main_row(row, table.varying, many_runs) for row in rows]
     if remarks:
@@ -111,7 +112,13 @@ def _main_row(record: Record, varying: Sequence[str], many_runs: bool) -> list[s
         *(plain(record[key]) for key in varying),
         *(str(record["n"]), unscored(record)),
         *(score(record, name) for name in ("acc", "acc_altered", *METRICS)),
+        number(record["ceiling_mean"], 2),
+        condition(record["cond_a_median"]),
     ]
+
+
+def condition(value: float) -> str:
+    return DASH if math.isnan(value) else f"{value:.1e}"
 
 
 def comparison_table(table: Table) -> TextTable | None:
@@ -153,12 +160,14 @@ def _comparison_rows(record: Record) -> list[tuple[str, ...]]:
 def diagnostics_table(paper: Table, standard: Table) -> TextTable:
     """What bounds the scores: ceiling, conditioning, and how much was shuffled."""
     header = (
-        *("#", "Model", "Set.", "Attack", "dtype", "PSNR median", "exact images"),
+        *("#", "Model", "Set.", "γ", "Attack", "dtype", "PSNR median", "exact images"),
         *(
             "exact in 8 bits",
             "ceiling (n)",
             "ceiling − PSNR",
-            "median cond(A)",
+            "cond(A)",
+            "rank(A)",
+            "nonzero rows",
             "shuffled patches",
             "empty masks",
         ),
@@ -167,28 +176,30 @@ def diagnostics_table(paper: Table, standard: Table) -> TextTable:
         "The ceiling is the PSNR of the attack's algebra solved without error for the image that "
         "the client fed; in setting (c) that image is shuffled and the score is against the plain "
         "one. The distance to it is a mean over images, both capped at 100 dB. PSNR is of the "
-        "standard variant; exact in 8 bits counts by the paper's. Shuffled patches: median of the "
-        "number realised."
+        "standard variant; exact in 8 bits counts by the paper's. Medians: cond(A) and the number "
+        "of the nonzero rows of A, its numerical rank at the precision of the client's gradient, "
+        "and the number of patches that were shuffled."
     )
     pairs = zip(records(paper), records(standard), strict=True)
     body = tuple(_diagnostics_row(record, rounded["psnr_exact"]) for rounded, record in pairs)
-    align = "rllll" + "r" * (len(header) - 5)
+    align = "rlllll" + "r" * (len(header) - 6)
     return TextTable("Ceilings and the linear system", caption, header, body, align)
 
 
 def _diagnostics_row(record: Record, exact_in_8_bits: int) -> tuple[str, ...]:
     n = record["n"]
     ceiling = number(record["ceiling_mean"], 2)
-    condition = record["cond_a_median"]
     empty = record["empty_masks"]
     return (
         *(str(record["line"]), str(record["model"]), str(record["setting"])),
-        *(str(record["attack"]), str(record["dtype"])),
+        *(plain(record["gamma"]), str(record["attack"]), str(record["dtype"])),
         number(record["psnr_median"], 2),
         *((str(record["psnr_exact"]), str(exact_in_8_bits)) if n else (DASH, DASH)),
         ceiling if ceiling == DASH else f"{ceiling} ({record['ceiling_n']})",
         number(record["ceiling_distance"], 2),
-        DASH if math.isnan(condition) else f"{condition:.1e}",
+        condition(record["cond_a_median"]),
+        plain(record["rank_a_median"]),
+        plain(record["nonzero_rows_median"]),
         plain(record["shuffled_patches_median"]),
         DASH if empty is None or math.isnan(empty) else f"{empty:.0f}",
     )

@@ -1,4 +1,4 @@
-"""APRIL and its ceiling on real weights: expected dB per image, and the two engines side by side."""
+"""APRIL and its ceiling on real weights: expected dB per image, and both engines beside."""
 
 from __future__ import annotations
 

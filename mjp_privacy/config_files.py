@@ -1,0 +1,124 @@
+"""Reading a config file. A typo is an error that names the nearest field."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from mjp_privacy.config import (
+    AttackConfig,
+    ClientConfig,
+    Experiment,
+    GridEntry,
+    ModelConfig,
+    check_experiment,
+)
+from mjp_privacy.errors import UserError
+
+_OWNERS: dict[str, Any] = {
+    "models": ModelConfig,
+    "grid": GridEntry,
+    "attacks": AttackConfig,
+    "client": ClientConfig,
+}
+"""Whose fields stand under a field of the experiment."""
+
+
+def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Experiment:
+    """From a YAML file, a mapping or an Experiment; checked."""
+    if isinstance(config, Experiment):
+        check_experiment(config, "the experiment")
+        return config
+    if isinstance(config, Mapping):
+        return parse_experiment(config, "the config")
+    path = Path(config)
+    if not path.is_file():
+        raise UserError(_no_config(path))
+    content = _read_yaml(path)
+    if not isinstance(content, Mapping):
+        raise UserError(
+            f"{path}: expected fields such as `name:`, `models:`, `grid:`; got "
+            f"{type(content).__name__}. Start from a file in configs/."
+        )
+    return parse_experiment(content, str(path))
+
+
+def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
+    try:
+        experiment = TypeAdapter(Experiment).validate_python(dict(content))
+    except ValidationError as error:
+        lines = [_explain(problem) for problem in error.errors()]
+        raise UserError(f"{where} has {len(lines)} mistake(s):\n  " + "\n  ".join(lines)) from error
+    check_experiment(experiment, where)
+    return experiment
+
+
+# files --------------------------------------------------------------------------------------------
+
+
+def _no_config(path: Path) -> str:
+    folder = path.parent
+    known = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
+    near = get_close_matches(path.name, known, n=1)
+    hint = f" Did you mean {folder / near[0]}?" if near else ""
+    return f"No config at {path}: expected a YAML file.{hint} Those shipped are in configs/."
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        repeated = _repeated_key(yaml.compose(text, Loader=yaml.SafeLoader), set())
+        if repeated is not None:
+            raise UserError(
+                f"{path}, line {repeated.start_mark.line + 1}: {repeated.value!r} is given twice "
+                "in one mapping. Expected each field and model once; YAML would drop the first."
+            )
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, bad date
+        raise UserError(f"{path} is no valid YAML: {error}") from error
+    except OSError as error:
+        raise UserError(f"Expected a readable config at {path}, got: {error.strerror}.") from error
+
+
+def _repeated_key(node: yaml.Node | None, seen: set[int]) -> yaml.ScalarNode | None:
+    """The first key that a mapping under `node` holds twice. `seen`: nodes that anchors share."""
+    if node is None or id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return None
+    seen.add(id(node))
+    pairs = node.value if isinstance(node, yaml.MappingNode) else [(None, n) for n in node.value]
+    keys: set[str] = set()
+    for key, value in pairs:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in keys:
+                return key
+            keys.add(key.value)
+        found = _repeated_key(value, seen)
+        if found is not None:
+            return found
+    return None
+
+
+# messages -----------------------------------------------------------------------------------------
+
+
+def _explain(problem: Any) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "unexpected_keyword_argument":
+        fields = sorted(_field_names(problem["loc"]))
+        near = get_close_matches(str(problem["loc"][-1]), fields, n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" Known: {', '.join(fields)}."
+        return f"{place}: unknown field.{hint}"
+    if problem["type"] == "missing":
+        return f"{place}: this field is needed and was not given."
+    return f"{place}: {problem['msg']}; got {problem['input']!r}."
+
+
+def _field_names(location: tuple[Any, ...]) -> set[str]:
+    owner = _OWNERS.get(str(location[0]), Experiment) if len(location) > 1 else Experiment
+    return {field.name for field in dataclasses.fields(owner)}

@@ -1,0 +1,243 @@
+"""One command's work on one run folder: model by model, block of images by block, cell by cell.
+
+    decode -> Setting.prepare -> client gradient (once per input, precision and victim)
+           -> Attack.run -> stored -> scored -> rows
+
+A unit, one image in one cell, is finished when its rows are on disk. Blocks are fixed by the
+config, so a killed run goes on where it stopped and ends with the same rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attacks import find_attack
+from mjp_privacy.block import Block, CellWork
+from mjp_privacy.cells import cell_facts, cell_key
+from mjp_privacy.config import Cell, Experiment, expand
+from mjp_privacy.data import ImageRecord, ImageSource
+from mjp_privacy.errors import UserError
+from mjp_privacy.inventory import Inventory
+from mjp_privacy.models import Victim, load_model
+from mjp_privacy.progress import RunProgress
+from mjp_privacy.provenance import write_provenance
+from mjp_privacy.rows import reasoned_rows
+from mjp_privacy.store import RunStore
+from mjp_privacy.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What became of a run. exit_code: 0 all done, 3 some image or cell failed."""
+
+    out: Path
+    cells: int
+    images: int
+    failures: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return 3 if self.failures else 0
+
+
+@dataclass
+class Run:
+    """One command's work on one run folder."""
+
+    experiment: Experiment
+    source: ImageSource
+    records: Sequence[ImageRecord]
+    store: RunStore
+    device: torch.device
+
+    def execute(self) -> RunSummary:
+        self.cells = expand(self.experiment)
+        self.attacks = {c: find_attack(c.attack.name, c.attack.options) for c in self._distinct()}
+        self._check_steps()
+        self.inventory = Inventory(self.store, self.source, self.records)
+        absent = self.inventory.check_known()
+        self.facts: dict[Cell, dict[str, Any]] = {}
+        self.failures: dict[str, None] = {}  # an ordered set
+        write_provenance(self.store, self.experiment, self.device)
+        total = len(self.records) * len(self.cells)
+        with RunProgress(total, self.store.root / "log.jsonl") as self.progress:
+            if absent:
+                self.progress.say(
+                    f"{len(absent)} image(s) of this run folder are no longer among the images "
+                    f"({absent[0]}, …); their rows stay in its tables"
+                )
+            for name in self.experiment.models:
+                cells = [cell for cell in self.cells if cell.model == name]
+                if cells:
+                    self._run_model(name, cells)
+        self._write_cells()
+        return RunSummary(self.store.root, len(self.cells), len(self.records), tuple(self.failures))
+
+    def _distinct(self) -> Iterable[Cell]:
+        """The cells, each once: two of one key would fight over the same rows."""
+        seen: set[str] = set()
+        for cell in self.cells:
+            key = cell_key(cell, self.experiment)
+            if key in seen:
+                raise UserError(
+                    f"The grid holds {cell.model}, setting {cell.setting}, gamma {cell.gamma}, "
+                    f"{cell.dtype}, {cell.attack.name} twice. Expected each cell once."
+                )
+            seen.add(key)
+            yield cell
+
+    def _check_steps(self) -> None:
+        batch = self.experiment.client.batch
+        if len(self.records) % batch:
+            whole = len(self.records) // batch * batch
+            raise UserError(
+                f"{len(self.records)} images do not fill client steps of {batch} (client.batch). "
+                f"Expected a multiple: --limit {whole or batch}"
+                f"{'' if whole else ', and as many images'}."
+            )
+
+    # one model --------------------------------------------------------------------------------
+
+    def _run_model(self, name: str, cells: list[Cell]) -> None:
+        model, reason = self._load(name)
+        for cell in cells:
+            self.facts[cell] = self._facts(cell, model, reason)
+        self._write_cells()
+        if model is None:
+            self._fail_cells(name, cells, reason)
+            return
+        bench = Workbench(model, self.experiment, self.device)
+        for block in self._blocks():
+            self._run_block(bench, block, cells)
+
+    def _load(self, name: str) -> tuple[Victim | None, str]:
+        config = self.experiment.models[name]
+        fields = {k: v for k, v in vars(config).items() if k not in ("model", "paper", "note")}
+        try:
+            model = load_model(config.model, **fields)
+            self.inventory.check_labels(model.card.num_classes)
+        except UserError as error:
+            return None, str(error)
+        report = model.card.checkpoint
+        said = "; ".join(report.notes) or "complete"
+        self.progress.say(
+            f"{name}: {report.source} ({report.layout}), sha256 {report.sha256[:12]}, {said}",
+            missing=report.missing,
+            unexpected=report.unexpected,
+            beside=report.beside,
+        )
+        if report.unexpected:
+            self.progress.say(f"{name}: not used of the checkpoint: {', '.join(report.unexpected)}")
+        return model, ""
+
+    def _facts(self, cell: Cell, model: Victim | None, reason: str) -> dict[str, Any]:
+        return cell_facts(
+            cell,
+            self.experiment,
+            model,
+            true_labels=all(record.label is not None for record in self.records),
+            victim=self.attacks[cell].victim,
+            data=self.source.path.resolve().name,
+            labels=self.source.labels_described,
+            reason=reason,
+        )
+
+    def _fail_cells(self, name: str, cells: list[Cell], reason: str) -> None:
+        self.progress.say(f"{name}: FAILED. {reason}")
+        self.failures[f"{name}: {reason}"] = None
+        for cell in cells:
+            for block in self._blocks():
+                reasons = dict.fromkeys(block.records, reason)
+                rows = reasoned_rows(self.facts[cell], reasons, "failed")
+                self.store.write_rows(self.facts[cell]["run_id"], block.index, rows)
+            self.progress.advance(len(self.records), name)
+
+    # one block --------------------------------------------------------------------------------
+
+    def _blocks(self) -> Iterable[Block]:
+        size = self.experiment.block
+        for index, start in enumerate(range(0, len(self.records), size)):
+            yield Block(index, self.records[start : start + size], self.experiment.client.batch)
+
+    def _run_block(self, bench: Workbench, block: Block, cells: list[Cell]) -> None:
+        pending = {}
+        for cell in cells:
+            left = self.inventory.unfinished(self.facts[cell]["run_id"], block)
+            self.progress.skip(len(block.records) - len(left))
+            if left:
+                pending[cell] = left
+        if not pending:
+            return
+        started = time.monotonic()
+        images, lost = self.inventory.decode(block, bench.model)
+        self._timing("decode", time.monotonic() - started, len(images), self.facts[cells[0]])
+        for record, reason in lost.items():
+            self.failures[f"{record.image_id}: {reason}"] = None
+        lost |= block.broken(lost)
+        for cell, left in pending.items():
+            self._run_cell(bench, block, cell, left, images, lost)
+        bench.forget()
+
+    def _run_cell(
+        self,
+        bench: Workbench,
+        block: Block,
+        cell: Cell,
+        left: Sequence[ImageRecord],
+        images: Mapping[ImageRecord, torch.Tensor],
+        lost: Mapping[ImageRecord, str],
+    ) -> None:
+        facts = self.facts[cell]
+        steps = [step for step in block.steps() if any(record in left for record in step)]
+        todo = [record for step in steps for record in step if record not in lost]
+        reasons = {record: lost[record] for record in left if record in lost}
+        parts = [reasoned_rows(facts, reasons, "failed")]
+        if todo:
+            work = CellWork(bench, cell, self.attacks[cell], self._needs(cell, bench.model), facts)
+            result = work.run(todo, [images[record] for record in todo])
+            parts.append(result.rows)
+            if result.tensors:
+                self.store.merge_reconstructions(
+                    facts["run_id"], block.index, result.tensors, result.image_ids
+                )
+            for record, reason in result.failed.items():
+                self.failures[f"{cell.model}, {cell.setting}, {record.image_id}: {reason}"] = None
+            for stage, seconds in result.seconds.items():
+                self._timing(stage, seconds, len(todo), facts)
+        order = [record.image_id for record in block.records]
+        self.store.merge_rows(facts["run_id"], block.index, parts, order)
+        self.progress.advance(len(left), f"{cell.model} {cell.setting} {cell.dtype}")
+
+    def _needs(self, cell: Cell, model: Victim) -> list[str]:
+        """Union over the attacks that share this cell's gradient, so that it never depends on
+        which of them are finished already."""
+
+        def gradient(cell: Cell) -> tuple[Any, ...]:
+            return cell.model, cell.setting, cell.gamma, cell.dtype, self.attacks[cell].victim
+
+        sharing = [self.attacks[other] for other in self.cells if gradient(other) == gradient(cell)]
+        return list(dict.fromkeys(name for attack in sharing for name in attack.needs(model)))
+
+    # records of the run -----------------------------------------------------------------------
+
+    def _timing(self, stage: str, seconds: float, images: int, facts: Mapping[str, Any]) -> None:
+        if images:
+            self.store.append_timing(
+                {
+                    "run_id": facts["run_id"],
+                    "stage": stage,
+                    "seconds": round(seconds, 6),
+                    "images": images,
+                    "device": str(self.device),
+                    "threads": torch.get_num_threads(),
+                }
+            )
+
+    def _write_cells(self) -> None:
+        self.store.merge_cells([self.facts[cell] for cell in self.cells if cell in self.facts])
