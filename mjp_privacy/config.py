@@ -125,25 +125,15 @@ class Cell:
 
 def expand(experiment: Experiment) -> list[Cell]:
     """The cells in table order."""
-    cells = []
-    for entry in experiment.grid:
-        for model in entry.models:
-            for setting in entry.settings:
-                for gamma in (0.0,) if setting == "a" else entry.gammas:
-                    for dtype in experiment.dtypes:
-                        for attack in _attacks_of(entry, experiment):
-                            cells.append(
-                                Cell(
-                                    model,
-                                    setting,
-                                    gamma,
-                                    dtype,
-                                    attack,
-                                    entry.paper_setting,
-                                    entry.note,
-                                )
-                            )
-    return cells
+    return [
+        Cell(model, setting, gamma, dtype, attack, entry.paper_setting, entry.note)
+        for entry in experiment.grid
+        for model in entry.models
+        for setting in entry.settings
+        for gamma in ((0.0,) if setting == "a" else entry.gammas)
+        for attack in _attacks_of(entry, experiment)
+        for dtype in experiment.dtypes
+    ]
 
 
 def _attacks_of(entry: GridEntry, experiment: Experiment) -> list[AttackConfig]:

@@ -112,6 +112,7 @@ def _write_text(path: Path, content: str) -> None:
 
 def _write_figures(lines: Sequence[Line], out: Path) -> tuple[list[Image], list[Path]]:
     """Pictures in the order of the page. Those that an earlier report left in `out` are removed."""
+    from mjp_privacy.report.comparison import write_comparison
     from mjp_privacy.report.figures import write_distributions, write_overview, write_strips
 
     folder = out / "figures"
@@ -121,6 +122,12 @@ def _write_figures(lines: Sequence[Line], out: Path) -> tuple[list[Image], list[
             "Every line at its median image by PSNR (standard): the 50 % quantile, not picked."
         )
         images.append((folder / "overview.png", caption))
+    if shown := write_comparison(lines, folder / "comparison.png"):
+        caption = (
+            f"The same images through every line: {', '.join(shown)}, at the 25 and 75 % quantiles "
+            "of the first line's PSNR (standard), not picked."
+        )
+        images.append((folder / "comparison.png", caption))
     if write_distributions(lines, folder / "psnr.png"):
         caption = (
             "Per-image PSNR (standard) of every line: density, quartiles, median, and the mean "
@@ -129,7 +136,7 @@ def _write_figures(lines: Sequence[Line], out: Path) -> tuple[list[Image], list[
         images.append((folder / "psnr.png", caption))
     images += [(strip.path, strip.caption) for strip in write_strips(lines, folder)]
     written = [path for path, _ in images]
-    for pattern in ("line_[0-9][0-9][0-9]_*.png", "overview.png", "psnr.png"):
+    for pattern in ("line_[0-9][0-9][0-9]_*.png", "overview.png", "comparison.png", "psnr.png"):
         for stale in sorted({*folder.glob(pattern)} - {*written}):
             stale.unlink()
     return [Image(path.relative_to(out).as_posix(), text) for path, text in images], written

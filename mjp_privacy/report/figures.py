@@ -56,7 +56,7 @@ def write_strips(lines: Sequence[Line], folder: Path) -> list[Strip]:
         shown = examples(line)
         if shown and shown_kinds(shown):
             path = folder / file_name(line)
-            _save(_strip(shown), path)
+            save(_strip(shown), path)
             strips.append(Strip(line, path, strip_caption(line, shown)))
     return strips
 
@@ -90,13 +90,13 @@ def _strip(shown: Sequence[Example]) -> Figure:
     for column, example in enumerate(shown):
         grid[0, column].set_title(example.title, fontsize=8, color=INK, parse_math=False)
         for row, kind in enumerate(kinds):
-            _show(grid[row, column], example.pictures[kind])
+            show(grid[row, column], example.pictures[kind])
     for row, kind in enumerate(kinds):
         grid[row, 0].set_ylabel(KINDS[kind], fontsize=9, color=INK)
     return figure
 
 
-def _show(axes: Axes, image: Picture) -> None:
+def show(axes: Axes, image: Picture) -> None:
     axes.imshow(image, vmin=0, vmax=1)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -109,7 +109,7 @@ def write_overview(lines: Sequence[Line], path: Path) -> bool:
     medians = [(line, example) for line, example in medians if shown_kinds([example])]
     if not medians:
         return False
-    _save(_overview(medians), path)
+    save(_overview(medians), path)
     return True
 
 
@@ -145,9 +145,9 @@ def _overview_row(
         side = 0.98 * SIDE
         axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
         if _has(example, kind):
-            _show(axes, example.pictures[kind])
+            show(axes, example.pictures[kind])
         else:
-            _show(axes, np.ones((1, 1, 3), dtype=np.float32))
+            show(axes, np.ones((1, 1, 3), dtype=np.float32))
             text = "not shuffled" if kind == "input" else "not stored"
             axes.text(0, 0, text, ha="center", va="center", fontsize=8, color=MUTED)
         if titled:
@@ -170,7 +170,7 @@ def write_distributions(lines: Sequence[Line], path: Path) -> bool:
     scored = [line for line in lines if len(line.scored("psnr", "standard"))]
     if not scored:
         return False
-    _save(_distributions(scored), path)
+    save(_distributions(scored), path)
     return True
 
 
@@ -229,5 +229,5 @@ def _violin(axes: Axes, line: Line, position: int) -> None:
         axes.plot([ceiling.mean()] * 2, ends, color=ACCENT, linewidth=1.8, label="mean ceiling")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))

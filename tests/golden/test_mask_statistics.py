@@ -74,7 +74,7 @@ def test_the_images_own_masks_follow_the_authors_at_3_percent(
     """The mean is compared with a large sample of the exact generator, not with the file.
 
     The file is itself a sample of 4000: at a standard deviation of 1.67 its mean 3.854 has a
-    standard error of 0.7 %, and it lies 1.2 % above the generator's own mean of about 3.81. A
+    standard error of 0.7 %, and it lies 1.2 % above the generator's own mean of about 3.80. A
     tolerance of 1 % around it would test that sample's luck. The shares are within 0.02 of the
     file's.
     """

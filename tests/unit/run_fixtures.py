@@ -117,7 +117,7 @@ def tensors(out: Path, run_id: str) -> dict[str, dict[str, torch.Tensor]]:
     """The stored tensors of a cell by image id."""
     store = RunStore(out)
     found = {}
-    for path in sorted((out / "reconstructions" / run_id).iterdir()):
+    for path in sorted((out / "reconstructions" / run_id).glob("[0-9]*.safetensors")):
         with safe_open(path, framework="pt") as file:
             ids = file.metadata()["image_ids"]
         for image_id in json.loads(ids):

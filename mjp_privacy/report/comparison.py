@@ -1,0 +1,87 @@
+"""The same images through every line: original, what the client fed, each line's reconstruction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjp_privacy.report.figures import DPI, INK, SIDE, save, show
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.pictures import Picture, choose, picture, shorten
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+QUANTILES = (0.25, 0.75)
+PER_ROW = 8
+HEAD = 0.62  # inches for three short lines of words
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One picture (H, W, 3) and the words over it."""
+
+    title: str
+    image: Picture
+
+
+def write_comparison(lines: Sequence[Line], path: Path) -> tuple[str, ...]:
+    """Draw it; the image ids shown, none where no line has stored reconstructions."""
+    first = next((line for line in lines if len(line.scored("psnr", "standard"))), None)
+    chosen = choose(first, QUANTILES) if first else []
+    rows = [(image_id, _tiles(lines, image_id)) for image_id, _ in chosen]
+    rows = [(image_id, tiles) for image_id, tiles in rows if tiles]
+    if rows:
+        save(_figure([tiles for _, tiles in rows]), path)
+    return tuple(image_id for image_id, _ in rows)
+
+
+def _tiles(lines: Sequence[Line], image_id: str) -> list[Tile]:
+    """The original, each different input before the first line that was fed it, and the lines."""
+    tiles: list[Tile] = []
+    fed: list[Picture] = []
+    for line in lines:
+        scores = line.scored("psnr", "standard")
+        tensors = line.store.find_reconstruction(line.run_id, image_id)
+        if tensors is None or image_id not in scores.index or "images" not in tensors:
+            continue
+        for kind, name in (("plain", "original"), ("input", "the client's input")):
+            if kind not in tensors:
+                continue
+            image = picture(tensors[kind])
+            if not any(image.shape == known.shape and (image == known).all() for known in fed):
+                fed.append(image)
+                ratio = f"\nγ = {line.cell['gamma']:g}" if kind == "input" else ""
+                tiles.append(Tile(name + ratio, image))
+        tiles.append(Tile(_title(line, float(scores[image_id])), picture(tensors["images"])))
+    return tiles
+
+
+def _title(line: Line, psnr: float) -> str:
+    cell = line.cell
+    score = "exact" if math.isinf(psnr) else f"{psnr:.1f} dB"
+    return (
+        f"{shorten(str(cell['model']), 20)} ({cell['setting']})\n"
+        f"{shorten(str(cell['attack']), 16)}, {str(cell['dtype']).replace('float', 'f')}\n{score}"
+    )
+
+
+def _figure(rows: Sequence[Sequence[Tile]]) -> Figure:
+    from matplotlib.figure import Figure
+
+    bands = [row[at : at + PER_ROW] for row in rows for at in range(0, len(row), PER_ROW)]
+    columns = max(map(len, bands))
+    width, height = SIDE * columns, (SIDE + HEAD) * len(bands)
+    figure = Figure(figsize=(width, height), dpi=DPI)
+    for number, band in enumerate(bands):
+        bottom = height - (SIDE + HEAD) * (number + 1)
+        for column, tile in enumerate(band):
+            side = 0.97 * SIDE
+            place = (column * SIDE / width, bottom / height, side / width, side / height)
+            axes = figure.add_axes(place)
+            show(axes, tile.image)
+            axes.set_title(tile.title, fontsize=7, color=INK, parse_math=False)
+    return figure
