@@ -85,6 +85,11 @@ class CellWork:
         seconds["score"] = time.monotonic() - started
         return replace(result, failed=reasons, seconds=seconds)
 
+    def failed(self, records: Sequence[ImageRecord], reason: str) -> BlockResult:
+        """Rows of images that this cell cannot do."""
+        reasons = dict.fromkeys(records, reason)
+        return BlockResult(reasoned_rows(self.facts, reasons, "failed"), failed=reasons)
+
     # attack -----------------------------------------------------------------------------------
 
     def _reconstruct(

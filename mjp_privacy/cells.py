@@ -100,7 +100,7 @@ def cell_facts(
         "position_embedding": model.position_embedding if model else "",
         "victim": victim,
         "engine": str(cell.attack.options.get("engine", "batched")),
-        "attack_options": json.dumps(cell.attack.options, sort_keys=True),
+        "attack_options": json.dumps(cell.attack.options, sort_keys=True, default=str),
         "mode": experiment.client.mode,
         "loss": experiment.client.loss,
         "batch": experiment.client.batch,

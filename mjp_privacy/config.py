@@ -7,10 +7,11 @@ an attack. Reading a file is `config_files`' business.
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.errors import UserError
@@ -20,6 +21,7 @@ _STRICT = ConfigDict(extra="forbid")
 
 SettingName = Literal["a", "b", "c"]
 DtypeName = Literal["float32", "float64"]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -50,7 +52,7 @@ class ModelConfig:
     unknown_embedding: bool | None = None
     index_embedding: bool | None = None
     dal: Literal["none", "pca", "linear", "nonlinear"] | None = None
-    trained_gamma: float | None = None
+    trained_gamma: Share | None = None
     seed: int = 0
     """Seed of the weights where checkpoint is random."""
 
@@ -61,7 +63,7 @@ class GridEntry:
 
     models: tuple[str, ...]
     settings: tuple[SettingName, ...]
-    gammas: tuple[float, ...] = (0.27,)
+    gammas: tuple[Share, ...] = (0.27,)
     """Shuffle ratios of settings b and c; a has none."""
     attacks: tuple[str, ...] | None = None
     """Labels of the attacks to run; None: all of the experiment."""
@@ -160,6 +162,9 @@ def check_experiment(experiment: Experiment, where: str) -> None:
             f"{where}, block: a block holds whole client steps; expected a multiple of "
             f"client.batch ({experiment.client.batch}), got {experiment.block}."
         )
+    weight = experiment.client.dal_lambda
+    if not 0 <= weight < math.inf:
+        raise UserError(f"{where}, client.dal_lambda: expected 0 or a number above, got {weight}.")
 
 
 def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
@@ -174,9 +179,6 @@ def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
     for attack in entry.attacks or ():
         if attack not in labels:
             raise UserError(f"{where}: {unknown_name('attack', attack, labels)}")
-    for gamma in entry.gammas:
-        if not 0.0 <= gamma <= 1.0:
-            raise UserError(f"{where}: gamma is a share of the patches, 0 to 1; got {gamma}.")
 
 
 # what the command line changes --------------------------------------------------------------------

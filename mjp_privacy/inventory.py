@@ -50,8 +50,10 @@ class Inventory:
                 f"{expected}. Give these, or another --out."
             )
 
-    def check_labels(self, classes: int) -> None:
-        """Every label is a class of the model."""
+    def check_model(self, model: Victim) -> None:
+        """The model can take images, and every label is one of its classes."""
+        _preprocessing(model)
+        classes = model.card.num_classes
         labels = {r.image_id: r.label for r in self.records if r.label is not None}
         wrong = [name for name, label in labels.items() if not 0 <= label < classes]
         if wrong:
@@ -100,8 +102,7 @@ class Inventory:
         self, block: Block, model: Victim
     ) -> tuple[dict[ImageRecord, torch.Tensor], dict[ImageRecord, str]]:
         """The block's images (3, S, S) as the model takes them, and why others cannot be had."""
-        card = model.card
-        preprocessing = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
+        preprocessing = _preprocessing(model)
         images, unreadable = {}, {}
         for record in block.records:
             try:
@@ -136,3 +137,8 @@ class Inventory:
 
 def _pixel_sha256(picture: Image.Image) -> str:
     return hashlib.sha256(f"{picture.size} ".encode() + picture.tobytes()).hexdigest()
+
+
+def _preprocessing(model: Victim) -> Preprocessing:
+    card = model.card
+    return Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]

@@ -121,7 +121,7 @@ class Run:
         fields = {k: v for k, v in vars(config).items() if k not in ("model", "paper", "note")}
         try:
             model = load_model(config.model, **fields)
-            self.inventory.check_labels(model.card.num_classes)
+            self.inventory.check_model(model)
         except UserError as error:
             return None, str(error)
         report = model.card.checkpoint
@@ -200,7 +200,10 @@ class Run:
         parts = [reasoned_rows(facts, reasons, "failed")]
         if todo:
             work = CellWork(bench, cell, self.attacks[cell], self._needs(cell, bench.model), facts)
-            result = work.run(todo, [images[record] for record in todo])
+            try:
+                result = work.run(todo, [images[record] for record in todo])
+            except UserError as error:  # such as images too small to score: the other cells run
+                result = work.failed(todo, str(error))
             parts.append(result.rows)
             if result.tensors:
                 self.store.merge_reconstructions(

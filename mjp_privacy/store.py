@@ -93,24 +93,20 @@ class RunStore:
     def read_rows(self, run_id: str) -> pd.DataFrame:
         """All rows of one cell in the order they were made; empty if none was.
 
-        An image that failed and then, other images having come or gone, was done in another block,
+        An image that failed and then, other images having come or gone, was done in another block
         has rows in both: those that did not fail count, else the later ones.
         """
         paths = sorted((self.root / "rows" / run_id).glob("[0-9]*.parquet"))
         if not paths:
             return pd.DataFrame(columns=[*ROW_COLUMNS, *CELL_COLUMNS])
-        parts = [pd.read_parquet(path) for path in paths]
-        best: dict[str, tuple[bool, int]] = {}
-        for place, part in enumerate(parts):
-            failed = set(part.loc[part["status"] == "failed", "image_id"])
-            for image_id in part["image_id"].unique():
-                rank = (image_id not in failed, place)
-                best[image_id] = max(rank, best.get(image_id, rank))
-        kept = [
-            part[[best[image_id][1] == place for image_id in part["image_id"]]]
-            for place, part in enumerate(parts)
-        ]
-        return pd.concat([part for part in kept if len(part)], ignore_index=True)
+        rows = pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
+        keys = ["image_id", "metric", "variant"]
+        if not {*keys, "status"} <= set(rows):
+            return rows  # not ours; the reader says so
+        failed = rows["status"] == "failed"
+        failed_first = rows.loc[(~failed).sort_values(kind="stable").index]
+        superseded = failed & failed_first.duplicated(keys, keep="last")
+        return rows[~superseded].reset_index(drop=True)
 
     def merge_rows(
         self, run_id: str, block: int, parts: Sequence[pd.DataFrame], order: Sequence[str]

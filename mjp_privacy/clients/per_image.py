@@ -38,6 +38,8 @@ def per_image_gradients(
 
     x (m, C, H, W) normalised, labels (m,), mask (m, N) or None.
     """
+    if not names:
+        return {}
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     leaves = {
         name: parameters[name].expand(len(x), *parameters[name].shape[1:]).clone().requires_grad_()

@@ -41,9 +41,9 @@ def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSour
         if labels is not None:
             raise UserError(f"The {EMBEDDED} images have no labels; expected no label file.")
         return embedded_images()
-    files = open_files(Path(path).expanduser())
+    files = open_files(_from_home(path))
     image_ids = image_names(files)
-    found = find_labels(files, image_ids, Path(labels).expanduser() if labels else None)
+    found = find_labels(files, image_ids, _from_home(labels) if labels else None)
     records = tuple(
         ImageRecord(image_id, found.by_image.get(image_id), found.source) for image_id in image_ids
     )
@@ -88,3 +88,11 @@ def _load(
             on_error(error)
             continue
         yield LoadedImage(preprocessing(picture), record.label, record.image_id)
+
+
+def _from_home(path: str | Path) -> Path:
+    """The path without ~; that of a user who has no home stays, and is not found."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)

@@ -126,6 +126,11 @@ def to_images(patches: Tensor, patch_size: int, channels: int = 3) -> Tensor:
 def shuffle_patches(images: Tensor, permutation: Tensor, patch_size: int) -> Tensor:
     """Images (m, C, H, W) with patch j replaced by patch permutation[:, j]."""
     patches = to_patches(images, patch_size)
+    if permutation.shape[-1] != patches.shape[-2]:
+        raise UserError(
+            f"Expected a permutation of the image's {patches.shape[-2]} patches, got one of "
+            f"{permutation.shape[-1]}: use square images and the model's own patch size."
+        )
     index = permutation.to(images.device).unsqueeze(-1).expand_as(patches)
     return to_images(patches.gather(-2, index), patch_size, images.shape[-3])
 

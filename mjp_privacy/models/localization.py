@@ -7,6 +7,7 @@ The target is the raw grid index, as the authors train it; `normalize` divides i
 
 from __future__ import annotations
 
+import random
 from typing import Literal
 
 import torch
@@ -60,8 +61,7 @@ def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
     number = weights.sum(-2, keepdim=True)
     mean = (embeddings * weights).sum(-2, keepdim=True) / number.clamp(min=1)
     centred = torch.where(number > 2, (embeddings - mean) * weights, 0.0)
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(embeddings.shape[-1], 2, generator=generator).to(embeddings)
+    start = _fixed_start(embeddings.shape[-1]).to(embeddings)
     basis = torch.linalg.qr(centred.mT @ (centred @ start)).Q
     for _ in range(PCA_ITERATIONS):
         basis = torch.linalg.qr(centred.mT @ (centred @ basis)).Q
@@ -70,6 +70,12 @@ def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
     directions = basis @ rotation
     largest = directions.gather(-2, directions.abs().argmax(-2, keepdim=True))
     return torch.where(number > 2, directions * largest.sign(), 0.0)
+
+
+def _fixed_start(dim: int) -> Tensor:
+    """(dim, 2) Gaussian numbers; Python's, for under vmap torch draws others for every sample."""
+    rng = random.Random(0)
+    return torch.tensor([[rng.gauss(0, 1), rng.gauss(0, 1)] for _ in range(dim)])
 
 
 def masked_l1(target: Tensor, prediction: Tensor, visible: Tensor) -> Tensor:

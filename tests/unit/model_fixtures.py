@@ -1,5 +1,6 @@
-"""Tiny models, images and masks for the tests of models and clients."""
+"""Tiny models, their files, images and masks for the tests of models and clients."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ ARCHITECTURE: dict[str, Any] = {
     "num_heads": 3,
     "num_classes": CLASSES,
 }
+
+
+State = dict[str, Tensor]
+KNOWN: dict[str, Any] = {"num_heads": 3, "mean": MEAN, "std": STD}  # what a file does not say
 
 
 def tiny(dtype: torch.dtype = torch.float64, **changes: Any) -> Victim:
@@ -47,3 +52,15 @@ def some_masks(number: int) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     order = torch.stack([torch.randperm(PATCHES, generator=generator) for _ in range(number)])
     return order < 5
+
+
+def state_of(**changes: Any) -> State:
+    return {
+        name: p.detach().clone() for name, p in tiny(torch.float32, **changes).state_dict().items()
+    }
+
+
+def saved(tmp_path: Path, content: Any, name: str = "weights.pth") -> Path:
+    path = tmp_path / name
+    torch.save(content, path)
+    return path

@@ -84,7 +84,7 @@ def test_the_mask_keeps_its_limits(grid: int, gamma: float, seed: int) -> None:
 @settings(max_examples=100, deadline=None)
 def test_the_mask_reaches_most_of_a_large_target(grid: int, gamma: float, seed: int) -> None:
     target = int(grid * grid * gamma)
-    assert int(blockwise_mask(grid, gamma, random.Random(seed)).sum()) >= 0.6 * target
+    assert int(blockwise_mask(grid, gamma, random.Random(seed)).sum()) >= target // 2
 
 
 @pytest.mark.parametrize(("patches", "block"), [(196, 75), (49, 18), (64, 24), (576, 220), (1, 0)])
@@ -118,8 +118,8 @@ def test_gamma_zero_masks_nothing_and_one_nearly_everything() -> None:
     assert not mask.any()
     assert torch.equal(permutation, torch.arange(196).expand(2, -1))
     mask, _ = draw_masks([str(i) for i in range(50)], grid=14, gamma=1.0, round=0, seed=0)
-    assert mask.sum(-1).min() >= 140
-    assert mask.sum(-1).double().mean() >= 180
+    assert mask.sum(-1).min() >= 120
+    assert mask.sum(-1).double().mean() >= 175
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.01, 27.0, float("nan")])

@@ -39,8 +39,9 @@ def images(tmp_path: Path) -> Path:
 
 
 def outcome(out: Path, run_id: str | None = None) -> dict[str, tuple[str, str]]:
-    """Status and reason of every image; each has one of each."""
+    """Status and reason of every image's scores; each has one of each."""
     found = rows(out, None if run_id is None else [run_id])
+    found = found[found["metric"] != "top1"]
     said = found[["image_id", "status", "reason"]].drop_duplicates().set_index("image_id")
     assert said.index.is_unique
     return {str(i): (row["status"], row["reason"]) for i, row in said.iterrows()}
@@ -247,6 +248,27 @@ def test_labels_that_are_no_classes_of_the_model_fail_its_cells(
     assert re.match(r"Image \d.png has label \d, but the model has 3 classes, 0 to 2 \(3", reason)
     assert "--labels" in reason
     assert set(outcome(run, cell(run, model="three")["run_id"]).values()) == {("failed", reason)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"img_size": 16}, "at least 31×31 pixels"), ({"resize": 8}, "1 ≤ size ≤ resize")],
+)
+def test_a_model_that_cannot_be_scored_or_fed_fails_alone(
+    images: Path, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    config = one_cell(
+        models={"bad": TINY | change, "good": TINY},
+        grid=[{"models": ["bad", "good"], "settings": ["a"]}],
+    )
+    summary = attack(images, tmp_path / "run", config)
+    assert summary.exit_code == 3
+    assert all(said in failure for failure in summary.failures)
+    bad, good = (cell(tmp_path / "run", model=label)["run_id"] for label in ("bad", "good"))
+    assert set(outcome(tmp_path / "run", good).values()) == {("ok", "")}
+    statuses = outcome(tmp_path / "run", bad)
+    assert {status for status, _ in statuses.values()} == {"failed"}
+    assert all(said in reason for _, reason in statuses.values())
 
 
 # numbers that break down --------------------------------------------------------------------------

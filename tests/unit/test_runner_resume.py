@@ -111,8 +111,10 @@ def killing(at: int, *, before: bool) -> Callable[..., None]:
     return mortal
 
 
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6, 7, 11, 12, 20])
+@pytest.mark.parametrize(
+    ("at", "before"),
+    [*((at, before) for at in (1, 3, 4, 12) for before in (True, False)), (11, True), (20, True)],
+)
 def test_a_run_that_dies_at_any_file_goes_on(
     images: Path,
     whole: Path,
