@@ -32,14 +32,14 @@ def write_comparison(lines: Sequence[Line], path: Path) -> tuple[str, ...]:
     """Draw it; the image ids shown, none where no line has stored reconstructions."""
     first = next((line for line in lines if len(line.scored("psnr", "standard"))), None)
     chosen = choose(first, QUANTILES) if first else []
-    rows = [(image_id, _tiles(lines, image_id)) for image_id, _ in chosen]
+    rows = [(image_id, tiles_of(lines, image_id)) for image_id, _ in chosen]
     rows = [(image_id, tiles) for image_id, tiles in rows if tiles]
     if rows:
         save(_figure([tiles for _, tiles in rows]), path)
     return tuple(image_id for image_id, _ in rows)
 
 
-def _tiles(lines: Sequence[Line], image_id: str) -> list[Tile]:
+def tiles_of(lines: Sequence[Line], image_id: str) -> list[Tile]:
     """The original, each different input before the first line that was fed it, and the lines."""
     tiles: list[Tile] = []
     fed: list[Picture] = []

@@ -286,7 +286,7 @@ def test_every_file_is_there(written: tuple[Path, ReportSummary]) -> None:
     out, summary = written
     assert {path.relative_to(out).as_posix() for path in summary.files} == {
         *TEXTS,
-        *("figures/overview.png", "figures/psnr.png"),
+        *("figures/overview.png", "figures/comparison.png", "figures/psnr.png"),
         "figures/line_001_DeiT-S-a-april-float32.png",
         "figures/line_002_DeiT-S-b-april-float32.png",
         "figures/line_003_DeiT-S-a-patch_gradient-float64.png",
@@ -367,7 +367,7 @@ def test_page_is_whole_and_escaped(written: tuple[Path, ReportSummary]) -> None:
     assert "script" not in page.tags
     assert HOSTILE in page.text
     assert 'name="viewport"' in text
-    assert len(page.sources) == 5
+    assert len(page.sources) == 6
     assert all((out / unquote(source)).is_file() for source in page.sources)
 
 

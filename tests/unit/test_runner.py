@@ -117,6 +117,25 @@ def test_accuracy_is_that_of_the_models_on_the_rows_own_input(run: Path) -> None
         assert found[image_id, "top1", "intact"] == right
 
 
+def test_accuracy_is_taken_with_the_mask_that_the_client_used(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def noted(model: Any, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        asked.append((x, mask))
+        return predict(model, x, mask)
+
+    monkeypatch.setattr("mjp_privacy.workbench.predict", noted)
+    grid = [{"models": ["MJP"], "settings": ["a", "b"], "gammas": [0.5]}]
+    attack(images, tmp_path, tiny(grid=grid), limit=3)
+    stored = tensors(tmp_path, cell(tmp_path, setting="b")["run_id"]).values()
+    plain, mask = (torch.stack([own[name] for own in stored]) for name in ("plain", "mask"))
+    kinds = [("a" if x.equal(plain) else "b", used) for x, used in asked]
+    assert [kind for kind, _ in kinds] == ["a", "a", "b", "b"]  # the intact and the altered model
+    assert all(used is None if kind == "a" else mask.equal(used) for kind, used in kinds)
+
+
 def test_diagnostics_say_what_the_mask_was(run: Path) -> None:
     entry = cell(run, model="MJP", setting="c", dtype="float64")
     found = values(run, run_id=entry["run_id"])

@@ -56,10 +56,17 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_the_temporary_file_is_in_the_same_folder_and_hidden(tmp_path: Path) -> None:
-    seen: list[Path] = []
-    write_atomically(tmp_path / "00000.parquet", lambda path: (seen.append(path), path.touch()))
-    assert seen[0].parent == tmp_path  # a rename across file systems is no rename
-    assert seen[0].name.startswith(".")
+    seen: list[tuple[Path, int]] = []
+
+    def write(path: Path) -> None:
+        path.touch()
+        seen.append((path, path.stat().st_ino))
+
+    write_atomically(tmp_path / "00000.parquet", write)
+    ((temporary, inode),) = seen
+    assert temporary.parent == tmp_path  # a rename across file systems is no rename
+    assert temporary.name.startswith(".")
+    assert (tmp_path / "00000.parquet").stat().st_ino == inode  # renamed, not copied
 
 
 def test_json_holds_no_nan_and_keeps_the_old_file(tmp_path: Path) -> None:
