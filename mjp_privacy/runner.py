@@ -12,6 +12,7 @@ from mjp_privacy.config import Experiment, with_gamma, with_weights
 from mjp_privacy.config_files import load_experiment
 from mjp_privacy.data import open_images, spread_subset
 from mjp_privacy.errors import UserError
+from mjp_privacy.lock import locked
 from mjp_privacy.run import Run, RunSummary
 from mjp_privacy.store import RunStore
 
@@ -48,7 +49,9 @@ def run_experiment(
     source = open_images(path, labels)
     records = spread_subset(source.records, limit, experiment.seed)
     place = pick_device(device)
-    return Run(experiment, source, records, RunStore(_run_folder(Path(out))), place).execute()
+    store = RunStore(_run_folder(Path(out)))
+    with locked(store.root):
+        return Run(experiment, source, records, store, place).execute()
 
 
 def _run_folder(path: Path) -> Path:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.errors import UserError
+from mjp_privacy.packing import pack, unpack
 
 ROW_COLUMNS = (
     "run_id",
@@ -132,27 +133,30 @@ class RunStore:
         """`tensors`: images, target, input (m, C, H, W) and, where there are, mask, permutation."""
         from safetensors.torch import save_file
 
-        # Clones, for safetensors refuses tensors that share memory.
-        contiguous = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
-        metadata = {"image_ids": json.dumps(image_ids)}
+        packed, metadata = pack(tensors)
+        metadata["image_ids"] = json.dumps(image_ids)
         write_atomically(
             self.reconstruction_path(run_id, block),
-            lambda temporary: save_file(contiguous, temporary, metadata=metadata),
+            lambda temporary: save_file(packed, temporary, metadata=metadata),
         )
+
+    def read_reconstructions(self, path: Path) -> tuple[dict[str, Tensor], list[str]]:
+        """A block's tensors as they were given to `write_reconstructions`, and its image ids."""
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            return unpack(tensors, file.metadata()), json.loads(file.metadata()["image_ids"])
 
     def merge_reconstructions(
         self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: list[str]
     ) -> None:
         """Add images to a block, replacing those of the same ids."""
-        from safetensors import safe_open
-
         path = self.reconstruction_path(run_id, block)
         if path.is_file():
-            with safe_open(path, framework="pt") as file:
-                old_ids: list[str] = json.loads(file.metadata()["image_ids"])
-                kept = [at for at, image_id in enumerate(old_ids) if image_id not in image_ids]
-                old = {name: file.get_tensor(name)[kept] for name in file.keys()}
-            tensors = {name: torch.cat((old[name], tensor)) for name, tensor in tensors.items()}
+            old, old_ids = self.read_reconstructions(path)
+            kept = [at for at, image_id in enumerate(old_ids) if image_id not in image_ids]
+            tensors = {name: torch.cat((old[name][kept], new)) for name, new in tensors.items()}
             image_ids = [*(old_ids[at] for at in kept), *image_ids]
         self.write_reconstructions(run_id, block, tensors, image_ids)
 
@@ -165,7 +169,8 @@ class RunStore:
                 image_ids = json.loads(file.metadata()["image_ids"])
                 if image_id in image_ids:
                     at = image_ids.index(image_id)
-                    return {name: file.get_slice(name)[at] for name in file.keys()}
+                    one = {name: file.get_slice(name)[at] for name in file.keys()}
+                    return unpack(one, file.metadata())
         return None
 
     # the run itself ---------------------------------------------------------------------------

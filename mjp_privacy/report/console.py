@@ -54,7 +54,7 @@ def _legend(varying: Sequence[str]) -> str:
     further = f" The lines also differ in {', '.join(varying)}: see table.md." if varying else ""
     legend = (
         "PSNR: mean ± half its 95 % interval, dB; ceil: its ceiling; paper, Δ: the paper's PSNR "
-        f"and ours − paper; fail: images without a score.{further}"
+        f"and ours − paper; fail: images that failed.{further}"
     )
     return _render(Text(legend)).rstrip()
 
@@ -72,7 +72,7 @@ def _cells(record: Record) -> list[str]:
         *(str(record["line"]), str(record["model"]), str(record["setting"])),
         *(gamma(record["gamma"]), str(record["attack"])),
         str(record["dtype"]).replace("float", "f"),
-        *(str(record["n"]), record["status"][:6] if cell_failed else str(missing)),
+        *(str(record["n"]), record["status"][:6] if cell_failed else str(record["n_failed"])),
         number(record["acc_mean"], 1),
         psnr if psnr == DASH or math.isnan(half) else f"{psnr} ±{half:.2f}",
         number(record["ceiling_mean"], 2),

@@ -235,3 +235,35 @@ def test_a_timing_cut_off_by_a_kill_costs_that_line_alone(store: RunStore) -> No
     store.append_timing({"stage": "attack", "seconds": 2.0})
     store.append_timing({"stage": "attack", "seconds": 3.0})
     assert list(store.read_timings()["seconds"]) == [1.0, 2.0, 3.0]
+
+
+def test_images_are_packed_without_loss() -> None:
+    from mjp_privacy.packing import pack, unpack
+
+    plain = torch.randint(0, 256, (3, 3, 8, 8)).float() / 255
+    given = {"plain": plain, "input": plain.flip(0), "images": torch.rand(3, 3, 8, 8)}
+    for target in (plain, plain.flip(0), torch.rand(3, 3, 8, 8)):
+        packed, metadata = pack({**given, "target": target, "mask": torch.ones(3, 4).bool()})
+        assert packed["plain"].dtype == packed["input"].dtype == torch.uint8
+        assert packed["images"].dtype == torch.float32
+        found = unpack(packed, metadata)
+        assert found.keys() == {"plain", "input", "images", "target", "mask"}
+        assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
+        assert torch.equal(found["target"], target)
+    every = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(pack({"plain": every.float() / 255})[0]["plain"], every)
+
+
+def test_a_second_process_is_refused_and_leftovers_are_swept(tmp_path: Path) -> None:
+    from mjp_privacy.lock import locked
+
+    leftover = tmp_path / "rows" / "x" / ".00000.parquet.1.tmp"
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
+    with locked(tmp_path):
+        assert not leftover.exists()
+        other = pytest.raises(UserError, match="Another process is working in")
+        with other, locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass
