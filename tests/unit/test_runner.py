@@ -32,7 +32,7 @@ from mjp_privacy.errors import UserError
 from mjp_privacy.metrics import METRICS
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.report import write_report
-from mjp_privacy.store import CELL_COLUMNS, ROW_COLUMNS
+from mjp_privacy.store import CELL_COLUMNS, ROW_COLUMNS, RunStore
 
 SCORES = {(METRICS[key].name, METRICS[key].variant) for key in METRICS}
 TOP1 = {("top1", "intact"), ("top1", "altered")}
