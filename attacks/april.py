@@ -43,6 +43,7 @@ class April:
 
     engine: Literal["batched", "breaching"] = "batched"
     name: ClassVar[str] = "april"
+    published: ClassVar[bool] = True
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
     uploads: ClassVar[int] = 1
     _attackers: WeakKeyDictionary[MJPVisionTransformer, BatchedAprilAttacker] = field(
@@ -116,6 +117,7 @@ class UnknownAwareApril(April):
     """
 
     name: ClassVar[str] = "april_unk_aware"
+    published: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.engine != "batched":
@@ -135,7 +137,7 @@ class UnknownAwareApril(April):
         table_grads = update.grads[TABLE].squeeze(1)
         rows = torch.cat((table_grads, update.grads[UNKNOWN].squeeze(1)), dim=1)
         attacker = self.attacker(model)
-        z, _ = attacker.embeddings(rows, update.grads[QKV])
+        z, singular_values = attacker.embeddings(rows, update.grads[QKV])
         hidden = (table_grads[:, 1:] == 0).all(-1)
         unknown = z[:, -1:] - model.unk_embed.detach().double()
         known = z[:, 1:-1] - model.table.detach().double()[:, 1:]
@@ -144,7 +146,8 @@ class UnknownAwareApril(April):
         return Reconstruction(
             to_unit_range(view, images),
             mask=hidden,
-            diagnostics=condition_and_rank(table_grads, update.dtype),
+            diagnostics=condition_and_rank(rows, update.dtype, singular_values)
+            | {"zero_rows": (table_grads == 0).all(-1).sum(-1).double()},
         )
 
 

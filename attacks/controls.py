@@ -1,4 +1,4 @@
-"""Floors and ceilings. Unlike attacks they may look at the truth; they are never a result."""
+"""Controls. Unlike attacks they may look at the truth; they are never a result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from mjp_privacy.models.jigsaw import to_images, to_patches
 def oracle_inverse(model: Victim, images: Tensor) -> Tensor:
     """The rank ceiling: the true embedding of every patch through the same inverse.
 
-    Images (m, C, H, W) in [0, 1] as the client fed them -> W^+ (W x), in [0, 1], float64. No attack
-    that inverts the embedding by minimum norm gets more, whatever the gradient holds.
+    Images (m, C, H, W) in [0, 1] as the client fed them -> W^+ (W x), in [0, 1], float64. An attack
+    that inverts the embedding by minimum norm gets no closer to them, whatever the gradient holds;
+    one that brings a prior may.
     """
     weight = model.patch_embed.proj.weight.detach().double().flatten(1)
     x = to_patches(model.normalize(images.to(weight)), model.patch_size)

@@ -8,7 +8,10 @@ import json
 from typing import Any
 
 from mjp_privacy.config import Cell, Experiment
-from mjp_privacy.models import Victim
+from mjp_privacy.data import Preprocessing
+from mjp_privacy.interfaces import Attack
+from mjp_privacy.metrics import lpips_backbone
+from mjp_privacy.models import ModelCard, Victim
 
 UNRESOLVED = "unresolved"
 
@@ -76,7 +79,8 @@ def cell_facts(
     model: Victim | None,
     *,
     true_labels: bool,
-    victim: str,
+    attack: Attack,
+    images: int,
     data: str,
     labels: str,
     reason: str = "",
@@ -98,7 +102,7 @@ def cell_facts(
         "seed": experiment.seed,
         "trained_gamma": card.trained_gamma if card else config.trained_gamma,
         "position_embedding": model.position_embedding if model else "",
-        "victim": victim,
+        "victim": attack.victim,
         "engine": str(cell.attack.options.get("engine", "batched")),
         "attack_options": json.dumps(cell.attack.options, sort_keys=True, default=str),
         "mode": experiment.client.mode,
@@ -109,7 +113,11 @@ def cell_facts(
         "size": card.img_size if card else 0,
         "mean": list(card.mean) if card else [],
         "std": list(card.std) if card else [],
-        "paper_row": _paper_row(cell, experiment),
+        "resize": _preprocessing(card)[0],
+        "interpolation": _preprocessing(card)[1],
+        "lpips": lpips_backbone(),
+        "planned_images": images,
+        "paper_row": _paper_row(cell, experiment) if attack.published else None,
         "notes": [note for note in notes if note],
         "status": "failed" if reason else "ok",
         "reason": reason,
@@ -118,6 +126,14 @@ def cell_facts(
         "labels": labels,
         "true_labels": true_labels,
     }
+
+
+def _preprocessing(card: ModelCard | None) -> tuple[int, str]:
+    """Short side before the crop, and the filter; 0 and nothing where no model was loaded."""
+    if card is None:
+        return 0, ""
+    side = Preprocessing(card.img_size, card.resize, card.interpolation).short_side  # type: ignore[arg-type]
+    return side, card.interpolation
 
 
 def _paper_row(cell: Cell, experiment: Experiment) -> dict[str, str] | None:

@@ -156,4 +156,6 @@ def _report(argv: list[str]) -> int:
 
     summary = write_report(arguments.runs, arguments.out)
     print(summary.console)
+    if summary.not_run:
+        print(f"UNFINISHED: {summary.not_run} images of all lines were not run", file=sys.stderr)
     return DONE

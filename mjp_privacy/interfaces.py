@@ -143,6 +143,11 @@ class Attack(Protocol):
     @property
     def uploads(self) -> int: ...
 
+    @property
+    def published(self) -> bool:
+        """Whether the MJP paper ran this attack, so that its figures may stand beside ours."""
+        ...
+
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Names of the gradients it reads; the client computes only those."""
         ...

@@ -26,10 +26,12 @@ from mjp_privacy.errors import UserError
 from mjp_privacy.inventory import Inventory
 from mjp_privacy.models import Victim, load_model
 from mjp_privacy.progress import RunProgress
-from mjp_privacy.provenance import write_provenance
+from mjp_privacy.provenance import provenance, write_provenance
 from mjp_privacy.rows import reasoned_rows
 from mjp_privacy.store import RunStore
 from mjp_privacy.workbench import Workbench
+
+NOT_RUN = "not run yet: the run ended before this cell; run the same command again"
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,10 @@ class Run:
         self.facts: dict[Cell, dict[str, Any]] = {}
         self.failures: dict[str, None] = {}  # an ordered set
         write_provenance(self.store, self.experiment, self.device)
+        self.store.add_planned([self._facts(cell, None, NOT_RUN) for cell in self.cells])
         total = len(self.records) * len(self.cells)
         with RunProgress(total, self.store.root / "log.jsonl") as self.progress:
+            self._say_start()
             if absent:
                 self.progress.say(
                     f"{len(absent)} image(s) of this run folder are no longer among the images "
@@ -78,6 +82,23 @@ class Run:
                     self._run_model(name, cells)
         self._write_cells()
         return RunSummary(self.store.root, len(self.cells), len(self.records), tuple(self.failures))
+
+    def _say_start(self) -> None:
+        """Each command's circumstances go to the log; a change of threads is said."""
+        facts = provenance(self.device)
+        self.progress.say(
+            f"{len(self.records)} images, {len(self.cells)} cells, {facts['threads']} thread(s) on "
+            f"{self.device}",
+            images=len(self.records),
+            **facts,
+        )
+        timed = self.store.read_timings()
+        before = set(timed["threads"]) if "threads" in timed else set()
+        if before - {facts["threads"]}:
+            self.progress.say(
+                f"earlier parts of this run had {sorted(before)} thread(s): float32 scores of "
+                "APRIL move with their number, float64 ones do not"
+            )
 
     def _distinct(self) -> Iterable[Cell]:
         """The cells, each once: two of one key would fight over the same rows."""
@@ -142,7 +163,8 @@ class Run:
             self.experiment,
             model,
             true_labels=all(record.label is not None for record in self.records),
-            victim=self.attacks[cell].victim,
+            attack=self.attacks[cell],
+            images=len(self.records),
             data=self.source.path.resolve().name,
             labels=self.source.labels_described,
             reason=reason,
@@ -194,9 +216,10 @@ class Run:
         lost: Mapping[ImageRecord, str],
     ) -> None:
         facts = self.facts[cell]
-        steps = [step for step in block.steps() if any(record in left for record in step)]
-        todo = [record for step in steps for record in step if record not in lost]
-        reasons = {record: lost[record] for record in left if record in lost}
+        # The whole block, also where some of its images are finished: their float32 numbers move
+        # with the batch, and must be those of a run that never stopped.
+        todo = [record for record in block.records if record not in lost]
+        reasons = {record: lost[record] for record in block.records if record in lost}
         parts = [reasoned_rows(facts, reasons, "failed")]
         if todo:
             work = CellWork(bench, cell, self.attacks[cell], self._needs(cell, bench.model), facts)

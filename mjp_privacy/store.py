@@ -187,6 +187,15 @@ class RunStore:
             older = []
         self.write_cells([*cells, *older])
 
+    def add_planned(self, cells: list[dict[str, Any]]) -> None:
+        """Cells that are to come, where cells.json does not know them yet."""
+        try:
+            known = self.read_cells()
+        except UserError:
+            known = []
+        keys = {cell.get("cell_key") for cell in known}
+        self.write_cells([*known, *(cell for cell in cells if cell["cell_key"] not in keys)])
+
     def read_cells(self) -> list[dict[str, Any]]:
         path = self.root / "cells.json"
         if not path.is_file():

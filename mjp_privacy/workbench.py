@@ -88,12 +88,18 @@ class Workbench:
         key = ("update", attack.victim, cell.setting, cell.gamma, cell.dtype, inputs.image_ids)
 
         def timed() -> ClientUpdate:
-            started = time.monotonic()
+            started = self.clock()
             update = client.update(inputs, names=names)
-            seconds["gradient"] = time.monotonic() - started
+            seconds["gradient"] = self.clock() - started
             return update
 
         return self._once(key, timed)
+
+    def clock(self) -> float:
+        """Seconds, once the device has done all it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.monotonic()
 
     def accuracy(self, cell: Cell, inputs: ClientInput, labelled: bool) -> dict[str, Tensor | None]:
         """Whether the intact and the altered model are right on this row's input."""

@@ -94,7 +94,7 @@ def _read_outside(path: Path) -> LabelTable:
 
 
 def _read_inside(files: Files, name: str) -> LabelTable:
-    origin = f"{files.path}/{name}"
+    origin = f"{files.path.name}/{name}"
     try:
         return parse_label_file(origin, files.read(name))
     except ImageError as error:
@@ -104,7 +104,8 @@ def _read_inside(files: Files, name: str) -> LabelTable:
 def _from_table(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> Labels:
     by_image = match_labels(table, image_ids, wrapper)
     count = len(set(by_image.values()))
-    described = f"Labels come from {table.origin} ({len(by_image)} images, {count} classes)."
+    named = "/".join(Path(table.origin).parts[-2:])  # rows and reports hold no paths of a machine
+    described = f"Labels come from {named} ({len(by_image)} images, {count} classes)."
     return Labels(by_image, table.source, described)
 
 

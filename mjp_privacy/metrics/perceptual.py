@@ -83,7 +83,9 @@ def _backbone() -> tuple[str, dict[str, Tensor]]:
     """What the weights are, and the weights."""
     file = Path(torch.hub.get_dir()) / "checkpoints" / TORCHVISION
     if _is_whole(file):
-        return f"{file}, float32", torch.load(file, map_location="cpu", weights_only=True)
+        return f"{file.name} of torchvision, float32", torch.load(
+            file, map_location="cpu", weights_only=True
+        )
     from safetensors.torch import load_file
 
     return f"{PACKAGED.name} of this package, float16", load_file(PACKAGED)

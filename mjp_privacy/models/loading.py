@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from mjp_privacy.models.checkpoints import (
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.spec import (
     ModelSpec,
+    at_size,
     check_choice,
     completed,
     filled,
@@ -108,11 +109,11 @@ def load_model(
         return _random_model(spec, seed)
     if source.startswith(TIMM_PREFIX):
         declared = timm_spec(source.removeprefix(TIMM_PREFIX))
-        spec = filled(spec, vars(declared))
+        spec = filled(spec, vars(at_size(declared, spec.img_size)))
         file = download_timm(declared.name)
     else:
         file = read_weight_file(source)
-        spec = with_metadata(spec, file)
+        spec = overridden(with_metadata(spec, file), overrides)  # the user's word goes first
     own = to_own_names(file.tensors)
     spec = completed(spec, shape_of(own, file.path.name))
     model = _build(spec, file.path.name)
@@ -154,6 +155,7 @@ def _random_model(spec: ModelSpec, seed: int) -> Victim:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("random weights", spec.name, seed))
         model = _build(spec, spec.name)
+    spec = replace(spec, trained_gamma=None)
     report = CheckpointReport(RANDOM, f"random-{seed}", "random", notes=("untrained weights",))
     return _with_card(model, spec, report)
 

@@ -53,7 +53,16 @@ def overridden(spec: ModelSpec, overrides: dict[str, Any]) -> ModelSpec:
     for key in ("mean", "std"):
         if key in given:
             given[key] = three_numbers(key, given[key])
-    return replace(spec, **given)
+    sized = at_size(spec, given["img_size"]) if "img_size" in given else spec
+    return replace(sized, **given)
+
+
+def at_size(spec: ModelSpec, size: int | None) -> ModelSpec:
+    """The spec for another input size: what is resized before the crop keeps its proportion."""
+    if size is None or spec.resize is None or spec.img_size in (None, size):
+        return spec
+    assert spec.img_size is not None
+    return replace(spec, img_size=size, resize=round(spec.resize * size / spec.img_size))
 
 
 def check_choice(key: str, value: str | None, kind: Any) -> None:
@@ -77,10 +86,10 @@ def three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]
 
 
 def with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
-    """Facts our own exports carry (mean, std, num_heads, gamma); the user's word goes first."""
+    """Facts our own exports carry (mean, num_heads, gamma, …), before a name's defaults."""
     facts: dict[str, Any] = {}
     for key in ("mean", "std", "num_heads", "img_size", "trained_gamma"):
-        if key not in file.metadata or getattr(spec, key) is not None:
+        if key not in file.metadata:
             continue
         try:
             value = json.loads(file.metadata[key])

@@ -18,7 +18,7 @@ from mjp_privacy.report.export import latex, markdown, table_csv, write_samples
 from mjp_privacy.report.loading import Line, Loaded, load_runs
 from mjp_privacy.report.notes import Section, all_notes
 from mjp_privacy.report.page import Image, html_page
-from mjp_privacy.report.tables import VARIANTS, Table, build_table, image_counts
+from mjp_privacy.report.tables import VARIANTS, Table, build_table, image_counts, not_run
 from mjp_privacy.report.timing import timing_table
 from mjp_privacy.report.views import TextTable, comparison_table, diagnostics_table, main_table
 from mjp_privacy.store import write_atomically
@@ -40,10 +40,11 @@ class ReportSummary:
     lines: int
     failed_lines: int  # cells that failed or have no rows; unsupported ones are not failures
     failed_images: int
+    not_run: int  # images that a killed run still owes, over all lines
 
     @property
     def any_failed(self) -> bool:
-        return self.failed_lines > 0 or self.failed_images > 0
+        return self.failed_lines > 0 or self.failed_images > 0 or self.not_run > 0
 
 
 def write_report(runs: Sequence[Path], out: Path) -> ReportSummary:
@@ -65,6 +66,7 @@ def write_report(runs: Sequence[Path], out: Path) -> ReportSummary:
         lines=len(loaded.lines),
         failed_lines=sum(line.status == "failed" for line in loaded.lines),
         failed_images=sum(failed),
+        not_run=sum(not_run(line) for line in loaded.lines),
     )
 
 

@@ -18,7 +18,7 @@ from mjp_privacy.report.views import DASH, Record, gamma, number, records, remar
 WIDTH = 120
 
 COLUMNS = (
-    *("#", "Model", "Set", "γ", "Attack", "dtype", "n", "fail", "Acc", "PSNR", "ceil"),
+    *("#", "Model", "Set", "γ", "Attack", "dtype", "n", "fail", "Acc", "PSNR", "grey", "ceil"),
     *("SSIM", "LPIPS", "paper", "Δ"),
 )
 _LEFT = ("Model", "Set", "Attack", "dtype")
@@ -54,7 +54,8 @@ def _legend(varying: Sequence[str]) -> str:
     further = f" The lines also differ in {', '.join(varying)}: see table.md." if varying else ""
     legend = (
         "PSNR: mean ± half its 95 % interval, dB; ceil: its ceiling; paper, Δ: the paper's PSNR "
-        f"and ours − paper; fail: images that failed.{further}"
+        f"and ours − paper; grey: PSNR of a uniform grey; fail: images that failed or were not "
+        f"run.{further}"
     )
     return _render(Text(legend)).rstrip()
 
@@ -67,15 +68,20 @@ def _cells(record: Record) -> list[str]:
     half = (record["psnr_hi"] - record["psnr_lo"]) / 2
     psnr = number(record["psnr_mean"], 2)
     missing = record["n_failed"] + record["n_unsupported"] + record["n_unscored"]
+    failed = record["n_failed"] + record["n_not_run"]
     cell_failed = record["status"] != "ok" and not missing
     return [
         *(str(record["line"]), str(record["model"]), str(record["setting"])),
         *(gamma(record["gamma"]), str(record["attack"])),
         str(record["dtype"]).replace("float", "f"),
-        *(str(record["n"]), record["status"][:6] if cell_failed else str(record["n_failed"])),
+        *(
+            str(record["n"]),
+            record["status"][:6] if cell_failed else str(failed),
+        ),
         number(record["acc_mean"], 1),
         psnr if psnr == DASH or math.isnan(half) else f"{psnr} ±{half:.2f}",
-        number(record["ceiling_mean"], 2),
+        number(record["grey_mean"], 1),
+        number(record["ceiling_mean"], 1),
         *(_short(record["ssim_mean"]), _short(record["lpips_mean"])),
         *(number(record["psnr_paper"], 2), number(record["psnr_difference"], 2, sign=True)),
     ]

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.published import CAVEATS
 from mjp_privacy.report.statistics import LEVEL, PSNR_CAP, RESAMPLES
+from mjp_privacy.report.tables import ceiling_distance, not_run
 
 DIGITS = {"float32": 24, "float64": 53}
-"""Bits of a significand: a cond(A) above 2^bits leaves nothing of the weakest direction."""
+"""Bits of a significand, the scale to which a cond(A) is compared."""
 
 REASONS_SHOWN = 5
+WORTH_SAYING = 0.1  # dB between ceiling and score
 
 PAPER_IMAGES = 1000
 PAPER_SIZE = 224
@@ -72,8 +74,8 @@ def _images(line: Line) -> Iterable[str]:
     data = line.cell.get("data") or "images of unknown origin"
     if not line.cell.get("data_is_papers"):
         yield (
-            f"Images: {data}, not ImageNet-1K validation images as in the paper; accuracies are "
-            "not comparable with its column."
+            f"Images: {data}, not declared to be ImageNet-1K validation images as the paper's "
+            "(--data-is-papers): no difference in accuracy is printed."
         )
     images = line.rows["image_id"].nunique()
     if images and images != PAPER_IMAGES:
@@ -97,6 +99,14 @@ def _model(line: Line) -> Iterable[str]:
         sha = f", sha256 {known[0][:12]}" if known else ""
         architecture = f" ({cell['architecture']})" if cell.get("architecture") else ""
         yield f"{cell['model']}{architecture}: weights from {cell['checkpoint']}{sha}."
+    if cell.get("resize"):
+        mean, std = (
+            "/".join(f"{n:g}" for n in dict.fromkeys(cell[key])) for key in ("mean", "std")
+        )
+        yield (
+            f"{cell['model']}: short side to {cell['resize']} ({cell['interpolation']}), centre "
+            f"{cell['size']}, unless an image has that size; mean {mean}, std {std}."
+        )
     if cell.get("size") and cell["size"] != PAPER_SIZE:
         yield f"Input size {cell['size']}; the paper's is {PAPER_SIZE}."
 
@@ -107,7 +117,7 @@ def _victim(line: Line) -> Iterable[str]:
             f"{line.cell['attack']} needs a client whose block 0 has neither norm1 nor residuals: "
             "the gradients are those of this altered model, carrying weights trained for the "
             "intact one. Acc. is the intact model's on the line's input, Acc. altered that of the "
-            "model which was attacked. The paper prints the intact model's."
+            "model which was attacked, both in float32. The paper prints the intact model's."
         )
 
 
@@ -124,6 +134,8 @@ def _client(line: Line) -> Iterable[str]:
     parts += ["DAL in the loss" if cell["dal"] else "no DAL in the loss"] if "dal" in cell else []
     if parts:
         yield f"Client: {', '.join(parts)}. The paper does not state its client's."
+    if cell.get("lpips"):
+        yield f"LPIPS (AlexNet): {cell['lpips']}."
     if cell.get("position_embedding"):
         yield f"Position embedding: {cell['position_embedding']}."
 
@@ -134,7 +146,7 @@ def _own_notes(line: Line) -> Iterable[str]:
 
 def bounds(lines: Sequence[Line]) -> list[str]:
     """Scores that arithmetic or algebra limits, not a defence; and lines over unequal images."""
-    sentences = grouped(lines, _conditioning)
+    sentences = [*unfinished(lines), *grouped(lines, _conditioning)]
     images = {frozenset(line.rows["image_id"]) for line in lines if not line.rows.empty}
     if len(images) > 1:
         sentences.append(
@@ -145,26 +157,40 @@ def bounds(lines: Sequence[Line]) -> list[str]:
 
 
 def _conditioning(line: Line) -> Iterable[str]:
-    """cond(A) is that of the rows of A which are not zero."""
+    """What the gap to the ceiling is made of, by whether the attack's system lacks rows."""
     bits = DIGITS.get(str(line.cell["dtype"]))
     condition = line.scored("cond_a", "diagnostic")
     if bits is None or not len(condition):
         return
+    name = f"{line.cell['attack']}, {line.cell['dtype']}"
     zero_rows = line.scored("zero_rows", "diagnostic").reindex(condition.index).fillna(0)
-    over, singular, n = condition > 2.0**bits, zero_rows > 0, len(condition)
-    rounding, both = int((over & ~singular).sum()), int((over & singular).sum())
-    if rounding:
+    singular, gap = int((zero_rows > 0).sum()), ceiling_distance(line)
+    over = int((condition > 2.0**bits).sum())
+    if singular:
         yield (
-            f"{line.cell['attack']}, {line.cell['dtype']}: cond(A) exceeds 2^{bits} on {rounding} "
-            f"of {n} images. There the score is limited by the gradients' arithmetic, not by a "
-            "defence; compare PSNR with its ceiling, and with float64."
+            f"{name}: A has zero rows, those of shuffled patches, on {singular} of "
+            f"{len(condition)} images: the gradient at these positions was not uploaded, so no "
+            "precision restores them. What rounding adds is seen beside the line of the other "
+            "precision."
         )
-    if singular.any():
-        further = f" On {both} of them cond(A) of the other rows exceeds 2^{bits} besides."
+    elif gap > WORTH_SAYING:
         yield (
-            f"{line.cell['attack']}, {line.cell['dtype']}: A has zero rows, those of shuffled "
-            f"patches, on {int(singular.sum())} of {n} images. The attack's system is singular "
-            f"there, which more digits do not mend.{further if both else ''}"
+            f"{name}: {gap:.2f} dB below the ceiling in the mean, although no row of A is zero: "
+            "with exact gradients this system reaches the ceiling, so the gap is arithmetic, not "
+            f"a defence (cond(A) over 2^{bits} on {over} of {len(condition)} images)."
+        )
+
+
+def unfinished(lines: Sequence[Line]) -> list[str]:
+    """Lines that wait for images of the run's own plan."""
+    return grouped(lines, _waiting)
+
+
+def _waiting(line: Line) -> Iterable[str]:
+    if missing := not_run(line):
+        yield (
+            f"UNFINISHED: {missing} of {line.cell['planned_images']} images were not run. Give the "
+            "run's command again."
         )
 
 
@@ -206,6 +232,9 @@ def method(lines: Sequence[Line]) -> list[str]:
         "shuffles or client seeds. With a single one the interval is –.",
         f"Means of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image; the median is of the values "
         "themselves, and images recovered exactly (PSNR inf) are counted.",
+        "With float32 gradients APRIL's score of one image moves by up to about 2 dB with the "
+        "number of threads and of images computed together (means by a few tenths); the intervals "
+        "do not contain that. With float64 ones it does not move.",
         "n counts the images in a mean; those that failed, that the attack does not support and "
         "that nobody could score are counted beside it, with their reasons above.",
         "The paper variant scores both images rounded to 8 bits, as the paper's scripts do, with "

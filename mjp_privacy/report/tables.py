@@ -32,7 +32,7 @@ NOT_COLUMNS = frozenset(
             "checkpoint",
         ),
         *("checkpoint_sha", "victim", "data", "data_is_papers", "labels", "true_labels"),
-        *("mean", "std"),
+        *("mean", "std", "resize", "interpolation", "planned_images"),
     )
 )
 """Cell entries with a column of their own or a place in the notes."""
@@ -129,7 +129,14 @@ def _counts(line: Line, variant: str) -> dict[str, Any]:
         "n_failed": counts.failed,
         "n_unsupported": counts.unsupported,
         "n_unscored": counts.unscored,
+        "n_not_run": not_run(line),
     }
+
+
+def not_run(line: Line) -> int:
+    """Images that the run's last command planned and that have no rows yet."""
+    planned = int(line.cell.get("planned_images") or 0)
+    return max(0, planned - line.rows["image_id"].nunique())
 
 
 def _columns(name: str, score: Summary, paper: float, *, scale: float = 1) -> dict[str, Any]:
@@ -178,12 +185,25 @@ def _diagnostics(line: Line) -> dict[str, Any]:
     }
     empty = line.scored("empty_mask", "diagnostic")
     return {
+        "grey_mean": summary(line, "grey_psnr", "diagnostic", interval=False).mean,
+        "below_grey": below_grey(line),
+        "in_place_mean": summary(line, "oracle_in_place_psnr", "diagnostic", interval=False).mean,
         "ceiling_mean": ceiling.mean,
         "ceiling_n": ceiling.n,
         "ceiling_distance": ceiling_distance(line),
         **medians,
         "empty_masks": int((empty > 0).sum()) if len(empty) else None,
     }
+
+
+def below_grey(line: Line) -> float:
+    """Share (percent) of images that a uniform grey scores better than, by standard PSNR."""
+    grey = line.scored("grey_psnr", "diagnostic")
+    reached = line.scored("psnr", "standard")
+    both = grey.index.intersection(reached.index)
+    if not len(both):
+        return math.nan
+    return 100 * float(np.mean(reached[both].to_numpy() < grey[both].to_numpy()))
 
 
 def ceiling_distance(line: Line) -> float:

@@ -12,15 +12,16 @@ from mjp_privacy.report.views import TextTable
 STAGES = ("decode", "gradient", "attack", "score")
 
 CAPTION = (
-    "Wall-clock seconds of the machine that ran each stage, divided by images; not part of the "
-    "rows. Another machine gives other figures, so compare within one device and thread count only."
+    "Wall-clock seconds an image of the machine that ran each stage, median over blocks; not part "
+    "of the rows. A gradient that two attacks share is booked on the first. Another machine gives "
+    "other figures, so compare within one device and thread count only."
 )
 
 COLUMNS = ("run", "run_id", "stage", "seconds", "images", "device", "threads")
 
 
 def timing_table(lines: Sequence[Line], timings: pd.DataFrame) -> TextTable | None:
-    """Summed over the lines of one attack and dtype; None where nothing was timed."""
+    """Medians over the blocks of one attack and dtype; None where nothing was timed."""
     if timings.empty or any(column not in timings for column in COLUMNS):
         return None
     cells = pd.DataFrame(
@@ -32,14 +33,16 @@ def timing_table(lines: Sequence[Line], timings: pd.DataFrame) -> TextTable | No
         STAGES.index(stage) if stage in STAGES else len(STAGES) for stage in timed["stage"]
     ]
     keys = ["attack", "dtype", "device", "threads", "stage_order", "stage"]
-    sums = timed.groupby(keys, dropna=False)[["images", "seconds"]].sum().reset_index()
-    sums = sums[sums["images"] > 0]
-    if sums.empty:
+    timed = timed[timed["images"] > 0]
+    if timed.empty:
         return None
+    timed["each"] = timed["seconds"] / timed["images"]
+    stages = timed.groupby(keys, dropna=False).agg({"images": "sum", "each": "median"})
+    sums = stages.reset_index()
     rows = tuple(
         (
             *(str(row[key]) for key in ("attack", "dtype", "stage", "device", "threads", "images")),
-            f"{row['seconds'] / row['images']:.3g}",
+            f"{row['each']:.3g}",
         )
         for row in sums.to_dict("records")
     )

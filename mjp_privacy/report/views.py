@@ -68,8 +68,9 @@ def plain(value: Any) -> str:
 
 
 def unscored(record: Record) -> str:
-    kinds = ("failed", "unsupported", "unscored")
-    counts = [f"{record[f'n_{kind}']} {kind}" for kind in kinds if record[f"n_{kind}"]]
+    kinds = ("failed", "unsupported", "unscored", "not_run")
+    names = [(kind, kind.replace("_", " ")) for kind in kinds]
+    counts = [f"{record[f'n_{kind}']} {name}" for kind, name in names if record[f"n_{kind}"]]
     return ", ".join(counts) or "0"
 
 
@@ -93,7 +94,7 @@ def main_table(table: Table, *, many_runs: bool, caption: str) -> TextTable:
     left = len(header)
     header += ["n", "not scored", f"Acc. {ARROWS['acc']}", "Acc. altered"]
     header += [f"{TITLES[metric]} {ARROWS[metric]}" for metric in METRICS]
-    header += ["ceiling", "cond(A)"]
+    header += ["grey", "ceiling", "cond(A)"]
     align = "r" + "l" * (left - 1) + "r" * (len(header) - left)
     body = [_main_row(row, table.varying, many_runs) for row in rows]
     if remarks:
@@ -112,6 +113,7 @@ def _main_row(record: Record, varying: Sequence[str], many_runs: bool) -> list[s
         *(plain(record[key]) for key in varying),
         *(str(record["n"]), unscored(record)),
         *(score(record, name) for name in ("acc", "acc_altered", *METRICS)),
+        number(record["grey_mean"], 2),
         number(record["ceiling_mean"], 2),
         condition(record["cond_a_median"]),
     ]
@@ -163,8 +165,10 @@ def diagnostics_table(paper: Table, standard: Table) -> TextTable:
         *("#", "Model", "Set.", "γ", "Attack", "dtype", "PSNR median", "exact images"),
         *(
             "exact in 8 bits",
+            "below grey",
             "ceiling (n)",
             "ceiling − PSNR",
+            "oracle in place",
             "cond(A)",
             "rank(A)",
             "nonzero rows",
@@ -173,9 +177,13 @@ def diagnostics_table(paper: Table, standard: Table) -> TextTable:
         ),
     )
     caption = (
-        "The ceiling is the PSNR of the attack's algebra solved without error for the image that "
-        "the client fed; in setting (c) that image is shuffled and the score is against the plain "
-        "one. The distance to it is a mean over images, both capped at 100 dB. PSNR is of the "
+        "The ceiling is the PSNR of the true embeddings through the minimum-norm inverse, against "
+        "the image that the client fed: the rank limit of attacks without a prior. In "
+        "(c) nobody reaches it without putting the patches back; the same oracle left in the fed "
+        "order is beside it (oracle in place), and a blurred guess may beat that. The distance to "
+        "the ceiling is a mean over images, both capped at 100 dB. Below grey: images for which a "
+        "uniform grey scores better than the attack; there the attack failed, and its score does "
+        "not measure protection. PSNR is of the "
         "standard variant; exact in 8 bits counts by the paper's. Medians: cond(A) and the number "
         "of the nonzero rows of A, its numerical rank at the precision of the client's gradient, "
         "and the number of patches that were shuffled."
@@ -195,8 +203,10 @@ def _diagnostics_row(record: Record, exact_in_8_bits: int) -> tuple[str, ...]:
         *(plain(record["gamma"]), str(record["attack"]), str(record["dtype"])),
         number(record["psnr_median"], 2),
         *((str(record["psnr_exact"]), str(exact_in_8_bits)) if n else (DASH, DASH)),
+        DASH if math.isnan(record["below_grey"]) else f"{record['below_grey']:.0f} %",
         ceiling if ceiling == DASH else f"{ceiling} ({record['ceiling_n']})",
         number(record["ceiling_distance"], 2),
+        number(record["in_place_mean"], 2),
         condition(record["cond_a_median"]),
         plain(record["rank_a_median"]),
         plain(record["nonzero_rows_median"]),

@@ -237,15 +237,15 @@ def test_columns_appear_where_lines_would_look_alike(tmp_path: Path) -> None:
 def test_notes_say_what_differs(written: tuple[Path, ReportSummary]) -> None:
     text = (written[0] / "table.md").read_text()
     for expected in (
-        "not ImageNet-1K validation images as in the paper",
+        "not declared to be ImageNet-1K validation images as the paper's",
         "neither norm1 nor residuals",
         "(lines 1–2, 4–8)",
         "Client gradients in float64",
         "mode eval, loss cross_entropy, batch 1, no DAL in the loss",
         "A note of the runner. (line 1)",
-        "cond(A) exceeds 2^24 on 7 of 22 images",
+        "although no row of A is zero",
+        "(cond(A) over 2^24 on 7 of 22 images)",
         "A has zero rows, those of shuffled patches, on 24 of 24 images",
-        "On 24 of them cond(A) of the other rows exceeds 2^24 besides. (line 2)",
         "not over the same images",
         "repeats all five scores",
         "poster's caption says .27",
@@ -255,15 +255,42 @@ def test_notes_say_what_differs(written: tuple[Path, ReportSummary]) -> None:
         assert expected in text
 
 
-def test_conditioning_is_judged_by_the_gradients_own_precision(tmp_path: Path) -> None:
-    for dtype, mentioned in (("float32", True), ("float64", False)):
-        store = RunStore(tmp_path / dtype)
-        entry = cell("x", dtype=dtype)
-        store.write_cells([entry])
-        diagnostics = {"cond_a": 1e9, "zero_rows": 0.0}
-        rows = image_rows(entry, image_id(0), 12.0, diagnostics=diagnostics)
-        write_rows(store, entry, rows)
-        assert ("limited by the gradients' arithmetic" in notes_of(tmp_path / dtype)) is mentioned
+@pytest.mark.parametrize(
+    ("psnr", "zero_rows", "said"),
+    [
+        (12.0, 0.0, "8.00 dB below the ceiling in the mean, although no row of A is zero"),
+        (12.0, 3.0, "A has zero rows, those of shuffled patches, on 1 of 1 images"),
+        (19.95, 0.0, ""),
+    ],
+)
+def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
+    tmp_path: Path, psnr: float, zero_rows: float, said: str
+) -> None:
+    store = RunStore(tmp_path)
+    entry = cell("x")
+    store.write_cells([entry])
+    diagnostics = {"cond_a": 1e9, "zero_rows": zero_rows, "ceiling_psnr": 20.0}
+    write_rows(store, entry, image_rows(entry, image_id(0), psnr, diagnostics=diagnostics))
+    text = notes_of(tmp_path)
+    assert said in text
+    assert ("below the ceiling" in text) == ("below the ceiling" in said)
+
+
+def test_an_unfinished_line_says_so(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    entry = cell("x", planned_images=5)
+    store.write_cells([entry])
+    diagnostics = {"grey_psnr": 12.5, "ceiling_psnr": 20.0}
+    write_rows(store, entry, image_rows(entry, image_id(0), 12.0, diagnostics=diagnostics))
+    assert "UNFINISHED: 4 of 5 images were not run" in notes_of(tmp_path)
+    lines = load_runs([tmp_path]).lines
+    frame = build_table(lines, "paper").frame
+    assert frame["n_not_run"].tolist() == [4]
+    assert frame["grey_mean"].tolist() == [12.5]
+    assert frame["below_grey"].tolist() == [100.0]
+    summary = write_report([tmp_path], tmp_path / "out")
+    assert "4 not run" in (tmp_path / "out" / "table.md").read_text()
+    assert summary.any_failed
 
 
 def test_many_reasons_are_cut_short(tmp_path: Path) -> None:
