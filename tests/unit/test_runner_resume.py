@@ -34,6 +34,7 @@ from run_fixtures import (
 
 from mjp_privacy import store
 from mjp_privacy.errors import UserError
+from mjp_privacy.store import RunStore
 
 ROOT = Path(__file__).parents[2]
 BOTH = ["float32", "float64"]
