@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -18,11 +19,12 @@ from mjp_privacy.registry import Registry
 
 
 @dataclass(frozen=True)
-class PlainSetting:
-    """The client's image is not shuffled."""
+class PaperSetting:
+    """Whether the client shuffles by MJP, and which image the reconstruction is compared to."""
 
     name: str
-    shuffles: bool = False
+    shuffles: bool
+    against: Literal["shuffled", "plain"]
 
     def prepare(
         self,
@@ -35,31 +37,8 @@ class PlainSetting:
         round: int,
         seed: int,
     ) -> ClientInput:
-        return ClientInput(images, labels, tuple(image_ids))
-
-    def target(self, truth: Truth, inputs: ClientInput) -> Tensor:
-        return truth.images
-
-
-@dataclass(frozen=True)
-class ShuffledSetting:
-    """The client shuffles by MJP; `against` says which image the reconstruction is compared to."""
-
-    name: str
-    against: str  # "shuffled" or "plain"
-    shuffles: bool = True
-
-    def prepare(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        image_ids: Sequence[str],
-        *,
-        patch_size: int,
-        gamma: float,
-        round: int,
-        seed: int,
-    ) -> ClientInput:
+        if not self.shuffles:
+            return ClientInput(images, labels, tuple(image_ids))
         grid = images.shape[-1] // patch_size
         mask, permutation = draw_masks(image_ids, grid=grid, gamma=gamma, round=round, seed=seed)
         shuffled = shuffle_patches(images, permutation, patch_size)
@@ -70,6 +49,6 @@ class ShuffledSetting:
 
 
 SETTINGS: Registry[Setting] = Registry("setting")
-SETTINGS.register("a", PlainSetting("a"))
-SETTINGS.register("b", ShuffledSetting("b", against="shuffled"))
-SETTINGS.register("c", ShuffledSetting("c", against="plain"))
+SETTINGS.register("a", PaperSetting("a", shuffles=False, against="plain"))
+SETTINGS.register("b", PaperSetting("b", shuffles=True, against="shuffled"))
+SETTINGS.register("c", PaperSetting("c", shuffles=True, against="plain"))
