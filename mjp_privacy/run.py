@@ -67,7 +67,8 @@ class Run:
         self.facts: dict[Cell, dict[str, Any]] = {}
         self.failures: dict[str, None] = {}  # an ordered set
         write_provenance(self.store, self.experiment, self.device)
-        self.store.add_planned([self._facts(cell, None, NOT_RUN) for cell in self.cells])
+        self.planned = [self._facts(cell, None, NOT_RUN) for cell in self.cells]
+        self._write_cells()
         total = len(self.records) * len(self.cells)
         with RunProgress(total, self.store.root / "log.jsonl") as self.progress:
             self._say_start()
@@ -266,4 +267,4 @@ class Run:
             )
 
     def _write_cells(self) -> None:
-        self.store.merge_cells([self.facts[cell] for cell in self.cells if cell in self.facts])
+        self.store.merge_cells([*self.facts.values()], self.planned)

@@ -178,23 +178,21 @@ class RunStore:
     def write_cells(self, cells: list[dict[str, Any]]) -> None:
         write_json(self.root / "cells.json", {"format": 1, "cells": cells})
 
-    def merge_cells(self, cells: list[dict[str, Any]]) -> None:
-        """These cells in their order, then older ones that none of them replaces."""
-        keys = {cell["cell_key"] for cell in cells}
-        try:
-            older = [cell for cell in self.read_cells() if cell.get("cell_key") not in keys]
-        except UserError:
-            older = []
-        self.write_cells([*cells, *older])
+    def merge_cells(self, cells: list[dict[str, Any]], planned: list[dict[str, Any]]) -> None:
+        """The cells of a command in the order it planned them, then older ones of other commands.
 
-    def add_planned(self, cells: list[dict[str, Any]]) -> None:
-        """Cells that are to come, where cells.json does not know them yet."""
+        A planned cell that `cells` does not hold yet stays as an earlier command left it.
+        """
         try:
-            known = self.read_cells()
+            older = {cell["cell_key"]: cell for cell in self.read_cells()}
         except UserError:
-            known = []
-        keys = {cell.get("cell_key") for cell in known}
-        self.write_cells([*known, *(cell for cell in cells if cell["cell_key"] not in keys)])
+            older = {}
+        known = {
+            **{cell["cell_key"]: cell for cell in planned},
+            **older,
+            **{cell["cell_key"]: cell for cell in cells},
+        }
+        self.write_cells(list(known.values()))
 
     def read_cells(self) -> list[dict[str, Any]]:
         path = self.root / "cells.json"

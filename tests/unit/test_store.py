@@ -175,11 +175,15 @@ def entry(key: str, **facts: Any) -> dict[str, Any]:
     return {"cell_key": key, **facts}
 
 
-def test_new_cells_come_first_and_replace_those_of_their_key(store: RunStore) -> None:
-    store.merge_cells([entry("a", n=1), entry("b", n=1), entry("c", n=1)])
-    store.merge_cells([entry("c", n=2), entry("d", n=2)])
+def test_cells_come_in_the_order_planned_and_replace_those_of_their_key(store: RunStore) -> None:
+    planned = [entry("a", n=0), entry("b", n=0), entry("c", n=0)]
+    store.merge_cells([], planned)
+    store.merge_cells([entry("c", n=1), entry("a", n=1)], planned)
     found = [(cell["cell_key"], cell["n"]) for cell in store.read_cells()]
-    assert found == [("c", 2), ("d", 2), ("a", 1), ("b", 1)]
+    assert found == [("a", 1), ("b", 0), ("c", 1)]
+    store.merge_cells([entry("d", n=2)], [entry("d", n=0), entry("c", n=0)])
+    found = [(cell["cell_key"], cell["n"]) for cell in store.read_cells()]
+    assert found == [("d", 2), ("c", 1), ("a", 1), ("b", 0)]
 
 
 def test_a_folder_that_is_no_run(store: RunStore) -> None:
@@ -193,7 +197,7 @@ def test_a_damaged_list_of_cells(store: RunStore, content: str) -> None:
     path.write_text(content)
     with pytest.raises(UserError, match=r"cells\.json cannot be read .*Run the attack again"):
         store.read_cells()
-    store.merge_cells([entry("a")])  # which mends it
+    store.merge_cells([entry("a")], [entry("a")])  # which mends it
     assert store.read_cells() == [entry("a")]
 
 
