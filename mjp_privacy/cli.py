@@ -72,15 +72,15 @@ class ReportArguments:
 
 def run_attack(argv: Sequence[str] | None = None) -> int:
     """Entry point of run_attack.py."""
-    return _kindly(_attack, list(sys.argv[1:] if argv is None else argv))
+    return kindly(_attack, list(sys.argv[1:] if argv is None else argv))
 
 
 def report(argv: Sequence[str] | None = None) -> int:
     """Entry point of report.py."""
-    return _kindly(_report, list(sys.argv[1:] if argv is None else argv))
+    return kindly(_report, list(sys.argv[1:] if argv is None else argv))
 
 
-def _kindly(command: Callable[[list[str]], int], argv: list[str]) -> int:
+def kindly(command: Callable[[list[str]], int], argv: list[str]) -> int:
     """User errors without a traceback."""
     try:
         return command(argv)

@@ -52,6 +52,7 @@ class ModelConfig:
     unknown_embedding: bool | None = None
     index_embedding: bool | None = None
     dal: Literal["none", "pca", "linear", "nonlinear"] | None = None
+    first_block: Literal["intact", "closed_form"] | None = None
     trained_gamma: Share | None = None
     seed: int = 0
     """Seed of the weights where checkpoint is random."""

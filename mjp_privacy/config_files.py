@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -20,6 +20,8 @@ from mjp_privacy.config import (
     check_experiment,
 )
 from mjp_privacy.errors import UserError
+
+T = TypeVar("T")
 
 _OWNERS: dict[str, Any] = {
     "models": ModelConfig,
@@ -37,26 +39,35 @@ def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Expe
         return config
     if isinstance(config, Mapping):
         return parse_experiment(config, "the config")
-    path = Path(config)
+    return parse_experiment(read_mapping(Path(config)), str(config))
+
+
+def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
+    experiment = parse(Experiment, content, where, _OWNERS)
+    check_experiment(experiment, where)
+    return experiment
+
+
+def parse(kind: type[T], content: Mapping[str, Any], where: str, owners: Mapping[str, Any]) -> T:
+    """Fields to a dataclass. `owners`: whose fields stand under which of its own."""
+    try:
+        return TypeAdapter(kind).validate_python(dict(content))
+    except ValidationError as error:
+        lines = [_explain(problem, kind, owners) for problem in error.errors()]
+        raise UserError(f"{where} has {len(lines)} mistake(s):\n  " + "\n  ".join(lines)) from error
+
+
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """The fields of a YAML file."""
     if not path.is_file():
         raise UserError(_no_config(path))
     content = _read_yaml(path)
     if not isinstance(content, Mapping):
         raise UserError(
-            f"{path}: expected fields such as `name:`, `models:`, `grid:`; got "
-            f"{type(content).__name__}. Start from a file in configs/."
+            f"{path}: expected fields such as `name:`; got {type(content).__name__}. Start from a "
+            "file in configs/."
         )
-    return parse_experiment(content, str(path))
-
-
-def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
-    try:
-        experiment = TypeAdapter(Experiment).validate_python(dict(content))
-    except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
-        raise UserError(f"{where} has {len(lines)} mistake(s):\n  " + "\n  ".join(lines)) from error
-    check_experiment(experiment, where)
-    return experiment
+    return content
 
 
 # files --------------------------------------------------------------------------------------------
@@ -107,10 +118,10 @@ def _repeated_key(node: yaml.Node | None, seen: set[int]) -> yaml.ScalarNode | N
 # messages -----------------------------------------------------------------------------------------
 
 
-def _explain(problem: Any) -> str:
+def _explain(problem: Any, kind: Any, owners: Mapping[str, Any]) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "unexpected_keyword_argument":
-        fields = sorted(_field_names(problem["loc"]))
+        fields = sorted(_field_names(problem["loc"], kind, owners))
         near = get_close_matches(str(problem["loc"][-1]), fields, n=1)
         hint = f" Did you mean {near[0]}?" if near else f" Known: {', '.join(fields)}."
         return f"{place}: unknown field.{hint}"
@@ -119,6 +130,6 @@ def _explain(problem: Any) -> str:
     return f"{place}: {problem['msg']}; got {problem['input']!r}."
 
 
-def _field_names(location: tuple[Any, ...]) -> set[str]:
-    owner = _OWNERS.get(str(location[0]), Experiment) if len(location) > 1 else Experiment
+def _field_names(location: tuple[Any, ...], kind: Any, owners: Mapping[str, Any]) -> set[str]:
+    owner = owners.get(str(location[0]), kind) if len(location) > 1 else kind
     return {field.name for field in dataclasses.fields(owner)}

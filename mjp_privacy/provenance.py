@@ -21,7 +21,7 @@ PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image"
 def provenance(device: torch.device) -> dict[str, str | int]:
     facts: dict[str, str | int] = {name: version(name) for name in PACKAGES}
     facts["python"] = platform.python_version()
-    facts["commit"] = _commit()
+    facts["commit"] = commit()
     facts["device"] = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     )
@@ -46,7 +46,7 @@ def _plain(experiment: Experiment) -> dict[str, Any]:
     return content
 
 
-def _commit() -> str:
+def commit() -> str:
     """The checkout's commit, with '+' where files differ; '' outside a checkout."""
     here = Path(__file__).resolve().parent
     try:

@@ -4,18 +4,22 @@ Attention must see z itself, so norm1 and both residual connections go:
 
     z -> attn(z) -> mlp(norm2(.))
 
-This is the model breaching calls `vit_small_april`. No client trains it: the weights are those of
-the intact network, and the accuracy drops (both accuracies are columns of every table).
+This is the model breaching calls `vit_small_april`. Put on the weights of an intact network, which
+is what attacks on published checkpoints do, no client trains it and the accuracy drops (both
+accuracies are columns of every table). A model can also be trained with it from the start:
+`first_block="closed_form"`.
 """
 
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+if TYPE_CHECKING:
+    from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 
 
 class ClosedFormBlock(nn.Module):
@@ -36,8 +40,10 @@ class ClosedFormBlock(nn.Module):
 
 
 def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:
-    """A copy of the model whose block 0 is the altered one."""
+    """A copy of the model whose block 0 is the altered one; just a copy if it was born so."""
     altered = copy.deepcopy(model)
+    if altered.first_block == "closed_form":
+        return altered
     block = altered.blocks[0]
     assert isinstance(block, Block)
     altered.blocks[0] = ClosedFormBlock(block)

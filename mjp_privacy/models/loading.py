@@ -148,6 +148,7 @@ def _build(spec: ModelSpec, source: str) -> Victim:
         unknown_embedding=bool(spec.unknown_embedding),
         index_embedding=bool(spec.index_embedding),
         dal=spec.dal or "none",
+        first_block=spec.first_block or "intact",
     )
 
 
@@ -168,6 +169,7 @@ def _with_card(model: Victim, spec: ModelSpec, report: CheckpointReport) -> Vict
         architecture=(
             f"vit d{spec.embed_dim} l{spec.depth} h{spec.num_heads} "
             f"p{spec.patch_size}@{spec.img_size}"
+            + (" closed-form block 0" if model.first_block == "closed_form" else "")
         ),
         img_size=int(spec.img_size or 0),
         resize=spec.resize,

@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mjp_privacy.errors import UserError
+from mjp_privacy.models.closed_form_block import ClosedFormBlock
 from mjp_privacy.models.localization import (
     DalKind,
     LocalizationRegressor,
@@ -17,6 +18,7 @@ from mjp_privacy.models.localization import (
 )
 
 PositionEmbedding = Literal["learned", "exposed", "strict"]
+FirstBlock = Literal["intact", "closed_form"]
 
 
 class MJPVisionTransformer(VisionTransformer):
@@ -29,6 +31,7 @@ class MJPVisionTransformer(VisionTransformer):
                         Without it a mask is ignored: shuffled patches keep their own positions.
     index_embedding     `index_embed` (1, N+1, D), a second table that is never masked (IDX).
     dal                 the localization regressor: none, pca, linear or nonlinear.
+    first_block         `closed_form`: block 0 has neither norm1 nor residuals, from birth.
     """
 
     cls_token: nn.Parameter
@@ -42,6 +45,7 @@ class MJPVisionTransformer(VisionTransformer):
         unknown_embedding: bool = False,
         index_embedding: bool = False,
         dal: DalKind = "none",
+        first_block: FirstBlock = "intact",
         **timm_arguments: Any,
     ) -> None:
         table = "none" if position_embedding == "strict" else "learn"
@@ -60,6 +64,12 @@ class MJPVisionTransformer(VisionTransformer):
         self.dal_regressor = LocalizationRegressor(self.embed_dim, dal) if dal != "none" else None
         if position_embedding == "exposed":
             nn.init.zeros_(self.table)
+        if first_block == "closed_form":
+            self.blocks[0] = ClosedFormBlock(self.blocks[0])  # type: ignore[arg-type]
+
+    @property
+    def first_block(self) -> FirstBlock:
+        return "closed_form" if isinstance(self.blocks[0], ClosedFormBlock) else "intact"
 
     @property
     def grid(self) -> int:

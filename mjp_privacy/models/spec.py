@@ -12,7 +12,7 @@ from mjp_privacy.errors import UserError
 from mjp_privacy.models.checkpoint_files import WeightFile
 from mjp_privacy.models.checkpoints import Shape
 from mjp_privacy.models.localization import DalKind
-from mjp_privacy.models.mjp_vit import PositionEmbedding
+from mjp_privacy.models.mjp_vit import FirstBlock, PositionEmbedding
 from mjp_privacy.registry import unknown_name
 
 
@@ -36,9 +36,13 @@ class ModelSpec:
     unknown_embedding: bool | None = None
     index_embedding: bool | None = None
     dal: DalKind | None = None
+    first_block: FirstBlock | None = None
     checkpoint: str | None = None  # where the weights come from if the user names none
     trained_gamma: float | None = None
     where: str = ""  # what to do where there is no public download by name
+
+
+CHOICES = {"position_embedding": PositionEmbedding, "dal": DalKind, "first_block": FirstBlock}
 
 
 def overridden(spec: ModelSpec, overrides: dict[str, Any]) -> ModelSpec:
@@ -48,7 +52,7 @@ def overridden(spec: ModelSpec, overrides: dict[str, Any]) -> ModelSpec:
         if key not in names:
             raise unknown_name("model field", key, names)
     given = {key: value for key, value in overrides.items() if value is not None}
-    for key, kind in (("position_embedding", PositionEmbedding), ("dal", DalKind)):
+    for key, kind in CHOICES.items():
         check_choice(key, given.get(key), kind)
     for key in ("mean", "std"):
         if key in given:
@@ -85,10 +89,24 @@ def three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]
     return tuple(numbers)
 
 
+METADATA = (
+    "mean",
+    "std",
+    "num_heads",
+    "img_size",
+    "resize",
+    "interpolation",
+    "position_embedding",
+    "first_block",
+    "trained_gamma",
+)
+"""What a checkpoint's metadata may say of its model, as JSON values."""
+
+
 def with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
     """Facts our own exports carry (mean, num_heads, gamma, …), before a name's defaults."""
     facts: dict[str, Any] = {}
-    for key in ("mean", "std", "num_heads", "img_size", "trained_gamma"):
+    for key in METADATA:
         if key not in file.metadata:
             continue
         try:
@@ -98,6 +116,8 @@ def with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
                 f"{file.path.name}: metadata {key!r} is no JSON value: {file.metadata[key]!r}."
             ) from error
         facts[key] = three_numbers(key, value) if key in ("mean", "std") else value
+        if key in CHOICES:
+            check_choice(f"{file.path.name}: metadata {key}", value, CHOICES[key])
     return replace(spec, **facts)
 
 

@@ -1,0 +1,85 @@
+"""Loss and accuracy over the epochs, as Fig. 6 of the paper; several runs in one picture.
+
+    python -m mjp_privacy.training.curves RUN [RUN ...] --out DIR
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.store import write_atomically
+from mjp_privacy.training.journal import METRICS, read_metrics
+
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
+
+
+def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> Path:
+    """curves.png in `out`: training loss to the left, validation top-1 to the right."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for number, run in enumerate(runs):
+        lines = read_metrics(run / METRICS)
+        if not lines:
+            raise UserError(f"No {METRICS} in {run}: expected the folder of a training run.")
+        colour = COLOURS[number % len(COLOURS)]
+        label = labels[number] if labels else run.resolve().name
+        left.plot(
+            [line["epoch"] for line in lines],
+            [line["cross_entropy"] for line in lines],
+            color=colour,
+            linewidth=1,
+            label=label,
+        )
+        measured = [line for line in lines if "val_top1" in line]
+        right.plot(
+            [line["epoch"] for line in measured],
+            [line["val_top1"] for line in measured],
+            color=colour,
+            marker="o",
+            markersize=3,
+            linewidth=1,
+            label=label,
+        )
+    for axes, name in ((left, "training cross-entropy"), (right, "validation top-1 (%)")):
+        axes.set_xlabel("epoch")
+        axes.set_title(name, fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(fontsize=8, frameon=False)
+    path = out / "curves.png"
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format="png"))
+    return path
+
+
+@dataclass(frozen=True)
+class CurveArguments:
+    """Loss and accuracy of training runs, overlaid."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of training runs."""
+    out: Path
+    """Folder for curves.png."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    from mjp_privacy.cli import kindly
+
+    def draw(arguments: list[str]) -> int:
+        given = tyro.cli(CurveArguments, args=arguments, prog="mjp_privacy.training.curves")
+        print(draw_curves(given.runs, given.out))
+        return 0
+
+    return kindly(draw, list(sys.argv[1:] if argv is None else argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

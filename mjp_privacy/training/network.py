@@ -1,0 +1,96 @@
+"""The network to train: random, or from weights that exist already."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.models import load_model
+from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.seeding import derive_seed
+from mjp_privacy.training.config import Initial, TrainingConfig
+
+
+def build_network(config: TrainingConfig) -> MJPVisionTransformer:
+    """Weights from the seed; equal between rows of one seed wherever their tensors are."""
+    shape = config.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("initial weights", config.seed))
+        model = MJPVisionTransformer(
+            img_size=shape.img_size,
+            patch_size=shape.patch_size,
+            embed_dim=shape.embed_dim,
+            depth=shape.depth,
+            num_heads=shape.num_heads,
+            num_classes=shape.num_classes,
+            drop_path_rate=shape.drop_path,
+            position_embedding="strict" if shape.position_embedding == "none" else "learned",
+            unknown_embedding=shape.unknown_embedding,
+            index_embedding=shape.index_embedding,
+            dal=shape.dal,
+            first_block=shape.first_block,
+        )
+        if config.initial is not None:
+            _fill(model, config.initial, config)
+        elif config.positions_as_paper:
+            nn.init.normal_(model.table)
+            if model.unk_embed is not None:
+                nn.init.normal_(model.unk_embed)
+    return model
+
+
+def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig) -> None:
+    """Every tensor the checkpoint has; E_unk at the mean position, the DAL regressor stays random."""
+    shape = config.model
+    loaded = load_model(
+        initial.model,
+        checkpoint=initial.checkpoint,
+        img_size=shape.img_size,
+        patch_size=shape.patch_size,
+        embed_dim=shape.embed_dim,
+        depth=shape.depth,
+        num_heads=shape.num_heads,
+        num_classes=shape.num_classes,
+        mean=shape.mean,
+        std=shape.std,
+        unknown_embedding=shape.unknown_embedding or None,
+        unknown_init="mean_position",
+    )
+    given = dict(loaded.named_parameters())
+    fresh = [name for name, _ in model.named_parameters() if name not in given]
+    if strange := [name for name in fresh if not name.startswith(("dal_regressor", "index_embed"))]:
+        raise UserError(
+            f"{loaded.card.checkpoint.source} lacks {', '.join(strange[:3])}, which this row "
+            "trains on from it. Give a checkpoint of the same architecture."
+        )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in given:
+                parameter.copy_(given[name])
+
+
+class Objective(nn.Module):
+    """Model and loss in one forward, so that DDP and torch.compile see all of it."""
+
+    def __init__(self, model: MJPVisionTransformer, config: TrainingConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.smoothing = config.recipe.label_smoothing
+        self.dal_lambda = config.jigsaw.dal_lambda
+        self.normalize = config.jigsaw.dal_target == "normalized"
+
+    def forward(self, images: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss, and (loss, cross-entropy, DAL, accuracy) detached; targets (B,) or soft (B, K)."""
+        logits = self.model(images, mask).float()
+        soft = targets.ndim == 2  # mixed already, and smoothed with it
+        entropy = F.cross_entropy(logits, targets, label_smoothing=0 if soft else self.smoothing)
+        loss, dal = entropy, torch.zeros_like(entropy)
+        if self.model.dal_regressor is not None:
+            with torch.autocast(images.device.type, enabled=False):
+                dal = self.model.dal_loss(mask, normalize=self.normalize)
+            loss = entropy + self.dal_lambda * dal
+        truth = targets.argmax(-1) if soft else targets
+        accuracy = (logits.argmax(-1) == truth).float().mean()
+        return loss, torch.stack((loss, entropy, dal, accuracy)).detach()

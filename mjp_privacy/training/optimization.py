@@ -1,0 +1,47 @@
+"""Optimiser and learning rate of Table 7."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from timm.optim import param_groups_weight_decay
+from torch import nn
+
+from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.training.config import TrainingConfig
+
+POSITIONS = frozenset({"pos_embed", "unk_embed"})
+
+
+def build_optimizer(model: MJPVisionTransformer, config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW; biases, norms and tables do not decay, but MJP's positions do in the paper's code."""
+    spared = model.no_weight_decay()
+    if config.positions_as_paper:
+        spared = spared - POSITIONS
+    groups = param_groups_weight_decay(model, config.recipe.weight_decay, spared)
+    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+
+
+def learning_rate(config: TrainingConfig, step: int, steps_per_epoch: int) -> float:
+    """Linear warm-up, then the cosine, which counts from step 0 (as timm's and DeiT's does)."""
+    recipe, top = config.recipe, config.lr
+    warmup = config.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        start = min(recipe.warmup_lr, top)
+        return start + (top - start) * step / warmup
+    total = recipe.epochs * steps_per_epoch
+    end = min(recipe.min_lr, top)
+    return end + (top - end) * (1 + math.cos(math.pi * step / total)) / 2
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def clipped(parameters: list[nn.Parameter], largest: float | None) -> torch.Tensor | None:
+    """Clip the gradient's norm; the norm, still on the device."""
+    if largest is None:
+        return None
+    return nn.utils.clip_grad_norm_(parameters, largest, foreach=True)

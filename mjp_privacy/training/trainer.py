@@ -1,0 +1,348 @@
+"""The training loop, from top to bottom.
+
+A run is a function of its config and its images: every random choice of a step comes from
+(seed, step), so a run that was killed goes on from its checkpoint and, on a CPU with the same
+number of threads, draws the very same curve.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from timm.data import Mixup
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.lock import locked
+from mjp_privacy.seeding import derive_seed
+from mjp_privacy.training.config import TrainingConfig, plain
+from mjp_privacy.training.curves import draw_curves
+from mjp_privacy.training.examples import find_examples
+from mjp_privacy.training.file_batches import FileBatches
+from mjp_privacy.training.journal import Journal
+from mjp_privacy.training.memory_batches import MemoryBatches
+from mjp_privacy.training.network import Objective, build_network
+from mjp_privacy.training.optimization import (
+    build_optimizer,
+    clipped,
+    learning_rate,
+    set_learning_rate,
+)
+from mjp_privacy.training.puzzles import Puzzles, apply
+from mjp_privacy.training.snapshots import export_model, load_checkpoint, save_checkpoint
+from mjp_privacy.training.world import World, join
+
+
+class Batches(Protocol):
+    """Normalised images and labels on the device; this process's part of each global batch."""
+
+    def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+    def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+def train(
+    config: TrainingConfig,
+    *,
+    data: str | Path,
+    out: str | Path,
+    val: str | Path | None = None,
+    device: str = "auto",
+    workers: int = 2,
+    deterministic: bool = False,
+    overlay: str | Path | None = None,
+) -> Path:
+    """Train, or go on with what lies in `out`; the exported model's path.
+
+    data     class folders, a zip of them, or ImageNet's layout (then `val` is found beside)
+    overlay  another run's folder, whose curves are drawn beside this one's
+    """
+    world = join(device, config.recipe.batch)
+    try:
+        folder = _run_folder(Path(out))
+        # Different processes of one run share the folder; the first one holds its lock.
+        with locked(folder) if world.first else nullcontext():
+            examples, held_out = find_examples(config, Path(data), Path(val) if val else None)
+            batches = _batches(config, examples, world, workers)
+            validation = _batches(config, held_out, world, workers) if held_out else None
+            if deterministic:
+                _be_deterministic(world)
+            run = Trainer(config, batches, validation, folder, world, len(examples))
+            return run.fit(Path(overlay) if overlay else None)
+    finally:
+        world.leave()
+
+
+class Trainer:
+    """One run's state."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        batches: Batches,
+        validation: Batches | None,
+        folder: Path,
+        world: World,
+        images: int,
+    ) -> None:
+        self.config, self.batches, self.validation = config, batches, validation
+        self.folder, self.world = folder, world
+        self.steps_per_epoch = images // config.recipe.batch
+        self.steps = self.steps_per_epoch * config.recipe.epochs
+        self.model = build_network(config).to(world.device)
+        self.bfloat16 = config.recipe.precision == "bfloat16"
+        if self.bfloat16 and world.device.type == "cpu":
+            _plain_attention(self.model)
+        self.optimizer = build_optimizer(self.model, config)
+        decay = config.recipe.ema_decay
+        self.average = ModelEmaV3(self.model, decay=decay) if decay else None
+        self.objective: Any = Objective(self.model, config)
+        if config.recipe.compile:
+            self.objective = torch.compile(self.objective)
+        if world.size > 1:
+            self.objective = DistributedDataParallel(self.objective)
+        self.mix = _mixup(config)
+        self.puzzles = Puzzles(
+            config, self.steps_per_epoch, world.device, world.part(config.recipe.batch)
+        )
+        self.journal = Journal(folder, self.steps, quiet=not world.first)
+        self.step = 0
+        self.val_top1: float | None = None
+
+    # the loop --------------------------------------------------------------------------------
+
+    def fit(self, overlay: Path | None = None) -> Path:
+        self._resume()
+        while self.step < self.steps:
+            self._train_epoch(self.step // self.steps_per_epoch)
+            if self.world.first:
+                draw_curves([self.folder, *([overlay] if overlay else [])], self.folder)
+        return self._export()
+
+    def _train_epoch(self, epoch: int) -> None:
+        """From the current step to the end of its epoch."""
+        self.objective.train()
+        first = self.step - epoch * self.steps_per_epoch
+        window = _Window(self.config.recipe.batch, self.world.device)
+        saved = time.monotonic()
+        for images, labels in window.timed(self.batches.epoch(epoch, first, self.steps_per_epoch)):
+            window.add(self._train_step(images, labels))
+            self.step += 1
+            ended = self.step % self.steps_per_epoch == 0
+            if self.step % self.config.log_every and not ended:
+                continue
+            line = self._measured(window)
+            if ended and self.validation is not None:
+                self.val_top1 = line["val_top1"] = self._validate(self.validation)
+                self.objective.train()
+            if self.world.first:
+                self.journal.write(line)
+                self.journal.show(line)
+            if ended or time.monotonic() - saved > 60 * self.config.checkpoint_minutes:
+                self._save()
+                saved = time.monotonic()
+            window.restart()
+
+    def _train_step(self, images: Tensor, labels: Tensor) -> Tensor:
+        """One update; (loss, cross-entropy, DAL, accuracy), still on the device."""
+        _seed_libraries(derive_seed("step", self.config.seed, self.step, self.world.rank))
+        if self.mix is not None:
+            images, labels = self.mix(images, labels)
+        puzzle = self.puzzles.at(self.step)
+        images = apply(puzzle, images, self.config.model.patch_size)
+        set_learning_rate(
+            self.optimizer, learning_rate(self.config, self.step, self.steps_per_epoch)
+        )
+        with self._autocast():
+            loss, numbers = self.objective(images, labels, puzzle.mask)
+        loss.backward()
+        clipped(list(self.model.parameters()), self.config.recipe.clip_grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(self.model)
+        return numbers
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bfloat16)
+
+    @torch.no_grad()
+    def _validate(self, images: Batches) -> float:
+        """Top-1 in percent on the validation images, unshuffled."""
+        model = self._trained().eval()
+        right = torch.zeros(2, device=self.world.device)
+        for pixels, labels in images.in_order():
+            with self._autocast():
+                predicted = model(pixels).argmax(-1)
+            right += torch.stack(((predicted == labels).sum(), torch.tensor(len(labels)).to(right)))
+        right = self.world.mean(right)
+        return round(float(100 * right[0] / right[1]), 4)
+
+    def _measured(self, window: _Window) -> dict[str, Any]:
+        """The line of a window of steps. Stops at a loss that is no number."""
+        loss, entropy, dal, accuracy = self.world.mean(window.mean()).tolist()
+        if not np.isfinite(loss):
+            raise UserError(
+                f"The loss is {loss} at step {self.step}: expected a number. The last checkpoint "
+                f"({self.folder.name}/checkpoint.pt) is from before and usable; start from it or "
+                "anew with a smaller --lr, or with precision: float32."
+            )
+        return {
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "loss": loss,
+            "cross_entropy": entropy,
+            "dal": dal,
+            "accuracy": accuracy,
+            "lr": learning_rate(self.config, self.step - 1, self.steps_per_epoch),
+            "timing": window.timing(),
+        }
+
+    # keeping ---------------------------------------------------------------------------------
+
+    def _trained(self) -> nn.Module:
+        return self.average.module if self.average is not None else self.model
+
+    def _save(self) -> None:
+        if self.world.first:
+            average = self.average.state_dict() if self.average is not None else None
+            state = {
+                "config": json.dumps(plain(self.config)),
+                "step": self.step,
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "average": average,
+                "val_top1": self.val_top1,
+            }
+            save_checkpoint(self.folder, state)
+        self.world.wait()
+
+    def _resume(self) -> None:
+        state = load_checkpoint(self.folder, self.config)
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
+            self.step, self.val_top1 = state["step"], state["val_top1"]
+            self.journal.say(f"going on from step {self.step} of {self.steps}")
+        self.world.wait()
+        if self.world.first:
+            self.journal.keep_until(self.step)
+
+    def _export(self) -> Path:
+        facts = {"val_top1": self.val_top1, "steps": self.step}
+        path = self.folder / "model.safetensors"
+        if self.world.first:
+            trained = self._trained()
+            path = export_model(self.folder, trained, self.config, facts)  # type: ignore[arg-type]
+            export_model(
+                self.folder,
+                trained,  # type: ignore[arg-type]
+                self.config,
+                facts,
+                half=True,
+                name="model_float16.safetensors",
+            )
+        self.world.wait()
+        return path
+
+
+class _Window:
+    """Sums of the steps since the last line, kept on the device, and where the time went."""
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self.batch, self.device = batch, device
+        self.restart()
+
+    def restart(self) -> None:
+        self.total, self.steps = torch.zeros(4, device=self.device), 0
+        self.started, self.waited = time.monotonic(), 0.0
+
+    def timed(
+        self, batches: Iterator[tuple[Tensor, Tensor]]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches; the time spent on getting them is noted."""
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, None)
+            self.waited += time.monotonic() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def add(self, numbers: Tensor) -> None:
+        self.total += numbers
+        self.steps += 1
+
+    def mean(self) -> Tensor:
+        return self.total / self.steps
+
+    def timing(self) -> dict[str, float]:
+        """After `mean` was read, that is, once the device has done its work."""
+        elapsed = max(time.monotonic() - self.started, 1e-9)
+        return {
+            "images_per_s": round(self.steps * self.batch / elapsed, 1),
+            "seconds_per_step": elapsed / self.steps,
+            "waiting": round(self.waited / elapsed, 4),
+        }
+
+
+def _batches(config: TrainingConfig, examples: Any, world: World, workers: int) -> Batches:
+    if config.data.store == "memory":
+        return MemoryBatches(config, examples, world)
+    return FileBatches(config, examples, world, workers)
+
+
+def _mixup(config: TrainingConfig) -> Mixup | None:
+    augmentation = config.augmentation
+    if not augmentation.mixup and not augmentation.cutmix:
+        return None
+    return Mixup(
+        mixup_alpha=augmentation.mixup,
+        cutmix_alpha=augmentation.cutmix,
+        label_smoothing=config.recipe.label_smoothing,
+        num_classes=config.model.num_classes,
+    )
+
+
+def _seed_libraries(seed: int) -> None:
+    """timm's mixup and drop path draw from the libraries' own generators."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def _plain_attention(model: nn.Module) -> None:
+    """The CPU's fused attention takes seven times as long in bfloat16 as plain products."""
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+
+
+def _be_deterministic(world: World) -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def _run_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {path}: expected a folder, or a place where one can be made; got: "
+            f"{error.strerror}. Give another --out."
+        ) from error
+    return path
