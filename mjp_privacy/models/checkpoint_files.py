@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.errors import UserError
+from mjp_privacy.registry import unknown_name
 
 PYTORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
 NESTED_KEYS = ("model", "state_dict", "module")
 PREFIXED = re.compile(r"((?:model\.|module\.|_orig_mod\.)*)patch_embed\.proj\.weight")
 TIMM_PREFIX = "timm:"
+PACKAGED_PREFIX = "packaged:"
+PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "assets" / "zoo"
 
 
 class _Settings:
@@ -46,8 +49,9 @@ class WeightFile:
     beside: tuple[str, ...] = ()  # what lay beside the weights: optimizer, config, ...
 
 
-def read_weight_file(path: str | Path) -> WeightFile:
-    path = Path(path)
+def read_weight_file(source: str | Path) -> WeightFile:
+    """A file, or `packaged:NAME` for one of the small models that come with this package."""
+    path = _located(source)
     if not path.is_file():
         raise UserError(
             f"No checkpoint at {path}: expected a .safetensors, .pth or .pt file. "
@@ -72,6 +76,25 @@ def read_weight_file(path: str | Path) -> WeightFile:
             f"{', '.join(beside[:6]) or 'an empty file'}. Save model.state_dict() and give that."
         )
     return WeightFile(path, file_sha256(path), tensors, metadata, beside)
+
+
+def read_metadata(source: str | Path) -> dict[str, str]:
+    """What a safetensors file says of itself; nothing for any other kind."""
+    path = _located(source)
+    if path.suffix.lower() != ".safetensors" or not path.is_file():
+        return {}
+    return _read_safetensors(path)[1]
+
+
+def _located(source: str | Path) -> Path:
+    name = str(source)
+    if not name.startswith(PACKAGED_PREFIX):
+        return Path(source)
+    name = name.removeprefix(PACKAGED_PREFIX)
+    known = sorted(path.stem for path in PACKAGED_FOLDER.glob("*.safetensors"))
+    if name not in known:
+        raise unknown_name("packaged checkpoint", name, known)
+    return PACKAGED_FOLDER / f"{name}.safetensors"
 
 
 def file_sha256(path: Path) -> str:

@@ -71,6 +71,16 @@ NAMED_MODELS.register(
     replace(NAMED_MODELS["deit_small_mjp"], name="deit_small_mjp_no_unk", unknown_embedding=False),
 )
 
+for _name in (
+    "cifar_vit",
+    "cifar_vit_no_pe",
+    "cifar_vit_mjp",
+    "cifar_vit_mjp_controlled",
+    "cifar_vit_jp",
+    "cifar_vit_closed_form",
+):  # trained here (results/zoo) and part of this package; all else stands in the files
+    NAMED_MODELS.register(_name, ModelSpec(_name, checkpoint=f"packaged:{_name}"))
+
 _WIDTHS = {  # timm's plain ViTs: width, depth, heads
     "tiny": (192, 12, 3),
     "small": (384, 12, 6),

@@ -20,9 +20,7 @@ def attempts_needed(patches: int, gamma: float) -> int:
     return 40 + 2 * target if target else 0
 
 
-def blockwise_masks(
-    count: int, *, grid: int, gamma: float, generator: torch.Generator
-) -> Tensor:
+def blockwise_masks(count: int, *, grid: int, gamma: float, generator: torch.Generator) -> Tensor:
     """(count, grid²) bool masks on the generator's device."""
     device = generator.device
     patches, target = grid * grid, int(grid * grid * gamma)

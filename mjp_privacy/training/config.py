@@ -224,7 +224,10 @@ def _check(config: TrainingConfig, where: str) -> None:
             f"{where}: expected img_size divisible by patch_size and embed_dim by num_heads, got "
             f"{model.img_size}/{model.patch_size} and {model.embed_dim}/{model.num_heads}."
         )
-    for field, epoch in (("warmup_epochs", config.warmup_epochs), ("first_epoch", config.first_epoch)):
+    for field, epoch in (
+        ("warmup_epochs", config.warmup_epochs),
+        ("first_epoch", config.first_epoch),
+    ):
         if not 0 <= epoch <= config.recipe.epochs:
             raise UserError(
                 f"{where}, {field}: expected 0 to epochs ({config.recipe.epochs}), got {epoch}."

@@ -1,6 +1,6 @@
 """Loss and accuracy over the epochs, as Fig. 6 of the paper; several runs in one picture.
 
-    python -m mjp_privacy.training.curves RUN [RUN ...] --out DIR
+python -m mjp_privacy.training.curves RUN [RUN ...] --out DIR
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ def build_optimizer(model: MJPVisionTransformer, config: TrainingConfig) -> torc
     spared = model.no_weight_decay()
     if config.positions_as_paper:
         spared = spared - POSITIONS
-    groups = param_groups_weight_decay(model, config.recipe.weight_decay, spared)
+    groups = param_groups_weight_decay(
+        model, config.recipe.weight_decay, no_weight_decay_list=spared
+    )
     return torch.optim.AdamW(groups, lr=config.lr, fused=True)
 
 

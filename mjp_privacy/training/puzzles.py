@@ -65,9 +65,7 @@ class Puzzles:
 
     def _draw(self, name: str, number: int, count: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator(self.device).manual_seed(derive_seed(name, self.seed, number))
-        masks = blockwise_masks(
-            count, grid=self.grid, gamma=self.jigsaw.gamma, generator=generator
-        )
+        masks = blockwise_masks(count, grid=self.grid, gamma=self.jigsaw.gamma, generator=generator)
         return masks, shuffled_orders(masks, generator)
 
     def _all_patches_and_pixels(self, step: int) -> Puzzle:

@@ -58,8 +58,7 @@ def export_model(
     """The weights as safetensors; metadata holds what loading and reporting need, as JSON values."""
     kind = torch.float16 if half else torch.float32
     tensors: dict[str, Tensor] = {
-        key: value.detach().to("cpu", kind).contiguous()
-        for key, value in model.named_parameters()
+        key: value.detach().to("cpu", kind).contiguous() for key, value in model.named_parameters()
     }
     metadata = {k: json.dumps(v) for k, v in {**_metadata(config), **facts}.items()}
     path = folder / name
@@ -93,7 +92,11 @@ def _metadata(config: TrainingConfig) -> dict[str, Any]:
 def _written(path: Path, write: Any) -> None:
     try:
         write_atomically(path, write)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch.save raises RuntimeError on a full disk
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # torch.save raises RuntimeError on a full disk
         raise UserError(
             f"Could not write {path.name} ({error}). The one written before is whole; make room "
             "on the disk and run the same command again."

@@ -270,9 +270,7 @@ class _Window:
         self.total, self.steps = torch.zeros(4, device=self.device), 0
         self.started, self.waited = time.monotonic(), 0.0
 
-    def timed(
-        self, batches: Iterator[tuple[Tensor, Tensor]]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def timed(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches; the time spent on getting them is noted."""
         while True:
             asked = time.monotonic()

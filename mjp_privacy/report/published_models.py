@@ -1,0 +1,99 @@
+"""The paper's Tables 1, 3 and 4: accuracy and consistency of trained models, as printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """One printed row, ImageNet-1K at 224; percent, and the L2 norm of a [CLS] difference."""
+
+    table: int
+    row: str
+    top1: float
+    consistency: float
+    diff_norm: float | None = None
+
+    @property
+    def label(self) -> str:
+        return f"Table {self.table}, {self.row}"
+
+
+TABLE1 = (
+    PublishedModel(1, "ResNet-50", 79.3, 51.5, 11.77),
+    PublishedModel(1, "ResNet-50 + MJP", 79.4, 69.3, 7.11),
+    PublishedModel(1, "DeiT-S", 79.8, 64.3, 16.21),
+    PublishedModel(1, "DeiT-S + MJP", 80.5, 82.9, 8.96),
+    PublishedModel(1, "Swin-T", 81.3, 41.5, 15.49),
+    PublishedModel(1, "Swin-T + MJP", 81.3, 66.9, 12.36),
+)
+
+TABLE3: Mapping[float, PublishedModel] = {
+    gamma: PublishedModel(3, f"γ = {gamma:g}", top1, consistency, diff_norm)
+    for gamma, top1, diff_norm, consistency in (
+        (0.0, 80.0, 16.56, 64.0),
+        (0.03, 80.5, 8.96, 82.9),
+        (0.09, 80.3, 6.36, 88.1),
+        (0.15, 80.4, 5.23, 90.5),
+        (0.21, 80.2, 4.39, 92.3),
+        (0.27, 80.3, 3.97, 93.1),
+    )
+}
+"""DeiT-S + MJP by the ratio it was trained with."""
+
+TABLE4: Mapping[str, PublishedModel] = {
+    row: PublishedModel(4, f"{row}: {name}", top1, consistency)
+    for row, name, top1, consistency in (
+        ("A", "DeiT-S", 79.8, 64.3),
+        ("B", "A − PEs", 77.5, 100.0),
+        ("C", "A + SPP", 74.9, 74.8),
+        ("D", "A + DAL (NLN)", 80.0, 64.0),
+        ("E", "A + JP", 79.2, 73.8),
+        ("F", "A + JP + IDX", 79.9, 79.6),
+        ("G", "A + JP + UNK", 80.1, 83.8),
+        ("H", "A + JP + UNK + DAL (PCA)", 79.9, 83.4),
+        ("I", "A + JP + UNK + DAL (LN)", 80.0, 83.8),
+        ("J", "A + JP + UNK + DAL (NLN)", 80.5, 82.9),
+    )
+}
+
+
+def counterpart(recipe: Mapping[str, Any]) -> PublishedModel | None:
+    """The printed row a model corresponds to, by the switches it was trained with.
+
+    `recipe` is what our trainer writes into a checkpoint. The model of Table 4's row J has a row
+    for each ratio in Table 3. None where the paper printed no such model.
+    """
+    model, jigsaw = recipe["model"], recipe["jigsaw"]
+    if model["first_block"] != "intact" or jigsaw["position_confound"]:
+        return None
+    without = model["position_embedding"] == "none"
+    unknown, index, dal = model["unknown_embedding"], model["index_embedding"], model["dal"]
+    switches = (without, jigsaw["shuffle"], unknown, index, dal)
+    row = _ROWS.get(switches)
+    if row is not None and unknown:
+        return TABLE3.get(jigsaw["gamma"]) if row == "J" else _at_first_ratio(row, jigsaw["gamma"])
+    return TABLE4[row] if row else None
+
+
+def _at_first_ratio(row: str, gamma: float) -> PublishedModel | None:
+    """Rows G to I were trained at the main ratio, .03."""
+    return TABLE4[row] if gamma == 0.03 else None
+
+
+_ROWS = {
+    (False, "none", False, False, "none"): "A",
+    (True, "none", False, False, "none"): "B",
+    (False, "patches_and_pixels", False, False, "none"): "C",
+    (False, "none", False, False, "nonlinear"): "D",
+    (False, "patches", False, False, "none"): "E",
+    (False, "patches", False, True, "none"): "F",
+    (False, "patches", True, False, "none"): "G",
+    (False, "patches", True, False, "pca"): "H",
+    (False, "patches", True, False, "linear"): "I",
+    (False, "patches", True, False, "nonlinear"): "J",
+}
+"""(without PEs, shuffle, UNK, IDX, DAL) to a row of Table 4."""

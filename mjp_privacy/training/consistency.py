@@ -1,0 +1,109 @@
+"""What the paper asks of a model: is it right, and does a jigsaw of its input change its mind?
+
+    Diff. Norm.   ‖[CLS](x) − [CLS](x̃)‖₂ after the last norm, the classifier's input
+    Consistency   whether argmax F(x) = argmax F(x̃)
+
+x̃ is x with γ of its patches shuffled; a model with an unknown embedding is told which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing
+from mjp_privacy.models import Victim
+from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+
+BATCH = 128
+
+
+@torch.no_grad()
+def measure(
+    model: Victim,
+    source: ImageSource,
+    records: Sequence[ImageRecord],
+    gammas: Sequence[float],
+    *,
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda done: None,
+) -> pd.DataFrame:
+    """A row for each image and γ. An image that cannot be read is a row with its reason."""
+    card = model.card
+    prepare = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
+    rows: list[dict[str, object]] = []
+    for start in range(0, len(records), BATCH):
+        readable, images = [], []
+        for record in records[start : start + BATCH]:
+            try:
+                images.append(prepare(source.decode(record, min_side=model.patch_size)))
+                readable.append(record)
+            except ImageError as error:
+                rows += [_failed(record, gamma, error.reason) for gamma in gammas]
+        if readable:
+            rows += _measured(model, readable, torch.stack(images), gammas, seed)
+        progress(min(start + BATCH, len(records)))
+    return pd.DataFrame(rows)
+
+
+def _measured(
+    model: Victim,
+    records: Sequence[ImageRecord],
+    images: Tensor,
+    gammas: Sequence[float],
+    seed: int,
+) -> list[dict[str, object]]:
+    ids = [record.image_id for record in records]
+    logits, embedding = _outputs(model, images, None)
+    predicted = logits.argmax(-1)
+    best = logits.topk(min(5, logits.shape[-1])).indices
+    rows: list[dict[str, object]] = []
+    for gamma in gammas:
+        mask, permutation = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
+        shuffled = shuffle_patches(images, permutation, model.patch_size)
+        other_logits, other_embedding = _outputs(model, shuffled, mask)
+        distance = (embedding - other_embedding).norm(dim=-1)
+        for place, record in enumerate(records):
+            label, one, two = record.label, int(predicted[place]), int(other_logits[place].argmax())
+            known = label is not None
+            rows.append(
+                {
+                    "image_id": record.image_id,
+                    "group": record.group,
+                    "label": label,
+                    "gamma": gamma,
+                    "status": "ok",
+                    "reason": "",
+                    "predicted": one,
+                    "predicted_shuffled": two,
+                    "top1": float(one == label) if known else None,
+                    "top5": float(label in best[place].tolist()) if known else None,
+                    "top1_shuffled": float(two == label) if known else None,
+                    "diff_norm": float(distance[place]),
+                    "consistency": float(one == two),
+                    "masked_patches": int(mask[place].sum()),
+                }
+            )
+    return rows
+
+
+def _outputs(model: Victim, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Logits and the [CLS] embedding, on the CPU."""
+    like = model.cls_token
+    on_device = None if mask is None else mask.to(like.device)
+    features = model.forward_features(model.normalize(images.to(like)), on_device)
+    return model.forward_head(features).cpu(), features[:, 0].cpu()
+
+
+def _failed(record: ImageRecord, gamma: float, reason: str) -> dict[str, object]:
+    return {
+        "image_id": record.image_id,
+        "group": record.group,
+        "label": record.label,
+        "gamma": gamma,
+        "status": "failed",
+        "reason": reason,
+    }

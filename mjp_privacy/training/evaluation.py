@@ -1,0 +1,191 @@
+"""python -m mjp_privacy.training.evaluation --checkpoint A.safetensors --data VAL --gamma 0.27
+
+Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Tables 1, 3 and 4.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+import tyro
+
+from mjp_privacy.cli import kindly
+from mjp_privacy.data import open_images, spread_subset
+from mjp_privacy.errors import UserError
+from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models.checkpoint_files import read_metadata
+from mjp_privacy.models.zoo import NAMED_MODELS
+from mjp_privacy.report.published_models import TABLE4, PublishedModel, counterpart
+from mjp_privacy.runner import pick_device
+from mjp_privacy.store import write_atomically
+from mjp_privacy.training.consistency import measure
+from mjp_privacy.training.evaluation_report import (
+    Evaluated,
+    draw_sweep,
+    markdown,
+    summary_table,
+)
+
+
+@dataclass(frozen=True)
+class EvaluationArguments:
+    """How often models are right, and how often they stay with their answer on shuffled input."""
+
+    checkpoint: tuple[str, ...]
+    """Files, each PATH or LABEL=PATH; or names: timm:NAME, or a model that comes with this
+    package."""
+    data: Path
+    """Images with labels: class folders, ImageNet val, or a zip."""
+    gamma: tuple[float, ...] = (0.27,)
+    """Shares of shuffled patches; several make a sweep (Fig. 3)."""
+    out: Path | None = None
+    """Folder for per_image.csv, summary.csv, table.md and sweep.png."""
+    labels: Path | None = None
+    model: str | None = None
+    """The architecture's name where files do not say what they are (vit_tiny_patch16_224)."""
+    img_size: int | None = None
+    mean: tuple[float, ...] | None = None
+    """Per-channel mean, one number or three, where files do not say it."""
+    std: tuple[float, ...] | None = None
+    position_embedding: Literal["learned", "exposed", "strict"] | None = None
+    unknown_embedding: bool | None = None
+    """False: shuffled patches keep their positions, also in a model with E_unk."""
+    paper_row: str | None = None
+    """A row of Table 4 (A to J) to stand beside, where the checkpoint does not say it."""
+    limit: int | None = None
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return kindly(_evaluate, list(sys.argv[1:] if argv is None else argv))
+
+
+def _evaluate(argv: list[str]) -> int:
+    given = tyro.cli(EvaluationArguments, args=argv, prog="mjp_privacy.training.evaluation")
+    for gamma in given.gamma:
+        if not 0 <= gamma <= 1:
+            raise UserError(f"--gamma is a share of the patches: expected 0 to 1, got {gamma}.")
+    models = evaluate(given)
+    table = summary_table(models)
+    text = markdown(table, models)
+    print(text)
+    if given.out:
+        _write(given.out, models, table, text)
+        print(given.out)
+    return 0
+
+
+def evaluate(given: EvaluationArguments) -> list[Evaluated]:
+    """Every checkpoint on the same images and the same puzzles."""
+    source = open_images(given.data, given.labels)
+    records = spread_subset(source.records, given.limit, given.seed)
+    device = pick_device(given.device)
+    found = []
+    for item in given.checkpoint:
+        label, model = _load(item, given)
+        rows = measure(
+            model.to(device),
+            source,
+            records,
+            sorted(set(given.gamma)),
+            seed=given.seed,
+            progress=_Progress(label, len(records)),
+        )
+        found.append(
+            Evaluated(
+                label,
+                rows,
+                model.card.trained_gamma,
+                _paper(item, given),
+                tuple(f"{label}: {note}" for note in model.card.checkpoint.notes),
+            )
+        )
+    return found
+
+
+def _load(item: str, given: EvaluationArguments) -> tuple[str, Victim]:
+    label, path = _label_and_path(item)
+    overrides = {
+        "img_size": given.img_size,
+        "mean": _channels(given.mean),
+        "std": _channels(given.std),
+        "position_embedding": given.position_embedding,
+        "unknown_embedding": given.unknown_embedding,
+    }
+    source = _source(path)
+    return label, load_model(
+        given.model, checkpoint=source, unknown_init="mean_position", **overrides
+    )
+
+
+def _source(path: str) -> str:
+    """The checkpoint behind a model's name, or the path itself."""
+    named = NAMED_MODELS[path].checkpoint if path in NAMED_MODELS else None
+    return named or path
+
+
+def _channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | None:
+    return numbers[0] if numbers is not None and len(numbers) == 1 else numbers
+
+
+def _label_and_path(item: str) -> tuple[str, str]:
+    if "=" in item and not Path(item).exists():
+        label, _, path = item.partition("=")
+        return label, path
+    return Path(item).stem if "/" in item or "." in item else item, item
+
+
+def _paper(item: str, given: EvaluationArguments) -> PublishedModel | None:
+    """By the switches our trainer wrote into the file, or as the user says."""
+    if given.paper_row is not None:
+        if given.paper_row not in TABLE4:
+            raise UserError(
+                f"--paper-row: expected one of {', '.join(TABLE4)}, got {given.paper_row!r}."
+            )
+        return TABLE4[given.paper_row]
+    metadata = read_metadata(_source(_label_and_path(item)[1]))
+    return counterpart(json.loads(metadata["recipe"])) if "recipe" in metadata else None
+
+
+class _Progress:
+    def __init__(self, label: str, total: int) -> None:
+        self.label, self.total = label, total
+        self.started = self.said = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        if time.monotonic() - self.said > 10:
+            self.said = time.monotonic()
+            rate = done / (self.said - self.started)
+            left = (self.total - done) / rate
+            print(
+                f"{self.label}: {done}/{self.total} · {rate:.0f} images/s · {left:.0f} s left",
+                file=sys.stderr,
+            )
+
+
+def _write(out: Path, models: Sequence[Evaluated], table: pd.DataFrame, text: str) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: expected a folder, or a place where one can be made; got: "
+            f"{error.strerror}. Give another --out."
+        ) from error
+    rows = pd.concat([model.rows.assign(model=model.label) for model in models])
+    write_atomically(out / "per_image.csv", lambda path: rows.to_csv(path, index=False))
+    write_atomically(out / "summary.csv", lambda path: table.to_csv(path, index=False))
+    write_atomically(out / "table.md", lambda path: path.write_text(text, encoding="utf-8"))
+    if table["gamma"].nunique() > 1:
+        draw_sweep(table, out / "sweep.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Evaluated models as the paper's Tables 1, 3 and 4 print them, its figures beside ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from mjp_privacy.report.published_models import PublishedModel
+from mjp_privacy.report.statistics import Summary, summarise
+from mjp_privacy.store import write_atomically
+
+MEASURES = {  # name: heading, direction better for the model, factor, decimals
+    "top1": ("Top-1 %", "↑", 100, 1),
+    "top5": ("Top-5 %", "↑", 100, 1),
+    "top1_shuffled": ("Top-1 % shuffled", "↑", 100, 1),
+    "diff_norm": ("Diff. Norm.", "↓", 1, 2),
+    "consistency": ("Consistency %", "↑", 100, 1),
+}
+PAPERS_GAMMA_UNKNOWN = (
+    "The paper does not print the γ of its shuffled images for Tables 3 and 4; its models are "
+    "DeiT-S on ImageNet-1K at 224. Figures stand beside ours unadjusted; a difference says "
+    "something only for that model on that data."
+)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One model, measured."""
+
+    label: str
+    rows: pd.DataFrame
+    trained_gamma: float | None
+    paper: PublishedModel | None
+    notes: tuple[str, ...] = ()
+
+
+def summary_table(models: Sequence[Evaluated]) -> pd.DataFrame:
+    """A line for each model and γ: mean, interval and n of every measure, the paper's beside."""
+    lines = []
+    for model in models:
+        for gamma, rows in model.rows.groupby("gamma", sort=True):
+            line: dict[str, object] = {
+                "model": model.label,
+                "trained_gamma": model.trained_gamma,
+                "gamma": gamma,
+                "n": int((rows["status"] == "ok").sum()),
+                "failed": int((rows["status"] != "ok").sum()),
+            }
+            for name, (_, _, factor, _) in MEASURES.items():
+                found = summarised(rows, name)
+                line[name] = factor * found.mean
+                line[f"{name}_low"], line[f"{name}_high"] = factor * found.low, factor * found.high
+            line["paper_row"] = model.paper.label if model.paper else ""
+            for name in ("top1", "diff_norm", "consistency"):
+                line[f"paper_{name}"] = getattr(model.paper, name) if model.paper else None
+            lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def summarised(rows: pd.DataFrame, name: str) -> Summary:
+    values = rows[name].astype(float) if name in rows else pd.Series(math.nan, index=rows.index)
+    known = values.notna() | (rows["status"] != "ok")
+    return summarise(
+        values[known].to_numpy(), list(rows["status"][known]), groups=list(rows["group"][known])
+    )
+
+
+def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
+    """The table for a person."""
+    heads = ["Model", "trained γ", "γ", "n"]
+    heads += [f"{title} {arrow}" for title, arrow, *_ in MEASURES.values()]
+    heads += ["paper's row", "paper's Top-1 (Δ)", "paper's Diff. Norm. (Δ)", "paper's Cons. (Δ)"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for _, line in table.iterrows():
+        cells = [str(line["model"]).replace("|", "\\|"), _number(line["trained_gamma"], "g")]
+        n = f"{line['n']}" + (f" ({line['failed']} failed)" if line["failed"] else "")
+        cells += [_number(line["gamma"], "g"), n]
+        for name, (*_, decimals) in MEASURES.items():
+            cells.append(_with_interval(line, name, decimals))
+        cells.append(str(line["paper_row"]) or "–")
+        for name, decimals in (("top1", 1), ("diff_norm", 2), ("consistency", 1)):
+            cells.append(_beside(line[f"paper_{name}"], line[name], decimals))
+        lines.append("| " + " | ".join(cells) + " |")
+    notes = sorted({note for model in models for note in model.notes})
+    if any(model.paper for model in models):
+        notes.append(PAPERS_GAMMA_UNKNOWN)
+    notes.append(
+        "Mean [95 % bootstrap interval over images], n = images. γ 0: nothing is shuffled."
+    )
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
+
+
+def _number(value: object, form: str) -> str:
+    return "–" if value is None or pd.isna(value) else format(value, form)
+
+
+def _with_interval(line: pd.Series, name: str, decimals: int) -> str:
+    mean, low, high = (line[key] for key in (name, f"{name}_low", f"{name}_high"))
+    if pd.isna(mean):
+        return "–"
+    interval = "" if pd.isna(low) else f" [{low:.{decimals}f}, {high:.{decimals}f}]"
+    return f"{mean:.{decimals}f}{interval}"
+
+
+def _beside(paper: float | None, ours: float, decimals: int) -> str:
+    if paper is None or pd.isna(paper):
+        return "–"
+    difference = "" if pd.isna(ours) else f" ({ours - paper:+.{decimals}f})"
+    return f"{paper:.{decimals}f}{difference}"
+
+
+def draw_sweep(table: pd.DataFrame, path: Path) -> None:
+    """Consistency, [CLS] difference and top-1 over γ, as Fig. 3; a line for each model."""
+    from matplotlib.figure import Figure
+
+    names = ("consistency", "diff_norm", "top1_shuffled")
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 3), names, strict=True):
+        for label, line in table.groupby("model", sort=False):
+            axes.plot(line["gamma"], line[name], marker="o", markersize=3, label=label)
+            axes.fill_between(line["gamma"], line[f"{name}_low"], line[f"{name}_high"], alpha=0.15)
+        axes.set_title(f"{MEASURES[name][0]} {MEASURES[name][1]}", fontsize=10)
+        axes.set_xlabel("γ of the shuffled input")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(fontsize=7, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format="png"))

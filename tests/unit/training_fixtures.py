@@ -1,0 +1,70 @@
+"""Small labelled images and small configs for the tests of mjp_privacy.training."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mjp_privacy.training.config import TrainingConfig, load_training
+
+CLASSES, SIDE = 3, 28
+
+
+def class_folders(root: Path, images: int = 12, classes: int = CLASSES, side: int = SIDE) -> Path:
+    """Noisy squares whose colour is their class: red, green, blue."""
+    rng = np.random.default_rng(0)
+    for label in range(classes):
+        folder = root / f"class_{label}"
+        folder.mkdir(parents=True)
+        for number in range(images):
+            pixels = rng.integers(0, 120, (side, side, 3))
+            pixels[..., label % 3] += 130
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:03d}.png")
+    return root
+
+
+def content(**changes: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a small MJP model's config: 16 patches, in memory, light augmentation."""
+    fields: dict[str, dict[str, Any]] = {
+        "model": {
+            "img_size": SIDE,
+            "patch_size": 7,
+            "embed_dim": 16,
+            "depth": 1,
+            "num_heads": 2,
+            "num_classes": CLASSES,
+            "mean": [0.5, 0.5, 0.5],
+            "std": [0.25, 0.25, 0.25],
+            "drop_path": 0.2,
+            "unknown_embedding": True,
+            "dal": "nonlinear",
+        },
+        "recipe": {
+            "epochs": 2,
+            "batch": 6,
+            "lr": 0.003,
+            "warmup_epochs": 0.5,
+            "precision": "float32",
+        },
+        "augmentation": {
+            "rand_augment": None,
+            "mixup": 0,
+            "cutmix": 0,
+            "erasing": 0,
+            "repeats": 1,
+            "crop_padding": 2,
+        },
+        "jigsaw": {"shuffle": "patches", "gamma": 0.5},
+        "data": {"store": "memory"},
+    }
+    merged: dict[str, Any] = {"name": "small", "log_every": 2, "checkpoint_minutes": 0}
+    for name in {*fields, *changes}:
+        value = changes.get(name)
+        both = isinstance(value, dict) and name in fields
+        merged[name] = {**fields[name], **value} if both else (value or fields.get(name))  # type: ignore[dict-item]
+    return merged
+
+
+def small(**changes: Any) -> TrainingConfig:
+    return load_training(content(**changes))
