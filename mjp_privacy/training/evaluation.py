@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import tyro
@@ -113,7 +113,7 @@ def evaluate(given: EvaluationArguments) -> list[Evaluated]:
 
 def _load(item: str, given: EvaluationArguments) -> tuple[str, Victim]:
     label, path = _label_and_path(item)
-    overrides = {
+    overrides: dict[str, Any] = {
         "img_size": given.img_size,
         "mean": _channels(given.mean),
         "std": _channels(given.std),

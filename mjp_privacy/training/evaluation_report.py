@@ -94,7 +94,7 @@ def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
     return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
 
 
-def _number(value: object, form: str) -> str:
+def _number(value: float | None, form: str) -> str:
     return "–" if value is None or pd.isna(value) else format(value, form)
 
 

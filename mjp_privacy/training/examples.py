@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -29,6 +30,11 @@ class Examples:
     @property
     def labels(self) -> list[int]:
         return [int(record.label or 0) for record in self.records]
+
+    def digest(self) -> str:
+        """Names and labels, in their order; not the pixels."""
+        named = "".join(f"{record.image_id}\0{record.label}\n" for record in self.records)
+        return hashlib.sha256(named.encode()).hexdigest()
 
 
 def find_examples(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from timm.data import create_transform
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from mjp_privacy.data import ImageError, Preprocessing
 from mjp_privacy.errors import UserError
@@ -24,19 +24,29 @@ from mjp_privacy.training.examples import Examples, epoch_order
 from mjp_privacy.training.world import World
 
 
-class _Images(Dataset[tuple[Tensor, int]]):
-    """Indexed by (place of the record, seed)."""
+class _Images(Dataset[tuple[Tensor, int] | ImageError]):
+    """Indexed by (place of the record, seed). An unreadable image is handed on as its error:
+    raised in a worker it would lose its words."""
 
     def __init__(self, examples: Examples, transform: Any) -> None:
         self.examples, self.transform = examples, transform
 
-    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, int]:
+    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, int] | ImageError:
         place, seed = index
         record = self.examples.records[place]
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002  (timm's augmentation draws from it)
         torch.manual_seed(seed)
-        return self.transform(self.examples.source.decode(record)), int(record.label or 0)
+        try:
+            return self.transform(self.examples.source.decode(record)), int(record.label or 0)
+        except ImageError as error:
+            return error
+
+
+def _collated(items: list[tuple[Tensor, int] | ImageError]) -> Any:
+    """A batch, or the first error in it."""
+    error = next((item for item in items if isinstance(item, ImageError)), None)
+    return default_collate(items) if error is None else error
 
 
 class FileBatches:
@@ -88,15 +98,16 @@ class FileBatches:
             num_workers=self.workers,
             pin_memory=device.type == "cuda",
             prefetch_factor=4 if self.workers else None,
+            collate_fn=_collated,
         )
-        try:
-            for pixels, labels in loader:
-                yield pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        except ImageError as error:
-            raise UserError(
-                f"Image {error}. Expected every training image to be readable; repair it or take "
-                "it out, then run the same command again: it goes on from the last checkpoint."
-            ) from error
+        for batch in loader:
+            if isinstance(batch, ImageError):
+                raise UserError(
+                    f"Image {batch}. Expected every training image to be readable; repair it or "
+                    "take it out (then with another --out, for the epochs change)."
+                )
+            pixels, labels = batch
+            yield pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
 class _Plain:

@@ -42,7 +42,7 @@ def build_network(config: TrainingConfig) -> MJPVisionTransformer:
 
 
 def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig) -> None:
-    """Every tensor the checkpoint has; E_unk at the mean position, the DAL regressor stays random."""
+    """Every tensor the checkpoint has; E_unk at the mean position, a DAL regressor stays random."""
     shape = config.model
     loaded = load_model(
         initial.model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     _written(folder / CHECKPOINT, lambda path: torch.save(state, path))
 
 
-def load_checkpoint(folder: Path, config: TrainingConfig) -> dict[str, Any] | None:
-    """The state of an interrupted run of the same config; None where there is none."""
+def load_checkpoint(folder: Path, identity: Mapping[str, str]) -> dict[str, Any] | None:
+    """The state of an interrupted run of the same config and images; None where there is none."""
     path = folder / CHECKPOINT
     if not path.is_file():
         return None
@@ -34,14 +35,19 @@ def load_checkpoint(folder: Path, config: TrainingConfig) -> dict[str, Any] | No
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UserError(
-            f"{path.name} in --out cannot be read ({type(error).__name__}). Expected the checkpoint "
-            "of an earlier run; give another --out, or remove the file to start anew."
+            f"{path.name} in --out cannot be read ({type(error).__name__}). Expected the "
+            "checkpoint of an earlier run; give another --out, or remove the file to start anew."
         ) from error
-    before, now = json.loads(state["config"]), json.loads(json.dumps(plain(config)))
+    before, now = json.loads(state["config"]), json.loads(identity["config"])
     if before != now:
         raise UserError(
             f"--out holds a run of another config: {_difference(before, now)}. Expected the same; "
             "give another --out."
+        )
+    if state["images"] != identity["images"]:
+        raise UserError(
+            "--out holds a run on other images or labels: expected those of --data as they were "
+            "when it began. Give the same, or another --out."
         )
     return state
 
@@ -55,7 +61,7 @@ def export_model(
     half: bool = False,
     name: str = MODEL,
 ) -> Path:
-    """The weights as safetensors; metadata holds what loading and reporting need, as JSON values."""
+    """The weights as safetensors, with what loading and reporting need as JSON in the metadata."""
     kind = torch.float16 if half else torch.float32
     tensors: dict[str, Tensor] = {
         key: value.detach().to("cpu", kind).contiguous() for key, value in model.named_parameters()

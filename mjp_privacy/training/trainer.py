@@ -8,13 +8,14 @@ number of threads, draws the very same curve.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from mjp_privacy.lock import locked
 from mjp_privacy.seeding import derive_seed
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.curves import draw_curves
-from mjp_privacy.training.examples import find_examples
+from mjp_privacy.training.examples import Examples, find_examples
 from mjp_privacy.training.file_batches import FileBatches
 from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.memory_batches import MemoryBatches
@@ -41,7 +42,10 @@ from mjp_privacy.training.optimization import (
 )
 from mjp_privacy.training.puzzles import Puzzles, apply
 from mjp_privacy.training.snapshots import export_model, load_checkpoint, save_checkpoint
+from mjp_privacy.training.window import Window
 from mjp_privacy.training.world import World, join
+
+CURVE_INTERVAL = 20.0  # seconds between two drawings of curves.png
 
 
 class Batches(Protocol):
@@ -78,7 +82,7 @@ def train(
             validation = _batches(config, held_out, world, workers) if held_out else None
             if deterministic:
                 _be_deterministic(world)
-            run = Trainer(config, batches, validation, folder, world, len(examples))
+            run = Trainer(config, batches, validation, folder, world, examples)
             return run.fit(Path(overlay) if overlay else None)
     finally:
         world.leave()
@@ -94,11 +98,12 @@ class Trainer:
         validation: Batches | None,
         folder: Path,
         world: World,
-        images: int,
+        examples: Examples,
     ) -> None:
         self.config, self.batches, self.validation = config, batches, validation
         self.folder, self.world = folder, world
-        self.steps_per_epoch = images // config.recipe.batch
+        self.identity = {"config": json.dumps(plain(config)), "images": examples.digest()}
+        self.steps_per_epoch = len(examples) // config.recipe.batch
         self.steps = self.steps_per_epoch * config.recipe.epochs
         self.model = build_network(config).to(world.device)
         self.bfloat16 = config.recipe.precision == "bfloat16"
@@ -124,17 +129,21 @@ class Trainer:
 
     def fit(self, overlay: Path | None = None) -> Path:
         self._resume()
+        runs = [self.folder, *([overlay] if overlay else [])]
+        drawn = -math.inf
         while self.step < self.steps:
             self._train_epoch(self.step // self.steps_per_epoch)
-            if self.world.first:
-                draw_curves([self.folder, *([overlay] if overlay else [])], self.folder)
+            old = time.monotonic() - drawn > CURVE_INTERVAL
+            if self.world.first and (old or self.step == self.steps):
+                draw_curves(runs, self.folder)
+                drawn = time.monotonic()
         return self._export()
 
     def _train_epoch(self, epoch: int) -> None:
         """From the current step to the end of its epoch."""
         self.objective.train()
         first = self.step - epoch * self.steps_per_epoch
-        window = _Window(self.config.recipe.batch, self.world.device)
+        window = Window(self.config.recipe.batch, self.world.device)
         saved = time.monotonic()
         for images, labels in window.timed(self.batches.epoch(epoch, first, self.steps_per_epoch)):
             window.add(self._train_step(images, labels))
@@ -189,7 +198,7 @@ class Trainer:
         right = self.world.mean(right)
         return round(float(100 * right[0] / right[1]), 4)
 
-    def _measured(self, window: _Window) -> dict[str, Any]:
+    def _measured(self, window: Window) -> dict[str, Any]:
         """The line of a window of steps. Stops at a loss that is no number."""
         loss, entropy, dal, accuracy = self.world.mean(window.mean()).tolist()
         if not np.isfinite(loss):
@@ -218,7 +227,7 @@ class Trainer:
         if self.world.first:
             average = self.average.state_dict() if self.average is not None else None
             state = {
-                "config": json.dumps(plain(self.config)),
+                **self.identity,
                 "step": self.step,
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
@@ -229,7 +238,7 @@ class Trainer:
         self.world.wait()
 
     def _resume(self) -> None:
-        state = load_checkpoint(self.folder, self.config)
+        state = load_checkpoint(self.folder, self.identity)
         if state is not None:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -259,45 +268,7 @@ class Trainer:
         return path
 
 
-class _Window:
-    """Sums of the steps since the last line, kept on the device, and where the time went."""
-
-    def __init__(self, batch: int, device: torch.device) -> None:
-        self.batch, self.device = batch, device
-        self.restart()
-
-    def restart(self) -> None:
-        self.total, self.steps = torch.zeros(4, device=self.device), 0
-        self.started, self.waited = time.monotonic(), 0.0
-
-    def timed(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches; the time spent on getting them is noted."""
-        while True:
-            asked = time.monotonic()
-            batch = next(batches, None)
-            self.waited += time.monotonic() - asked
-            if batch is None:
-                return
-            yield batch
-
-    def add(self, numbers: Tensor) -> None:
-        self.total += numbers
-        self.steps += 1
-
-    def mean(self) -> Tensor:
-        return self.total / self.steps
-
-    def timing(self) -> dict[str, float]:
-        """After `mean` was read, that is, once the device has done its work."""
-        elapsed = max(time.monotonic() - self.started, 1e-9)
-        return {
-            "images_per_s": round(self.steps * self.batch / elapsed, 1),
-            "seconds_per_step": elapsed / self.steps,
-            "waiting": round(self.waited / elapsed, 4),
-        }
-
-
-def _batches(config: TrainingConfig, examples: Any, world: World, workers: int) -> Batches:
+def _batches(config: TrainingConfig, examples: Examples, world: World, workers: int) -> Batches:
     if config.data.store == "memory":
         return MemoryBatches(config, examples, world)
     return FileBatches(config, examples, world, workers)
@@ -326,7 +297,7 @@ def _plain_attention(model: nn.Module) -> None:
     """The CPU's fused attention takes seven times as long in bfloat16 as plain products."""
     for module in model.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = False
+            setattr(module, "fused_attn", False)  # noqa: B010  (mypy: a Module's attribute)
 
 
 def _be_deterministic(world: World) -> None:

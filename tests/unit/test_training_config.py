@@ -118,7 +118,7 @@ def test_a_mistake_says_what_was_expected(changes: dict, words: list[str]) -> No
 def test_rows_are_asked_for_by_name() -> None:
     with pytest.raises(UserError, match=r"holds \d+ rows: expected --row NAME.*vit_mjp"):
         load_training(CONFIGS / "zoo.yaml")
-    with pytest.raises(UserError, match="Unknown row 'vit_mpj'. Did you mean vit_mjp"):
+    with pytest.raises(UserError, match=r"Unknown row 'vit_mpj'. Did you mean vit_mjp"):
         load_training(CONFIGS / "zoo.yaml", "vit_mpj")
     with pytest.raises(UserError, match=r"No config at .*zooo.yaml.*Did you mean .*zoo.yaml"):
         load_training(CONFIGS / "zooo.yaml", "vit")
