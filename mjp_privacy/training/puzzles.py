@@ -14,6 +14,7 @@ from mjp_privacy.training.blockwise import blockwise_masks, shuffled_orders
 from mjp_privacy.training.config import TrainingConfig
 
 CHUNK = 256  # steps whose masks are made together, where a batch shares one
+MANY = 4096  # masks made together, where each image has its own
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,13 @@ class Puzzles:
         device: torch.device,
         part: slice = slice(None),
     ) -> None:
-        self.jigsaw, self.seed, self.batch = config.jigsaw, config.seed, config.recipe.batch
+        self.jigsaw, self.seed = config.jigsaw, config.seed
+        each = self.jigsaw.mask_per == "image"
+        self.per_step = config.recipe.batch if each else 1
+        self.together = max(MANY // self.per_step, 1) if each else CHUNK  # steps
         self.patch = config.model.patch_size
         self.grid = config.model.img_size // self.patch
-        self.device, self.part = device, part
+        self.device, self.part = device, part if each else slice(None)
         self.first_step = math.ceil(config.first_epoch * steps_per_epoch)
         self._none = torch.zeros(1, self.grid**2, dtype=torch.bool, device=device)
         self._chunk: tuple[int, Tensor, Tensor] | None = None
@@ -54,19 +58,22 @@ class Puzzles:
             return Puzzle(self._none, None)
         if self.jigsaw.shuffle == "patches_and_pixels":
             return self._all_patches_and_pixels(step)
-        if self.jigsaw.mask_per == "image":
-            masks, orders = self._draw("image puzzles", step, self.batch)
-            return Puzzle(masks[self.part], orders[self.part])
-        chunk, place = divmod(step, CHUNK)
-        if self._chunk is None or self._chunk[0] != chunk:
-            self._chunk = (chunk, *self._draw("batch puzzles", chunk, CHUNK))
-        _, masks, orders = self._chunk
-        return Puzzle(masks[place : place + 1], orders[place : place + 1])
+        chunk, place = divmod(step, self.together)
+        masks, orders = self._drawn(chunk)
+        rows = slice(place * self.per_step, (place + 1) * self.per_step)
+        return Puzzle(masks[rows][self.part], orders[rows][self.part])
 
-    def _draw(self, name: str, number: int, count: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator(self.device).manual_seed(derive_seed(name, self.seed, number))
-        masks = blockwise_masks(count, grid=self.grid, gamma=self.jigsaw.gamma, generator=generator)
-        return masks, shuffled_orders(masks, generator)
+    def _drawn(self, chunk: int) -> tuple[Tensor, Tensor]:
+        """Masks and permutations of many steps: one pass of the generator serves them all."""
+        if self._chunk is None or self._chunk[0] != chunk:
+            seed = derive_seed(f"{self.jigsaw.mask_per} puzzles", self.seed, chunk)
+            generator = torch.Generator(self.device).manual_seed(seed)
+            count = self.together * self.per_step
+            masks = blockwise_masks(
+                count, grid=self.grid, gamma=self.jigsaw.gamma, generator=generator
+            )
+            self._chunk = (chunk, masks, shuffled_orders(masks, generator))
+        return self._chunk[1:]
 
     def _all_patches_and_pixels(self, step: int) -> Puzzle:
         seed = derive_seed("patches and pixels", self.seed, step)
@@ -78,11 +85,21 @@ class Puzzles:
 
 
 def apply(puzzle: Puzzle, images: Tensor, patch_size: int) -> Tensor:
-    """The images (B, C, H, W) as the model is fed them."""
+    """The images (B, C, H, W) as the model is fed them: one copy, pixel by pixel."""
     if puzzle.permutation is None:
         return images
-    images = shuffle_patches(images, puzzle.permutation, patch_size)
-    if puzzle.pixels is None:
-        return images
-    patches = to_patches(images, patch_size).unflatten(-1, (images.shape[1], -1))
-    return to_images(patches[..., puzzle.pixels].flatten(-2), patch_size, images.shape[1])
+    order = pixel_order(puzzle, images.shape[-1], patch_size)
+    flat = images.flatten(2)
+    if len(order) == 1:
+        return flat.index_select(2, order[0]).view_as(images)
+    return flat.gather(2, order.unsqueeze(1).expand_as(flat)).view_as(images)
+
+
+def pixel_order(puzzle: Puzzle, size: int, patch_size: int) -> Tensor:
+    """(1 or B, size²): which pixel comes to each place; what a picture of indices becomes."""
+    assert puzzle.permutation is not None
+    places = torch.arange(size * size, device=puzzle.mask.device).view(1, 1, size, size)
+    places = places.expand(len(puzzle.permutation), -1, -1, -1)
+    if puzzle.pixels is not None:
+        places = to_images(to_patches(places, patch_size)[..., puzzle.pixels], patch_size, 1)
+    return shuffle_patches(places, puzzle.permutation, patch_size).flatten(1)

@@ -78,8 +78,8 @@ def train(
         # Different processes of one run share the folder; the first one holds its lock.
         with locked(folder) if world.first else nullcontext():
             examples, held_out = find_examples(config, Path(data), Path(val) if val else None)
-            batches = _batches(config, examples, world, workers)
-            validation = _batches(config, held_out, world, workers) if held_out else None
+            batches = make_batches(config, examples, world, workers)
+            validation = make_batches(config, held_out, world, workers) if held_out else None
             if deterministic:
                 _be_deterministic(world)
             run = Trainer(config, batches, validation, folder, world, examples)
@@ -268,7 +268,7 @@ class Trainer:
         return path
 
 
-def _batches(config: TrainingConfig, examples: Examples, world: World, workers: int) -> Batches:
+def make_batches(config: TrainingConfig, examples: Examples, world: World, workers: int) -> Batches:
     if config.data.store == "memory":
         return MemoryBatches(config, examples, world)
     return FileBatches(config, examples, world, workers)

@@ -1,0 +1,175 @@
+"""Training steps of MJP beside the baseline's, in one run, as a ratio; and the loader's share.
+
+    python -m benchmarks.training                                   the small model of the zoo
+    python -m benchmarks.training --size deit_small --batch 1024 --device cuda
+    python -m benchmarks.training --data IMAGES --workers 16        also with the real loader
+
+Steps are whole ones (mask, shuffle, forward, backward, clipping, AdamW) on synthetic images that
+lie on the device. Rows take turns, step by step; medians are shown. `share 1` shuffles every
+step, which is the worst case; the paper shuffles half of them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+import tyro
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from mjp_privacy.data import ImageRecord
+from mjp_privacy.runner import pick_device
+from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.examples import Examples, find_examples
+from mjp_privacy.training.trainer import Batches, Trainer, make_batches
+from mjp_privacy.training.world import World
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "training"
+FILES = {"small": "cifar10.yaml", "deit_small": "imagenet.yaml"}
+ROWS = {  # name: row of the config, changes of its jigsaw
+    "A: baseline": ("A", {}),
+    "J: MJP, half of the steps": ("J", {"first_epoch": 0.0}),
+    "J: MJP, every step": ("J", {"first_epoch": 0.0, "share": 1.0}),
+    "J: a mask for each image": ("J", {"first_epoch": 0.0, "share": 1.0, "mask_per": "image"}),
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    size: Literal["small", "deit_small"] = "small"
+    batch: int | None = None
+    steps: int = 20
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    compile: bool = False
+    peak_tflops: float | None = None
+    """The device's peak in bfloat16 (H200: 989 without sparsity), for the FLOP utilisation."""
+    data: Path | None = None
+    """Class folders or a zip of them, for the loader's part."""
+    workers: int = 2
+
+
+class Synthetic:
+    """One batch on the device, again and again."""
+
+    def __init__(self, config: TrainingConfig, device: torch.device) -> None:
+        size = config.model.img_size
+        self.images = torch.randn(config.recipe.batch, 3, size, size, device=device)
+        self.labels = torch.arange(config.recipe.batch, device=device) % config.model.num_classes
+
+    def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(first, steps):
+            yield self.images, self.labels
+
+    def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+        yield self.images, self.labels
+
+
+def main(arguments: Arguments) -> None:
+    device = pick_device(arguments.device)
+    base = config_of("A: baseline", arguments)
+    batch = base.recipe.batch
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    print(f"{where}, {torch.get_num_threads()} threads, {base.model}, batch {batch}")
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = {name: synthetic(name, arguments, device, Path(folder)) for name in ROWS}
+        times = in_turns(trainers, arguments.steps, device)
+        first = median(times["A: baseline"])
+        print(f"{'row':28} {'ms a step':>10} {'images/s':>9} {'ratio':>6}")
+        for name, seconds in times.items():
+            middle = median(seconds)
+            print(f"{name:28} {1e3 * middle:10.1f} {batch / middle:9.0f} {middle / first:6.3f}")
+        if arguments.peak_tflops:
+            flops = step_flops(trainers["A: baseline"])
+            share = flops / first / 1e12 / arguments.peak_tflops
+            print(f"{flops / batch / 1e9:.2f} GFLOP an image and step; utilisation {share:.1%}")
+        if arguments.data:
+            loader_share(arguments, device, Path(folder), batch / first)
+
+
+def config_of(name: str, arguments: Arguments, **more: Any) -> TrainingConfig:
+    row, changes = ROWS[name]
+    config = load_training(CONFIGS / FILES[arguments.size], row, batch=arguments.batch)
+    jigsaw = replace(config.jigsaw, **changes)
+    recipe = replace(config.recipe, compile=arguments.compile)
+    return replace(config, jigsaw=jigsaw, recipe=recipe, **more)
+
+
+def synthetic(name: str, arguments: Arguments, device: torch.device, folder: Path) -> Trainer:
+    config = config_of(name, arguments)
+    records = tuple(ImageRecord(str(n), n) for n in range(config.recipe.batch * 1000))
+    examples = Examples(None, records)  # type: ignore[arg-type]  # never opened
+    return Trainer(config, Synthetic(config, device), None, folder, World(device), examples)
+
+
+def in_turns(
+    trainers: dict[str, Trainer], steps: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds of every step; the first ones, which warm up, are left out."""
+    times: dict[str, list[float]] = {name: [] for name in trainers}
+    for step in range(steps + 5):
+        for name, trainer in trainers.items():
+            images, labels = next(trainer.batches.epoch(0, 0, 1))
+            synchronize(device)
+            started = time.perf_counter()
+            trainer._train_step(images.clone(), labels)
+            synchronize(device)
+            trainer.step += 1
+            if step >= 5:
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def step_flops(trainer: Trainer) -> int:
+    images, labels = next(trainer.batches.epoch(0, 0, 1))
+    with FlopCounterMode(display=False) as counter:
+        trainer._train_step(images.clone(), labels)
+    return counter.get_total_flops()
+
+
+def loader_share(
+    arguments: Arguments, device: torch.device, folder: Path, synthetic_rate: float
+) -> None:
+    """The real loader alone, and training with it, against the synthetic rate."""
+    assert arguments.data is not None
+    config = config_of("J: MJP, half of the steps", arguments)
+    config = replace(config, data=replace(config.data, all_classes=False))
+    examples, _ = find_examples(config, arguments.data, None)
+    world = World(device)
+    batches: Batches = make_batches(config, examples, world, arguments.workers)
+    steps = min(len(examples) // config.recipe.batch, arguments.steps + 5)
+    trainer = Trainer(config, batches, None, folder, world, examples)
+    for label, work in (("loader alone", None), ("training with it", trainer._train_step)):
+        started = waited = 0.0
+        asked = time.perf_counter()
+        for number, (images, labels) in enumerate(batches.epoch(0, 0, steps)):
+            if number == 5:
+                synchronize(device)
+                started, waited = time.perf_counter(), 0.0
+            else:
+                waited += time.perf_counter() - asked
+            if work:
+                work(images, labels)
+            asked = time.perf_counter()
+        synchronize(device)
+        elapsed = time.perf_counter() - started
+        rate = (steps - 5) * config.recipe.batch / elapsed
+        print(
+            f"{label:28} {rate:9.0f} images/s, {rate / synthetic_rate:.0%} of synthetic, "
+            f"{waited / elapsed:.0%} of the time waiting"
+        )
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))

@@ -1,0 +1,54 @@
+"""The trained models inside the package: small, complete, and what their names say."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mjp_privacy.data import open_images
+from mjp_privacy.models import load_model
+from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
+from mjp_privacy.training.config import load_training, plain
+from mjp_privacy.training.consistency import measure
+
+ROWS = ("vit", "vit_no_pe", "vit_mjp", "vit_mjp_controlled", "vit_jp", "vit_closed_form")
+CONFIG = Path(__file__).parents[2] / "configs" / "training" / "zoo.yaml"
+
+
+def test_the_files_are_small_and_no_other_lies_there() -> None:
+    files = {path.stem: path.stat().st_size for path in PACKAGED_FOLDER.glob("*.safetensors")}
+    assert set(files) == {f"cifar_{row}" for row in ROWS}
+    assert max(files.values()) <= 2.8e6
+    assert sum(files.values()) <= 16e6
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_model_was_trained_as_its_config_says(row: str) -> None:
+    metadata = read_metadata(f"packaged:cifar_{row}")
+    facts = {key: json.loads(value) for key, value in metadata.items()}
+    config = load_training(CONFIG, row)
+    assert facts["recipe"] == json.loads(json.dumps(plain(config)))
+    assert facts["steps"] == config.recipe.epochs * (50_000 // config.recipe.batch)
+    assert facts["val_top1"] >= 60
+    assert facts["commit"]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_model_is_what_its_name_says(row: str) -> None:
+    model = load_model(f"cifar_{row}")
+    assert (model.unk_embed is not None) == ("mjp" in row)
+    assert (model.position_embedding == "exposed") == (row == "vit_no_pe")
+    assert (model.first_block == "closed_form") == (row == "vit_closed_form")
+    assert model.card.trained_gamma == (0.27 if "jp" in row else 0)
+    assert (model.card.img_size, model.card.resize, model.patch_size) == (56, 56, 7)
+    embedding = model.patch_embed.proj.weight.detach().flatten(1)
+    assert embedding.shape == (160, 147)
+    assert torch.linalg.matrix_rank(embedding.double()) == 147  # so it can be inverted
+    assert model.patch_embed.num_patches + 1 <= 160
+
+
+def test_without_positions_a_jigsaw_changes_nothing() -> None:
+    source = open_images("embedded")
+    rows = measure(load_model("cifar_vit_no_pe"), source, source.records, [0.27])
+    assert (rows["consistency"] == 1).all()
