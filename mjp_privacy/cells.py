@@ -103,6 +103,7 @@ def cell_facts(
         "trained_gamma": card.trained_gamma if card else config.trained_gamma,
         "position_embedding": model.position_embedding if model else "",
         "victim": attack.victim,
+        "first_block": model.first_block if model else "",
         "engine": str(cell.attack.options.get("engine", "batched")),
         "attack_options": json.dumps(cell.attack.options, sort_keys=True, default=str),
         "mode": experiment.client.mode,

@@ -112,7 +112,15 @@ def _model(line: Line) -> Iterable[str]:
 
 
 def _victim(line: Line) -> Iterable[str]:
-    if line.cell.get("victim") == "april_block":
+    if line.cell.get("victim") != "april_block":
+        return
+    if line.cell.get("first_block") == "closed_form":
+        yield (
+            f"{line.cell['model']} was trained with the block that {line.cell['attack']} needs "
+            "(no norm1, no residuals in block 0): the attacked model is the one a client trains, "
+            "and Acc. altered is Acc."
+        )
+    else:
         yield (
             f"{line.cell['attack']} needs a client whose block 0 has neither norm1 nor residuals: "
             "the gradients are those of this altered model, carrying weights trained for the "

@@ -49,6 +49,12 @@ def measure(
     return pd.DataFrame(rows)
 
 
+def embedding_condition(model: Victim) -> float:
+    """cond(W) of the patch embedding: how well it can be inverted, where it can."""
+    weight = model.patch_embed.proj.weight.detach().flatten(1).double()
+    return float(torch.linalg.cond(weight))
+
+
 def _measured(
     model: Victim,
     records: Sequence[ImageRecord],

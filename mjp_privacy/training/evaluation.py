@@ -25,7 +25,7 @@ from mjp_privacy.models.zoo import NAMED_MODELS
 from mjp_privacy.report.published_models import TABLE4, PublishedModel, counterpart
 from mjp_privacy.runner import pick_device
 from mjp_privacy.store import write_atomically
-from mjp_privacy.training.consistency import measure
+from mjp_privacy.training.consistency import embedding_condition, measure
 from mjp_privacy.training.evaluation_report import (
     Evaluated,
     draw_sweep,
@@ -105,6 +105,7 @@ def evaluate(given: EvaluationArguments) -> list[Evaluated]:
                 rows,
                 model.card.trained_gamma,
                 _paper(item, given),
+                embedding_condition(model),
                 tuple(f"{label}: {note}" for note in model.card.checkpoint.notes),
             )
         )

@@ -35,6 +35,7 @@ class Evaluated:
     rows: pd.DataFrame
     trained_gamma: float | None
     paper: PublishedModel | None
+    cond_w: float = math.nan  # of the patch embedding
     notes: tuple[str, ...] = ()
 
 
@@ -46,6 +47,7 @@ def summary_table(models: Sequence[Evaluated]) -> pd.DataFrame:
             line: dict[str, object] = {
                 "model": model.label,
                 "trained_gamma": model.trained_gamma,
+                "cond_w": model.cond_w,
                 "gamma": gamma,
                 "n": int((rows["status"] == "ok").sum()),
                 "failed": int((rows["status"] != "ok").sum()),
@@ -71,12 +73,13 @@ def summarised(rows: pd.DataFrame, name: str) -> Summary:
 
 def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
     """The table for a person."""
-    heads = ["Model", "trained γ", "γ", "n"]
+    heads = ["Model", "trained γ", "cond(W)", "γ", "n"]
     heads += [f"{title} {arrow}" for title, arrow, *_ in MEASURES.values()]
     heads += ["paper's row", "paper's Top-1 (Δ)", "paper's Diff. Norm. (Δ)", "paper's Cons. (Δ)"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for _, line in table.iterrows():
         cells = [str(line["model"]).replace("|", "\\|"), _number(line["trained_gamma"], "g")]
+        cells.append(_number(line["cond_w"], ".1f"))
         n = f"{line['n']}" + (f" ({line['failed']} failed)" if line["failed"] else "")
         cells += [_number(line["gamma"], "g"), n]
         for name, (*_, decimals) in MEASURES.items():

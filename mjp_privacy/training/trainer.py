@@ -84,6 +84,11 @@ def train(
                 _be_deterministic(world)
             run = Trainer(config, batches, validation, folder, world, examples)
             return run.fit(Path(overlay) if overlay else None)
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: could not write there ({error.strerror or error}). What was written "
+            "before is whole; make room or give rights, and run the same command again."
+        ) from error
     finally:
         world.leave()
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mjp_privacy.config import Experiment, expand, with_gamma, with_weights
 from mjp_privacy.config_files import load_experiment
 from mjp_privacy.errors import UserError
+from mjp_privacy.models.zoo import NAMED_MODELS
 from mjp_privacy.report.published import published_row
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -102,7 +103,9 @@ def test_table5_is_the_papers_ten_rows_in_its_order() -> None:
 def test_the_demo_needs_nothing_from_outside() -> None:
     experiment = load_experiment(CONFIGS / "demo.yaml")
     assert experiment.images == "embedded"
-    assert {model.checkpoint for model in experiment.models.values()} == {"random"}
+    assert all(model.checkpoint is None for model in experiment.models.values())
+    for name in {model.model for model in experiment.models.values()}:
+        assert (NAMED_MODELS[str(name)].checkpoint or "").startswith("packaged:")
     assert {cell.dtype for cell in expand(experiment)} == {"float32", "float64"}
     assert {cell.setting for cell in expand(experiment)} == {"a", "b", "c"}
 

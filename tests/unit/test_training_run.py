@@ -19,7 +19,7 @@ from mjp_privacy.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.training import snapshots
 from mjp_privacy.training.__main__ import main
-from mjp_privacy.training.journal import read_metrics
+from mjp_privacy.training.journal import Journal, read_metrics
 from mjp_privacy.training.trainer import Trainer, train
 
 ROOT = Path(__file__).parents[2]
@@ -201,6 +201,17 @@ def test_a_full_disk_leaves_the_checkpoint_before(
         train(small(), data=data, out=tmp_path / "run", device="cpu")
     assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] > 0
     assert not list((tmp_path / "run").glob(".checkpoint*"))
+
+
+def test_metrics_that_cannot_be_written_stop_with_a_word(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Journal, line: dict[str, Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "write", full)
+    with pytest.raises(UserError, match=r"could not write there \(No space left.*same command"):
+        train(small(), data=data, out=tmp_path / "run", device="cpu")
 
 
 def test_another_config_is_not_mixed_into_a_run(data: Path, tmp_path: Path) -> None:
