@@ -65,8 +65,10 @@ def counterpart(recipe: Mapping[str, Any]) -> PublishedModel | None:
     """The printed row a model corresponds to, by the switches it was trained with.
 
     `recipe` is what our trainer writes into a checkpoint. The model of Table 4's row J has a row
-    for each ratio in Table 3. None where the paper printed no such model.
+    for each ratio in Table 3. None where the paper printed no such model, as one fine-tuned.
     """
+    if recipe["initial"] is not None:
+        return None
     model, jigsaw = recipe["model"], recipe["jigsaw"]
     if model["first_block"] != "intact" or jigsaw["position_confound"]:
         return None

@@ -276,6 +276,20 @@ def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
     assert ("below the ceiling" in text) == ("below the ceiling" in said)
 
 
+def test_a_model_trained_with_the_altered_block_is_told_from_one_that_got_it(
+    tmp_path: Path,
+) -> None:
+    for block, said in (
+        ("closed_form", "was trained with the block that april needs"),
+        ("intact", "carrying weights trained for the intact one"),
+    ):
+        store = RunStore(tmp_path / block)
+        entry = cell("x", first_block=block)
+        store.write_cells([entry])
+        write_rows(store, entry, image_rows(entry, image_id(0), 12.0))
+        assert said in notes_of(tmp_path / block)
+
+
 def test_an_unfinished_line_says_so(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     entry = cell("x", planned_images=5)

@@ -48,6 +48,9 @@ def test_models_the_paper_has_not_stand_beside_none() -> None:
     assert counterpart(plain(load_training(CONFIGS / "zoo.yaml", "vit_closed_form"))) is None
     assert counterpart(plain(load_training(CONFIGS / "zoo.yaml", "vit_paper_positions"))) is None
     assert counterpart(plain(small(jigsaw={"gamma": 0.5}))) is None
+    fine_tuned = small(jigsaw={"gamma": 0.27}, initial={"checkpoint": "x.pth"})
+    assert counterpart(plain(fine_tuned)) is None
+    assert counterpart(plain(small(jigsaw={"gamma": 0.27}))) == TABLE3[0.27]
 
 
 def test_the_recipe_is_table_7() -> None:
