@@ -17,9 +17,11 @@ DalKind = Literal["none", "pca", "linear", "nonlinear"]
 PCA_ITERATIONS = 5
 
 
-def grid_positions(grid: int, *, normalize: bool = False) -> Tensor:
-    """(N, 2) row and column of every patch."""
-    index = torch.arange(grid * grid)
+def grid_positions(
+    grid: int, *, normalize: bool = False, device: torch.device | None = None
+) -> Tensor:
+    """(N, 2) row and column of every patch, made where they are needed: no copy to wait for."""
+    index = torch.arange(grid * grid, device=device)
     positions = torch.stack((index // grid, index % grid), dim=-1).double()
     return positions / grid if normalize else positions
 

@@ -171,7 +171,8 @@ class MJPVisionTransformer(VisionTransformer):
             )
         embeddings = self.table[0, 1:].expand(*hidden.shape, -1)
         prediction = self.dal_regressor(embeddings, ~hidden)
-        return grid_positions(self.grid, normalize=normalize).to(prediction), prediction
+        target = grid_positions(self.grid, normalize=normalize, device=prediction.device)
+        return target.to(prediction.dtype), prediction
 
 
 def _table(rows: int, dim: int) -> nn.Parameter:

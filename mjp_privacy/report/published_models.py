@@ -72,19 +72,24 @@ def counterpart(recipe: Mapping[str, Any]) -> PublishedModel | None:
     model, jigsaw = recipe["model"], recipe["jigsaw"]
     if model["first_block"] != "intact" or jigsaw["position_confound"]:
         return None
+    shuffles, unknown = jigsaw["shuffle"] != "none", model["unknown_embedding"]
+    if shuffles and (jigsaw["mask_per"], jigsaw["share"]) != ("batch", 0.5):
+        return None
+    if unknown and jigsaw["position_init"] != "paper":
+        return None
+    if model["dal"] != "none" and (jigsaw["dal_lambda"], jigsaw["dal_target"]) != (0.01, "raw"):
+        return None
     without = model["position_embedding"] == "none"
-    unknown, index, dal = model["unknown_embedding"], model["index_embedding"], model["dal"]
-    switches = (without, jigsaw["shuffle"], unknown, index, dal)
+    switches = (without, jigsaw["shuffle"], unknown, model["index_embedding"], model["dal"])
     row = _ROWS.get(switches)
-    if row is not None and unknown:
-        return TABLE3.get(jigsaw["gamma"]) if row == "J" else _at_first_ratio(row, jigsaw["gamma"])
-    return TABLE4[row] if row else None
+    if row == "J":
+        return TABLE3.get(jigsaw["gamma"])
+    other_ratio = jigsaw["shuffle"] == "patches" and jigsaw["gamma"] != MAIN_GAMMA
+    return None if row is None or other_ratio else TABLE4[row]
 
 
-def _at_first_ratio(row: str, gamma: float) -> PublishedModel | None:
-    """Rows G to I were trained at the main ratio, .03."""
-    return TABLE4[row] if gamma == 0.03 else None
-
+MAIN_GAMMA = 0.03
+"""The ratio Table 4's rows were trained with."""
 
 _ROWS = {
     (False, "none", False, False, "none"): "A",

@@ -11,6 +11,7 @@ from typing import Literal
 import tyro
 
 from mjp_privacy.cli import kindly
+from mjp_privacy.errors import UserError
 from mjp_privacy.training.config import load_training
 
 
@@ -65,8 +66,10 @@ def _train(argv: list[str]) -> int:
     )
     import torch
 
-    from mjp_privacy.training.trainer import train
+    from mjp_privacy.training.run import train
 
+    if given.threads is not None and given.threads < 1:
+        raise UserError(f"--threads: expected 1 or more, got {given.threads}.")
     if given.threads:
         torch.set_num_threads(given.threads)
     path = train(

@@ -97,7 +97,9 @@ class Jigsaw:
     dal_target: Literal["raw", "normalized"] = "raw"
     position_init: Literal["paper", "controlled"] = "paper"
     """`paper`: with an unknown embedding, PEs start at N(0, 1) and decay as weights do (its code
-    does so, its baseline does not). `controlled`: N(0, .02²) without decay, as the baseline."""
+    does so, its baseline does not). `controlled`: N(0, .02²) without decay, as the baseline.
+    Rows without E_unk (E, F) keep the baseline's, so a difference between E and G is not E_unk's
+    alone; G_controlled and E_paper_positions tell the two apart."""
     position_confound: bool = False
     """Give PEs the `paper` treatment also without an unknown embedding: a control run."""
 
@@ -187,7 +189,10 @@ def load_training(
     if row is not None:
         if row not in rows:
             raise UserError(f"{where}: {unknown_name('row', row, [str(name) for name in rows])}")
-        content = _laid_over(content, rows[row] or {})
+        over = rows[row] or {}
+        if not isinstance(over, Mapping):
+            raise UserError(f"{where}, rows.{row}: expected fields over the base's, got {over!r}.")
+        content = _laid_over(content, over)
         content["name"] = f"{content.get('name', '')}-{row}".strip("-")
     given = {key: value for key, value in changes.items() if value is not None}
     if "seed" in given:

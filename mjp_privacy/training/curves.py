@@ -19,6 +19,13 @@ from mjp_privacy.training.journal import METRICS, read_metrics
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
 
 
+def check_runs(runs: Sequence[Path]) -> None:
+    """Raise for a folder that is no training run's."""
+    for run in runs:
+        if not (run / METRICS).is_file():
+            raise UserError(f"No {METRICS} in {run}: expected the folder of a training run.")
+
+
 def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> Path:
     """curves.png in `out`: training loss to the left, validation top-1 to the right."""
     from matplotlib.figure import Figure
@@ -28,7 +35,7 @@ def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = 
     for number, run in enumerate(runs):
         lines = read_metrics(run / METRICS)
         if not lines:
-            raise UserError(f"No {METRICS} in {run}: expected the folder of a training run.")
+            continue  # a run beside this one that has only begun
         colour = COLOURS[number % len(COLOURS)]
         label = labels[number] if labels else run.resolve().name
         left.plot(
@@ -75,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def draw(arguments: list[str]) -> int:
         given = tyro.cli(CurveArguments, args=arguments, prog="mjp_privacy.training.curves")
+        check_runs(given.runs)
         print(draw_curves(given.runs, given.out))
         return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ import pandas as pd
 import tyro
 
 from mjp_privacy.cli import kindly
-from mjp_privacy.data import open_images, spread_subset
+from mjp_privacy.data import ImageRecord, open_images, spread_subset
 from mjp_privacy.errors import UserError
 from mjp_privacy.models import Victim, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
@@ -73,24 +73,39 @@ def _evaluate(argv: list[str]) -> int:
     for gamma in given.gamma:
         if not 0 <= gamma <= 1:
             raise UserError(f"--gamma is a share of the patches: expected 0 to 1, got {gamma}.")
-    models = evaluate(given)
-    table = summary_table(models)
-    text = markdown(table, models)
+    if given.paper_row is not None and given.paper_row not in TABLE4:
+        raise UserError(
+            f"--paper-row: expected one of {', '.join(TABLE4)}, got {given.paper_row!r}."
+        )
+    if given.out:
+        _make_folder(given.out)
+    models: list[Evaluated] = []
+    for model in evaluate(given):
+        models.append(model)
+        table = summary_table(models)
+        text = markdown(table, models)
+        if given.out:
+            _write(given.out, models, table, text)
     print(text)
     if given.out:
-        _write(given.out, models, table, text)
         print(given.out)
     return 0
 
 
-def evaluate(given: EvaluationArguments) -> list[Evaluated]:
-    """Every checkpoint on the same images and the same puzzles."""
+def evaluate(given: EvaluationArguments) -> Iterator[Evaluated]:
+    """Every checkpoint on the same images and the same puzzles; all are loaded before the first."""
     source = open_images(given.data, given.labels)
     records = spread_subset(source.records, given.limit, given.seed)
     device = pick_device(given.device)
-    found = []
-    for item in given.checkpoint:
-        label, model = _load(item, given)
+    loaded = [(item, *_load(item, given)) for item in given.checkpoint]
+    labels = [label for _, label, _ in loaded]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise UserError(
+            f"Two checkpoints are called {twice[0]!r}: expected a name of its own for each. Give "
+            "--checkpoint NAME=PATH NAME=PATH."
+        )
+    for item, label, model in loaded:
+        _check_labels(label, model, records)
         rows = measure(
             model.to(device),
             source,
@@ -99,17 +114,24 @@ def evaluate(given: EvaluationArguments) -> list[Evaluated]:
             seed=given.seed,
             progress=_Progress(label, len(records)),
         )
-        found.append(
-            Evaluated(
-                label,
-                rows,
-                model.card.trained_gamma,
-                _paper(item, given),
-                embedding_condition(model),
-                tuple(f"{label}: {note}" for note in model.card.checkpoint.notes),
-            )
+        yield Evaluated(
+            label,
+            rows,
+            model.card.trained_gamma,
+            _paper(item, given),
+            embedding_condition(model),
+            tuple(f"{label}: {note}" for note in model.card.checkpoint.notes),
         )
-    return found
+
+
+def _check_labels(label: str, model: Victim, records: Sequence[ImageRecord]) -> None:
+    """A label the model has not means that folders were numbered otherwise than its classes."""
+    largest = max((record.label for record in records if record.label is not None), default=0)
+    if largest >= model.card.num_classes:
+        raise UserError(
+            f"--data holds a label {largest}, but {label} has {model.card.num_classes} classes: "
+            "expected labels of the data the model was trained on. Give --labels, or other images."
+        )
 
 
 def _load(item: str, given: EvaluationArguments) -> tuple[str, Victim]:
@@ -141,16 +163,16 @@ def _label_and_path(item: str) -> tuple[str, str]:
     if "=" in item and not Path(item).exists():
         label, _, path = item.partition("=")
         return label, path
-    return Path(item).stem if "/" in item or "." in item else item, item
+    file = Path(item)
+    if not file.is_file():
+        return item, item
+    generic = file.stem in ("model", "model_float16", "checkpoint")
+    return file.resolve().parent.name if generic else file.stem, item
 
 
 def _paper(item: str, given: EvaluationArguments) -> PublishedModel | None:
     """By the switches our trainer wrote into the file, or as the user says."""
     if given.paper_row is not None:
-        if given.paper_row not in TABLE4:
-            raise UserError(
-                f"--paper-row: expected one of {', '.join(TABLE4)}, got {given.paper_row!r}."
-            )
         return TABLE4[given.paper_row]
     metadata = read_metadata(_source(_label_and_path(item)[1]))
     return counterpart(json.loads(metadata["recipe"])) if "recipe" in metadata else None
@@ -172,7 +194,7 @@ class _Progress:
             )
 
 
-def _write(out: Path, models: Sequence[Evaluated], table: pd.DataFrame, text: str) -> None:
+def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -180,6 +202,9 @@ def _write(out: Path, models: Sequence[Evaluated], table: pd.DataFrame, text: st
             f"--out {out}: expected a folder, or a place where one can be made; got: "
             f"{error.strerror}. Give another --out."
         ) from error
+
+
+def _write(out: Path, models: Sequence[Evaluated], table: pd.DataFrame, text: str) -> None:
     rows = pd.concat([model.rows.assign(model=model.label) for model in models])
     write_atomically(out / "per_image.csv", lambda path: rows.to_csv(path, index=False))
     write_atomically(out / "summary.csv", lambda path: table.to_csv(path, index=False))

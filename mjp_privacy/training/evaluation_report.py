@@ -13,6 +13,8 @@ from mjp_privacy.report.published_models import PublishedModel
 from mjp_privacy.report.statistics import Summary, summarise
 from mjp_privacy.store import write_atomically
 
+Z = 1.959964  # of a 95 % interval
+
 MEASURES = {  # name: heading, direction better for the model, factor, decimals
     "top1": ("Top-1 %", "↑", 100, 1),
     "top5": ("Top-5 %", "↑", 100, 1),
@@ -55,12 +57,22 @@ def summary_table(models: Sequence[Evaluated]) -> pd.DataFrame:
             for name, (_, _, factor, _) in MEASURES.items():
                 found = summarised(rows, name)
                 line[name] = factor * found.mean
-                line[f"{name}_low"], line[f"{name}_high"] = factor * found.low, factor * found.high
-            line["paper_row"] = model.paper.label if model.paper else ""
+                low, high = _interval(found, share=name != "diff_norm")
+                line[f"{name}_low"], line[f"{name}_high"] = factor * low, factor * high
+            paper = model.paper if gamma else None  # the paper shuffles
+            line["paper_row"] = paper.label if paper else ""
             for name in ("top1", "diff_norm", "consistency"):
-                line[f"paper_{name}"] = getattr(model.paper, name) if model.paper else None
+                line[f"paper_{name}"] = getattr(paper, name) if paper else None
             lines.append(line)
     return pd.DataFrame(lines)
+
+
+def _interval(found: Summary, *, share: bool) -> tuple[float, float]:
+    """The bootstrap's; where all images agree it has no width, and Wilson's stands in."""
+    if not share or found.low != found.high or found.mean not in (0.0, 1.0):
+        return found.low, found.high
+    reach = Z**2 / (found.n + Z**2)
+    return (1 - reach, 1.0) if found.mean else (0.0, reach)
 
 
 def summarised(rows: pd.DataFrame, name: str) -> Summary:
@@ -92,7 +104,8 @@ def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
     if any(model.paper for model in models):
         notes.append(PAPERS_GAMMA_UNKNOWN)
     notes.append(
-        "Mean [95 % bootstrap interval over images], n = images. γ 0: nothing is shuffled."
+        "Mean [95 % interval over images], n = images: bootstrap, Wilson's where all images agree. "
+        "One puzzle an image and one trained model a line: intervals leave out both."
     )
     return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
 

@@ -59,16 +59,16 @@ def find_examples(
 def epoch_order(seed: int, epoch: int, number: int, repeats: int) -> torch.Tensor:
     """(number,) places of images; with repeats each stands `repeats` times in a row, cut to size.
 
-    Slices of a batch by process therefore share it out with its repetitions, as DeiT's sampler.
+    Processes take every n-th place, so copies of an image part ways, as with DeiT's sampler.
     """
     order = torch.randperm(number, generator=torch_generator("epoch order", seed, epoch))
     return order.repeat_interleave(repeats)[:number]
 
 
-def _splits(data: Path) -> tuple[Path, Path | None] | None:
+def _splits(data: Path) -> tuple[Path, Path] | None:
     """`train` and `val` under `data`, by any of their names."""
     parts = [next((data / n for n in names if (data / n).is_dir()), None) for names in SPLITS]
-    return (parts[0], parts[1]) if parts[0] else None
+    return (parts[0], parts[1]) if parts[0] and parts[1] else None
 
 
 def _opened(path: Path, option: str) -> Examples:
@@ -91,10 +91,25 @@ def _check_classes(config: TrainingConfig, train: Examples) -> None:
     if config.data.all_classes and len(found) != expected:
         missing = sorted(set(range(expected)) - found)
         raise UserError(
-            f"--data: expected images of {expected} classes, got {len(found)}; without any: "
-            f"{_some(missing)}. Add the missing class folders, set model.num_classes, or, to train "
-            "on a part of the classes, data.all_classes: false."
+            f"--data: expected images of {expected} classes, got {len(found)}; no image has the "
+            f"label {_some(missing)} (folders count in sorted order if they hold images). Fill or "
+            "add the missing class folders, set model.num_classes, or, to train on a part of the "
+            "classes, data.all_classes: false."
         )
+    if (
+        len(found) != expected
+        and train.records[0].label_source == "folder"
+        and not _numbered(train)
+    ):
+        raise UserError(
+            "--data: part of the classes in plain folders would be numbered 0, 1, … anew, which "
+            "are other classes to the model. Expected synset folders, folders named by the class "
+            "index, or a labels.csv with the header file,label."
+        )
+
+
+def _numbered(examples: Examples) -> bool:
+    return all(_class_name(record).isdigit() for record in examples.records)
 
 
 def _check_same_classes(config: TrainingConfig, train: Examples, val: Examples) -> None:

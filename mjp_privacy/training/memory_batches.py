@@ -86,7 +86,8 @@ class MemoryBatches:
         flips = torch.rand(number, generator=generator)[part] < 0.5 * augmentation.flip
         line = torch.arange(side)
         rows, columns = (offsets[:, part] + line).to(images.device, non_blocking=True)
-        mirrored = torch.where(flips[:, None].to(images.device), columns.flip(-1), columns)
+        turned = flips[:, None].to(images.device, non_blocking=True)
+        mirrored = torch.where(turned, columns.flip(-1), columns)
         padded = F.pad(images, (padding,) * 4)
         place = torch.arange(len(images), device=images.device)[:, None, None, None]
         channel = torch.arange(3, device=images.device)[:, None, None]

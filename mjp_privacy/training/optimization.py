@@ -42,8 +42,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def clipped(parameters: list[nn.Parameter], largest: float | None) -> torch.Tensor | None:
-    """Clip the gradient's norm; the norm, still on the device."""
-    if largest is None:
-        return None
-    return nn.utils.clip_grad_norm_(parameters, largest, foreach=True)
+def clipped(parameters: list[nn.Parameter], largest: float | None) -> torch.Tensor:
+    """Clip the gradient's norm, if to anything; the norm as it was, still on the device."""
+    limit = math.inf if largest is None else largest
+    return nn.utils.clip_grad_norm_(parameters, limit, foreach=True)

@@ -17,6 +17,14 @@ from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.provenance import commit
 from mjp_privacy.store import write_atomically
 from mjp_privacy.training.config import TrainingConfig, plain
+from mjp_privacy.training.world import World
+
+IDENTITY = {
+    "images": "training images or labels (--data)",
+    "validation": "validation images or labels (--val)",
+    "initial": "weights to start from (--initial)",
+}
+"""What a checkpoint belongs to, beside its config."""
 
 CHECKPOINT, MODEL = "checkpoint.pt", "model.safetensors"
 
@@ -38,18 +46,35 @@ def load_checkpoint(folder: Path, identity: Mapping[str, str]) -> dict[str, Any]
             f"{path.name} in --out cannot be read ({type(error).__name__}). Expected the "
             "checkpoint of an earlier run; give another --out, or remove the file to start anew."
         ) from error
+    if not {*identity, "step", "model", "optimizer"} <= set(state):
+        raise UserError(
+            f"{path.name} in --out is no checkpoint of this trainer. Expected an empty folder or "
+            "an earlier run's; give another --out."
+        )
     before, now = json.loads(state["config"]), json.loads(identity["config"])
     if before != now:
         raise UserError(
             f"--out holds a run of another config: {_difference(before, now)}. Expected the same; "
             "give another --out."
         )
-    if state["images"] != identity["images"]:
-        raise UserError(
-            "--out holds a run on other images or labels: expected those of --data as they were "
-            "when it began. Give the same, or another --out."
-        )
+    for key, what in IDENTITY.items():
+        if state[key] != identity[key]:
+            raise UserError(
+                f"--out holds a run with other {what} than given now: expected them as they were "
+                "when it began. Give the same, or another --out."
+            )
     return state
+
+
+def made_with(world: World) -> dict[str, Any]:
+    """Software and machine of a part of a run; on a CPU the threads are part of the numbers."""
+    return {
+        "commit": commit(),
+        "torch": str(torch.__version__),
+        "device": world.device.type,
+        "threads": torch.get_num_threads(),
+        "processes": world.size,
+    }
 
 
 def export_model(
@@ -74,7 +99,7 @@ def export_model(
 
 def _metadata(config: TrainingConfig) -> dict[str, Any]:
     shape = config.model
-    shuffles = config.jigsaw.shuffle != "none"
+    positions = "N(0, 1)" if config.positions_as_paper else "N(0, 0.02²)"
     memory = config.data.store == "memory"
     return {
         "name": config.name,
@@ -87,12 +112,19 @@ def _metadata(config: TrainingConfig) -> dict[str, Any]:
         "std": shape.std,
         "position_embedding": "exposed" if shape.position_embedding == "none" else "learned",
         "first_block": shape.first_block,
-        "trained_gamma": config.jigsaw.gamma if shuffles else 0.0,
-        "position_init": "paper" if config.positions_as_paper else "controlled",
+        "trained_gamma": _trained_gamma(config),
+        "position_start": "initial" if config.initial else positions,
+        "position_decay": config.positions_as_paper,
         "seed": config.seed,
         "recipe": plain(config),
-        "commit": commit(),
     }
+
+
+def _trained_gamma(config: TrainingConfig) -> float | None:
+    """None where a ratio says nothing: all patches are shuffled, or the start is unknown."""
+    if config.jigsaw.shuffle == "patches":
+        return config.jigsaw.gamma
+    return None if config.jigsaw.shuffle != "none" or config.initial else 0.0
 
 
 def _written(path: Path, write: Any) -> None:

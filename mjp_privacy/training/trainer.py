@@ -7,13 +7,11 @@ number of threads, draws the very same curve.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,14 +23,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mjp_privacy.errors import UserError
-from mjp_privacy.lock import locked
 from mjp_privacy.seeding import derive_seed
-from mjp_privacy.training.config import TrainingConfig, plain
+from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.curves import draw_curves
-from mjp_privacy.training.examples import Examples, find_examples
-from mjp_privacy.training.file_batches import FileBatches
 from mjp_privacy.training.journal import Journal
-from mjp_privacy.training.memory_batches import MemoryBatches
 from mjp_privacy.training.network import Objective, build_network
 from mjp_privacy.training.optimization import (
     build_optimizer,
@@ -41,9 +35,16 @@ from mjp_privacy.training.optimization import (
     set_learning_rate,
 )
 from mjp_privacy.training.puzzles import Puzzles, apply
-from mjp_privacy.training.snapshots import export_model, load_checkpoint, save_checkpoint
+from mjp_privacy.training.snapshots import (
+    CHECKPOINT,
+    MODEL,
+    export_model,
+    load_checkpoint,
+    made_with,
+    save_checkpoint,
+)
 from mjp_privacy.training.window import Window
-from mjp_privacy.training.world import World, join
+from mjp_privacy.training.world import World
 
 CURVE_INTERVAL = 20.0  # seconds between two drawings of curves.png
 
@@ -56,43 +57,6 @@ class Batches(Protocol):
     def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
-def train(
-    config: TrainingConfig,
-    *,
-    data: str | Path,
-    out: str | Path,
-    val: str | Path | None = None,
-    device: str = "auto",
-    workers: int = 2,
-    deterministic: bool = False,
-    overlay: str | Path | None = None,
-) -> Path:
-    """Train, or go on with what lies in `out`; the exported model's path.
-
-    data     class folders, a zip of them, or ImageNet's layout (then `val` is found beside)
-    overlay  another run's folder, whose curves are drawn beside this one's
-    """
-    world = join(device, config.recipe.batch)
-    try:
-        folder = _run_folder(Path(out))
-        # Different processes of one run share the folder; the first one holds its lock.
-        with locked(folder) if world.first else nullcontext():
-            examples, held_out = find_examples(config, Path(data), Path(val) if val else None)
-            batches = make_batches(config, examples, world, workers)
-            validation = make_batches(config, held_out, world, workers) if held_out else None
-            if deterministic:
-                _be_deterministic(world)
-            run = Trainer(config, batches, validation, folder, world, examples)
-            return run.fit(Path(overlay) if overlay else None)
-    except OSError as error:
-        raise UserError(
-            f"--out {out}: could not write there ({error.strerror or error}). What was written "
-            "before is whole; make room or give rights, and run the same command again."
-        ) from error
-    finally:
-        world.leave()
-
-
 class Trainer:
     """One run's state."""
 
@@ -103,12 +67,14 @@ class Trainer:
         validation: Batches | None,
         folder: Path,
         world: World,
-        examples: Examples,
+        images: int,
+        identity: Mapping[str, str] | None = None,
     ) -> None:
         self.config, self.batches, self.validation = config, batches, validation
         self.folder, self.world = folder, world
-        self.identity = {"config": json.dumps(plain(config)), "images": examples.digest()}
-        self.steps_per_epoch = len(examples) // config.recipe.batch
+        self.identity = dict(identity or {})
+        self.made_with: list[dict[str, Any]] = []
+        self.steps_per_epoch = images // config.recipe.batch
         self.steps = self.steps_per_epoch * config.recipe.epochs
         self.model = build_network(config).to(world.device)
         self.bfloat16 = config.recipe.precision == "bfloat16"
@@ -122,7 +88,7 @@ class Trainer:
             self.objective = torch.compile(self.objective)
         if world.size > 1:
             self.objective = DistributedDataParallel(self.objective)
-        self.mix = _mixup(config)
+        self.mix = build_mixup(config)
         self.puzzles = Puzzles(
             config, self.steps_per_epoch, world.device, world.part(config.recipe.batch)
         )
@@ -132,15 +98,19 @@ class Trainer:
 
     # the loop --------------------------------------------------------------------------------
 
-    def fit(self, overlay: Path | None = None) -> Path:
+    def fit(self, beside: Sequence[Path] = ()) -> Path:
+        """Train to the end and export; `beside` are runs to draw in the same picture."""
         self._resume()
-        runs = [self.folder, *([overlay] if overlay else [])]
+        finished = self.folder / MODEL
+        if self.step == self.steps and finished.is_file():
+            self.journal.say("finished already; nothing to do")
+            return finished
         drawn = -math.inf
         while self.step < self.steps:
             self._train_epoch(self.step // self.steps_per_epoch)
             old = time.monotonic() - drawn > CURVE_INTERVAL
             if self.world.first and (old or self.step == self.steps):
-                draw_curves(runs, self.folder)
+                draw_curves([self.folder, *beside], self.folder)
                 drawn = time.monotonic()
         return self._export()
 
@@ -163,13 +133,14 @@ class Trainer:
             if self.world.first:
                 self.journal.write(line)
                 self.journal.show(line)
-            if ended or time.monotonic() - saved > 60 * self.config.checkpoint_minutes:
+            due = time.monotonic() - saved > 60 * self.config.checkpoint_minutes
+            if ended or self.world.agreed(due):
                 self._save()
                 saved = time.monotonic()
             window.restart()
 
     def _train_step(self, images: Tensor, labels: Tensor) -> Tensor:
-        """One update; (loss, cross-entropy, DAL, accuracy), still on the device."""
+        """One update; (loss, cross-entropy, DAL, accuracy, gradient norm), still on the device."""
         _seed_libraries(derive_seed("step", self.config.seed, self.step, self.world.rank))
         if self.mix is not None:
             images, labels = self.mix(images, labels)
@@ -181,12 +152,12 @@ class Trainer:
         with self._autocast():
             loss, numbers = self.objective(images, labels, puzzle.mask)
         loss.backward()
-        clipped(list(self.model.parameters()), self.config.recipe.clip_grad)
+        norm = clipped(list(self.model.parameters()), self.config.recipe.clip_grad)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update(self.model)
-        return numbers
+        return torch.cat((numbers, norm.detach().view(1)))
 
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bfloat16)
@@ -205,13 +176,9 @@ class Trainer:
 
     def _measured(self, window: Window) -> dict[str, Any]:
         """The line of a window of steps. Stops at a loss that is no number."""
-        loss, entropy, dal, accuracy = self.world.mean(window.mean()).tolist()
-        if not np.isfinite(loss):
-            raise UserError(
-                f"The loss is {loss} at step {self.step}: expected a number. The last checkpoint "
-                f"({self.folder.name}/checkpoint.pt) is from before and usable; start from it or "
-                "anew with a smaller --lr, or with precision: float32."
-            )
+        loss, entropy, dal, accuracy, norm = self.world.mean(window.mean()).tolist()
+        if not math.isfinite(loss + norm):
+            raise self._diverged(f"the loss is {loss:g}, its gradient's norm {norm:g}")
         return {
             "step": self.step,
             "epoch": self.step / self.steps_per_epoch,
@@ -219,9 +186,23 @@ class Trainer:
             "cross_entropy": entropy,
             "dal": dal,
             "accuracy": accuracy,
+            "gradient_norm": norm,
             "lr": learning_rate(self.config, self.step - 1, self.steps_per_epoch),
             "timing": window.timing(),
         }
+
+    def _diverged(self, what: str) -> UserError:
+        there = (self.folder / CHECKPOINT).is_file()
+        before = (
+            f"{self.folder.name}/{CHECKPOINT} is from before, with finite weights: give it as "
+            "--initial to go on from them. "
+            if there
+            else "No checkpoint had been written yet. "
+        )
+        return UserError(
+            f"At step {self.step} {what}: expected numbers. {before}Start again in another --out, "
+            "with a smaller --lr or --precision float32."
+        )
 
     # keeping ---------------------------------------------------------------------------------
 
@@ -229,6 +210,9 @@ class Trainer:
         return self.average.module if self.average is not None else self.model
 
     def _save(self) -> None:
+        sound = torch.stack([p.isfinite().all() for p in self.model.parameters()]).all()
+        if not bool(sound):
+            raise self._diverged("the weights are no longer finite")
         if self.world.first:
             average = self.average.state_dict() if self.average is not None else None
             state = {
@@ -238,6 +222,7 @@ class Trainer:
                 "optimizer": self.optimizer.state_dict(),
                 "average": average,
                 "val_top1": self.val_top1,
+                "made_with": self.made_with,
             }
             save_checkpoint(self.folder, state)
         self.world.wait()
@@ -250,14 +235,24 @@ class Trainer:
             if self.average is not None:
                 self.average.load_state_dict(state["average"])
             self.step, self.val_top1 = state["step"], state["val_top1"]
+            self.made_with = state["made_with"]
             self.journal.say(f"going on from step {self.step} of {self.steps}")
+        now = made_with(self.world)
+        if self.step < self.steps and now not in self.made_with:
+            self.made_with = [*self.made_with, now]
         self.world.wait()
         if self.world.first:
             self.journal.keep_until(self.step)
 
     def _export(self) -> Path:
-        facts = {"val_top1": self.val_top1, "steps": self.step}
-        path = self.folder / "model.safetensors"
+        facts = {
+            "val_top1": self.val_top1,
+            "steps": self.step,
+            "commit": ", ".join(dict.fromkeys(fact["commit"] for fact in self.made_with)),
+            "made_with": self.made_with,
+            "initial_sha256": self.identity.get("initial"),
+        }
+        path = self.folder / MODEL
         if self.world.first:
             trained = self._trained()
             path = export_model(self.folder, trained, self.config, facts)  # type: ignore[arg-type]
@@ -273,13 +268,7 @@ class Trainer:
         return path
 
 
-def make_batches(config: TrainingConfig, examples: Examples, world: World, workers: int) -> Batches:
-    if config.data.store == "memory":
-        return MemoryBatches(config, examples, world)
-    return FileBatches(config, examples, world, workers)
-
-
-def _mixup(config: TrainingConfig) -> Mixup | None:
+def build_mixup(config: TrainingConfig) -> Mixup | None:
     augmentation = config.augmentation
     if not augmentation.mixup and not augmentation.cutmix:
         return None
@@ -303,20 +292,3 @@ def _plain_attention(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             setattr(module, "fused_attn", False)  # noqa: B010  (mypy: a Module's attribute)
-
-
-def _be_deterministic(world: World) -> None:
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-
-
-def _run_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {path}: expected a folder, or a place where one can be made; got: "
-            f"{error.strerror}. Give another --out."
-        ) from error
-    return path

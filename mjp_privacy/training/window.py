@@ -17,7 +17,7 @@ class Window:
         self.restart()
 
     def restart(self) -> None:
-        self.total, self.steps = torch.zeros(4, device=self.device), 0
+        self.total, self.steps = torch.zeros(5, device=self.device), 0
         self.started, self.waited = time.monotonic(), 0.0
 
     def timed(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -27,9 +27,9 @@ class World:
         return self.rank == 0
 
     def part(self, batch: int) -> slice:
-        """This process's slice of a global batch."""
-        share = batch // self.size
-        return slice(self.rank * share, (self.rank + 1) * share)
+        """This process's places in a global batch: every size-th, so that the copies of repeated
+        augmentation go to different processes, as with DeiT's sampler."""
+        return slice(self.rank, batch, self.size)
 
     def mean(self, numbers: Tensor) -> Tensor:
         """The mean over the processes."""
@@ -37,6 +37,14 @@ class World:
             dist.all_reduce(numbers)
             numbers = numbers / self.size
         return numbers
+
+    def agreed(self, yes: bool) -> bool:
+        """What the first process says; clocks differ."""
+        if self.size == 1:
+            return yes
+        said = torch.tensor(float(yes), device=self.device)
+        dist.broadcast(said, 0)
+        return bool(said)
 
     def wait(self) -> None:
         if self.size > 1:
@@ -47,17 +55,22 @@ class World:
             dist.destroy_process_group()
 
 
-def join(device: str, batch: int) -> World:
-    """The world that torchrun's environment describes, or this process alone."""
+def join(device: str, batch: int, *, pairs: bool = False) -> World:
+    """The world that torchrun's environment describes, or this process alone.
+
+    pairs  images are mixed in pairs, so each process needs an even number of them
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     place = pick_device(device)
+    unit = size * (2 if pairs else 1)
+    if batch % unit:
+        even = " an even number each, for mixup," if pairs else ""
+        raise UserError(
+            f"Expected a batch that {size} process{'es' if size > 1 else ''} can share equally,"
+            f"{even} got {batch}. Give --batch {batch - batch % unit or unit}."
+        )
     if size == 1:
         return World(place)
-    if batch % size:
-        raise UserError(
-            f"Expected a batch that {size} processes can share equally, got {batch}. "
-            f"Give --batch {batch - batch % size or size}."
-        )
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(place)

@@ -10,7 +10,8 @@ import torch
 from mjp_privacy.training.blockwise import blockwise_masks, shuffled_orders
 from mjp_privacy.training.examples import find_examples
 from mjp_privacy.training.journal import read_metrics
-from mjp_privacy.training.trainer import Trainer, make_batches, train
+from mjp_privacy.training.run import make_batches, train
+from mjp_privacy.training.trainer import Trainer
 from mjp_privacy.training.world import World
 from tests.unit.training_fixtures import class_folders, small
 
@@ -32,12 +33,12 @@ def test_a_step_does_not_synchronise(tmp_path: Path, mask_per: str) -> None:
     examples, _ = find_examples(config, class_folders(tmp_path / "data"), None)
     world = World(torch.device("cuda"))
     batches = make_batches(config, examples, world, 0)
-    trainer = Trainer(config, batches, None, tmp_path, world, examples)
-    images, labels = next(batches.epoch(0, 0, 1))
-    trainer._train_step(images, labels)  # allocates the optimiser's state
+    trainer = Trainer(config, batches, None, tmp_path, world, len(examples))
+    stream = batches.epoch(0, 0, 6)
+    trainer._train_step(*next(stream))  # allocates the optimiser's state
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for _ in range(3):
+        for images, labels in stream:
             trainer.step += 1
             trainer._train_step(images, labels)
     finally:

@@ -16,8 +16,12 @@ TABLE3_ROWS = ["gamma_0", "gamma_0.03", "gamma_0.09", "gamma_0.15", "gamma_0.21"
 
 @pytest.mark.parametrize("name", ["imagenet.yaml", "cifar10.yaml"])
 def test_all_rows_of_tables_3_and_4_have_a_config(name: str) -> None:
-    for row in TABLE4_ROWS + TABLE3_ROWS:
-        assert load_training(CONFIGS / name, row).name.endswith(row)
+    controls = ["J_controlled", "A_paper_positions", "E_paper_positions", "G_controlled"]
+    for row in TABLE4_ROWS + TABLE3_ROWS + controls:
+        config = load_training(CONFIGS / name, row)
+        assert config.name.endswith(row)
+        if row in controls:
+            assert counterpart(plain(config)) is None
 
 
 @pytest.mark.parametrize("row", TABLE4_ROWS)
@@ -50,6 +54,11 @@ def test_models_the_paper_has_not_stand_beside_none() -> None:
     assert counterpart(plain(small(jigsaw={"gamma": 0.5}))) is None
     fine_tuned = small(jigsaw={"gamma": 0.27}, initial={"checkpoint": "x.pth"})
     assert counterpart(plain(fine_tuned)) is None
+    for row in ("vit_jp", "vit_mjp_controlled"):
+        assert counterpart(plain(load_training(CONFIGS / "zoo.yaml", row))) is None
+    assert counterpart(plain(load_training(CONFIGS / "zoo.yaml", "vit_mjp"))) == TABLE3[0.27]
+    for changes in ({"share": 1.0}, {"mask_per": "image"}, {"dal_lambda": 0.1}):
+        assert counterpart(plain(small(jigsaw={"gamma": 0.27, **changes}))) is None
     assert counterpart(plain(small(jigsaw={"gamma": 0.27}))) == TABLE3[0.27]
 
 
@@ -125,3 +134,26 @@ def test_rows_are_asked_for_by_name() -> None:
         load_training(CONFIGS / "zoo.yaml", "vit_mpj")
     with pytest.raises(UserError, match=r"No config at .*zooo.yaml.*Did you mean .*zoo.yaml"):
         load_training(CONFIGS / "zooo.yaml", "vit")
+
+
+def test_the_printed_figures_are_the_papers() -> None:
+    """Typed twice, from the paper's Tables 3 and 4."""
+    table4 = {row: (model.top1, model.consistency) for row, model in TABLE4.items()}
+    assert table4 == {
+        "A": (79.8, 64.3),
+        "B": (77.5, 100.0),
+        "C": (74.9, 74.8),
+        "D": (80.0, 64.0),
+        "E": (79.2, 73.8),
+        "F": (79.9, 79.6),
+        "G": (80.1, 83.8),
+        "H": (79.9, 83.4),
+        "I": (80.0, 83.8),
+        "J": (80.5, 82.9),
+    }
+    columns = zip(*((m.top1, m.diff_norm, m.consistency) for m in TABLE3.values()), strict=True)
+    assert [list(column) for column in columns] == [
+        [80.0, 80.5, 80.3, 80.4, 80.2, 80.3],
+        [16.56, 8.96, 6.36, 5.23, 4.39, 3.97],
+        [64.0, 82.9, 88.1, 90.5, 92.3, 93.1],
+    ]

@@ -1,5 +1,6 @@
 """Whole training runs: they learn, go on where they stopped, export, and stop with a clear word."""
 
+import itertools
 import json
 import os
 import signal
@@ -20,7 +21,8 @@ from mjp_privacy.models import load_model
 from mjp_privacy.training import snapshots
 from mjp_privacy.training.__main__ import main
 from mjp_privacy.training.journal import Journal, read_metrics
-from mjp_privacy.training.trainer import Trainer, train
+from mjp_privacy.training.run import train
+from mjp_privacy.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -87,7 +89,8 @@ def test_the_exported_model_is_the_trained_one(data: Path, tmp_path: Path) -> No
     with safe_open(tmp_path / "run" / "model.safetensors", "pt") as file:
         metadata = {key: json.loads(value) for key, value in file.metadata().items()}
     assert metadata["recipe"]["recipe"]["epochs"] == 2
-    assert metadata["position_init"] == "paper"
+    assert (metadata["position_start"], metadata["position_decay"]) == ("N(0, 1)", True)
+    assert metadata["made_with"][0]["threads"] == torch.get_num_threads()
     assert metadata["seed"] == 0
     assert metadata["steps"] == 12
     assert metadata["val_top1"] == curve(tmp_path / "run")[-1]["val_top1"]
@@ -113,7 +116,10 @@ def test_other_kinds_of_models_come_back_as_they_were(
     assert ("closed-form" in model.card.architecture) == (kind == "closed_form")
 
 
-@pytest.mark.parametrize("changes", [{}, FILES, {"recipe": {"ema_decay": 0.9}}])
+MIXED = {"augmentation": {"mixup": 0.8, "cutmix": 1.0}, "log_every": 100}
+
+
+@pytest.mark.parametrize("changes", [{}, FILES, MIXED, {"recipe": {"ema_decay": 0.9}}])
 def test_a_killed_run_draws_the_same_curve(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -177,11 +183,38 @@ def test_a_loss_that_is_no_number_stops_the_run(
         return numbers * float("nan") if self.step == 7 else numbers
 
     monkeypatch.setattr(Trainer, "_train_step", exploding)
-    with pytest.raises(UserError, match=r"loss is nan at step 8.*checkpoint.*usable.*--lr"):
+    with pytest.raises(UserError, match=r"At step 8 the loss is nan.*finite weights.*--lr"):
         train(small(), data=data, out=tmp_path / "run", device="cpu")
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
     assert state["step"] == 6
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
+    monkeypatch.undo()
+    again = small(initial={"checkpoint": str(tmp_path / "run" / "checkpoint.pt")})
+    assert train(again, data=data, out=tmp_path / "again", device="cpu").is_file()
+
+
+def test_an_infinite_gradient_never_reaches_a_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the last step of a window: the loss was still finite, the weights are not."""
+    original = torch.Tensor.backward
+
+    def broken(self: torch.Tensor, *rest: Any, **more: Any) -> None:
+        original(self * (float("inf") if next(calls) == 7 else 1.0), *rest, **more)
+
+    calls = itertools.count()
+    monkeypatch.setattr(torch.Tensor, "backward", broken)
+    with pytest.raises(UserError, match=r"At step 8 the loss is [0-9.]+, its gradient's norm"):
+        train(small(), data=data, out=tmp_path / "run", device="cpu")
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert state["step"] == 6
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_without_a_checkpoint_none_is_promised(data: Path, tmp_path: Path) -> None:
+    config = small(recipe={"lr": 1e30, "warmup_epochs": 0, "clip_grad": None})
+    with pytest.raises(UserError, match=r"No checkpoint had been written yet.*smaller --lr"):
+        train(config, data=data, out=tmp_path / "run", device="cpu")
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(
@@ -223,8 +256,17 @@ def test_another_config_is_not_mixed_into_a_run(data: Path, tmp_path: Path) -> N
 
 def test_other_images_are_not_mixed_into_a_run(data: Path, tmp_path: Path) -> None:
     train(small(), data=data, out=tmp_path / "run", device="cpu")
+    with pytest.raises(UserError, match=r"other validation images.*Give the same"):
+        train(small(), data=data, val=data, out=tmp_path / "run", device="cpu")
     (data / "class_1" / "003.png").unlink()
-    with pytest.raises(UserError, match=r"run on other images.*Give the same, or another --out"):
+    with pytest.raises(UserError, match=r"other training images.*Give the same, or another --out"):
+        train(small(), data=data, out=tmp_path / "run", device="cpu")
+
+
+def test_another_programs_checkpoint_is_named(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    torch.save({"epoch": 3}, tmp_path / "run" / "checkpoint.pt")
+    with pytest.raises(UserError, match=r"no checkpoint of this trainer.*another --out"):
         train(small(), data=data, out=tmp_path / "run", device="cpu")
 
 
@@ -252,11 +294,17 @@ def test_an_unreadable_image_is_named(data: Path, tmp_path: Path) -> None:
 def test_classes_must_be_the_models(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     more = small(model={"num_classes": 5})
-    with pytest.raises(UserError, match=r"expected images of 5 classes, got 3; without any: 3, 4"):
+    with pytest.raises(
+        UserError, match=r"expected images of 5 classes, got 3; no image has the label 3, 4"
+    ):
         train(more, data=data, out=out, device="cpu")
     with pytest.raises(UserError, match=r"label 2: expected 0 to 1 for the model's 2 classes"):
         train(small(model={"num_classes": 2}), data=data, out=out, device="cpu")
     part = small(model={"num_classes": 5}, data={"all_classes": False})
+    with pytest.raises(UserError, match=r"numbered 0, 1, … anew.*labels.csv"):
+        train(part, data=data, out=out, device="cpu")
+    for label in range(3):
+        (data / f"class_{label}").rename(data / str(label + 1))
     assert train(part, data=data, out=out, device="cpu").is_file()
 
 
@@ -332,20 +380,25 @@ def test_two_processes_lose_as_one_does(data: Path, tmp_path: Path, mask_per: st
     fields = content(
         model={"drop_path": 0},
         jigsaw={"mask_per": mask_per, "first_epoch": 0},
-        recipe={"epochs": 4},
+        recipe={"epochs": 6},
+        log_every=1,
+        checkpoint_minutes=0.0003,  # falls due at other steps by each process's clock
     )
+    val = class_folders(tmp_path / "val", images=7)  # 21 images: unequal shares
     config.write_text(yaml.safe_dump(fields))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
     for run, launcher in (("one", []), ("two", torchrun)):
         command = [sys.executable, *launcher, *_command(config, data, tmp_path / run)]
-        subprocess.run([*command, "--val", str(data)], cwd=ROOT, check=True, env=environment)
+        subprocess.run([*command, "--val", str(val)], cwd=ROOT, check=True, env=environment)
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
-    assert len(one) == len(two) == 12
+    assert len(one) == len(two) == 36
     for line, other in zip(one, two, strict=True):
         assert other["loss"] == pytest.approx(line["loss"], abs=1e-5)
         assert other["dal"] == pytest.approx(line["dal"], abs=1e-5)
-    assert one[-1]["val_top1"] == two[-1]["val_top1"]
+    measured = [line["val_top1"] for line in one if "val_top1" in line]
+    assert measured == [line["val_top1"] for line in two if "val_top1" in line]
+    assert len(set(measured)) > 1
 
 
 def test_a_batch_must_be_shareable(
@@ -354,3 +407,26 @@ def test_a_batch_must_be_shareable(
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UserError, match=r"4 processes can share equally, got 6.*--batch 4"):
         train(small(), data=data, out=tmp_path / "run", device="cpu")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    mixed = small(recipe={"batch": 9}, augmentation={"mixup": 0.8})
+    with pytest.raises(UserError, match=r"an even number each, for mixup, got 9.*--batch 6"):
+        train(mixed, data=data, out=tmp_path / "run", device="cpu")
+
+
+def test_slips_of_the_command_line_are_named(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content()))
+    command = [str(config), "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    for more, words in (
+        (["--threads", "0"], "--threads: expected 1 or more, got 0"),
+        (["--workers", "-1"], "--workers: expected 0 or more, got -1"),
+        (["--overlay", str(tmp_path)], "No metrics.jsonl in"),
+        (["--batch", "0"], "recipe.batch"),
+    ):
+        assert main([*command, *more]) == 2
+        assert words in capsys.readouterr().err
+    config.write_text(yaml.safe_dump({**content(), "rows": {"J": "yes"}}))
+    assert main([*command, "--row", "J"]) == 2
+    assert "rows.J: expected fields over the base's, got 'yes'" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""One run from its command: images found, processes joined, trained, exported."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from mjp_privacy.errors import UserError
+from mjp_privacy.lock import locked
+from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.training.config import TrainingConfig, plain
+from mjp_privacy.training.curves import check_runs
+from mjp_privacy.training.examples import Examples, find_examples
+from mjp_privacy.training.file_batches import FileBatches
+from mjp_privacy.training.memory_batches import MemoryBatches
+from mjp_privacy.training.trainer import Batches, Trainer, build_mixup
+from mjp_privacy.training.world import World, join
+
+
+def train(
+    config: TrainingConfig,
+    *,
+    data: str | Path,
+    out: str | Path,
+    val: str | Path | None = None,
+    device: str = "auto",
+    workers: int = 2,
+    deterministic: bool = False,
+    overlay: str | Path | None = None,
+) -> Path:
+    """Train, or go on with what lies in `out`; the exported model's path.
+
+    data     class folders, a zip of them, or ImageNet's layout (then `val` is found beside)
+    overlay  another run's folder, whose curves are drawn beside this one's
+    """
+    if workers < 0:
+        raise UserError(f"--workers: expected 0 or more, got {workers}.")
+    world = join(device, config.recipe.batch, pairs=build_mixup(config) is not None)
+    beside = [Path(overlay)] if overlay else []
+    try:
+        check_runs(beside)
+        folder = _run_folder(Path(out))
+        # Different processes of one run share the folder; the first one holds its lock.
+        with locked(folder) if world.first else nullcontext():
+            examples, held_out = find_examples(config, Path(data), Path(val) if val else None)
+            batches = make_batches(config, examples, world, workers)
+            validation = make_batches(config, held_out, world, workers) if held_out else None
+            if deterministic:
+                _be_deterministic(world)
+            identity = _identity(config, examples, held_out)
+            run = Trainer(config, batches, validation, folder, world, len(examples), identity)
+            return run.fit(beside)
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: could not write there ({error.strerror or error}). What was written "
+            "before is whole; make room or give rights, and run the same command again."
+        ) from error
+    finally:
+        world.leave()
+
+
+def _identity(
+    config: TrainingConfig, examples: Examples, held_out: Examples | None
+) -> dict[str, str]:
+    """What a checkpoint belongs to: a run goes on only where all of it is the same."""
+    initial = Path(config.initial.checkpoint) if config.initial else None
+    return {
+        "config": json.dumps(plain(config)),
+        "images": examples.digest(),
+        "validation": held_out.digest() if held_out else "none",
+        "initial": file_sha256(initial) if initial and initial.is_file() else "none",
+    }
+
+
+def make_batches(config: TrainingConfig, examples: Examples, world: World, workers: int) -> Batches:
+    if config.data.store == "memory":
+        return MemoryBatches(config, examples, world)
+    return FileBatches(config, examples, world, workers)
+
+
+def _be_deterministic(world: World) -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def _run_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {path}: expected a folder, or a place where one can be made; got: "
+            f"{error.strerror}. Give another --out."
+        ) from error
+    return path
