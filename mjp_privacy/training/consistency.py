@@ -64,16 +64,18 @@ def _measured(
 ) -> list[dict[str, object]]:
     ids = [record.image_id for record in records]
     logits, embedding = _outputs(model, images, None)
-    predicted = logits.argmax(-1)
-    best = logits.topk(min(5, logits.shape[-1])).indices
+    predicted = logits.argmax(-1).tolist()
+    best = logits.topk(min(5, logits.shape[-1])).indices.tolist()
     rows: list[dict[str, object]] = []
     for gamma in gammas:
         mask, permutation = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
         shuffled = shuffle_patches(images, permutation, model.patch_size)
         other_logits, other_embedding = _outputs(model, shuffled, mask)
-        distance = (embedding - other_embedding).norm(dim=-1)
+        distance = (embedding - other_embedding).norm(dim=-1).tolist()
+        answers = other_logits.argmax(-1).tolist()
+        masked = mask.sum(-1).tolist()
         for place, record in enumerate(records):
-            label, one, two = record.label, int(predicted[place]), int(other_logits[place].argmax())
+            label, one, two = record.label, predicted[place], answers[place]
             known = label is not None
             rows.append(
                 {
@@ -86,11 +88,11 @@ def _measured(
                     "predicted": one,
                     "predicted_shuffled": two,
                     "top1": float(one == label) if known else None,
-                    "top5": float(label in best[place].tolist()) if known else None,
+                    "top5": float(label in best[place]) if known else None,
                     "top1_shuffled": float(two == label) if known else None,
-                    "diff_norm": float(distance[place]),
+                    "diff_norm": distance[place],
                     "consistency": float(one == two),
-                    "masked_patches": int(mask[place].sum()),
+                    "masked_patches": masked[place],
                 }
             )
     return rows

@@ -14,7 +14,10 @@ from mjp_privacy.training.config import Initial, TrainingConfig
 
 
 def build_network(config: TrainingConfig) -> MJPVisionTransformer:
-    """Weights from the seed; equal between rows of one seed wherever their tensors are."""
+    """Weights from the seed; equal between rows of one seed wherever they share tensors.
+
+    But for models without position embeddings: they draw none, so all later draws are others.
+    """
     shape = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("initial weights", config.seed))
