@@ -30,7 +30,7 @@ def test_a_model_was_trained_as_its_config_says(row: str) -> None:
     config = load_training(CONFIG, row)
     assert facts["recipe"] == json.loads(json.dumps(plain(config)))
     assert facts["steps"] == config.recipe.epochs * (50_000 // config.recipe.batch)
-    assert facts["val_top1"] >= (60 if row == "vit" else 55)
+    assert facts["val_top1"] >= {"vit": 60, "vit_closed_form": 45}.get(row, 55)
     assert facts["commit"]
 
 
