@@ -1,9 +1,11 @@
 """Fixtures every test may use."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +18,13 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.fail(f"MJP_PRIVACY_DATA={folder} is not a folder")
     return path
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_for_tiny_steps(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Training tests take thousands of tiny steps; a second thread only waits in them."""
+    before = torch.get_num_threads()
+    if request.path.name.startswith("test_training"):
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
