@@ -14,7 +14,7 @@ from mjp_privacy.data import open_images, spread_subset
 from mjp_privacy.errors import UserError
 from mjp_privacy.lock import locked
 from mjp_privacy.run import Run, RunSummary
-from mjp_privacy.store import RunStore
+from mjp_privacy.store import RunStore, output_folder
 
 __all__ = ["RunSummary", "pick_device", "run_experiment"]
 
@@ -49,20 +49,9 @@ def run_experiment(
     source = open_images(path, labels)
     records = spread_subset(source.records, limit, experiment.seed)
     place = pick_device(device)
-    store = RunStore(_run_folder(Path(out)))
+    store = RunStore(output_folder(Path(out)))
     with locked(store.root):
         return Run(experiment, source, records, store, place).execute()
-
-
-def _run_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {path}: expected a folder, or a place where one can be made; got: "
-            f"{error.strerror}. Give another --out."
-        ) from error
-    return path
 
 
 def pick_device(name: str) -> torch.device:

@@ -76,6 +76,18 @@ def write_json(path: Path, content: object) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
 
 
+def output_folder(path: Path) -> Path:
+    """The folder given as --out, made where it can be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {path}: expected a folder, or a place where one can be made; got: "
+            f"{error.strerror}. Give another --out."
+        ) from error
+    return path
+
+
 @dataclass(frozen=True)
 class RunStore:
     """Reads and writes one run folder."""

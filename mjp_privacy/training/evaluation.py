@@ -24,7 +24,7 @@ from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.zoo import NAMED_MODELS
 from mjp_privacy.report.published_models import TABLE4, PublishedModel, counterpart
 from mjp_privacy.runner import pick_device
-from mjp_privacy.store import write_atomically
+from mjp_privacy.store import output_folder, write_atomically
 from mjp_privacy.training.consistency import embedding_condition, measure
 from mjp_privacy.training.evaluation_report import (
     Evaluated,
@@ -78,7 +78,7 @@ def _evaluate(argv: list[str]) -> int:
             f"--paper-row: expected one of {', '.join(TABLE4)}, got {given.paper_row!r}."
         )
     if given.out:
-        _make_folder(given.out)
+        output_folder(given.out)
     models: list[Evaluated] = []
     for model in evaluate(given):
         models.append(model)
@@ -192,16 +192,6 @@ class _Progress:
                 f"{self.label}: {done}/{self.total} · {rate:.0f} images/s · {left:.0f} s left",
                 file=sys.stderr,
             )
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {out}: expected a folder, or a place where one can be made; got: "
-            f"{error.strerror}. Give another --out."
-        ) from error
 
 
 def _write(out: Path, models: Sequence[Evaluated], table: pd.DataFrame, text: str) -> None:

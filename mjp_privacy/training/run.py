@@ -12,6 +12,7 @@ import torch
 from mjp_privacy.errors import UserError
 from mjp_privacy.lock import locked
 from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.store import output_folder
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.curves import check_runs
 from mjp_privacy.training.examples import Examples, find_examples
@@ -43,7 +44,7 @@ def train(
     beside = [Path(overlay)] if overlay else []
     try:
         check_runs(beside)
-        folder = _run_folder(Path(out))
+        folder = output_folder(Path(out))
         # Different processes of one run share the folder; the first one holds its lock.
         with locked(folder) if world.first else nullcontext():
             examples, held_out = find_examples(config, Path(data), Path(val) if val else None)
@@ -86,14 +87,3 @@ def _be_deterministic(world: World) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-
-
-def _run_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {path}: expected a folder, or a place where one can be made; got: "
-            f"{error.strerror}. Give another --out."
-        ) from error
-    return path
