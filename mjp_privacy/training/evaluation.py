@@ -32,6 +32,7 @@ from mjp_privacy.training.evaluation_report import (
     markdown,
     summary_table,
 )
+from mjp_privacy.training.examples import numbered
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def evaluate(given: EvaluationArguments) -> Iterator[Evaluated]:
             "--checkpoint NAME=PATH NAME=PATH."
         )
     for item, label, model in loaded:
-        _check_labels(label, model, records)
+        _check_labels(label, model, source.records)
         rows = measure(
             model.to(device),
             source,
@@ -131,6 +132,14 @@ def _check_labels(label: str, model: Victim, records: Sequence[ImageRecord]) -> 
         raise UserError(
             f"--data holds a label {largest}, but {label} has {model.card.num_classes} classes: "
             "expected labels of the data the model was trained on. Give --labels, or other images."
+        )
+    found = {record.label for record in records} - {None}
+    by_name = bool(records) and records[0].label_source == "folder" and not numbered(records)
+    if by_name and len(found) != model.card.num_classes:
+        raise UserError(
+            f"--data has {len(found)} class folders, but {label} has {model.card.num_classes} "
+            "classes: plain folders are numbered in sorted order, so a part of them means other "
+            "classes. Expected all of them, folders named by the class index, or --labels."
         )
 
 

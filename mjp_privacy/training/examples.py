@@ -99,7 +99,7 @@ def _check_classes(config: TrainingConfig, train: Examples) -> None:
     if (
         len(found) != expected
         and train.records[0].label_source == "folder"
-        and not _numbered(train)
+        and not numbered(train.records)
     ):
         raise UserError(
             "--data: part of the classes in plain folders would be numbered 0, 1, … anew, which "
@@ -108,8 +108,9 @@ def _check_classes(config: TrainingConfig, train: Examples) -> None:
         )
 
 
-def _numbered(examples: Examples) -> bool:
-    return all(_class_name(record).isdigit() for record in examples.records)
+def numbered(records: Sequence[ImageRecord]) -> bool:
+    """Whether class folders are named by their class index."""
+    return all(_class_name(record).isdigit() for record in records)
 
 
 def _check_same_classes(config: TrainingConfig, train: Examples, val: Examples) -> None:

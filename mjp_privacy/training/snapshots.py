@@ -94,6 +94,7 @@ def export_model(
     metadata = {k: json.dumps(v) for k, v in {**_metadata(config), **facts}.items()}
     path = folder / name
     _written(path, lambda temporary: save_file(tensors, temporary, metadata))
+    path.chmod(0o644)  # safetensors writes for the owner alone
     return path
 
 

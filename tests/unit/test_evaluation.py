@@ -25,7 +25,7 @@ FACTS = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25], "num_heads": 3, "re
 
 @pytest.fixture
 def images(tmp_path: Path) -> ImageSource:
-    return open_images(class_folders(tmp_path / "data", images=5, side=32))
+    return open_images(class_folders(tmp_path / "data", images=3, classes=5, side=32))
 
 
 def saved(path: Path, model: Victim, **more: object) -> Path:
@@ -171,6 +171,20 @@ def test_mistakes_are_said_without_a_traceback(
     command = ["--checkpoint", str(path), "--data", str(images.path), "--device", "cpu", *more]
     assert main(command) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_part_of_the_class_folders_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would be numbered anew, and the accuracy be that of other classes."""
+    path = saved(tmp_path / "one.safetensors", tiny(torch.float32))
+    data = class_folders(tmp_path / "part", images=2, side=32)
+    command = ["--checkpoint", str(path), "--data", str(data), "--device", "cpu"]
+    assert main(command) == 2
+    assert "3 class folders, but one has 5 classes" in capsys.readouterr().err
+    for label in range(3):
+        (data / f"class_{label}").rename(data / str(label))
+    assert main(command) == 0
 
 
 def test_metadata_that_is_no_choice_is_refused(tmp_path: Path) -> None:
