@@ -53,6 +53,8 @@ class ClientUpdate:
     optimizer: str = "sgd"
     lr: float | None = None
     steps: int = 1
+    weight_decay: float = 0.0  # of the client's optimiser; it enters a weight difference only
+    dal_lambda: float = 0.0  # weight of L_DAL in the client's loss, part of its public recipe
     weights_before: Mapping[str, Tensor] | None = None  # None: the weights of AttackerView.model
 
 
@@ -82,6 +84,7 @@ class AttackerView:
     updates: Sequence[ClientUpdate]  # several uploads: a multi-round attack
     pixels: Pixels
     labels: Tensor | None = None  # (m,), where the threat model lets the attacker know them
+    against: Literal["input", "plain"] = "input"  # the image wanted: as fed, or before the shuffle
     side_info: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -91,8 +94,11 @@ class Reconstruction:
 
     images: Tensor | None
     mask: Tensor | None = None  # (m, N) the attacker's estimate, where it makes one
-    permutation: Tensor | None = None
+    permutation: Tensor | None = None  # (m, N) the attacker's guess of ClientInput.permutation
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)  # {name: (m,)}
+    inapplicable: Mapping[int, str] = field(default_factory=dict)
+    """Why some of the images have no reconstruction, by their place: rows `unsupported`, and what
+    `images` holds there is not read."""
 
 
 class Setting(Protocol):
@@ -157,6 +163,23 @@ class Attack(Protocol):
         ...
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction: ...
+
+
+class Control(Protocol):
+    """A floor or a ceiling: it may look at the truth, so it is never a result.
+
+    `role`: `floor` shows what a score is worth, `ceiling` what an attack can reach.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def role(self) -> Literal["floor", "ceiling"]: ...
+
+    def run(
+        self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
+    ) -> Reconstruction: ...
 
 
 class MetricFunction(Protocol):
