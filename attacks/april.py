@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from attacks.linear_algebra import condition_and_rank
+from attacks.pictures import to_unit_range
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
@@ -149,10 +150,3 @@ class UnknownAwareApril(April):
             diagnostics=condition_and_rank(rows, update.dtype, singular_values)
             | {"zero_rows": (table_grads == 0).all(-1).sum(-1).double()},
         )
-
-
-def to_unit_range(view: AttackerView, x: Tensor) -> Tensor:
-    """Normalised images -> [0, 1], clipped."""
-    mean = torch.tensor(view.pixels.mean).to(x).view(-1, 1, 1)
-    std = torch.tensor(view.pixels.std).to(x).view(-1, 1, 1)
-    return (x * std + mean).clamp(0, 1)

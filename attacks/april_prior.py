@@ -1,0 +1,85 @@
+r"""APRIL's equations with a Gaussian patch prior: the rank ceiling undone, the noise respected.
+
+With the altered block 0, b = Wq^T dWq + Wk^T dWk + Wv^T dWv = sum_i g_i z_i^T over all tokens. The
+class token and what is added to the patches are known, so
+
+    b - g_0 z_0^T - A^T (1 beta^T + E) = A^T X W^T + noise,
+
+and `attacks.wiener` gives E[X] in place of W^+ (lstsq): directions that W drops, and mixtures that
+float32 drowns, are filled by the prior instead of zeros or noise. The noise level comes from the
+upload itself. Masked positions (zero rows) take E_unk, and their common row dL/dE_unk stands for
+all of them: the content that they share, not each patch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from attacks.april import QKV, TABLE, UNKNOWN, April
+from attacks.linear_algebra import condition_and_rank
+from attacks.pictures import pictures
+from attacks.prior import find_prior
+from attacks.wiener import PatchPrior, noise_variance, posterior_patches
+from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction
+from mjp_privacy.models import MJPVisionTransformer
+
+
+@dataclass(frozen=True)
+class AprilPrior:
+    """`prior`: fitted, stationary, or the path of a fitted prior."""
+
+    prior: str = "fitted"
+    name: ClassVar[str] = "april_prior"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
+    uploads: ClassVar[int] = 1
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        return (TABLE, QKV, UNKNOWN) if model.unk_embed is not None else (TABLE, QKV)
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        reason = April().unsupported(view)
+        if reason is None or reason.startswith("underdetermined"):  # the prior stands in
+            return None
+        return reason
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        model, update = view.model, view.updates[0]
+        table_grads = update.grads[TABLE].squeeze(1).double()
+        hidden = (table_grads[:, 1:] == 0).all(-1)
+        rows, total = self._system(model, update.grads, table_grads)
+        patch, pixels = model.patch_size, view.pixels
+        mean, covariance = find_prior(self.prior, patch=patch, size=pixels.size).patch(
+            patch, pixels
+        )
+        weight = model.patch_embed.proj.weight.detach().double().flatten(1)
+        prior = PatchPrior(mean.to(weight), covariance.to(weight), weight)
+        noise = noise_variance(rows, total, update.dtype)
+        x, _ = posterior_patches(rows, total, prior, noise)
+        common = x[:, -1:] if model.unk_embed is not None else x[:, :1]
+        x = torch.where(hidden.unsqueeze(-1), common, x[:, : hidden.shape[1]])
+        facts = condition_and_rank(table_grads, update.dtype)
+        return Reconstruction(
+            pictures(view, x), mask=hidden, diagnostics={**facts, "noise_std": noise.sqrt()}
+        )
+
+    def _system(
+        self, model: MJPVisionTransformer, grads: Grads, table_grads: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A (n, N or N+1, D), with dL/dE_unk below where there is one, and A^T X W^T (n, D, D)."""
+        qkv = model.get_parameter(QKV).detach().double()
+        total = qkv.mT @ grads[QKV].double()
+        bias = model.patch_embed.proj.bias.detach().double()
+        added = model.table.detach().double()[0]  # (N+1, D), class row first
+        first = added[:1] + model.cls_token.detach().double()[0]
+        known = torch.cat((first, added[1:] + bias))
+        rows = table_grads
+        if model.unk_embed is not None:
+            rows = torch.cat((rows, grads[UNKNOWN].squeeze(1).double()), dim=1)
+            known = torch.cat((known, model.unk_embed.detach().double()[0] + bias))
+        return rows[:, 1:], total - rows.mT @ known

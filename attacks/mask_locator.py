@@ -1,0 +1,43 @@
+"""Which positions were shuffled: read off the upload, without any reconstruction.
+
+`pos_embed` is a table, and a masked position does not look up its row. Its gradient there is zero,
+or exactly what the client's recipe adds without the picture (weight decay in a weight difference,
+L_DAL), or, where noise was added to every row, nothing but noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from attacks.patch_system import TABLE, gradient, hidden_rows, missing, rounding_error
+from attacks.pictures import per_image
+from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.models import MJPVisionTransformer
+
+
+@dataclass(frozen=True)
+class MaskLocator:
+    """A mask and no picture: its rows hold precision and recall only."""
+
+    name: ClassVar[str] = "mask_locator"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+    uploads: ClassVar[int] = 1
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        return (TABLE,)
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        if view.model.pos_embed is None:
+            return "the model has no position embeddings, so their gradient is not uploaded"
+        return missing(view, TABLE)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        update = view.updates[0]
+        rows = gradient(view, update, TABLE)[:, 0, 1:]
+        hidden = hidden_rows(rows, rounding_error(view, update))
+        return Reconstruction(None, mask=per_image(view, hidden))

@@ -1,0 +1,160 @@
+r"""Patch-gradient attack: the picture from two gradients of the unmodified model.
+
+    patch_embed.proj.weight.grad = G = A^T X   with   A = the patch rows of pos_embed.grad,
+
+so X = lstsq(A^T, G): D equations a pixel, N unknowns. It is the long-known identity of a linear
+layer (gradient of the weight = gradient of the output times input) applied to the patch
+convolution; no labels, any blocks, any loss. Exact for batch 1 with N <= D and nothing masked.
+Under MJP the masked rows of A are zero and their patches are missing from the system: solved
+naively, all patches suffer. With batch B the rows of A are sums over the batch and the solution is
+a mixture of its pictures, which is scored as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from attacks.linear_algebra import condition_and_rank, minimum_norm_solve
+from attacks.patch_system import PATCH, TABLE, PatchSystem, missing, patch_system
+from attacks.pictures import per_image, pictures
+from attacks.prior import find_prior
+from attacks.wiener import PatchPrior, noise_variance, posterior_patches
+from mjp_privacy.errors import UserError
+from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.models import MJPVisionTransformer
+
+
+def needs_patch_system(model: MJPVisionTransformer) -> Sequence[str]:
+    return (TABLE, PATCH)
+
+
+def lacks_patch_system(view: AttackerView) -> str | None:
+    """Why a view has no patch system that determines the patches, or None."""
+    model = view.model
+    if model.pos_embed is None:
+        return "the model has no position embeddings, so their gradient is not uploaded"
+    reason = missing(view, TABLE, PATCH)
+    patches, width = model.patch_embed.num_patches, model.embed_dim
+    if reason is None and patches > width:
+        return f"underdetermined: {patches} patches, {width} equations (N <= D is needed)"
+    return reason
+
+
+@dataclass(frozen=True)
+class PatchGradient:
+    """X = lstsq(A^T, G), minimum norm."""
+
+    name: ClassVar[str] = "patch_gradient"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+    uploads: ClassVar[int] = 1
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        return needs_patch_system(model)
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        return lacks_patch_system(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        return solve(view, patch_system(view, view.updates[0]))
+
+
+def solve(view: AttackerView, system: PatchSystem) -> Reconstruction:
+    """The pictures of a system, with its conditioning."""
+    patches, values = minimum_norm_solve(system.rows, system.total)
+    return reconstruction(view, system, patches, values)
+
+
+def reconstruction(
+    view: AttackerView, system: PatchSystem, patches: Tensor, values: Tensor
+) -> Reconstruction:
+    facts = condition_and_rank(system.rows, view.updates[0].dtype, values)
+    return Reconstruction(
+        pictures(view, patches),
+        mask=per_image(view, system.hidden),
+        diagnostics={name: per_image(view, fact) for name, fact in facts.items()},
+    )
+
+
+@dataclass(frozen=True)
+class PatchGradientPrior:
+    """The same system with a Gaussian patch prior and its own noise level (`attacks.wiener`).
+
+    For gradients that are noisy (float16, noise added, an ill-conditioned A): mixtures of patches
+    below the noise fall back to the prior. The noise is measured on the upload, in the directions
+    that A cannot reach.
+    """
+
+    prior: str = "fitted"
+    name: ClassVar[str] = "patch_prior"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+    uploads: ClassVar[int] = 1
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        return needs_patch_system(model)
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        reason = lacks_patch_system(view)
+        if reason is None or reason.startswith("underdetermined"):  # the prior stands in
+            return None
+        return reason
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        system = patch_system(view, view.updates[0])
+        patch, pixels = view.model.patch_size, view.pixels
+        mean, covariance = find_prior(self.prior, patch=patch, size=pixels.size).patch(
+            patch, pixels
+        )
+        noise = noise_variance(system.rows, system.total, view.updates[0].dtype)
+        prior = PatchPrior(mean.to(noise), covariance.to(noise))
+        patches, values = posterior_patches(system.rows, system.total, prior, noise)
+        return reconstruction(view, system, patches, values)
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    """The first upload in which nothing was masked, solved by `patch_gradient`.
+
+    MJP's own recipe leaves half of the training steps unshuffled. Such an upload has no zero row
+    in pos_embed.grad, so anybody can tell it. A picture that was masked in every upload seen has
+    no reconstruction.
+    """
+
+    uploads: int = 4
+    name: ClassVar[str] = "plain_step"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+
+    def __post_init__(self) -> None:
+        if self.uploads < 1:
+            raise UserError(f"plain_step: uploads is 1 or more, got {self.uploads}.")
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        return needs_patch_system(model)
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        return lacks_patch_system(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        systems = [patch_system(view, update) for update in view.updates]
+        plain = torch.stack([~system.hidden.any(-1) for system in systems])  # (R, n)
+        first = plain.int().argmax(0)
+        steps = torch.arange(plain.shape[1])
+        rows = torch.stack([s.rows for s in systems])[first, steps]
+        total = torch.stack([s.total for s in systems])[first, steps]
+        chosen = PatchSystem(rows, total, torch.zeros_like(systems[0].hidden))
+        found = solve(view, chosen)
+        reason = f"a mask in each of the {len(systems)} uploads"
+        never = per_image(view, ~plain.any(0)).nonzero().flatten().tolist()
+        place = per_image(view, torch.where(plain.any(0), first + 1, 0)).double()
+        return Reconstruction(
+            found.images,
+            diagnostics={**found.diagnostics, "plain_upload": place},
+            inapplicable=dict.fromkeys(never, reason),
+        )

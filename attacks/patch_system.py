@@ -1,0 +1,150 @@
+r"""The linear system that one upload of a ViT holds about its patches, whatever its blocks are.
+
+With z_i = W x_i + beta + e_i at the input of block 0 and g_i = dL/dz_i,
+
+    row i of pos_embed.grad = g_i,    patch_embed.proj.weight.grad = G = sum_i g_i x_i^T = A^T X,
+
+A (N, D) the rows of all patches. A masked patch takes E_unk in place of e_i: its row of
+pos_embed.grad is zero, and unk_embed.grad is the sum of the masked g_i. What the client's recipe
+adds to the gradient without looking at the picture is computed and subtracted: weight decay in a
+weight difference, and L_DAL's own gradient of the position table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad
+
+from mjp_privacy.interfaces import AttackerView, ClientUpdate
+from mjp_privacy.models import MJPVisionTransformer
+
+TABLE = "pos_embed"
+PATCH = "patch_embed.proj.weight"
+UNKNOWN = "unk_embed"
+
+ROUNDING = 16.0  # units in the last place of a weight that a weight difference may be off
+NOISE_SPREAD = 1.6  # rows of pure noise have norms within this factor of one another
+NOISE_GAP = 1.5  # and the smallest true row lies this factor above them
+
+
+@dataclass(frozen=True)
+class PatchSystem:
+    """G = A^T X, float64, for n independent client steps."""
+
+    rows: Tensor  # A (n, N, D); zero where a patch is hidden
+    total: Tensor  # G (n, D, p)
+    hidden: Tensor  # (n, N) bool: the patch was masked
+
+
+def missing(view: AttackerView, *names: str) -> str | None:
+    """Why these gradients cannot be had from the view's uploads, or None."""
+    for update in view.updates:
+        absent = [name for name in names if name not in update.grads]
+        if absent:
+            return f"the upload holds no gradient of {', '.join(absent)}"
+        if update.kind == "weight_difference" and not _is_one_sgd_step(update):
+            return (
+                "the upload is a weight difference of more than one plain SGD step, which holds "
+                "no gradient"
+            )
+    return None
+
+
+def _is_one_sgd_step(update: ClientUpdate) -> bool:
+    return update.optimizer == "sgd" and update.steps == 1 and bool(update.lr)
+
+
+def weights(view: AttackerView, update: ClientUpdate) -> Mapping[str, Tensor]:
+    """The client's weights before the step, by name."""
+    if update.weights_before is not None:
+        return update.weights_before
+    return {name: p.detach() for name, p in view.model.named_parameters()}
+
+
+def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
+    """The gradient of one parameter, (n, *shape), float64.
+
+    Of a weight difference d = -lr (g + decay * w), g = -d / lr - decay * w.
+    """
+    sent = update.grads[name].double()
+    if update.kind == "gradient":
+        return sent
+    assert update.lr
+    return -sent / update.lr - update.weight_decay * weights(view, update)[name].double()
+
+
+def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
+    """The system of one upload, cleaned of what does not depend on the picture."""
+    rows = gradient(view, update, TABLE)[:, 0, 1:]
+    hidden = hidden_rows(rows, rounding_error(view, update))
+    if update.dal_lambda:
+        rows = rows - _localization_part(view, update, hidden)
+    rows = torch.where(hidden.unsqueeze(-1), 0.0, rows)
+    return PatchSystem(rows, gradient(view, update, PATCH).flatten(2), hidden)
+
+
+def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
+    """By how much an entry of the table's gradient may be off because weights were rounded."""
+    if update.kind == "gradient":
+        return 0.0
+    assert update.lr
+    largest = float(weights(view, update)[TABLE].abs().max())
+    return ROUNDING * torch.finfo(update.dtype).eps * largest / update.lr
+
+
+def hidden_rows(rows: Tensor, error: float = 0.0) -> Tensor:
+    """Which rows (n, N, D) of the table's gradient carry nothing of the picture, (n, N) bool.
+
+    Rows that are zero up to `error`; failing those, rows that are alike in norm and well below
+    all others, as a masked position's are when noise was added to every row.
+    """
+    zero = rows.abs().amax(-1) <= error
+    return torch.where(zero.any(-1, keepdim=True), zero, _noise_only(rows))
+
+
+def _noise_only(rows: Tensor) -> Tensor:
+    """(n, N): the rows below the widest gap of sorted norms, if they look like pure noise."""
+    norms, order = rows.norm(dim=-1).sort(-1)
+    ratio = norms[:, 1:] / norms[:, :-1].clamp_min(torch.finfo(norms.dtype).tiny)
+    first = norms[:, :1].clamp_min(torch.finfo(norms.dtype).tiny)
+    alike = norms[:, :-1] / first <= NOISE_SPREAD
+    candidate = torch.where(alike, ratio, 0.0)
+    gap, last = candidate.max(-1)
+    place = torch.arange(norms.shape[-1]).expand_as(norms)
+    below = (place <= last.unsqueeze(-1)) & (gap >= NOISE_GAP).unsqueeze(-1)
+    # A single weakest row is no cluster: a picture may well have one.
+    below &= (last > 0).unsqueeze(-1)
+    return torch.zeros_like(below).scatter(-1, order, below)
+
+
+def _localization_part(view: AttackerView, update: ClientUpdate, hidden: Tensor) -> Tensor:
+    """dal_lambda * dL_DAL/dE_pos of the patch rows (n, N, D), in the client's own precision."""
+    model = view.model
+    if model.dal_regressor is None:
+        return torch.zeros((), dtype=torch.float64)
+    state = {name: value.detach() for name, value in weights(view, update).items()}
+
+    def loss(table: Tensor, mask: Tensor) -> Tensor:
+        return functional_call(_Localization(model), _prefixed({**state, TABLE: table}), (mask,))
+
+    part = torch.stack([grad(loss)(state[TABLE], mask) for mask in hidden])
+    return update.dal_lambda * part[:, 0, 1:].double()
+
+
+class _Localization(torch.nn.Module):
+    """L_DAL as a module's forward, so that it can be called with other weights."""
+
+    def __init__(self, model: MJPVisionTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, mask: Tensor) -> Tensor:
+        return self.model.dal_loss(mask)
+
+
+def _prefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"model.{name}": value for name, value in state.items()}

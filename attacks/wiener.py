@@ -1,0 +1,68 @@
+r"""Posterior mean of patches under a Gaussian prior, from a linear system with noise.
+
+    Y = A^T X W^T + noise,   rows of X independent, each N(mu, Sigma),   noise of one variance t^2
+
+With A = U diag(s) V^T and W Sigma W^T = R diag(l) R^T, the entries of V^T Y R are independent:
+entry (k, c) sees the k-th mixture of patches with gain s_k, so that
+
+    X^ = 1 mu^T + U [ s_k / (s_k^2 l_c + t^2) (V^T (Y - A^T 1 mu^T W^T) R)_kc ] R^T W Sigma.
+
+Mixtures that the noise drowns fall back to the prior instead of being amplified.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class PatchPrior:
+    """N(mean, covariance) of a normalised patch seen through W (K, p); None: W = I."""
+
+    mean: Tensor  # (p,)
+    covariance: Tensor  # (p, p)
+    weight: Tensor | None = None
+
+    def spread(self) -> tuple[Tensor, Tensor, Tensor]:
+        """l (K,), R (K, K) and the gain R^T W Sigma (K, p)."""
+        through = self.covariance if self.weight is None else self.weight @ self.covariance
+        system = through if self.weight is None else through @ self.weight.mT
+        values, vectors = torch.linalg.eigh((system + system.mT) / 2)
+        return values.clamp_min(0), vectors, vectors.mT @ through
+
+
+def posterior_patches(
+    rows: Tensor, total: Tensor, prior: PatchPrior, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """X^ (n, R, p) and the singular values of A (n, min(R, D)), descending.
+
+    rows A (n, R, D), total Y (n, D, K), noise t^2 (n,).
+    """
+    centre = prior.mean if prior.weight is None else prior.weight @ prior.mean
+    u, s, vh = torch.linalg.svd(rows, full_matrices=False)
+    values, vectors, gain = prior.spread()
+    expected = rows.sum(1).unsqueeze(-1) * centre
+    seen = vh @ (total - expected) @ vectors
+    scale = s.unsqueeze(-1)
+    strength = scale.square() * values + noise.clamp_min(TINY).view(-1, 1, 1)
+    return prior.mean + u @ (seen * scale / strength @ gain), s
+
+
+def noise_variance(rows: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
+    """t^2 (n,) from what A cannot explain: rows of Y outside A's row space hold noise alone.
+
+    Where A leaves no such space, the rounding of the client's precision.
+    """
+    s, vh = torch.linalg.svd(rows, full_matrices=False)[1:]
+    cutoff = torch.finfo(dtype).eps * max(rows.shape[-2:]) * s[:, :1]
+    within = torch.where(s > cutoff, 1.0, 0.0).unsqueeze(-1)
+    rest = total - vh.mT @ (within * (vh @ total))
+    free = total.shape[1] - within.sum((1, 2))
+    energy = rest.square().sum((1, 2)) / total.shape[2]
+    rounding = (torch.finfo(dtype).eps * total.flatten(1).norm(dim=1)) ** 2 / total[0].numel()
+    return torch.where(free > 0, torch.maximum(energy / free.clamp_min(1), rounding), rounding)
