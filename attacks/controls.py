@@ -6,8 +6,12 @@ import torch
 from torch import Tensor
 
 from attacks.linear_algebra import pseudo_inverse
+from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.models import Victim
 from mjp_privacy.models.jigsaw import to_images, to_patches
+
+MEAN_COLOUR = (0.485, 0.456, 0.406)
+"""The published channel means of ImageNet's training images: public, and nothing of a target's."""
 
 
 def oracle_inverse(model: Victim, images: Tensor) -> Tensor:
@@ -22,6 +26,11 @@ def oracle_inverse(model: Victim, images: Tensor) -> Tensor:
     projected = (x @ weight.mT) @ pseudo_inverse(weight).mT
     restored = to_images(projected, model.patch_size, images.shape[-3])
     return model.denormalize(restored).clamp(0, 1)
+
+
+def mean_image(view: AttackerView) -> Tensor:
+    """(C, S, S) in [0, 1]: the mean colour of photographs, tiled; what is right on average."""
+    return torch.tensor(MEAN_COLOUR).view(-1, 1, 1).expand(-1, view.pixels.size, view.pixels.size)
 
 
 def psnr(images: Tensor, references: Tensor) -> Tensor:

@@ -10,33 +10,45 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attacks.controls import psnr
+from mjp_privacy import diagnostics
 from mjp_privacy.config import Cell
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Reconstruction, Truth
+from mjp_privacy.interfaces import (
+    Attack,
+    AttackerView,
+    ClientInput,
+    Reconstruction,
+    Setting,
+    Truth,
+)
 from mjp_privacy.metrics import score
 from mjp_privacy.rows import reasoned_rows, scored_rows
 from mjp_privacy.seeding import torch_generator
 from mjp_privacy.settings import SETTINGS
+from mjp_privacy.steps import joined, step_alone
 from mjp_privacy.workbench import Workbench
+
+NO_ONE_INPUT = (
+    "each upload was shuffled differently: there is no one shuffled image to reconstruct; "
+    "score several uploads against the plain image (setting c)"
+)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fixed slice of the run's images, cut into client steps of `batch` images."""
+    """A fixed slice of the run's images: whole client steps of every cell."""
 
     index: int
     records: Sequence[ImageRecord]
-    batch: int = 1
 
-    def steps(self) -> list[Sequence[ImageRecord]]:
-        starts = range(0, len(self.records), self.batch)
-        return [self.records[start : start + self.batch] for start in starts]
+    def steps(self, batch: int) -> list[Sequence[ImageRecord]]:
+        starts = range(0, len(self.records), batch)
+        return [self.records[start : start + batch] for start in starts]
 
-    def broken(self, lost: Mapping[ImageRecord, str]) -> dict[ImageRecord, str]:
+    def broken(self, lost: Mapping[ImageRecord, str], batch: int) -> dict[ImageRecord, str]:
         """Why images that can be read have no upload: another one of their step cannot."""
         reasons: dict[ImageRecord, str] = {}
-        for step in self.steps():
+        for step in self.steps(batch):
             bad = [record.image_id for record in step if record in lost]
             reason = f"its client step also holds {', '.join(bad)}, which cannot be used"
             reasons |= {record: reason for record in step if bad and record not in lost}
@@ -68,21 +80,32 @@ class CellWork:
         """Upload, attack and score these images: whole client steps, in order."""
         bench, seconds = self.bench, dict[str, float]()
         plain = torch.stack(list(images))
-        inputs = bench.inputs(self.cell, records, plain)
-        update = bench.update(self.cell, self.attack, self.needs, inputs, seconds)
+        if self.attack.uploads > 1 and self._setting.shuffles and self._setting.against == "input":
+            return self._unsupported(records, NO_ONE_INPUT)
+        rounds = [bench.inputs(self.cell, records, plain, r) for r in range(self.attack.uploads)]
+        inputs = rounds[0]
+        updates = bench.updates(self.cell, self.attack, self.needs, rounds, seconds)
         victim = bench.victim(self.attack.victim, self.cell.dtype)
-        view = AttackerView(victim, [update], bench.pixels)
+        view = AttackerView(victim, updates, bench.pixels, inputs.labels, self._setting.against)
         reason = self.attack.unsupported(view)
         if reason:
-            rows = reasoned_rows(self.facts, dict.fromkeys(records, reason), "unsupported")
-            return BlockResult(rows)
+            return self._unsupported(records, reason)
         started = bench.clock()
         found, reasons = self._reconstruct(view, records)
         seconds["attack"] = bench.clock() - started
         started = bench.clock()
-        result = self._scored(records, plain, inputs, found, reasons)
+        result = self._scored(view, records, plain, inputs, found, reasons)
         seconds["score"] = bench.clock() - started
         return replace(result, failed=reasons, seconds=seconds)
+
+    @property
+    def _setting(self) -> Setting:
+        return SETTINGS[self.cell.setting]
+
+    def _unsupported(self, records: Sequence[ImageRecord], reason: str) -> BlockResult:
+        """Rows of images that this attack does not apply to."""
+        reasons = dict.fromkeys(records, reason)
+        return BlockResult(reasoned_rows(self.facts, reasons, "unsupported"))
 
     def failed(self, records: Sequence[ImageRecord], reason: str) -> BlockResult:
         """Rows of images that this cell cannot do."""
@@ -104,71 +127,71 @@ class CellWork:
                 return self._step_by_step(view, records)
             reason = f"the attack's linear algebra broke down: {error}"
             return Reconstruction(None), dict.fromkeys(records, reason)
-        assert found.images is not None
+        if found.images is None:
+            silent = [r for at, r in enumerate(records) if at not in found.inapplicable]
+            return found, dict.fromkeys(silent, "the attack returned no reconstruction")
         finite = found.images.isfinite().flatten(1).all(-1).tolist()
         reason = "the reconstruction is not finite"
-        return found, {r: reason for r, fine in zip(records, finite, strict=True) if not fine}
+        bad = [at for at, fine in enumerate(finite) if not fine and at not in found.inapplicable]
+        return found, {records[at]: reason for at in bad}
 
     def _step_by_step(
         self, view: AttackerView, records: Sequence[ImageRecord]
     ) -> tuple[Reconstruction, dict[ImageRecord, str]]:
         """Each client step alone, so that one that breaks down does not take the block along."""
-        update, size = view.updates[0], view.pixels.size
+        batch, size = view.updates[0].batch, view.pixels.size
         parts: list[Reconstruction] = []
         reasons: dict[ImageRecord, str] = {}
-        for step, start in enumerate(range(0, len(records), update.batch)):
-            grads = {name: grad[step : step + 1] for name, grad in update.grads.items()}
-            members = records[start : start + update.batch]
-            alone = replace(view, updates=[replace(update, grads=grads)])
-            found, why = self._reconstruct(alone, members)
+        for start in range(0, len(records), batch):
+            members = records[start : start + batch]
+            found, why = self._reconstruct(step_alone(view, start // batch), members)
             lost = torch.full((len(members), len(view.pixels.mean), size, size), torch.nan)
-            parts.append(found if found.images is not None else Reconstruction(lost))
+            parts.append(found if found.images is not None else replace(found, images=lost))
             reasons |= why
-        images = torch.cat([p.images.cpu() for p in parts if p.images is not None])
-        names = dict.fromkeys(name for part in parts for name in part.diagnostics)
-        missing = torch.full((update.batch,), torch.nan)
-        diagnostics = {
-            name: torch.cat([part.diagnostics.get(name, missing).cpu() for part in parts])
-            for name in names
-        }
-        return Reconstruction(images, diagnostics=diagnostics), reasons
+        return joined(parts), reasons
 
     # score ------------------------------------------------------------------------------------
 
     def _scored(
         self,
+        view: AttackerView,
         records: Sequence[ImageRecord],
         plain: Tensor,
         inputs: ClientInput,
         found: Reconstruction,
         reasons: Mapping[ImageRecord, str],
     ) -> BlockResult:
-        failed = reasoned_rows(self.facts, reasons, "failed")
-        kept = [at for at, record in enumerate(records) if record not in reasons]
-        if not kept:
-            return BlockResult(failed)
-        tensors = self._tensors(plain, inputs, found, kept)
+        inapplicable = {records[at]: reason for at, reason in found.inapplicable.items()}
+        others = [
+            reasoned_rows(self.facts, inapplicable, "unsupported"),
+            reasoned_rows(self.facts, reasons, "failed"),
+        ]
+        without = [rows for rows in others if len(rows)]
+        kept = [at for at, r in enumerate(records) if r not in reasons and r not in inapplicable]
+        if not kept or found.images is None:
+            return BlockResult(pd.concat(without))
+        target = self._setting.target(Truth(plain, None, inputs.image_ids), inputs)
+        tensors = self._tensors(plain, inputs, target, found.images, kept)
         labelled = all(record.label is not None for record in records)
-        diagnostics = {name: values.cpu()[kept] for name, values in found.diagnostics.items()}
+        beside = self._diagnostics(view, plain, inputs, target, found)
         correct = self.bench.accuracy(self.cell, inputs, labelled)
         rows = scored_rows(
             self.facts,
             [records[at] for at in kept],
             score(tensors["images"], tensors["target"], device=self.bench.device),
-            diagnostics | self._diagnostics(inputs, tensors["target"], kept),
+            {name: values.cpu()[kept] for name, values in beside.items()},
             {name: None if right is None else right[kept] for name, right in correct.items()},
         )
         ids = [records[at].image_id for at in kept]
-        return BlockResult(pd.concat([rows, failed]) if len(failed) else rows, tensors, ids)
+        return BlockResult(pd.concat([rows, *without]), tensors, ids)
 
+    @staticmethod
     def _tensors(
-        self, plain: Tensor, inputs: ClientInput, found: Reconstruction, kept: list[int]
+        plain: Tensor, inputs: ClientInput, target: Tensor, images: Tensor, kept: list[int]
     ) -> dict[str, Tensor]:
         """What is stored is what is scored: float32, so scores can be made again from the files."""
-        assert found.images is not None
-        target = SETTINGS[self.cell.setting].target(Truth(plain, None, inputs.image_ids), inputs)
         tensors = {
-            "images": found.images.float().cpu()[kept],
+            "images": images.float().cpu()[kept],
             "target": target[kept],
             "plain": plain[kept],
             "input": inputs.images[kept],
@@ -178,28 +201,24 @@ class CellWork:
         return tensors
 
     def _diagnostics(
-        self, inputs: ClientInput, target: Tensor, kept: list[int]
+        self,
+        view: AttackerView,
+        plain: Tensor,
+        inputs: ClientInput,
+        target: Tensor,
+        found: Reconstruction,
     ) -> dict[str, Tensor]:
-        """Ceiling, floor and the realised mask.
-
-        The ceiling is the oracle inverse against the image the client fed. In setting c that is
-        out of an attack's reach until it puts the patches back; the same oracle left in the order
-        it was fed stands beside it.
-        """
-        oracle = self.bench.oracle(self.cell, inputs)[kept]
-        grey = torch.full_like(target, 0.5)
-        found = {
-            "ceiling_psnr": psnr(oracle, inputs.images[kept]),
-            "grey_psnr": psnr(grey, target),
+        """The attack's own, and what stands beside every score; {name: (m,)}."""
+        assert found.images is not None
+        images, mode = found.images.float().cpu(), self.cell.client.mode
+        victim = self.bench.victim(self.attack.victim, self.cell.dtype)
+        models = [victim for _ in view.updates]
+        return {
+            **found.diagnostics,
+            **diagnostics.bounds(self.bench, self.cell, inputs, target),
+            **diagnostics.puzzle(inputs),
+            **diagnostics.mask_agreement(found.mask, inputs),
+            **diagnostics.regions(view, images, inputs, target),
+            **diagnostics.jigsaw(found, images, inputs, plain, view),
+            **diagnostics.residual(view, found, images, models, mode),
         }
-        if self.cell.setting == "c":
-            found["oracle_in_place_psnr"] = psnr(oracle, target)
-        if inputs.mask is not None and inputs.permutation is not None:
-            count = inputs.mask.sum(-1)
-            moved = (inputs.permutation != torch.arange(inputs.permutation.shape[-1])).sum(-1)
-            found |= {
-                "shuffled_patches": count[kept],
-                "moved_patches": moved[kept],
-                "empty_mask": (count == 0).double()[kept],
-            }
-        return found

@@ -7,7 +7,8 @@ import hashlib
 import json
 from typing import Any
 
-from mjp_privacy.config import Cell, Experiment
+from mjp_privacy.client_config import client_identity
+from mjp_privacy.config import AttackConfig, Cell, Experiment
 from mjp_privacy.data import Preprocessing
 from mjp_privacy.interfaces import Attack
 from mjp_privacy.metrics import lpips_backbone
@@ -18,13 +19,17 @@ UNRESOLVED = "unresolved"
 
 def cell_key(cell: Cell, experiment: Experiment) -> str:
     """Which line of the table this is, whatever checkpoint fills it."""
-    return _digest(
-        {
-            "cell": dataclasses.asdict(cell) | {"note": None, "paper_setting": None},
-            "client": dataclasses.asdict(experiment.client),
-            "seed": experiment.seed,
-        }
-    )
+    own = {
+        "model": cell.model,
+        "setting": cell.setting,
+        "gamma": cell.gamma,
+        "dtype": cell.dtype,
+        "attack": _attack_identity(cell.attack),
+        "note": None,
+        "paper_setting": None,
+    }
+    client = client_identity(cell.client)
+    return _digest({"cell": own, "client": client, "seed": experiment.seed})
 
 
 def run_id(cell: Cell, experiment: Experiment, model: Victim | None, true_labels: bool) -> str:
@@ -38,16 +43,22 @@ def run_id(cell: Cell, experiment: Experiment, model: Victim | None, true_labels
         "model": _model_facts(model),
         "setting": cell.setting,
         "gamma": cell.gamma,
-        "attack": dataclasses.asdict(cell.attack),
+        "attack": _attack_identity(cell.attack),
         "dtype": cell.dtype,
         "seed": experiment.seed,
-        "client": dataclasses.asdict(experiment.client),
+        "client": client_identity(cell.client),
         "block": experiment.block,
         "true_labels": true_labels,
     }
     if model is None:
         content["model"] = UNRESOLVED
     return _digest(content)
+
+
+def _attack_identity(attack: AttackConfig) -> dict[str, Any]:
+    """A label is part of it where there is one: rows carry it."""
+    content = dataclasses.asdict(attack)
+    return content if attack.label else {name: content[name] for name in ("name", "options")}
 
 
 def _digest(content: object) -> str:
@@ -97,7 +108,8 @@ def cell_facts(
         "architecture": card.architecture if card else "",
         "setting": cell.setting,
         "gamma": cell.gamma,
-        "attack": cell.attack.name,
+        "attack": cell.attack.title,
+        "attack_name": cell.attack.name,
         "dtype": cell.dtype,
         "seed": experiment.seed,
         "trained_gamma": card.trained_gamma if card else config.trained_gamma,
@@ -106,10 +118,10 @@ def cell_facts(
         "first_block": model.first_block if model else "",
         "engine": str(cell.attack.options.get("engine", "batched")),
         "attack_options": json.dumps(cell.attack.options, sort_keys=True, default=str),
-        "mode": experiment.client.mode,
-        "loss": experiment.client.loss,
-        "batch": experiment.client.batch,
-        "dal": experiment.client.dal and model is not None and model.dal_regressor is not None,
+        "mode": cell.client.mode,
+        "loss": cell.client.loss,
+        "batch": cell.client.batch,
+        "dal": cell.client.dal and model is not None and model.dal_regressor is not None,
         "checkpoint": card.checkpoint.source if card else "",
         "size": card.img_size if card else 0,
         "mean": list(card.mean) if card else [],

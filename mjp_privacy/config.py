@@ -7,15 +7,30 @@ an attack. Reading a file is `config_files`' business.
 from __future__ import annotations
 
 import dataclasses
-import math
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from mjp_privacy.client_config import ClientConfig, check_client
 from mjp_privacy.errors import UserError
+from mjp_privacy.parsing import parse
 from mjp_privacy.registry import unknown_name
+
+__all__ = [
+    "AttackConfig",
+    "Cell",
+    "ClientConfig",
+    "DtypeName",
+    "Experiment",
+    "GridEntry",
+    "ModelConfig",
+    "SettingName",
+    "attacks_of",
+    "check_experiment",
+    "client_fields",
+    "expand",
+]
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -71,6 +86,8 @@ class GridEntry:
     paper_setting: SettingName | None = None
     """The setting the paper prints for this row, where it is another one."""
     note: str | None = None
+    client: dict[str, Any] | None = None
+    """Fields of the client that are others here than in the experiment's."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -79,18 +96,13 @@ class AttackConfig:
 
     name: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    label: str | None = None
+    """What tables and grid entries call it, such as one attack with other options; None: its
+    name."""
 
-
-@dataclass(frozen=True, config=_STRICT)
-class ClientConfig:
-    """How the client makes its gradient. Each field is a column of every row."""
-
-    mode: Literal["eval", "train"] = "eval"
-    loss: Literal["cross_entropy"] = "cross_entropy"
-    batch: int = 1
-    dal: bool = False
-    """Add dal_lambda * L_DAL over the unmasked positions to the loss."""
-    dal_lambda: float = 0.01
+    @property
+    def title(self) -> str:
+        return self.label or self.name
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -124,25 +136,33 @@ class Cell:
     attack: AttackConfig
     paper_setting: SettingName | None
     note: str | None
+    client: ClientConfig
 
 
 def expand(experiment: Experiment) -> list[Cell]:
     """The cells in table order."""
     return [
-        Cell(model, setting, gamma, dtype, attack, entry.paper_setting, entry.note)
+        Cell(model, setting, gamma, dtype, attack, entry.paper_setting, entry.note, client)
         for entry in experiment.grid
+        for client in (ClientConfig(**client_fields(entry, experiment)),)
         for model in entry.models
         for setting in entry.settings
         for gamma in ((0.0,) if setting == "a" else entry.gammas)
-        for attack in _attacks_of(entry, experiment)
+        for attack in attacks_of(entry, experiment)
         for dtype in experiment.dtypes
     ]
 
 
-def _attacks_of(entry: GridEntry, experiment: Experiment) -> list[AttackConfig]:
+def attacks_of(entry: GridEntry, experiment: Experiment) -> list[AttackConfig]:
+    """The attacks of this entry's cells."""
     if entry.attacks is None:
         return list(experiment.attacks)
-    return [attack for attack in experiment.attacks if attack.name in entry.attacks]
+    return [attack for attack in experiment.attacks if attack.title in entry.attacks]
+
+
+def client_fields(entry: GridEntry, experiment: Experiment) -> dict[str, Any]:
+    """Fields of the client of this entry's cells: the experiment's, with the entry's own."""
+    return dataclasses.asdict(experiment.client) | (entry.client or {})
 
 
 # checks -------------------------------------------------------------------------------------------
@@ -153,23 +173,27 @@ def check_experiment(experiment: Experiment, where: str) -> None:
     for field in ("grid", "dtypes", "attacks"):
         if not getattr(experiment, field):
             raise UserError(f"{where}, {field}: expected at least one entry, got none.")
+    _check_labels(experiment.attacks, where)
+    if experiment.block < 1:
+        raise UserError(f"{where}, block: expected at least 1, got {experiment.block}.")
+    check_client(experiment.client, experiment.block, f"{where}, client")
     for place, entry in enumerate(experiment.grid):
         _check_entry(entry, experiment, f"{where}, grid.{place}")
-    for field, value in (("block", experiment.block), ("client.batch", experiment.client.batch)):
-        if value < 1:
-            raise UserError(f"{where}, {field}: expected at least 1, got {value}.")
-    if experiment.block % experiment.client.batch:
-        raise UserError(
-            f"{where}, block: a block holds whole client steps; expected a multiple of "
-            f"client.batch ({experiment.client.batch}), got {experiment.block}."
-        )
-    weight = experiment.client.dal_lambda
-    if not 0 <= weight < math.inf:
-        raise UserError(f"{where}, client.dal_lambda: expected 0 or a number above, got {weight}.")
+
+
+def _check_labels(attacks: tuple[AttackConfig, ...], where: str) -> None:
+    """A label names one attack; without labels, one name may stand for several engines of it."""
+    for attack in attacks:
+        same = [other for other in attacks if other.title == attack.title]
+        if len(same) > 1 and any(other.label for other in same):
+            raise UserError(
+                f"{where}, attacks: expected labels that differ, got {attack.title!r} "
+                f"{len(same)} times. Give each its own label."
+            )
 
 
 def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
-    labels = [attack.name for attack in experiment.attacks]
+    labels = [attack.title for attack in experiment.attacks]
     for field in ("models", "settings", "gammas", "attacks"):
         given = getattr(entry, field)
         if given is not None and not given:
@@ -180,59 +204,9 @@ def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
     for attack in entry.attacks or ():
         if attack not in labels:
             raise UserError(f"{where}: {unknown_name('attack', attack, labels)}")
+    if entry.client is not None:
+        check_client(_client_of(entry, experiment, where), experiment.block, f"{where}.client")
 
 
-# what the command line changes --------------------------------------------------------------------
-
-
-def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
-    """The same experiment with one shuffle ratio for every b and c; cells that become equal, once.
-
-    An entry a model and setting, so that the order of the table stays.
-    """
-    if not 0.0 <= gamma <= 1.0:
-        raise UserError(f"--gamma is a share of the patches, 0 to 1; got {gamma}.")
-    grid: list[GridEntry] = []
-    seen: set[tuple[str, str, str]] = set()
-    for entry in experiment.grid:
-        names = [attack.name for attack in _attacks_of(entry, experiment)]
-        for model in entry.models:
-            for setting in entry.settings:
-                new = tuple(name for name in names if (model, setting, name) not in seen)
-                seen.update((model, setting, name) for name in new)
-                if new:
-                    note, paper = entry.note, entry.paper_setting
-                    grid.append(GridEntry((model,), (setting,), (gamma,), new, paper, note))
-    return dataclasses.replace(experiment, grid=tuple(grid))
-
-
-def with_weights(experiment: Experiment, weights: tuple[str, ...]) -> Experiment:
-    """`PATH` for all models, or `NAME=PATH` for one, whose own goes first in any order."""
-    models = experiment.models
-    given: dict[str | None, str] = {}
-    for item in weights:
-        name = _model_of(item, list(models))
-        path = item if name is None else item.removeprefix(f"{name}=")
-        if not path or name in given:
-            came = "two" if name in given else "none"
-            raise UserError(
-                f"--weights: expected one checkpoint for {name or 'all models'}, got {came}. "
-                "Write PATH, or NAME=PATH, once for each model."
-            )
-        given[name] = path
-    replaced = {}
-    for label, config in models.items():
-        checkpoint = given.get(label) or given.get(None) or config.checkpoint
-        replaced[label] = dataclasses.replace(config, checkpoint=checkpoint)
-    return dataclasses.replace(experiment, models=replaced)
-
-
-def _model_of(item: str, labels: list[str]) -> str | None:
-    """The model that `NAME=PATH` names; None for a `PATH`. Both may hold further '='."""
-    named = [label for label in labels if item.startswith(f"{label}=")]
-    if named:
-        return max(named, key=len)
-    if "=" not in item or Path(item).exists():
-        return None
-    unknown = unknown_name("model", item.partition("=")[0], labels)
-    raise UserError(f"--weights {item}: no such file, and as NAME=PATH: {unknown}")
+def _client_of(entry: GridEntry, experiment: Experiment, where: str) -> ClientConfig:
+    return parse(ClientConfig, client_fields(entry, experiment), f"{where}.client", {})

@@ -110,6 +110,11 @@ class Setting(Protocol):
     @property
     def shuffles(self) -> bool: ...
 
+    @property
+    def against(self) -> Literal["input", "plain"]:
+        """The image that is scored against: as fed, or before the shuffle."""
+        ...
+
     def prepare(
         self,
         images: Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,9 @@ def scored_rows(
         for (metric, variant), values in scores.items():
             rows.append(_row(shared, metric, variant, float(values[index])))
         for name, measured in diagnostics.items():
-            rows.append(_row(shared, name, "diagnostic", float(measured[index])))
+            value = float(measured[index])
+            if not math.isnan(value):  # it says nothing of this image
+                rows.append(_row(shared, name, "diagnostic", value))
         for variant, correct in accuracy.items():
             if correct is None:
                 reason = "the images carry no true labels"

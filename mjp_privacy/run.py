@@ -27,6 +27,7 @@ from mjp_privacy.inventory import Inventory
 from mjp_privacy.models import Victim, load_model
 from mjp_privacy.progress import RunProgress
 from mjp_privacy.provenance import provenance, write_provenance
+from mjp_privacy.residual import RESIDUAL_OVER
 from mjp_privacy.rows import reasoned_rows
 from mjp_privacy.store import RunStore
 from mjp_privacy.workbench import Workbench
@@ -109,14 +110,15 @@ class Run:
             if key in seen:
                 raise UserError(
                     f"The grid holds {cell.model}, setting {cell.setting}, gamma {cell.gamma}, "
-                    f"{cell.dtype}, {cell.attack.name} twice. Expected each cell once."
+                    f"{cell.dtype}, {cell.attack.title} twice. Expected each cell once."
                 )
             seen.add(key)
             yield cell
 
     def _check_steps(self) -> None:
-        batch = self.experiment.client.batch
-        if len(self.records) % batch:
+        for batch in dict.fromkeys(cell.client.batch for cell in self.cells):
+            if len(self.records) % batch == 0:
+                continue
             whole = len(self.records) // batch * batch
             raise UserError(
                 f"{len(self.records)} images do not fill client steps of {batch} (client.batch). "
@@ -186,7 +188,7 @@ class Run:
     def _blocks(self) -> Iterable[Block]:
         size = self.experiment.block
         for index, start in enumerate(range(0, len(self.records), size)):
-            yield Block(index, self.records[start : start + size], self.experiment.client.batch)
+            yield Block(index, self.records[start : start + size])
 
     def _run_block(self, bench: Workbench, block: Block, cells: list[Cell]) -> None:
         pending = {}
@@ -202,7 +204,6 @@ class Run:
         self._timing("decode", time.monotonic() - started, len(images), self.facts[cells[0]])
         for record, reason in lost.items():
             self.failures[f"{record.image_id}: {reason}"] = None
-        lost |= block.broken(lost)
         for cell, left in pending.items():
             self._run_cell(bench, block, cell, left, images, lost)
         bench.forget()
@@ -217,6 +218,7 @@ class Run:
         lost: Mapping[ImageRecord, str],
     ) -> None:
         facts = self.facts[cell]
+        lost = {**lost, **block.broken(lost, cell.client.batch)}
         # The whole block, also where some of its images are finished: their float32 numbers move
         # with the batch, and must be those of a run that never stopped.
         todo = [record for record in block.records if record not in lost]
@@ -243,13 +245,15 @@ class Run:
 
     def _needs(self, cell: Cell, model: Victim) -> list[str]:
         """Union over the attacks that share this cell's gradient, so that it never depends on
-        which of them are finished already."""
+        which of them are finished already, and what every attack's residual is taken over."""
 
         def gradient(cell: Cell) -> tuple[Any, ...]:
-            return cell.model, cell.setting, cell.gamma, cell.dtype, self.attacks[cell].victim
+            own = (cell.model, cell.setting, cell.gamma, cell.dtype, cell.client)
+            return *own, self.attacks[cell].victim
 
         sharing = [self.attacks[other] for other in self.cells if gradient(other) == gradient(cell)]
-        return list(dict.fromkeys(name for attack in sharing for name in attack.needs(model)))
+        named = [name for attack in sharing for name in attack.needs(model)]
+        return list(dict.fromkeys([*named, RESIDUAL_OVER]))
 
     # records of the run -----------------------------------------------------------------------
 

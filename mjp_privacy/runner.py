@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from mjp_privacy.config import Experiment, with_gamma, with_weights
+from mjp_privacy.config import Experiment
 from mjp_privacy.config_files import load_experiment
 from mjp_privacy.data import open_images, spread_subset
 from mjp_privacy.errors import UserError
 from mjp_privacy.lock import locked
+from mjp_privacy.overrides import with_gamma, with_weights
 from mjp_privacy.run import Run, RunSummary
 from mjp_privacy.store import RunStore, output_folder
 

@@ -24,7 +24,7 @@ class PaperSetting:
 
     name: str
     shuffles: bool
-    against: Literal["shuffled", "plain"]
+    against: Literal["input", "plain"]
 
     def prepare(
         self,
@@ -45,10 +45,10 @@ class PaperSetting:
         return ClientInput(shuffled, labels, tuple(image_ids), mask, permutation)
 
     def target(self, truth: Truth, inputs: ClientInput) -> Tensor:
-        return inputs.images if self.against == "shuffled" else truth.images
+        return inputs.images if self.against == "input" else truth.images
 
 
 SETTINGS: Registry[Setting] = Registry("setting")
 SETTINGS.register("a", PaperSetting("a", shuffles=False, against="plain"))
-SETTINGS.register("b", PaperSetting("b", shuffles=True, against="shuffled"))
+SETTINGS.register("b", PaperSetting("b", shuffles=True, against="input"))
 SETTINGS.register("c", PaperSetting("c", shuffles=True, against="plain"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,18 +50,21 @@ class Workbench:
             self._made[key] = make()
         return self._made[key]
 
-    def inputs(self, cell: Cell, records: Sequence[ImageRecord], images: Tensor) -> ClientInput:
+    def inputs(
+        self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int = 0
+    ) -> ClientInput:
+        """What the client feeds its model in a round; scores are made with that of round 0."""
         ids = tuple(record.image_id for record in records)
         labels = self._once(("labels", ids), lambda: self._labels(records, images))
         return self._once(
-            ("inputs", cell.setting, cell.gamma, ids),
+            ("inputs", cell.setting, cell.gamma, ids, round),
             lambda: SETTINGS[cell.setting].prepare(
                 images,
                 labels,
                 ids,
                 patch_size=self.model.patch_size,
                 gamma=cell.gamma,
-                round=0,
+                round=round,
                 seed=self.experiment.seed,
             ),
         )
@@ -72,28 +76,32 @@ class Workbench:
             labels = torch.where(labels < 0, predict(self.model, images, None), labels)
         return labels
 
-    def update(
+    def updates(
         self,
         cell: Cell,
         attack: Attack,
         needs: Sequence[str],
-        inputs: ClientInput,
+        rounds: Sequence[ClientInput],
         seconds: dict[str, float],
-    ) -> ClientUpdate:
-        """The client's upload; its time goes to the first cell that asks for it."""
+    ) -> list[ClientUpdate]:
+        """The client's uploads of these rounds, each made once for all attacks that see it; the
+        time goes to the first cell that asks."""
         victim = self.victim(attack.victim, cell.dtype)
         own = {name for name, _ in victim.named_parameters()}
         names = [name for name in needs if name in own]
-        client = FedSGDClient(victim, self.experiment.client)
-        key = ("update", attack.victim, cell.setting, cell.gamma, cell.dtype, inputs.image_ids)
+        client = FedSGDClient(victim, cell.client)
+        shared = ("update", attack.victim, cell.setting, cell.gamma, cell.dtype, cell.client)
 
-        def timed() -> ClientUpdate:
+        def timed(round: int, inputs: ClientInput) -> ClientUpdate:
             started = self.clock()
-            update = client.update(inputs, names=names)
-            seconds["gradient"] = self.clock() - started
+            update = replace(client.update(inputs, names=names), round=round)
+            seconds["gradient"] = seconds.get("gradient", 0.0) + self.clock() - started
             return update
 
-        return self._once(key, timed)
+        return [
+            self._once((*shared, inputs.image_ids, round), partial(timed, round, inputs))
+            for round, inputs in enumerate(rounds)
+        ]
 
     def clock(self) -> float:
         """Seconds, once the device has done all it was given."""

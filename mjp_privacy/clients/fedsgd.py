@@ -51,19 +51,32 @@ class FedSGDClient:
     config: ClientConfig = field(default_factory=ClientConfig)
 
     def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
+        return ClientUpdate(
+            self.gradients(inputs, names=names),
+            dtype=self.model.cls_token.dtype,
+            batch=self.config.batch,
+            dal_lambda=self.config.dal_lambda if self._localizes else 0.0,
+        )
+
+    @property
+    def _localizes(self) -> bool:
+        return self.config.dal and self.model.dal_regressor is not None
+
+    def gradients(
+        self, inputs: ClientInput, *, names: Sequence[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Gradients by name, (n, *parameter.shape): one a step."""
         wanted = self._wanted(names)
         steps = self._steps(inputs)
-        dal = self.config.dal and self.model.dal_regressor is not None
-        simple = not dal and all(is_simple(self.model, name) for name in wanted)
+        simple = not self._localizes and all(is_simple(self.model, name) for name in wanted)
         was_training = self.model.training
         self.model.train(self.config.mode == "train")
         try:
             # One attention kernel for both precisions and every way of differentiating.
             with sdpa_kernel(SDPBackend.MATH):
-                grads = self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
+                return self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
         finally:
             self.model.train(was_training)
-        return ClientUpdate(grads, dtype=self.model.cls_token.dtype, batch=self.config.batch)
 
     def _per_image(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
         """One batched backward pass; a step's gradient is the mean of its images'."""

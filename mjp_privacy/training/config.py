@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from mjp_privacy.config_files import parse, read_mapping
+from mjp_privacy.config_files import read_mapping
 from mjp_privacy.errors import UserError
+from mjp_privacy.parsing import parse
 from mjp_privacy.registry import unknown_name
 
 _STRICT = ConfigDict(extra="forbid")

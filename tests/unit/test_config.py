@@ -10,10 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mjp_privacy.config import Experiment, expand, with_gamma, with_weights
+from mjp_privacy.config import Experiment, expand
 from mjp_privacy.config_files import load_experiment
 from mjp_privacy.errors import UserError
 from mjp_privacy.models.zoo import NAMED_MODELS
+from mjp_privacy.overrides import with_gamma, with_weights
 from mjp_privacy.report.published import published_row
 
 CONFIGS = Path(__file__).parents[2] / "configs"

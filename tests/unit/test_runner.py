@@ -32,6 +32,7 @@ from mjp_privacy.errors import UserError
 from mjp_privacy.metrics import METRICS
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.report import write_report
+from mjp_privacy.residual import RESIDUAL_OVER
 from mjp_privacy.store import CELL_COLUMNS, ROW_COLUMNS, RunStore
 
 SCORES = {(METRICS[key].name, METRICS[key].variant) for key in METRICS}
@@ -271,7 +272,8 @@ def test_gradients_are_made_once_for_cells_that_share_them(
     grid = [{"models": ["MJP"], "settings": ["b"]}]
     attack(images, tmp_path, tiny(attacks=attacks, grid=grid), limit=3)
     assert len(calls) == 1
-    assert set(calls[0]) == {"pos_embed", "blocks.0.attn.qkv.weight", "unk_embed"}
+    needed = {"pos_embed", "blocks.0.attn.qkv.weight", "unk_embed"}
+    assert set(calls[0]) == needed | {RESIDUAL_OVER}
 
 
 def test_cells_stand_in_table_order_and_those_of_other_commands_stay(

@@ -1,0 +1,62 @@
+"""How well patches were put back into their places, read from the image that came out.
+
+A gradient does not hold the order in which masked patches were fed, so an attacker cannot name
+fed patches; what can be asked is which patch of the plain image stands where. Each masked patch of
+the reconstruction is matched to one masked patch of the plain image, all at once and so that the
+squared error is least (an assignment problem). Patches that are equal are interchangeable.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from mjp_privacy.models.jigsaw import to_images, to_patches
+
+TIE = 1e-12  # prefers a patch's own place among equal ones; far below a squared error that matters
+
+
+def matched_patches(images: Tensor, plain: Tensor, mask: Tensor, patch_size: int) -> Tensor:
+    """(m, N) int64: which plain patch stands at each place; unmasked places hold their own.
+
+    images, plain (m, C, H, W) in [0, 1]; mask (m, N) bool, the places to be matched.
+    """
+    found, true = to_patches(images.double(), patch_size), to_patches(plain.double(), patch_size)
+    placed = torch.arange(mask.shape[-1]).repeat(len(mask), 1)
+    for at, hidden in enumerate(mask):
+        places = hidden.nonzero().flatten()
+        cost = torch.cdist(found[at, places], true[at, places]).square()
+        cost -= TIE * torch.eye(len(places), dtype=cost.dtype)
+        _, columns = linear_sum_assignment(cost.numpy())
+        placed[at, places] = places[torch.as_tensor(columns, dtype=torch.long)]
+    return placed
+
+
+def direct_accuracy(placed: Tensor, mask: Tensor) -> Tensor:
+    """(m,) share of masked places that hold their own patch; NaN where nothing was masked."""
+    own = placed == torch.arange(placed.shape[-1])
+    return (own & mask).sum(-1).double() / mask.sum(-1)
+
+
+def neighbour_accuracy(placed: Tensor, mask: Tensor) -> Tensor:
+    """(m,) share of the adjacent pairs touching a masked place whose patches are adjacent in the
+    same direction in the plain image; NaN where nothing was masked."""
+    grid = math.isqrt(placed.shape[-1])
+    row, column = (part.unflatten(-1, (grid, grid)) for part in (placed // grid, placed % grid))
+    hidden = mask.unflatten(-1, (grid, grid))
+    right = (row[:, :, 1:] == row[:, :, :-1]) & (column[:, :, 1:] == column[:, :, :-1] + 1)
+    down = (column[:, 1:] == column[:, :-1]) & (row[:, 1:] == row[:, :-1] + 1)
+    touched = hidden[:, :, 1:] | hidden[:, :, :-1], hidden[:, 1:] | hidden[:, :-1]
+    good = (right & touched[0]).sum((1, 2)) + (down & touched[1]).sum((1, 2))
+    return good.double() / (touched[0].sum((1, 2)) + touched[1].sum((1, 2)))
+
+
+def rearranged(images: Tensor, placed: Tensor, patch_size: int) -> Tensor:
+    """The same patches with each at the place of the plain patch it was matched to: an oracle's
+    order, the bound of every jigsaw solver on these patches. (m, C, H, W)."""
+    patches = to_patches(images, patch_size)
+    index = placed.argsort(-1).unsqueeze(-1).expand_as(patches)
+    return to_images(patches.gather(-2, index), patch_size, images.shape[-3])

@@ -1,0 +1,69 @@
+"""A check of a reconstruction that needs no truth: does it give the gradient that was uploaded?
+
+    residual = || g(x) - g || / || g ||,   g = dL/dW of the patch embedding
+
+g(x) is the client's own gradient on the reconstruction, with the weights, labels and precision of
+the round. The attacker's mask is its own estimate, or else the zero rows of `pos_embed.grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mjp_privacy.client_config import ClientConfig
+from mjp_privacy.clients.fedsgd import FedSGDClient
+from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
+from mjp_privacy.models import Victim
+
+Mode = Literal["eval", "train"]
+RESIDUAL_OVER = "patch_embed.proj.weight"
+
+
+def gradient_residual(
+    view: AttackerView,
+    images: Tensor,
+    mask: Tensor | None,
+    models: Sequence[Victim],
+    mode: Mode = "eval",
+) -> Tensor | None:
+    """(m,) residual of each image's step, the mean over the uploads; None where it cannot be made.
+
+    images (m, C, H, W) in [0, 1]; mask (m, N) the attacker's of the first upload; models: those
+    that the client trained, one an upload.
+    """
+    if view.labels is None or any(RESIDUAL_OVER not in u.grads for u in view.updates):
+        return None
+    images = images.nan_to_num(0.5)  # such an image is a failure; its number is not read
+    ids = tuple(map(str, range(len(images))))
+    residuals = []
+    for model, update in zip(models, view.updates, strict=True):
+        hidden = mask if mask is not None and update.round == 0 else zero_rows(update)
+        client = FedSGDClient(model, ClientConfig(mode=mode, batch=update.batch))
+        inputs = ClientInput(images, view.labels, ids, hidden)
+        made = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
+        given = uploaded_gradient(update, RESIDUAL_OVER, model)
+        difference = (made - given).double().flatten(1).norm(dim=1)
+        residuals.append(difference / given.double().flatten(1).norm(dim=1))
+    return torch.stack(residuals).mean(0).repeat_interleave(view.updates[0].batch).cpu()
+
+
+def zero_rows(update: ClientUpdate) -> Tensor | None:
+    """(m, N) positions whose row of `pos_embed.grad` is zero, for each image of a step; None where
+    no such gradient was uploaded."""
+    if "pos_embed" not in update.grads:
+        return None
+    rows = update.grads["pos_embed"].squeeze(1)[:, 1:]
+    return (rows == 0).all(-1).repeat_interleave(update.batch, dim=0)
+
+
+def uploaded_gradient(update: ClientUpdate, name: str, model: Victim) -> Tensor:
+    """The gradient of an upload: itself, or -difference / lr - weight_decay * weight."""
+    given = update.grads[name]
+    if update.kind == "gradient":
+        return given
+    assert update.lr
+    return -given / update.lr - update.weight_decay * model.get_parameter(name).detach()
