@@ -17,6 +17,8 @@ from mjp_privacy.registry import Registry, unknown_name
 ATTACKS: Registry[str] = Registry("attack")
 ATTACKS.register("april", "attacks.april:April")
 ATTACKS.register("april_unk_aware", "attacks.april:UnknownAwareApril")
+ATTACKS.register("inverting_gradients", "attacks.optimization:InvertingGradients")
+ATTACKS.register("april_optimization", "attacks.optimization:AprilOptimization")
 
 
 def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack:
