@@ -17,6 +17,13 @@ from mjp_privacy.registry import Registry, unknown_name
 ATTACKS: Registry[str] = Registry("attack")
 ATTACKS.register("april", "attacks.april:April")
 ATTACKS.register("april_unk_aware", "attacks.april:UnknownAwareApril")
+ATTACKS.register("april_prior", "attacks.april_prior:AprilPrior")
+ATTACKS.register("patch_gradient", "attacks.patch_gradient:PatchGradient")
+ATTACKS.register("patch_prior", "attacks.patch_gradient:PatchPriorAttack")
+ATTACKS.register("plain_step", "attacks.patch_gradient:PlainStep")
+ATTACKS.register("mask_locator", "attacks.mask_locator:MaskLocator")
+ATTACKS.register("masked_span", "attacks.masked_span:MaskedSpan")
+ATTACKS.register("multi_round", "attacks.masked_span:MultiRound")
 ATTACKS.register("inverting_gradients", "attacks.optimization:InvertingGradients")
 ATTACKS.register("april_optimization", "attacks.optimization:AprilOptimization")
 

@@ -39,5 +39,5 @@ class MaskLocator:
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         update = view.updates[0]
         rows = gradient(view, update, TABLE)[:, 0, 1:]
-        hidden = hidden_rows(rows, rounding_error(view, update))
+        hidden = hidden_rows(rows, rounding_error(view, update), update.position_noise)
         return Reconstruction(None, mask=per_image(view, hidden))

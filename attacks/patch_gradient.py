@@ -82,7 +82,7 @@ def reconstruction(
 
 
 @dataclass(frozen=True)
-class PatchGradientPrior:
+class PatchPriorAttack:
     """The same system with a Gaussian patch prior and its own noise level (`attacks.wiener`).
 
     For gradients that are noisy (float16, noise added, an ill-conditioned A): mixtures of patches

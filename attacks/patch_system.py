@@ -12,6 +12,7 @@ weight difference, and L_DAL's own gradient of the position table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,8 +28,8 @@ PATCH = "patch_embed.proj.weight"
 UNKNOWN = "unk_embed"
 
 ROUNDING = 16.0  # units in the last place of a weight that a weight difference may be off
-NOISE_SPREAD = 1.6  # rows of pure noise have norms within this factor of one another
-NOISE_GAP = 1.5  # and the smallest true row lies this factor above them
+NOISE_TAIL = 5.0  # standard deviations by which the norm of pure noise may exceed its mean
+NOISE_STEPS = 4  # of finding the masked rows and the level of the others in turn
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
 def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
     """The system of one upload, cleaned of what does not depend on the picture."""
     rows = gradient(view, update, TABLE)[:, 0, 1:]
-    hidden = hidden_rows(rows, rounding_error(view, update))
+    hidden = hidden_rows(rows, rounding_error(view, update), update.position_noise)
     if update.dal_lambda:
         rows = rows - _localization_part(view, update, hidden)
     rows = torch.where(hidden.unsqueeze(-1), 0.0, rows)
@@ -96,29 +97,23 @@ def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
     return ROUNDING * torch.finfo(update.dtype).eps * largest / update.lr
 
 
-def hidden_rows(rows: Tensor, error: float = 0.0) -> Tensor:
+def hidden_rows(rows: Tensor, error: float = 0.0, noise: float = 0.0) -> Tensor:
     """Which rows (n, N, D) of the table's gradient carry nothing of the picture, (n, N) bool.
 
-    Rows that are zero up to `error`; failing those, rows that are alike in norm and well below
-    all others, as a masked position's are when noise was added to every row.
+    Rows that are zero up to `error`. Where the recipe adds noise to every row, of `noise` times the
+    rms of the true entries, rows no longer than noise alone would be.
     """
-    zero = rows.abs().amax(-1) <= error
-    return torch.where(zero.any(-1, keepdim=True), zero, _noise_only(rows))
-
-
-def _noise_only(rows: Tensor) -> Tensor:
-    """(n, N): the rows below the widest gap of sorted norms, if they look like pure noise."""
-    norms, order = rows.norm(dim=-1).sort(-1)
-    ratio = norms[:, 1:] / norms[:, :-1].clamp_min(torch.finfo(norms.dtype).tiny)
-    first = norms[:, :1].clamp_min(torch.finfo(norms.dtype).tiny)
-    alike = norms[:, :-1] / first <= NOISE_SPREAD
-    candidate = torch.where(alike, ratio, 0.0)
-    gap, last = candidate.max(-1)
-    place = torch.arange(norms.shape[-1]).expand_as(norms)
-    below = (place <= last.unsqueeze(-1)) & (gap >= NOISE_GAP).unsqueeze(-1)
-    # A single weakest row is no cluster: a picture may well have one.
-    below &= (last > 0).unsqueeze(-1)
-    return torch.zeros_like(below).scatter(-1, order, below)
+    if not noise:
+        return rows.abs().amax(-1) <= error
+    width = rows.shape[-1]
+    squares = rows.square().mean(-1)  # (n, N)
+    longest = 1 + NOISE_TAIL / math.sqrt(2 * width)  # a chi variable's mean and spread
+    hidden = torch.zeros_like(squares, dtype=torch.bool)
+    for _ in range(NOISE_STEPS):
+        visible = torch.where(hidden, 0.0, squares).sum(-1) / (~hidden).sum(-1).clamp_min(1)
+        own = visible * noise**2 / (1 + noise**2)
+        hidden = squares <= own.unsqueeze(-1) * longest**2
+    return hidden
 
 
 def _localization_part(view: AttackerView, update: ClientUpdate, hidden: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ class ClientUpdate:
     steps: int = 1
     weight_decay: float = 0.0  # of the client's optimiser; it enters a weight difference only
     dal_lambda: float = 0.0  # weight of L_DAL in the client's loss, part of its public recipe
+    position_noise: float = 0.0  # noise on dL/dE_pos, in rms of its nonzero entries; public too
     weights_before: Mapping[str, Tensor] | None = None  # None: the weights of AttackerView.model
 
 

@@ -80,21 +80,6 @@ class GaussianPrior:
         return blocks.permute(2, 0, 3, 1).reshape(channels * area, channels * area)
 
 
-def posterior_mean(
-    weight: Tensor, embedded: Tensor, noise: Tensor | float, mean: Tensor, covariance: Tensor
-) -> Tensor:
-    """E[x | W x + n = y] for y (..., D), n of variance `noise` a coordinate -> (..., p).
-
-    x = mu + Sigma W^T (W Sigma W^T + noise I)^-1 (y - W mu)
-    """
-    projected = covariance @ weight.mT
-    system = weight @ projected
-    jitter = JITTER * system.diagonal().mean()
-    system = system + (noise + jitter) * torch.eye(len(system), dtype=system.dtype)
-    gain = torch.linalg.solve(system, projected.mT)  # (D, p)
-    return mean + (embedded - weight @ mean) @ gain
-
-
 def _moments(pixels: Pixels) -> tuple[Tensor, Tensor]:
     return torch.tensor(pixels.mean).double(), torch.tensor(pixels.std).double()
 
