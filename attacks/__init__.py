@@ -1,7 +1,9 @@
 """Attacks and controls, found by name.
 
 To add one: write a file with a frozen dataclass that satisfies `mjp_privacy.interfaces.Attack`,
-add its line below, and name it under `attacks:` in a config.
+add its line below, and name it under `attacks:` in a config. Controls
+(`mjp_privacy.interfaces.Control`) are named and run the same way; their cells say `floor` or
+`ceiling` where an attack's say `attack`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from mjp_privacy.errors import UserError
-from mjp_privacy.interfaces import Attack
+from mjp_privacy.interfaces import Attack, Control
 from mjp_privacy.registry import Registry, unknown_name
 
 ATTACKS: Registry[str] = Registry("attack")
@@ -28,16 +30,25 @@ ATTACKS.register("inverting_gradients", "attacks.optimization:InvertingGradients
 ATTACKS.register("april_optimization", "attacks.optimization:AprilOptimization")
 
 
-def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack:
-    """The attack of that name with these options; both are checked kindly."""
-    module, _, attribute = ATTACKS[name].partition(":")
+CONTROLS: Registry[str] = Registry("control")
+CONTROLS.register("grey", "attacks.controls:Grey")
+CONTROLS.register("mean_image", "attacks.controls:MeanImage")
+CONTROLS.register("other_image", "attacks.controls:OtherImage")
+CONTROLS.register("oracle_inverse", "attacks.controls:OracleInverse")
+
+
+def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Control:
+    """The attack or control of that name with these options; both are checked kindly."""
+    if name not in ATTACKS and name not in CONTROLS:
+        raise unknown_name("attack", name, [*ATTACKS, *CONTROLS])
+    module, _, attribute = (CONTROLS if name in CONTROLS else ATTACKS)[name].partition(":")
     cls = getattr(import_module(module), attribute)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for option in options or {}:
         if option not in fields:
             raise UserError(f"Attack {name}: {unknown_name('option', option, fields)}")
-    attack: Attack = cls(**(options or {}))
-    return attack
+    found: Attack | Control = cls(**(options or {}))
+    return found
 
 
-__all__ = ["ATTACKS", "find_attack"]
+__all__ = ["ATTACKS", "CONTROLS", "find_attack"]

@@ -17,11 +17,13 @@ from mjp_privacy.interfaces import (
     Attack,
     AttackerView,
     ClientInput,
+    Control,
     Reconstruction,
     Setting,
     Truth,
 )
 from mjp_privacy.metrics import score
+from mjp_privacy.models import Victim
 from mjp_privacy.rows import reasoned_rows, scored_rows
 from mjp_privacy.seeding import torch_generator
 from mjp_privacy.settings import SETTINGS
@@ -72,31 +74,52 @@ class CellWork:
 
     bench: Workbench
     cell: Cell
-    attack: Attack
+    attack: Attack | Control
     needs: Sequence[str]
     facts: Mapping[str, Any]
 
     def run(self, records: Sequence[ImageRecord], images: Sequence[Tensor]) -> BlockResult:
         """Upload, attack and score these images: whole client steps, in order."""
-        bench, seconds = self.bench, dict[str, float]()
         plain = torch.stack(list(images))
-        if self.attack.uploads > 1 and self._setting.shuffles and self._setting.against == "input":
+        if isinstance(self.attack, Control):
+            return self._run_control(self.attack, records, plain)
+        return self._run_attack(self.attack, records, plain)
+
+    def _run_attack(
+        self, attack: Attack, records: Sequence[ImageRecord], plain: Tensor
+    ) -> BlockResult:
+        bench, seconds = self.bench, dict[str, float]()
+        if attack.uploads > 1 and self._setting.shuffles and self._setting.against == "input":
             return self._unsupported(records, NO_ONE_INPUT)
-        rounds = [bench.inputs(self.cell, records, plain, r) for r in range(self.attack.uploads)]
+        rounds = [bench.inputs(self.cell, records, plain, r) for r in range(attack.uploads)]
         inputs = rounds[0]
-        updates = bench.updates(self.cell, self.attack, self.needs, rounds, seconds)
-        victim = bench.victim(self.attack.victim, self.cell.dtype)
+        updates = bench.updates(self.cell, attack, self.needs, rounds, seconds)
+        victim = bench.victim(attack.victim, self.cell.dtype)
         view = AttackerView(victim, updates, bench.pixels, inputs.labels, self._setting.against)
-        reason = self.attack.unsupported(view)
+        reason = attack.unsupported(view)
         if reason:
             return self._unsupported(records, reason)
         started = bench.clock()
-        found, reasons = self._reconstruct(view, records)
+        found, reasons = self._reconstruct(attack, view, records)
         seconds["attack"] = bench.clock() - started
         started = bench.clock()
-        result = self._scored(view, records, plain, inputs, found, reasons)
+        models = [victim for _ in updates]
+        result = self._scored(view, models, records, plain, inputs, found, reasons)
         seconds["score"] = bench.clock() - started
         return replace(result, failed=reasons, seconds=seconds)
+
+    def _run_control(
+        self, control: Control, records: Sequence[ImageRecord], plain: Tensor
+    ) -> BlockResult:
+        """No upload is made for it: it has the truth."""
+        bench = self.bench
+        inputs = bench.inputs(self.cell, records, plain)
+        view = AttackerView(bench.model, [], bench.pixels, inputs.labels, self._setting.against)
+        truth = Truth(plain, inputs.labels, inputs.image_ids)
+        found = control.run(view, truth, inputs, generator=self._generator(records))
+        found, reasons = checked(found, records)
+        result = self._scored(view, [], records, plain, inputs, found, reasons)
+        return replace(result, failed=reasons)
 
     @property
     def _setting(self) -> Setting:
@@ -114,29 +137,25 @@ class CellWork:
 
     # attack -----------------------------------------------------------------------------------
 
+    def _generator(self, records: Sequence[ImageRecord]) -> torch.Generator:
+        named = (self.cell.model, self.cell.attack.name, records[0].image_id)
+        return torch_generator("attack", self.bench.experiment.seed, *named)
+
     def _reconstruct(
-        self, view: AttackerView, records: Sequence[ImageRecord]
+        self, attack: Attack, view: AttackerView, records: Sequence[ImageRecord]
     ) -> tuple[Reconstruction, dict[ImageRecord, str]]:
         """The reconstruction, and the reasons of images whose numbers broke down."""
-        seed = self.bench.experiment.seed
-        named = (self.cell.model, self.cell.attack.name, records[0].image_id)
         try:
-            found = self.attack.run(view, generator=torch_generator("attack", seed, *named))
+            found = attack.run(view, generator=self._generator(records))
         except torch.linalg.LinAlgError as error:
             if len(records) > view.updates[0].batch:
-                return self._step_by_step(view, records)
+                return self._step_by_step(attack, view, records)
             reason = f"the attack's linear algebra broke down: {error}"
             return Reconstruction(None), dict.fromkeys(records, reason)
-        if found.images is None:
-            silent = [r for at, r in enumerate(records) if at not in found.inapplicable]
-            return found, dict.fromkeys(silent, "the attack returned no reconstruction")
-        finite = found.images.isfinite().flatten(1).all(-1).tolist()
-        reason = "the reconstruction is not finite"
-        bad = [at for at, fine in enumerate(finite) if not fine and at not in found.inapplicable]
-        return found, {records[at]: reason for at in bad}
+        return checked(found, records)
 
     def _step_by_step(
-        self, view: AttackerView, records: Sequence[ImageRecord]
+        self, attack: Attack, view: AttackerView, records: Sequence[ImageRecord]
     ) -> tuple[Reconstruction, dict[ImageRecord, str]]:
         """Each client step alone, so that one that breaks down does not take the block along."""
         batch, size = view.updates[0].batch, view.pixels.size
@@ -144,7 +163,7 @@ class CellWork:
         reasons: dict[ImageRecord, str] = {}
         for start in range(0, len(records), batch):
             members = records[start : start + batch]
-            found, why = self._reconstruct(step_alone(view, start // batch), members)
+            found, why = self._reconstruct(attack, step_alone(view, start // batch), members)
             lost = torch.full((len(members), len(view.pixels.mean), size, size), torch.nan)
             parts.append(found if found.images is not None else replace(found, images=lost))
             reasons |= why
@@ -155,6 +174,7 @@ class CellWork:
     def _scored(
         self,
         view: AttackerView,
+        models: Sequence[Victim],
         records: Sequence[ImageRecord],
         plain: Tensor,
         inputs: ClientInput,
@@ -173,7 +193,7 @@ class CellWork:
         target = self._setting.target(Truth(plain, None, inputs.image_ids), inputs)
         tensors = self._tensors(plain, inputs, target, found.images, kept)
         labelled = all(record.label is not None for record in records)
-        beside = self._diagnostics(view, plain, inputs, target, found)
+        beside = self._diagnostics(view, models, plain, inputs, target, found)
         correct = self.bench.accuracy(self.cell, inputs, labelled)
         rows = scored_rows(
             self.facts,
@@ -203,6 +223,7 @@ class CellWork:
     def _diagnostics(
         self,
         view: AttackerView,
+        models: Sequence[Victim],
         plain: Tensor,
         inputs: ClientInput,
         target: Tensor,
@@ -211,8 +232,6 @@ class CellWork:
         """The attack's own, and what stands beside every score; {name: (m,)}."""
         assert found.images is not None
         images, mode = found.images.float().cpu(), self.cell.client.mode
-        victim = self.bench.victim(self.attack.victim, self.cell.dtype)
-        models = [victim for _ in view.updates]
         return {
             **found.diagnostics,
             **diagnostics.bounds(self.bench, self.cell, inputs, target),
@@ -222,3 +241,15 @@ class CellWork:
             **diagnostics.jigsaw(found, images, inputs, plain, view),
             **diagnostics.residual(view, found, images, models, mode),
         }
+
+
+def checked(
+    found: Reconstruction, records: Sequence[ImageRecord]
+) -> tuple[Reconstruction, dict[ImageRecord, str]]:
+    """With the reasons of images that have no finite reconstruction and should."""
+    wanted = {at: record for at, record in enumerate(records) if at not in found.inapplicable}
+    if found.images is None:
+        return found, dict.fromkeys(wanted.values(), "the attack returned no reconstruction")
+    finite = found.images.isfinite().flatten(1).all(-1).tolist()
+    reason = "the reconstruction is not finite"
+    return found, {record: reason for at, record in wanted.items() if not finite[at]}

@@ -10,7 +10,7 @@ from typing import Any
 from mjp_privacy.client_config import client_identity
 from mjp_privacy.config import AttackConfig, Cell, Experiment
 from mjp_privacy.data import Preprocessing
-from mjp_privacy.interfaces import Attack
+from mjp_privacy.interfaces import Attack, Control
 from mjp_privacy.metrics import lpips_backbone
 from mjp_privacy.models import ModelCard, Victim
 
@@ -90,7 +90,7 @@ def cell_facts(
     model: Victim | None,
     *,
     true_labels: bool,
-    attack: Attack,
+    attack: Attack | Control,
     images: int,
     data: str,
     labels: str,
@@ -99,6 +99,7 @@ def cell_facts(
     """What cells.json holds of a cell: the constant columns of its rows, and its table notes."""
     config = experiment.models[cell.model]
     card = model.card if model else None
+    dal = cell.client.dal and model is not None and model.dal_regressor is not None
     notes = [*(card.checkpoint.notes if card else ()), config.note, cell.note]
     return {
         "run_id": run_id(cell, experiment, model, true_labels),
@@ -110,18 +111,21 @@ def cell_facts(
         "gamma": cell.gamma,
         "attack": cell.attack.title,
         "attack_name": cell.attack.name,
+        "role": attack.role if isinstance(attack, Control) else "attack",
+        "uploads": 0 if isinstance(attack, Control) else attack.uploads,
         "dtype": cell.dtype,
         "seed": experiment.seed,
         "trained_gamma": card.trained_gamma if card else config.trained_gamma,
         "position_embedding": model.position_embedding if model else "",
-        "victim": attack.victim,
+        "victim": "intact" if isinstance(attack, Control) else attack.victim,
         "first_block": model.first_block if model else "",
         "engine": str(cell.attack.options.get("engine", "batched")),
         "attack_options": json.dumps(cell.attack.options, sort_keys=True, default=str),
         "mode": cell.client.mode,
         "loss": cell.client.loss,
         "batch": cell.client.batch,
-        "dal": cell.client.dal and model is not None and model.dal_regressor is not None,
+        "dal": dal,
+        "dal_lambda": cell.client.dal_lambda if dal else None,
         "checkpoint": card.checkpoint.source if card else "",
         "size": card.img_size if card else 0,
         "mean": list(card.mean) if card else [],
@@ -130,7 +134,7 @@ def cell_facts(
         "interpolation": _preprocessing(card)[1],
         "lpips": lpips_backbone(),
         "planned_images": images,
-        "paper_row": _paper_row(cell, experiment) if attack.published else None,
+        "paper_row": _paper_row(cell, experiment) if _published(attack) else None,
         "notes": [note for note in notes if note],
         "status": "failed" if reason else "ok",
         "reason": reason,
@@ -139,6 +143,11 @@ def cell_facts(
         "labels": labels,
         "true_labels": true_labels,
     }
+
+
+def _published(attack: Attack | Control) -> bool:
+    """Whether the paper's figures may stand beside it."""
+    return not isinstance(attack, Control) and attack.published
 
 
 def _preprocessing(card: ModelCard | None) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -171,6 +171,7 @@ class Attack(Protocol):
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction: ...
 
 
+@runtime_checkable
 class Control(Protocol):
     """A floor or a ceiling: it may look at the truth, so it is never a result.
 

@@ -35,7 +35,9 @@ def gradient_residual(
     images (m, C, H, W) in [0, 1]; mask (m, N) the attacker's of the first upload; models: those
     that the client trained, one an upload.
     """
-    if view.labels is None or any(RESIDUAL_OVER not in u.grads for u in view.updates):
+    if view.labels is None or not view.updates:
+        return None
+    if any(RESIDUAL_OVER not in u.grads for u in view.updates):
         return None
     images = images.nan_to_num(0.5)  # such an image is a failure; its number is not read
     ids = tuple(map(str, range(len(images))))

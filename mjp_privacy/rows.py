@@ -60,8 +60,8 @@ def reasoned_rows(
 
 def _shared(facts: Mapping[str, Any], record: ImageRecord) -> dict[str, Any]:
     columns = {name: facts[name] for name in (*ROW_COLUMNS, *CELL_COLUMNS) if name in facts}
-    gamma = columns["trained_gamma"]
-    columns["trained_gamma"] = np.nan if gamma is None else float(gamma)
+    for name in ("trained_gamma", "dal_lambda"):
+        columns[name] = np.nan if columns[name] is None else float(columns[name])
     source = "prediction" if record.label is None else record.label_source
     return columns | {
         "image_id": record.image_id,

@@ -23,6 +23,7 @@ from mjp_privacy.cells import cell_facts, cell_key
 from mjp_privacy.config import Cell, Experiment, expand
 from mjp_privacy.data import ImageRecord, ImageSource
 from mjp_privacy.errors import UserError
+from mjp_privacy.interfaces import Control
 from mjp_privacy.inventory import Inventory
 from mjp_privacy.models import Victim, load_model
 from mjp_privacy.progress import RunProgress
@@ -248,11 +249,13 @@ class Run:
         which of them are finished already, and what every attack's residual is taken over."""
 
         def gradient(cell: Cell) -> tuple[Any, ...]:
-            own = (cell.model, cell.setting, cell.gamma, cell.dtype, cell.client)
-            return *own, self.attacks[cell].victim
+            attack = self.attacks[cell]
+            victim = None if isinstance(attack, Control) else attack.victim
+            return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
 
         sharing = [self.attacks[other] for other in self.cells if gradient(other) == gradient(cell)]
-        named = [name for attack in sharing for name in attack.needs(model)]
+        attacks = [attack for attack in sharing if not isinstance(attack, Control)]
+        named = [name for attack in attacks for name in attack.needs(model)]
         return list(dict.fromkeys([*named, RESIDUAL_OVER]))
 
     # records of the run -----------------------------------------------------------------------

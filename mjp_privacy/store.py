@@ -56,6 +56,10 @@ CELL_COLUMNS = (
     "batch",
     "dal",
     "label_source",
+    "dal_lambda",
+    "attack_name",
+    "role",
+    "uploads",
 )
 """Columns appended to every row from its cell and its image."""
 
