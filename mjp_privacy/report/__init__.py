@@ -3,7 +3,12 @@
 OUT/table.md  table.html  table.tex    the same tables and notes, for three readers
 OUT/table.csv                          the figures at full precision, both variants
 OUT/samples.csv                        every stored row
-OUT/figures/                           a strip a line, the overview, the spread of PSNR
+OUT/choices.csv                        which attack the worst case took, image by image
+OUT/rounds.csv                         PSNR over the number of uploads, where it varies
+OUT/figures/                           a strip a line, the overview, the spread of PSNR, the curve
+
+choices.csv is written where something was attacked in several ways, rounds.csv and its picture
+where an attack was given several numbers of uploads.
 """
 
 from __future__ import annotations
@@ -13,12 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mjp_privacy.errors import UserError
+from mjp_privacy.report.choices import choices_section, write_choices
 from mjp_privacy.report.console import console_table
 from mjp_privacy.report.export import latex, markdown, table_csv, write_samples
+from mjp_privacy.report.headline import headline_tables
 from mjp_privacy.report.loading import Line, Loaded, load_runs
+from mjp_privacy.report.measures import image_counts, not_run
 from mjp_privacy.report.notes import Section, all_notes
 from mjp_privacy.report.page import Image, html_page
-from mjp_privacy.report.tables import VARIANTS, Table, build_table, image_counts, not_run
+from mjp_privacy.report.reductions import DerivedLine, Group, derived_lines, reduced_groups
+from mjp_privacy.report.regions import regions_table
+from mjp_privacy.report.rounds import curve_points, write_points
+from mjp_privacy.report.tables import VARIANTS, Table, build_table
 from mjp_privacy.report.timing import timing_table
 from mjp_privacy.report.views import TextTable, comparison_table, diagnostics_table, main_table
 from mjp_privacy.store import write_atomically
@@ -52,11 +63,14 @@ def write_report(runs: Sequence[Path], out: Path) -> ReportSummary:
     if out.exists() and not out.is_dir():
         raise UserError(f"Expected a folder to write the report into, but {out} is a file.")
     loaded = load_runs([Path(run) for run in runs])
-    tables = [build_table(loaded.lines, variant) for variant in VARIANTS]
-    texts = _text_tables(loaded, tables)
-    notes = all_notes(loaded.lines)
-    images, pictures = _write_figures(loaded.lines, out)
+    groups = reduced_groups(loaded.lines)
+    derived = derived_lines(groups)
+    tables = [build_table(loaded.lines, variant, derived) for variant in VARIANTS]
+    texts = _text_tables(loaded, tables, groups)
+    notes = all_notes(loaded.lines, choices_section(loaded.lines, derived))
+    images, pictures = _write_figures(loaded.lines, derived, out)
     files = _write_texts(loaded, tables, texts, notes, images, out)
+    files += _write_further(loaded, derived, out)
     failed = [
         max(image_counts(line, variant).failed for variant in VARIANTS) for line in loaded.lines
     ]
@@ -70,13 +84,17 @@ def write_report(runs: Sequence[Path], out: Path) -> ReportSummary:
     )
 
 
-def _text_tables(loaded: Loaded, tables: Sequence[Table]) -> list[TextTable]:
+def _text_tables(
+    loaded: Loaded, tables: Sequence[Table], groups: Sequence[Group]
+) -> list[TextTable]:
     paper, standard = tables
     many = loaded.many_runs
     optional = [
+        *headline_tables(groups, many_runs=many),
         main_table(paper, many_runs=many, caption=CAPTIONS["paper"]),
         comparison_table(paper),
         diagnostics_table(paper, standard),
+        regions_table([*loaded.lines, *derived_lines(groups)]),
         main_table(standard, many_runs=many, caption=CAPTIONS["standard"]),
         timing_table(loaded.lines, loaded.timings),
     ]
@@ -107,24 +125,44 @@ def _write_texts(
     return [*(out / name for name in contents), samples]
 
 
+def _write_further(loaded: Loaded, derived: Sequence[DerivedLine], out: Path) -> list[Path]:
+    """Files that only some runs have; one that an earlier report left in `out` is removed."""
+    choices, rounds = out / "choices.csv", out / "rounds.csv"
+    points = curve_points(loaded.lines)
+    for path, wanted in ((choices, len(derived)), (rounds, len(points))):
+        if not wanted:
+            path.unlink(missing_ok=True)
+    if derived:
+        write_atomically(choices, lambda temporary: write_choices(derived, temporary))
+    if len(points):
+        write_atomically(rounds, lambda temporary: write_points(points, temporary))
+    return [path for path in (choices, rounds) if path.is_file()]
+
+
 def _write_text(path: Path, content: str) -> None:
     data = content.encode("utf-8")  # bytes: no line end is translated on any system
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
-def _write_figures(lines: Sequence[Line], out: Path) -> tuple[list[Image], list[Path]]:
+def _write_figures(
+    cells: Sequence[Line], derived: Sequence[DerivedLine], out: Path
+) -> tuple[list[Image], list[Path]]:
     """Pictures in the order of the page. Those that an earlier report left in `out` are removed."""
     from mjp_privacy.report.comparison import write_comparison
     from mjp_privacy.report.figures import write_distributions, write_overview, write_strips
+    from mjp_privacy.report.rounds import CAPTION, write_rounds
 
     folder = out / "figures"
+    lines = [*cells, *derived]
     images: list[tuple[Path, str]] = []
+    if write_rounds(cells, folder / "rounds.png"):
+        images.append((folder / "rounds.png", CAPTION))
     if write_overview(lines, folder / "overview.png"):
         caption = (
             "Every line at its median image by PSNR (standard): the 50 % quantile, not picked."
         )
         images.append((folder / "overview.png", caption))
-    if shown := write_comparison(lines, folder / "comparison.png"):
+    if shown := write_comparison(cells, folder / "comparison.png"):
         caption = (
             f"The same images through every line: {', '.join(shown)}, at the 25 and 75 % quantiles "
             "of the first line's PSNR (standard), not picked."
@@ -138,7 +176,8 @@ def _write_figures(lines: Sequence[Line], out: Path) -> tuple[list[Image], list[
         images.append((folder / "psnr.png", caption))
     images += [(strip.path, strip.caption) for strip in write_strips(lines, folder)]
     written = [path for path, _ in images]
-    for pattern in ("line_[0-9][0-9][0-9]_*.png", "overview.png", "comparison.png", "psnr.png"):
+    named = ("overview.png", "comparison.png", "psnr.png", "rounds.png")
+    for pattern in ("line_[0-9][0-9][0-9]_*.png", *named):
         for stale in sorted({*folder.glob(pattern)} - {*written}):
             stale.unlink()
     return [Image(path.relative_to(out).as_posix(), text) for path, text in images], written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from mjp_privacy.report.figures import DPI, INK, SIDE, save, show
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.pictures import Picture, choose, picture, shorten
+from mjp_privacy.report.pictures import (
+    Picture,
+    attack_text,
+    choose,
+    picture,
+    psnr_text,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +36,9 @@ class Tile:
 
 def write_comparison(lines: Sequence[Line], path: Path) -> tuple[str, ...]:
     """Draw it; the image ids shown, none where no line has stored reconstructions."""
-    first = next((line for line in lines if len(line.scored("psnr", "standard"))), None)
+    scored = [line for line in lines if len(line.scored("psnr", "standard"))]
+    # stable: attacks before controls
+    first = min(scored, key=lambda line: line.role != "attack", default=None)
     chosen = choose(first, QUANTILES) if first else []
     rows = [(image_id, tiles_of(lines, image_id)) for image_id, _ in chosen]
     rows = [(image_id, tiles) for image_id, tiles in rows if tiles]
@@ -45,7 +53,7 @@ def tiles_of(lines: Sequence[Line], image_id: str) -> list[Tile]:
     fed: list[Picture] = []
     for line in lines:
         scores = line.scored("psnr", "standard")
-        tensors = line.store.find_reconstruction(line.run_id, image_id)
+        tensors = line.reconstruction(image_id)
         if tensors is None or image_id not in scores.index or "images" not in tensors:
             continue
         for kind, name in (("plain", "original"), ("input", "the client's input")):
@@ -62,10 +70,9 @@ def tiles_of(lines: Sequence[Line], image_id: str) -> list[Tile]:
 
 def _title(line: Line, psnr: float) -> str:
     cell = line.cell
-    score = "exact" if math.isinf(psnr) else f"{psnr:.1f} dB"
     return (
         f"{shorten(str(cell['model']), 20)} ({cell['setting']})\n"
-        f"{shorten(str(cell['attack']), 16)}, {str(cell['dtype']).replace('float', 'f')}\n{score}"
+        f"{attack_text(line, 16)}, {str(cell['dtype']).replace('float', 'f')}\n{psnr_text(psnr)}"
     )
 
 

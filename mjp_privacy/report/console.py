@@ -13,7 +13,17 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from mjp_privacy.report.tables import Table
-from mjp_privacy.report.views import DASH, Record, gamma, number, records, remark
+from mjp_privacy.report.views import (
+    DASH,
+    REDUCTIONS,
+    Record,
+    attack,
+    gamma,
+    number,
+    records,
+    remark,
+    title_of,
+)
 
 WIDTH = 120
 
@@ -35,7 +45,10 @@ def console_table(table: Table, *, many_runs: bool) -> str:
             title, justify="left" if left else "right", no_wrap=not wraps, overflow="fold"
         )
     rows = records(table)
+    first_reduction = next((row for row in rows if row["role"] in REDUCTIONS), None)
     for row in rows:
+        if row is first_reduction:
+            rich_table.add_section()
         run = [str(row["run"])] if many_runs else []
         rich_table.add_row(*(Text(cell) for cell in (*run, *_cells(row))))
     text = _render(rich_table) + _legend(table.varying)
@@ -51,7 +64,11 @@ def _render(content: Any) -> str:
 
 
 def _legend(varying: Sequence[str]) -> str:
-    further = f" The lines also differ in {', '.join(varying)}: see table.md." if varying else ""
+    further = (
+        f" The lines also differ in {', '.join(map(title_of, varying))}: see table.md."
+        if varying
+        else ""
+    )
     legend = (
         "PSNR: mean ± half its 95 % interval, dB; ceil: its ceiling; paper, Δ: the paper's PSNR "
         f"and ours − paper; grey: PSNR of a uniform grey; fail: images that failed or were not "
@@ -72,7 +89,7 @@ def _cells(record: Record) -> list[str]:
     cell_failed = record["status"] != "ok" and not missing
     return [
         *(str(record["line"]), str(record["model"]), str(record["setting"])),
-        *(gamma(record["gamma"]), str(record["attack"])),
+        *(gamma(record["gamma"]), attack(record)),
         str(record["dtype"]).replace("float", "f"),
         *(
             str(record["n"]),

@@ -5,7 +5,6 @@ matplotlib's Figure is used without pyplot: no global state, no display, always 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,10 @@ from mjp_privacy.report.pictures import (
     KINDS,
     Example,
     Picture,
+    attack_text,
     examples,
     file_name,
+    psnr_text,
     shorten,
     shown_kinds,
 )
@@ -158,10 +159,10 @@ def _overview_row(
 
 def _overview_title(line: Line, example: Example) -> str:
     cell = line.cell
-    psnr = "exact" if math.isinf(example.psnr) else f"{example.psnr:.1f} dB"
     return (
         f"{line.number}  {shorten(str(cell['model']), 22)} ({cell['setting']})\n"
-        f"{shorten(str(cell['attack']), 18)}, {cell['dtype']}\nγ = {cell['gamma']:g}, {psnr}"
+        f"{attack_text(line, 18)}, {cell['dtype']}\n"
+        f"γ = {cell['gamma']:g}, {psnr_text(example.psnr)}"
     )
 
 
@@ -184,7 +185,7 @@ def _distributions(lines: Sequence[Line]) -> Figure:
         _violin(axes, line, position)
     names = [
         f"{line.number}  {shorten(str(line.cell['model']), 20)} ({line.cell['setting']}) "
-        f"{shorten(str(line.cell['attack']), 16)} {str(line.cell['dtype']).replace('float', 'f')}"
+        f"{attack_text(line, 20)} {str(line.cell['dtype']).replace('float', 'f')}"
         for line in lines
     ]
     axes.set_yticks(range(len(lines)))

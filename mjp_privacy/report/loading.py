@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
 from mjp_privacy.errors import UserError
 from mjp_privacy.store import ROW_COLUMNS, RunStore
 
 REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
 """What a cell must say for its line to be told from the others."""
+
+MARKS = {
+    "floor": " (control)",
+    "ceiling": " (control)",
+    "worst_case": " (oracle selection)",
+}
+"""What stands behind the attack's name on lines that are no attack, by role."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,22 @@ class Line:
 
     @property
     def label(self) -> str:
-        return f"{self.cell['model']} ({self.cell['setting']}) {self.cell['attack']}"
+        return f"{self.cell['model']} ({self.cell['setting']}) {self.title}"
+
+    @property
+    def role(self) -> str:
+        """attack, or floor or ceiling for controls; reductions have roles of their own."""
+        return str(self.cell.get("role") or "attack")
+
+    @property
+    def title(self) -> str:
+        """The attack's label, marked where the line is none."""
+        return f"{self.cell['attack']}{MARKS.get(self.role, '')}"
+
+    @property
+    def uploads(self) -> int:
+        """How many uploads the attack uses."""
+        return int(self.cell.get("uploads") or 1)
 
     @property
     def status(self) -> str:
@@ -78,6 +101,10 @@ class Line:
             rows["value"].to_numpy(dtype=float), index=rows["image_id"].astype(str)
         )
         return values
+
+    def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
+        """Tensors of one image by kind, None where none were stored."""
+        return self.store.find_reconstruction(self.run_id, image_id)
 
     @cached_property
     def groups(self) -> dict[str, str] | None:

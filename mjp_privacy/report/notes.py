@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mjp_privacy.report.loading import Line
+from mjp_privacy.report.measures import ceiling_distance, not_run
 from mjp_privacy.report.published import CAVEATS
 from mjp_privacy.report.statistics import LEVEL, PSNR_CAP, RESAMPLES
-from mjp_privacy.report.tables import ceiling_distance, not_run
 
 DIGITS = {"float32": 24, "float64": 53}
 """Bits of a significand, the scale to which a cond(A) is compared."""
@@ -28,9 +28,10 @@ class Section:
     items: tuple[str, ...]
 
 
-def all_notes(lines: Sequence[Line]) -> tuple[Section, ...]:
+def all_notes(lines: Sequence[Line], *further: Section) -> tuple[Section, ...]:
     """Every section that has something to say, in the order they are printed."""
     sections = (
+        *further,
         Section("What differs from the paper's set-up", tuple(differences(lines))),
         Section("What bounds the scores", tuple(bounds(lines))),
         Section("Images and lines without a score", tuple(not_scored(lines))),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mjp_privacy.report.loading import Line
+from mjp_privacy.report.statistics import PSNR_CAP
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
 
@@ -34,8 +35,7 @@ class Example:
     @property
     def title(self) -> str:
         percent = ", ".join(f"{100 * quantile:.0f}" for quantile in self.quantiles)
-        psnr = "exact" if math.isinf(self.psnr) else f"{self.psnr:.1f} dB"
-        return f"{percent} %: {psnr}\n{shorten(self.image_id, 23)}"
+        return f"{percent} %: {psnr_text(self.psnr)}\n{shorten(self.image_id, 23)}"
 
 
 def choose(line: Line, quantiles: Sequence[float] = QUANTILES) -> list[tuple[str, list[float]]]:
@@ -54,7 +54,7 @@ def examples(line: Line, quantiles: Sequence[float] = QUANTILES) -> list[Example
     scores = line.scored("psnr", "standard")
     found = []
     for image_id, stands_for in choose(line, quantiles):
-        tensors = line.store.find_reconstruction(line.run_id, image_id)
+        tensors = line.reconstruction(image_id)
         if tensors is None:
             continue
         pictures = {kind: picture(tensors[kind]) for kind in KINDS if kind in tensors}
@@ -86,6 +86,19 @@ def picture(image: Tensor) -> Picture:
     array = np.nan_to_num(image.float().numpy(), nan=0.5, posinf=1.0, neginf=0.0)
     array = np.clip(array, 0.0, 1.0).transpose(1, 2, 0)
     return np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array
+
+
+def psnr_text(psnr: float) -> str:
+    """As tables cap it: beyond 100 dB a difference is arithmetic, not sight."""
+    if math.isinf(psnr):
+        return "exact"
+    return f">{PSNR_CAP:.0f} dB" if psnr > PSNR_CAP else f"{psnr:.1f} dB"
+
+
+def attack_text(line: Line, length: int) -> str:
+    """The attack's label for a narrow place; a control is called one."""
+    name = shorten(str(line.cell["attack"]), length)
+    return f"control: {name}" if line.role in ("floor", "ceiling") else name
 
 
 def shorten(text: str, length: int) -> str:

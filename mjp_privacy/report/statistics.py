@@ -123,6 +123,29 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def median_interval(
+    values: Floats,
+    groups: Sequence[str] | NDArray[np.object_] | None = None,
+    *,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = SEED,
+) -> tuple[float, float]:
+    """As `bootstrap_interval`, of the median: that of all values of the groups drawn."""
+    names = np.arange(len(values)) if groups is None else np.asarray(groups, dtype=str)
+    parts = [values[names == name] for name in np.unique(names)]
+    if len(parts) < 2 or not np.isfinite(values).all():
+        return math.nan, math.nan
+    drawn = np.random.default_rng(seed).integers(0, len(parts), size=(resamples, len(parts)))
+    if all(len(part) == 1 for part in parts):
+        medians = np.median(np.concatenate(parts)[drawn], axis=1)
+    else:
+        medians = np.array([np.median(np.concatenate([parts[i] for i in row])) for row in drawn])
+    tail = (1 - level) / 2
+    low, high = np.quantile(medians, [tail, 1 - tail])
+    return float(low), float(high)
+
+
 def _group_sums(
     values: Floats, groups: Sequence[str] | NDArray[np.object_] | None
 ) -> tuple[Floats, Floats]:

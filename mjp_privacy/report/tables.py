@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from mjp_privacy.report.facts import ATTACK_FACTS, Scalar, fact
 from mjp_privacy.report.loading import Line
+from mjp_privacy.report.measures import (
+    THRESHOLDS,
+    Measure,
+    below_grey,
+    ceiling_distance,
+    image_counts,
+    measured,
+    not_run,
+    present,
+    success,
+    summary,
+)
 from mjp_privacy.report.published import METRICS, PublishedRow, published_row
-from mjp_privacy.report.statistics import PSNR_CAP, Counts, Summary, summarise
+from mjp_privacy.report.reductions import DerivedLine
+from mjp_privacy.report.statistics import PSNR_CAP, Summary
 
 VARIANTS = ("paper", "standard")
 
@@ -32,7 +46,7 @@ NOT_COLUMNS = frozenset(
             "checkpoint",
         ),
         *("checkpoint_sha", "victim", "data", "data_is_papers", "labels", "true_labels"),
-        *("mean", "std", "resize", "interpolation", "planned_images"),
+        *("mean", "std", "resize", "interpolation", "planned_images", "role"),
     )
 )
 """Cell entries with a column of their own or a place in the notes."""
@@ -40,16 +54,21 @@ NOT_COLUMNS = frozenset(
 
 @dataclass(frozen=True)
 class Table:
-    """`frame`: one row a line. `varying`: the further cell entries in which the lines differ."""
+    """`frame`: one row a line. `varying`: the further cell entries in which the lines differ.
+
+    `measures`: the diagnostics of attacks and regions that any line has.
+    """
 
     variant: str
     frame: pd.DataFrame
     varying: tuple[str, ...]
+    measures: tuple[Measure, ...] = ()
 
 
-def build_table(lines: Sequence[Line], variant: str) -> Table:
+def build_table(lines: Sequence[Line], variant: str, derived: Sequence[DerivedLine] = ()) -> Table:
     """The table of one variant of the metrics; accuracies in percent, PSNR in dB."""
     varying = varying_columns(lines)
+    measures = present(lines)
     records = [
         {
             **_identity(line, varying),
@@ -57,10 +76,11 @@ def build_table(lines: Sequence[Line], variant: str) -> Table:
             **_accuracy(line, variant),
             **_scores(line, variant),
             **_diagnostics(line),
+            **_ladder(line, variant, measures),
         }
-        for line in lines
+        for line in (*lines, *derived)
     ]
-    return Table(variant, pd.DataFrame.from_records(records), varying)
+    return Table(variant, pd.DataFrame.from_records(records), varying, measures)
 
 
 def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
@@ -70,36 +90,15 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
     """
     cells = [line.cell for line in lines if line.cell["status"] != "failed"]
     keys = dict.fromkeys(key for cell in cells for key in cell if key not in NOT_COLUMNS)
-    return tuple(
-        key for key in ["seed", *keys] if len({_scalar(cell.get(key)) for cell in cells}) > 1
-    )
-
-
-def _scalar(value: Any) -> str | float | int | bool | None:
-    if value is None or isinstance(value, (str, float, int, bool)):
-        return value
-    return None  # lists and mappings are for the notes
+    if all(cell.get("attack_name") in (None, cell["attack"]) for cell in cells):
+        keys.pop("attack_name", None)  # the labels are the names
+    return tuple(key for key in ["seed", *keys] if len({fact(cell, key) for cell in cells}) > 1)
 
 
 def paper_row(line: Line) -> PublishedRow | None:
-    """The printed row this line stands beside."""
-    wanted = line.cell.get("paper_row")
+    """The printed row this line stands beside; controls and reductions stand beside none."""
+    wanted = line.cell.get("paper_row") if line.role == "attack" else None
     return None if wanted is None else published_row(wanted["model"], wanted["setting"])
-
-
-def summary(
-    line: Line, metric: str, variant: str, *, cap: float = math.inf, interval: bool = True
-) -> Summary:
-    """Summary of one metric of one line, by photograph where the images are crops."""
-    rows = line.scores(metric, variant)
-    groups = line.groups
-    return summarise(
-        rows["value"].to_numpy(dtype=float),
-        rows["status"].astype(str).tolist(),
-        groups=None if groups is None else [groups[str(image)] for image in rows["image_id"]],
-        cap=cap,
-        interval=interval,
-    )
 
 
 def _identity(line: Line, varying: Sequence[str]) -> dict[str, Any]:
@@ -109,17 +108,16 @@ def _identity(line: Line, varying: Sequence[str]) -> dict[str, Any]:
         "run_id": line.run_id,
         **{key: line.cell.get(key) for key in IDENTITY},
         "seed": line.cell["seed"],
-        **{key: _scalar(line.cell.get(key)) for key in varying if key != "seed"},
+        **{key: _fact(line, key) for key in varying if key != "seed"},
         "status": line.status,
         "reason": line.reason,
     }
 
 
-def image_counts(line: Line, variant: str) -> Counts:
-    """What became of a line's images, by PSNR or, where it was not asked for, the next score."""
-    metrics = ["psnr", *METRICS]
-    computed = [metric for metric in metrics if len(line.scores(metric, variant))]
-    return summary(line, [*computed, "psnr"][0], variant, interval=False).counts
+def _fact(line: Line, key: str) -> Scalar:
+    """As it varies; a reduction has its attacks' number of uploads and none of their options."""
+    own = isinstance(line, DerivedLine) and key in ATTACK_FACTS and key not in line.cell
+    return None if own else fact(line.cell, key)
 
 
 def _counts(line: Line, variant: str) -> dict[str, Any]:
@@ -131,12 +129,6 @@ def _counts(line: Line, variant: str) -> dict[str, Any]:
         "n_unscored": counts.unscored,
         "n_not_run": not_run(line),
     }
-
-
-def not_run(line: Line) -> int:
-    """Images that the run's last command planned and that have no rows yet."""
-    planned = int(line.cell.get("planned_images") or 0)
-    return max(0, planned - line.rows["image_id"].nunique())
 
 
 def _columns(name: str, score: Summary, paper: float, *, scale: float = 1) -> dict[str, Any]:
@@ -196,21 +188,13 @@ def _diagnostics(line: Line) -> dict[str, Any]:
     }
 
 
-def below_grey(line: Line) -> float:
-    """Share (percent) of images that a uniform grey scores better than, by standard PSNR."""
-    grey = line.scored("grey_psnr", "diagnostic")
-    reached = line.scored("psnr", "standard")
-    both = grey.index.intersection(reached.index)
-    if not len(both):
-        return math.nan
-    return 100 * float(np.mean(reached[both].to_numpy() < grey[both].to_numpy()))
-
-
-def ceiling_distance(line: Line) -> float:
-    """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
-    ceiling = line.scored("ceiling_psnr", "diagnostic").clip(upper=PSNR_CAP)
-    reached = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
-    both = ceiling.index.intersection(reached.index)
-    if not len(both):
-        return math.nan
-    return float(np.mean(ceiling[both].to_numpy() - reached[both].to_numpy()))
+def _ladder(line: Line, variant: str, measures: Sequence[Measure]) -> dict[str, Any]:
+    """What the attack ladder adds: who the line is, whom it chose, and how often an image fell."""
+    counts = json.dumps(line.counts) if isinstance(line, DerivedLine) else None
+    return {
+        "role": line.role,
+        "chosen": counts,
+        **{f"psnr_from_{limit}": success(line, limit, variant) for limit in THRESHOLDS},
+        **{measure.column: measured(line, measure)[0] for measure in measures},
+        **{f"{measure.diagnostic}_n": measured(line, measure)[1] for measure in measures},
+    }

@@ -7,14 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mjp_privacy.report.facts import CLIENT_FACTS, client_text, options_text, scalar_text
+from mjp_privacy.report.loading import MARKS
 from mjp_privacy.report.published import ARROWS, METRICS, TITLES
+from mjp_privacy.report.reductions import RULES
 from mjp_privacy.report.tables import Table
 
 DASH = "–"
 
 DECIMALS = {"acc": 1, "acc_altered": 1, "mse": 4, "fft2d": 4, "psnr": 2, "ssim": 4, "lpips": 4}
 
-COLUMN_TITLES = {"position_embedding": "PE", "label_source": "labels"}
+COLUMN_TITLES = {
+    "position_embedding": "PE",
+    "label_source": "labels",
+    "attack_options": "options",
+    "attack_name": "attack's name",
+}
+REDUCTIONS = frozenset(rule.name for rule in RULES)
 
 Record = Mapping[str, Any]
 
@@ -58,13 +67,38 @@ def gamma(value: float | None) -> str:
     return DASH if value is None or math.isnan(value) else f"{value:g}"
 
 
-def plain(value: Any) -> str:
-    """Any scalar of a cell."""
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
-        return DASH
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def attack(record: Record) -> str:
+    """The attack's label, marked where the line is a control or an oracle selection."""
+    return f"{record['attack']}{MARKS.get(str(record['role']), '')}"
+
+
+def varying_titles(varying: Sequence[str]) -> list[str]:
+    """Headers of what the lines differ in; several facts of the client share one column."""
+    client, others = _split(varying)
+    return [*(["client"] if client else []), *(title_of(key) for key in others)]
+
+
+def varying_cells(record: Record, varying: Sequence[str]) -> list[str]:
+    client, others = _split(varying)
+    text = [client_text(record, client)] if client else []
+    return [*text, *(_varying_cell(record, key) for key in others)]
+
+
+def _split(varying: Sequence[str]) -> tuple[list[str], list[str]]:
+    client = [key for key in varying if key in CLIENT_FACTS]
+    client = client if len(client) > 1 else []
+    return client, [key for key in varying if key not in client]
+
+
+def title_of(key: str) -> str:
+    return COLUMN_TITLES.get(key, key.replace("_", " "))
+
+
+def _varying_cell(record: Record, key: str) -> str:
+    if key == "attack_options":
+        return options_text(record[key])
+    most = "≤ " if key == "uploads" and record["role"] in REDUCTIONS and record[key] > 1 else ""
+    return most + scalar_text(record[key])
 
 
 def unscored(record: Record) -> str:
@@ -90,7 +124,7 @@ def main_table(table: Table, *, many_runs: bool, caption: str) -> TextTable:
     rows = records(table)
     remarks = any(remark(row) for row in rows)
     header = ["#", *(["Run"] if many_runs else []), "Model", "Set.", "γ", "trained γ", "Attack"]
-    header += ["dtype", *(COLUMN_TITLES.get(key, key.replace("_", " ")) for key in table.varying)]
+    header += ["dtype", *varying_titles(table.varying)]
     left = len(header)
     header += ["n", "not scored", f"Acc. {ARROWS['acc']}", "Acc. altered"]
     header += [f"{TITLES[metric]} {ARROWS[metric]}" for metric in METRICS]
@@ -109,8 +143,8 @@ def _main_row(record: Record, varying: Sequence[str], many_runs: bool) -> list[s
     return [
         *(str(record["line"]), *run, str(record["model"]), str(record["setting"])),
         *(gamma(record["gamma"]), gamma(record["trained_gamma"])),
-        *(str(record["attack"]), str(record["dtype"])),
-        *(plain(record[key]) for key in varying),
+        *(attack(record), str(record["dtype"])),
+        *varying_cells(record, varying),
         *(str(record["n"]), unscored(record)),
         *(score(record, name) for name in ("acc", "acc_altered", *METRICS)),
         number(record["grey_mean"], 2),
@@ -200,7 +234,7 @@ def _diagnostics_row(record: Record, exact_in_8_bits: int) -> tuple[str, ...]:
     empty = record["empty_masks"]
     return (
         *(str(record["line"]), str(record["model"]), str(record["setting"])),
-        *(plain(record["gamma"]), str(record["attack"]), str(record["dtype"])),
+        *(scalar_text(record["gamma"]), attack(record), str(record["dtype"])),
         number(record["psnr_median"], 2),
         *((str(record["psnr_exact"]), str(exact_in_8_bits)) if n else (DASH, DASH)),
         DASH if math.isnan(record["below_grey"]) else f"{record['below_grey']:.0f} %",
@@ -208,8 +242,8 @@ def _diagnostics_row(record: Record, exact_in_8_bits: int) -> tuple[str, ...]:
         number(record["ceiling_distance"], 2),
         number(record["in_place_mean"], 2),
         condition(record["cond_a_median"]),
-        plain(record["rank_a_median"]),
-        plain(record["nonzero_rows_median"]),
-        plain(record["shuffled_patches_median"]),
+        scalar_text(record["rank_a_median"]),
+        scalar_text(record["nonzero_rows_median"]),
+        scalar_text(record["shuffled_patches_median"]),
         DASH if empty is None or math.isnan(empty) else f"{empty:.0f}",
     )

@@ -1,0 +1,199 @@
+"""What the defence leaves: one line for everything that was attacked by more than one attack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mjp_privacy.report.facts import ATTACK_FACTS, COMMAND_FACTS, MODEL_FACTS, client_text
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.measures import THRESHOLDS, capped_median, success, summary
+from mjp_privacy.report.reductions import ATTACKERS_CHOICE, WORST_CASE, DerivedLine, Group, Rule
+from mjp_privacy.report.statistics import PSNR_CAP, Summary
+from mjp_privacy.report.tables import image_counts, varying_columns
+from mjp_privacy.report.views import DASH, TextTable, gamma, number
+
+TITLE = "What the defence leaves: worst case"
+TITLE_DETAILS = "What the defence leaves: by attacker"
+
+CAPTION = (
+    "PSNR (standard), dB: mean [95 % interval] of min(PSNR, 100), n where it is not the line's. "
+    "Worst case: per image the best attack of the group, chosen with the truth; an oracle "
+    "selection, the upper bound of what any selector gets. Attacker's choice, where residuals are "
+    "stored: per image the attack whose reconstruction explains the upload best (least gradient "
+    "residual); no truth enters it. The last columns are of the worst case over all attacks: "
+    "images recovered exactly, and the share of images that reach 20 and 30 dB. Controls and "
+    "oracle permutations are no candidates; grey and the other floors say what a score is worth, "
+    "the ceiling is the rank limit of one upload without a prior."
+)
+CAPTION_DETAILS = (
+    "PSNR (standard), dB, capped at 100: mean [95 % interval], median, and the number of images "
+    "recovered exactly. The shares are of all images the attacker was given; those that have no "
+    "reconstruction count as not recovered."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One attacker, floor or ceiling of a group: a line and which of its metrics is meant."""
+
+    title: str
+    line: Line
+    metric: str = "psnr"
+
+    @property
+    def variant(self) -> str:
+        return "standard" if self.metric == "psnr" else "diagnostic"
+
+    @property
+    def score(self) -> Summary:
+        return summary(self.line, self.metric, self.variant, cap=PSNR_CAP)
+
+
+def headline_tables(groups: Sequence[Group], *, many_runs: bool) -> list[TextTable]:
+    """The headline and its details; none where no group has more than one attack."""
+    groups = [group for group in groups if group.derived]
+    if not groups:
+        return []
+    differing = target_facts(groups)
+    return [
+        _headline(groups, differing, many_runs=many_runs),
+        _details(groups, differing, many_runs=many_runs),
+    ]
+
+
+def target_facts(groups: Sequence[Group]) -> list[str]:
+    """In which facts the groups differ, besides those that have a column."""
+    known = ATTACK_FACTS | COMMAND_FACTS | MODEL_FACTS
+    found = varying_columns([line for group in groups for line in group.attacks])
+    return [key for key in found if key not in known]
+
+
+def entries(group: Group) -> list[Entry]:
+    """APRIL as published, the reductions, the floors, the ceiling: those that there are."""
+    first = group.derived[0]
+    april = [line for line in group.attacks if _name(line) == "april" and len(line.rows)]
+    found = [Entry("APRIL as published", line) for line in april[:1]]
+    for rule, title in ((WORST_CASE, "worst case"), (ATTACKERS_CHOICE, "attacker's choice")):
+        found += [Entry(f"{title}, {_scope(line)}", line) for line in _of(group, rule)]
+    controls = {_name(line): line for line in group.controls if len(line.rows)}
+    grey = controls.pop("grey", None)
+    found.append(Entry("grey", grey) if grey else Entry("grey", first, "grey_psnr"))
+    found += [
+        Entry(name.replace("_", " "), line)
+        for name, line in controls.items()
+        if line.role == "floor"
+    ]
+    ceilings = [line for line in controls.values() if line.role == "ceiling"]
+    if len(first.scored("ceiling_psnr", "diagnostic")):
+        found.append(Entry("ceiling", first, "ceiling_psnr"))
+    elif ceilings:
+        found.append(Entry("ceiling", ceilings[0]))
+    return [entry for entry in found if entry.metric == "psnr" or entry.score.n]
+
+
+def _of(group: Group, rule: Rule) -> list[DerivedLine]:
+    return [line for line in group.derived if line.role == rule.name]
+
+
+def _name(line: Line) -> str:
+    return str(line.cell.get("attack_name") or line.cell["attack"])
+
+
+def _scope(line: DerivedLine) -> str:
+    return "1 upload" if line.uploads == 1 else "any number of uploads"
+
+
+def strongest(group: Group) -> DerivedLine:
+    """The worst case over all attacks of the group."""
+    return _of(group, WORST_CASE)[-1]
+
+
+# tables -------------------------------------------------------------------------------------------
+
+
+def _headline(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool) -> TextTable:
+    found = [entries(group) for group in groups]
+    titles = _ordered([[entry.title for entry in of_group] for of_group in found])
+    header = ["#", *_target_titles(facts, many_runs), "n", *titles]
+    header += ["exact", *(f"≥ {limit} dB" for limit in THRESHOLDS)]
+    body = []
+    for group, of_group in zip(groups, found, strict=True):
+        worst = strongest(group)
+        own = {entry.title: entry for entry in of_group}
+        n = Entry("", worst).score.n
+        cells = [_mean(own[title].score, n) if title in own else DASH for title in titles]
+        target = _target(group, facts, many_runs)
+        body.append((str(worst.number), *target, str(n), *cells, *_shares(Entry("", worst))))
+    left = len(_target_titles(facts, many_runs))
+    align = "r" + "l" * left + "r" * (len(header) - 1 - left)
+    return TextTable(TITLE, CAPTION, tuple(header), tuple(body), align)
+
+
+def _details(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool) -> TextTable:
+    left = [*_target_titles(facts, many_runs), "Attacker"]
+    header = ("#", *left, "n", "not scored", "PSNR", "median", "exact")
+    header += tuple(f"≥ {limit} dB" for limit in THRESHOLDS)
+    body = []
+    for group in groups:
+        for entry in entries(group):
+            score, line = entry.score, entry.line
+            counts = image_counts(line, "standard")
+            lost = DASH if entry.metric != "psnr" else str(counts.total - counts.ok)
+            number_of = str(line.number) if entry.metric == "psnr" else ""
+            median = number(capped_median(line, entry.metric, entry.variant), 2)
+            body.append(
+                (
+                    *(number_of, *_target(group, facts, many_runs), entry.title),
+                    *(str(score.n), lost, _mean(score, score.n), median, *_shares(entry)),
+                )
+            )
+    align = "r" + "l" * len(left) + "r" * (len(header) - 1 - len(left))
+    return TextTable(TITLE_DETAILS, CAPTION_DETAILS, header, tuple(body), align)
+
+
+def _ordered(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Every title once, as the rows order them: a title stands before what follows it anywhere."""
+    titles: list[str] = []
+    for row in rows:
+        at = 0
+        for title in row:
+            if title in titles:
+                at = titles.index(title) + 1
+            else:
+                titles.insert(at, title)
+                at += 1
+    return titles
+
+
+def _target_titles(facts: Sequence[str], many_runs: bool) -> list[str]:
+    run = ["Run"] if many_runs else []
+    return ["Model", *run, "Set.", "γ", *(["client"] if facts else []), "dtype"]
+
+
+def _target(group: Group, facts: Sequence[str], many_runs: bool) -> list[str]:
+    line = group.attacks[0]
+    cell = line.cell
+    run = [line.run] if many_runs else []
+    client = [client_text(cell, facts)] if facts else []
+    return [
+        *(str(cell["model"]), *run, str(cell["setting"]), gamma(cell["gamma"])),
+        *(*client, str(cell["dtype"])),
+    ]
+
+
+def _mean(score: Summary, n: int) -> str:
+    if not score.n:
+        return DASH
+    low, high = number(score.low, 2), number(score.high, 2)
+    interval = DASH if DASH in (low, high) else f"{low}, {high}"
+    return f"{number(score.mean, 2)} [{interval}]" + ("" if score.n == n else f" (n={score.n})")
+
+
+def _shares(entry: Entry) -> list[str]:
+    """Exact images and shares above the thresholds; a diagnostic is nobody's success."""
+    if entry.metric != "psnr":
+        return [DASH] * (1 + len(THRESHOLDS))
+    shares = [success(entry.line, limit, "standard") for limit in THRESHOLDS]
+    exact = str(entry.score.exact) if entry.score.n else DASH
+    return [exact, *(DASH if share != share else f"{share:.0f} %" for share in shares)]

@@ -1,0 +1,133 @@
+"""Figures of one line: a summary of any of its metrics, and what is counted over its images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.published import METRICS
+from mjp_privacy.report.statistics import PSNR_CAP, Counts, Summary, summarise
+
+THRESHOLDS = (20, 30)
+"""dB from which an image counts as recovered: its content is plain to see, its details too."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One diagnostic of an attack or a region, and how its images become a figure."""
+
+    diagnostic: str
+    title: str
+    statistic: Literal["mean", "median"] = "mean"
+    decimals: int = 2
+    cap: float = math.inf
+
+    @property
+    def column(self) -> str:
+        return f"{self.diagnostic}_{self.statistic}"
+
+
+REGIONS = (
+    Measure("mask_precision", "mask precision", decimals=3),
+    Measure("mask_recall", "mask recall", decimals=3),
+    Measure("visible_psnr", "PSNR, unmasked", cap=PSNR_CAP),
+    Measure("mean_visible_psnr", "mean image, unmasked", cap=PSNR_CAP),
+    Measure("masked_psnr", "PSNR, masked", cap=PSNR_CAP),
+    Measure("oracle_permutation_psnr", "PSNR, oracle permutation", cap=PSNR_CAP),
+    Measure("jigsaw_direct", "jigsaw direct", decimals=3),
+    Measure("jigsaw_neighbour", "jigsaw neighbour", decimals=3),
+    Measure("gradient_residual", "gradient residual (median)", "median", 4),
+    Measure("steps", "steps (median)", "median", 0),
+    Measure("seconds", "s / image (median)", "median", 2),
+)
+"""What attacks and blocks may add to their images; a run shows those that it has."""
+
+
+def summary(
+    line: Line, metric: str, variant: str, *, cap: float = math.inf, interval: bool = True
+) -> Summary:
+    """Summary of one metric of one line, by photograph where the images are crops."""
+    rows = line.scores(metric, variant)
+    groups = line.groups
+    return summarise(
+        rows["value"].to_numpy(dtype=float),
+        rows["status"].astype(str).tolist(),
+        groups=None if groups is None else [groups[str(image)] for image in rows["image_id"]],
+        cap=cap,
+        interval=interval,
+    )
+
+
+def image_counts(line: Line, variant: str) -> Counts:
+    """What became of a line's images, by PSNR or, where it was not asked for, the next score."""
+    metrics = ["psnr", *METRICS]
+    computed = [metric for metric in metrics if len(line.scores(metric, variant))]
+    return summary(line, [*computed, "psnr"][0], variant, interval=False).counts
+
+
+def not_run(line: Line) -> int:
+    """Images that the run's last command planned and that have no rows yet."""
+    planned = int(line.cell.get("planned_images") or 0)
+    return max(0, planned - line.rows["image_id"].nunique())
+
+
+def capped_median(line: Line, metric: str, variant: str, cap: float = PSNR_CAP) -> float:
+    """Median of min(value, cap) over the images that were scored."""
+    values = line.scored(metric, variant).clip(upper=cap)
+    return float(values.median()) if len(values) else math.nan
+
+
+def success(line: Line, threshold: float, variant: str) -> float:
+    """Percent of images at or above `threshold` dB.
+
+    Images that the attack failed on or does not support are images it did not recover; those
+    that nobody could score are left out.
+    """
+    counts = summary(line, "psnr", variant, interval=False).counts
+    tried = counts.ok + counts.failed + counts.unsupported
+    reached = int((line.scored("psnr", variant) >= threshold).sum())
+    return 100 * reached / tried if tried else math.nan
+
+
+def below_grey(line: Line) -> float:
+    """Share (percent) of images that a uniform grey scores better than, by standard PSNR."""
+    grey = line.scored("grey_psnr", "diagnostic")
+    reached = line.scored("psnr", "standard")
+    both = grey.index.intersection(reached.index)
+    if not len(both):
+        return math.nan
+    return 100 * float(np.mean(reached[both].to_numpy() < grey[both].to_numpy()))
+
+
+def ceiling_distance(line: Line) -> float:
+    """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
+    ceiling = line.scored("ceiling_psnr", "diagnostic").clip(upper=PSNR_CAP)
+    reached = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
+    both = ceiling.index.intersection(reached.index)
+    if not len(both):
+        return math.nan
+    return float(np.mean(ceiling[both].to_numpy() - reached[both].to_numpy()))
+
+
+def present(lines: Sequence[Line]) -> tuple[Measure, ...]:
+    """The measures that any of the lines has a value of."""
+    return tuple(
+        measure
+        for measure in REGIONS
+        if any(len(line.scored(measure.diagnostic, "diagnostic")) for line in lines)
+    )
+
+
+def measured(line: Line, measure: Measure) -> tuple[float, int]:
+    """The figure and the number of images it is of; (NaN, 0) where there is none."""
+    name = measure.diagnostic
+    if measure.statistic == "median":
+        values = line.scored(name, "diagnostic")
+        return capped_median(line, name, "diagnostic", measure.cap), len(values)
+    mean = summary(line, name, "diagnostic", cap=measure.cap, interval=False)
+    return mean.mean, mean.n

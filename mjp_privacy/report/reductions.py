@@ -1,0 +1,227 @@
+"""Lines made from other lines: per image the best attack, and the one that an attacker would take.
+
+A group is all lines that attack the same thing. Per image of a group, with its attacks a in the
+order of the cells,
+
+    worst_case        argmax_a PSNR_a (standard)     needs the truth: an upper bound of any selector
+    attackers_choice  argmin_a gradient_residual_a   needs none
+
+and every metric of the image comes from the chosen attack's reconstruction. Controls are never
+candidates. An image for which an attack failed has fewer candidates; one without any has a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from mjp_privacy.report.facts import ATTACK_FACTS, target_of
+from mjp_privacy.report.loading import Line
+
+OF_IMAGE = frozenset(
+    (
+        *("ceiling_psnr", "grey_psnr", "oracle_in_place_psnr", "mean_visible_psnr"),
+        *("shuffled_patches", "moved_patches", "empty_mask"),
+    )
+)
+"""Diagnostics that are equal for every attack on an image."""
+
+OF_RECONSTRUCTION = frozenset(("visible_psnr", "masked_psnr", "gradient_residual"))
+"""Diagnostics that are scores of a reconstruction; all others tell of the attack's own work."""
+
+NO_RESIDUAL = "no attack that reconstructed this image has a gradient residual to choose by"
+KEYS = ["image_id", "metric", "variant"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a reduction chooses: the largest of sign · value of a metric."""
+
+    name: str
+    metric: str
+    variant: str
+    sign: int
+
+
+WORST_CASE = Rule("worst_case", "psnr", "standard", 1)
+ATTACKERS_CHOICE = Rule("attackers_choice", "gradient_residual", "diagnostic", -1)
+RULES = (WORST_CASE, ATTACKERS_CHOICE)
+
+
+@dataclass(frozen=True)
+class DerivedLine(Line):
+    """A line whose every image is one of its members' images."""
+
+    members: tuple[Line, ...]  # the attacks it chose among, in the order of the cells
+    chosen: Mapping[str, Line]  # by image_id; images without a candidate are not in it
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many images each member gave, by its label (and line, where labels are equal)."""
+        labels = [str(line.cell["attack"]) for line in self.members]
+        numbers = [line.number for line in self.chosen.values()]
+        return {
+            label if labels.count(label) == 1 else f"{label}, line {line.number}": numbers.count(
+                line.number
+            )
+            for label, line in zip(labels, self.members, strict=True)
+        }
+
+    def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
+        line = self.chosen.get(image_id)
+        return None if line is None else line.reconstruction(image_id)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Lines on one target: the attacks, the controls, and what is derived from the attacks."""
+
+    attacks: tuple[Line, ...]
+    controls: tuple[Line, ...]
+    derived: tuple[DerivedLine, ...] = ()
+
+
+def reduced_groups(lines: Sequence[Line]) -> list[Group]:
+    """Groups in the order of their first line; derived lines are numbered after all others."""
+    by_target: dict[object, list[Line]] = {}
+    for line in lines:
+        by_target.setdefault((line.run, target_of(line.cell)), []).append(line)
+    number = max((line.number for line in lines), default=0)
+    groups = []
+    for held in by_target.values():
+        attacks = tuple(line for line in held if line.role == "attack")
+        controls = tuple(line for line in held if line.role != "attack")
+        derived = tuple(
+            replace(line, number=number + i) for i, line in enumerate(derive(attacks), 1)
+        )
+        number += len(derived)
+        groups.append(Group(attacks, controls, derived))
+    return groups
+
+
+def derived_lines(groups: Sequence[Group]) -> list[DerivedLine]:
+    return [line for group in groups for line in group.derived]
+
+
+def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
+    """The reductions of one group, numbered 0; none where nothing is to choose from.
+
+    Where some attacks use several uploads there is a line for those that use one, and one for all.
+    """
+    members = tuple(line for line in attacks if len(line.rows))
+    if len(members) < 2:
+        return []
+    once = tuple(line for line in members if line.uploads == 1)
+    scopes = [(once, "1 upload")] if once else []
+    scopes += [(members, "any number of uploads")] if len(once) < len(members) else []
+    derived = []
+    for rule in RULES:
+        for candidates, scope in scopes:
+            chosen = choose(candidates, rule)
+            if chosen or rule is WORST_CASE:  # runs without residuals have no choice by them
+                derived.append(_line(candidates, chosen, rule, f"{rule.name}, {scope}"))
+    return derived
+
+
+def choose(members: Sequence[Line], rule: Rule) -> dict[str, Line]:
+    """The best member by image; of equal ones the first in the order of the cells."""
+    best: dict[str, tuple[float, Line]] = {}
+    for line in members:
+        for image_id, value in line.scored(rule.metric, rule.variant).items():
+            merit = rule.sign * float(value)
+            if str(image_id) not in best or merit > best[str(image_id)][0]:
+                best[str(image_id)] = merit, line
+    return {image_id: line for image_id, (_, line) in best.items()}
+
+
+def _line(
+    members: tuple[Line, ...], chosen: Mapping[str, Line], rule: Rule, label: str
+) -> DerivedLine:
+    first = members[0]
+    shared = {key: value for key, value in first.cell.items() if key not in ATTACK_FACTS}
+    own = {
+        "run_id": f"{label}, {first.run_id}",
+        "attack": label,
+        "role": rule.name,
+        "uploads": max(line.uploads for line in members),
+        "paper_row": None,
+        "notes": [],
+        "status": "ok",
+        "reason": "",
+        "planned_images": max(int(line.cell.get("planned_images") or 0) for line in members),
+    }
+    rows = _rows(members, chosen)
+    return DerivedLine(0, first.run, shared | own, rows, first.store, members, chosen)
+
+
+# rows ---------------------------------------------------------------------------------------------
+
+
+def _rows(members: Sequence[Line], chosen: Mapping[str, Line]) -> pd.DataFrame:
+    """The rows of the chosen reconstructions, in the columns `attack` and `run_id` whose they are.
+
+    What is of the image comes from the chosen line too; where that has none, from the first.
+    """
+    stacked = pd.concat(
+        [line.rows.assign(_member=line.number) for line in members], ignore_index=True
+    )
+    of_choice = stacked["image_id"].astype(str).map({i: line.number for i, line in chosen.items()})
+    taken = stacked["_member"] == of_choice
+    metric, variant = stacked["metric"], stacked["variant"]
+    score = variant.isin(["paper", "standard"])
+    reconstruction = score | ((variant == "diagnostic") & metric.isin(OF_RECONSTRUCTION))
+    image = ((variant == "diagnostic") & metric.isin(OF_IMAGE)) | (
+        (metric == "top1") & (variant == "intact")
+    )
+    order = np.lexsort((~taken, stacked["status"] != "ok"))  # stable: then the order of the cells
+    parts = [
+        stacked[taken & reconstruction],
+        _without_choice(members, stacked[of_choice.isna() & score]),
+        stacked.iloc[order][image.iloc[order]].drop_duplicates(KEYS),
+    ]
+    joined = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    rows = joined.sort_values("image_id", kind="stable").drop(columns="_member")
+    return rows.reset_index(drop=True)
+
+
+def _without_choice(members: Sequence[Line], rows: pd.DataFrame) -> pd.DataFrame:
+    """Reason rows of the images that no member can stand for: every score once."""
+    rows = rows.drop_duplicates(KEYS)
+    if rows.empty:
+        return rows
+    outcomes = [_outcomes(line) for line in members]
+    reasons = {image: _reason(members, outcomes, str(image)) for image in rows["image_id"].unique()}
+    status, reason = zip(*(reasons[image] for image in rows["image_id"]), strict=True)
+    return rows.assign(value=np.nan, status=status, reason=reason, attack="", run_id="")
+
+
+def _outcomes(line: Line) -> dict[str, tuple[str, str]]:
+    """(status, reason) by image, of a line's PSNR; one that is no number counts as failed."""
+    rows = line.scores("psnr", "standard")
+    broken = (rows["status"] == "ok") & rows["value"].isna()
+    rows = rows.assign(
+        status=rows["status"].mask(broken, "failed"),
+        reason=rows["reason"].mask(broken, "its PSNR is not a number"),
+    )
+    said = zip(rows["status"].astype(str), rows["reason"].fillna("").astype(str), strict=True)
+    return dict(zip(rows["image_id"].astype(str), said, strict=True))
+
+
+def _reason(
+    members: Sequence[Line], outcomes: Sequence[Mapping[str, tuple[str, str]]], image_id: str
+) -> tuple[str, str]:
+    """What to say of an image that none of the members gave."""
+    tried = zip(members, outcomes, strict=True)
+    known = [(line, *said[image_id]) for line, said in tried if image_id in said]
+    statuses = {status for _, status, _ in known}
+    if "ok" in statuses:
+        return "unsupported", NO_RESIDUAL
+    status = next((s for s in ("failed", "unscored") if s in statuses), "unsupported")
+    texts = [
+        f"{line.cell['attack']} {said}: {why or 'no reason given'}" for line, said, why in known
+    ]
+    return status, "; ".join(texts)

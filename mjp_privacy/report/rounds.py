@@ -1,0 +1,184 @@
+"""PSNR over the number of uploads, a curve for every γ: rounds.csv and figures/rounds.png."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from mjp_privacy.report.facts import client_text, fact, options_text, target_of
+from mjp_privacy.report.figures import ACCENT, DPI, GRID, INK, MUTED, save
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.measures import THRESHOLDS, capped_median, success, summary
+from mjp_privacy.report.pictures import shorten
+from mjp_privacy.report.statistics import PSNR_CAP, median_interval
+from mjp_privacy.report.tables import varying_columns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "PSNR (standard, values over 100 dB drawn there) over the number of uploads of the same image, "
+    "a curve for every γ; bands: 95 % bootstrap intervals. Floor: a uniform grey. Ceiling: the "
+    "rank limit of one upload without a prior."
+)
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's, which colour-blind readers tell apart; markers tell them apart once more."""
+
+MARKERS = "osD^vPX"
+STATISTICS = {"psnr_median": "median", "psnr_mean": "mean"}
+ROUND_OPTIONS = frozenset(("uploads", "rounds"))
+
+
+def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
+    """A row a line of every attack that was given several numbers of uploads; else empty.
+
+    `panel` numbers what a curve must not mix: everything attacked but γ, the attack, its options.
+    """
+    panels: dict[object, list[Line]] = {}
+    for line in lines:
+        if line.role == "attack" and len(line.scored("psnr", "standard")):
+            panels.setdefault(_panel(line), []).append(line)
+    kept = [held for held in panels.values() if len({line.uploads for line in held}) > 1]
+    shown = [line for held in kept for line in held]
+    facts = [key for key in varying_columns(shown) if key not in ("uploads", "attack_options")]
+    records = [
+        _point(line, facts) | {"panel": number}
+        for number, held in enumerate(kept, 1)
+        for line in sorted(held, key=lambda line: (line.cell["gamma"], line.uploads))
+    ]
+    return pd.DataFrame.from_records(records)
+
+
+def _panel(line: Line) -> object:
+    target = tuple((key, value) for key, value in target_of(line.cell) if key != "gamma")
+    name = line.cell.get("attack_name") or line.cell["attack"]
+    return line.run, target, name, line.cell.get("victim"), _other_options(line)
+
+
+def _other_options(line: Line) -> str:
+    """Options of the attack but its number of uploads, in one order."""
+    try:
+        known = json.loads(line.cell.get("attack_options") or "{}")
+    except (TypeError, ValueError):
+        return str(line.cell.get("attack_options"))
+    if not isinstance(known, dict):
+        return str(known)
+    others = {key: value for key, value in known.items() if key not in ROUND_OPTIONS}
+    return json.dumps(others, sort_keys=True)
+
+
+def _point(line: Line, facts: Sequence[str]) -> dict[str, Any]:
+    score = summary(line, "psnr", "standard", cap=PSNR_CAP)
+    values = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
+    groups = None if line.groups is None else [line.groups[image] for image in values.index]
+    low, high = median_interval(values.to_numpy(), groups)
+    options = options_text(_other_options(line))
+    return {
+        "line": line.number,
+        "run": line.run,
+        "model": line.cell["model"],
+        "setting": line.cell["setting"],
+        "dtype": line.cell["dtype"],
+        "attack": line.cell.get("attack_name") or line.cell["attack"],
+        "options": "" if options == "–" else options,
+        "differs": "" if (text := client_text(line.cell, facts)) == "–" else text,
+        "gamma": float(line.cell["gamma"]),
+        "uploads": fact(line.cell, "uploads"),
+        "n": score.n,
+        "n_not_scored": score.counts.total - score.n,
+        **{"psnr_mean": score.mean, "psnr_mean_lo": score.low, "psnr_mean_hi": score.high},
+        "psnr_median": capped_median(line, "psnr", "standard"),
+        **{"psnr_median_lo": low, "psnr_median_hi": high, "psnr_exact": score.exact},
+        **{f"psnr_from_{limit}": success(line, limit, "standard") for limit in THRESHOLDS},
+        "grey_mean": _mean(line, "grey_psnr"),
+        "ceiling_mean": _mean(line, "ceiling_psnr"),
+    }
+
+
+def _mean(line: Line, diagnostic: str) -> float:
+    return summary(line, diagnostic, "diagnostic", cap=PSNR_CAP, interval=False).mean
+
+
+def write_points(points: pd.DataFrame, path: Path) -> None:
+    points.to_csv(path, index=False, lineterminator="\n")
+
+
+# picture ------------------------------------------------------------------------------------------
+
+
+def write_rounds(lines: Sequence[Line], path: Path) -> bool:
+    """Draw it; False where no attack was given several numbers of uploads."""
+    points = curve_points(lines)
+    if points.empty:
+        return False
+    save(_figure(points), path)
+    return True
+
+
+def _figure(points: pd.DataFrame) -> Figure:
+    """A row a panel: the median on the left, the mean on the right."""
+    from matplotlib.figure import Figure
+
+    panels = [panel for _, panel in points.groupby("panel", sort=True)]
+    figure = Figure(figsize=(9.6, 0.35 + 3.4 * len(panels)), dpi=DPI, layout="constrained")
+    grid = figure.subplots(len(panels), len(STATISTICS), squeeze=False, sharey="row")
+    for row, panel in zip(grid, panels, strict=True):
+        for axes, (column, name) in zip(row, STATISTICS.items(), strict=True):
+            _curves(axes, panel, column)
+            axes.set_title(f"{name}: {_title(panel)}", fontsize=8, color=INK, parse_math=False)
+        row[0].set_ylabel("PSNR (standard), dB", fontsize=9)
+        row[-1].legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    for axes in grid[-1]:
+        axes.set_xlabel("uploads of the same image", fontsize=9)
+    return figure
+
+
+def _title(panel: pd.DataFrame) -> str:
+    first = panel.iloc[0]
+    own = [str(first[key]) for key in ("differs", "options") if first[key]]
+    return "\n".join(
+        [
+            f"{shorten(str(first['model']), 30)} ({first['setting']}), {first['dtype']}",
+            shorten(", ".join([str(first["attack"]), *own]), 60),
+        ]
+    )
+
+
+def _curves(axes: Axes, panel: pd.DataFrame, column: str) -> None:
+    for number, (ratio, curve) in enumerate(panel.groupby("gamma", sort=True)):
+        colour = COLOURS[number % len(COLOURS)]
+        style = "-" if number < len(COLOURS) else "--"
+        label = f"γ = {ratio:g} (n={_count(curve)})"
+        low, high = curve[f"{column}_lo"], curve[f"{column}_hi"]
+        axes.fill_between(curve["uploads"], low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(
+            curve["uploads"],
+            curve[column],
+            style + MARKERS[number % len(MARKERS)],
+            color=colour,
+            markersize=3.5,
+            linewidth=1.4,
+            label=label,
+        )
+    for name, colour, style in (("grey", MUTED, ":"), ("ceiling", ACCENT, "--")):
+        level = panel[f"{name}_mean"].mean()
+        if not math.isnan(level):
+            label = "floor: grey" if name == "grey" else "ceiling"
+            axes.axhline(level, color=colour, linestyle=style, linewidth=1.2, label=label)
+    axes.set_xticks(sorted(panel["uploads"].unique()))
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color=GRID, linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+
+
+def _count(curve: pd.DataFrame) -> str:
+    low, high = curve["n"].min(), curve["n"].max()
+    return str(low) if low == high else f"{low}–{high}"
