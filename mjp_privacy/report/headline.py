@@ -116,7 +116,7 @@ def _headline(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool)
     found = [entries(group) for group in groups]
     titles = _ordered([[entry.title for entry in of_group] for of_group in found])
     header = ["#", *_target_titles(facts, many_runs), "n", *titles]
-    header += ["exact", *(f"≥ {limit} dB" for limit in THRESHOLDS)]
+    header += [f"worst case: {what}" for what in ("exact", *map(_from, THRESHOLDS))]
     body = []
     for group, of_group in zip(groups, found, strict=True):
         worst = strongest(group)
@@ -133,7 +133,7 @@ def _headline(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool)
 def _details(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool) -> TextTable:
     left = [*_target_titles(facts, many_runs), "Attacker"]
     header = ("#", *left, "n", "not scored", "PSNR", "median", "exact")
-    header += tuple(f"≥ {limit} dB" for limit in THRESHOLDS)
+    header += tuple(map(_from, THRESHOLDS))
     body = []
     for group in groups:
         for entry in entries(group):
@@ -150,6 +150,10 @@ def _details(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool) 
             )
     align = "r" + "l" * len(left) + "r" * (len(header) - 1 - len(left))
     return TextTable(TITLE_DETAILS, CAPTION_DETAILS, header, tuple(body), align)
+
+
+def _from(limit: int) -> str:
+    return f"≥ {limit} dB"
 
 
 def _ordered(rows: Sequence[Sequence[str]]) -> list[str]:
