@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from report_fixtures import cell, curve_run, image_id, image_rows, ladder_run, write_rows
+from ladder_fixtures import curve_run, ladder_run
+from report_fixtures import cell, image_id, image_rows, write_rows
 
 from mjp_privacy.report import write_report
 from mjp_privacy.report.facts import client_text, fact, options_text

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_fixtures import cell, curve_run, ladder_run, simple_line
+from ladder_fixtures import curve_run, ladder_run, simple_line
+from report_fixtures import cell
 
 from mjp_privacy.report import write_report
 from mjp_privacy.report.headline import TITLE, TITLE_DETAILS, headline_tables

@@ -9,7 +9,8 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
-from report_fixtures import cell, curve_run, simple_line
+from ladder_fixtures import curve_run, simple_line
+from report_fixtures import cell
 
 from mjp_privacy.report import write_report
 from mjp_privacy.report.loading import load_runs
