@@ -10,7 +10,7 @@ import pandas as pd
 
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.notes import REASONS_SHOWN, Section, grouped, which
-from mjp_privacy.report.reductions import WORST_CASE, DerivedLine
+from mjp_privacy.report.reductions import RULES, WORST_CASE, DerivedLine
 
 COLUMNS = ("line", "run", "reduction", "image_id", "chosen_line", "chosen_run_id", "chosen_attack")
 TITLE = "Worst case and attacker's choice"
@@ -24,7 +24,7 @@ def choices_section(lines: Sequence[Line], derived: Sequence[DerivedLine]) -> Se
     if controls:
         items.append(
             f"Controls ({which(controls, lines)}) are no attacks: floors say what a score is "
-            "worth, ceilings what an attack can reach; they may look at the truth, are compared with no "
+            "worth, ceilings what an attack can reach. They may look at the truth, stand beside no "
             "published figure and are no candidates."
         )
     return Section(TITLE, tuple(items))
@@ -45,7 +45,8 @@ def _sentence(line: DerivedLine) -> str:
     if line.uploads > 1:
         parts.append(f"Its attacks may use up to {line.uploads} uploads of one image.")
     if fewer := _fewer(line):
-        parts.append(f"On {fewer} of these images not every attack of the group has a score.")
+        lacking = "score" if line.role == WORST_CASE.name else "residual"
+        parts.append(f"On {fewer} of these images not every attack has a {lacking}.")
     if altered := _altered(line):
         parts.append(
             f"{', '.join(altered)} attacked a client whose block 0 is altered, the others did not."
@@ -54,8 +55,9 @@ def _sentence(line: DerivedLine) -> str:
 
 
 def _fewer(line: DerivedLine) -> int:
-    """Images on which a member has no score, so that there was less to choose from."""
-    scored = [set(member.scored("psnr", "standard").index) for member in line.members]
+    """Images on which a member has nothing to be chosen by, so that there were fewer of them."""
+    (rule,) = (rule for rule in RULES if rule.name == line.role)
+    scored = [set(member.scored(rule.metric, rule.variant).index) for member in line.members]
     return sum(any(image not in known for known in scored) for image in line.chosen)
 
 

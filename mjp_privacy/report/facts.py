@@ -45,7 +45,7 @@ def fact(cell: Mapping[str, Any], key: str) -> Scalar:
     """A cell's fact as one value; lists of words are joined, other structures are for the notes."""
     value = cell.get(key)
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
+        return " + ".join(map(str, value))
     if value is None or not isinstance(value, (str, float, int, bool)):
         return DEFAULTS.get(key)
     return value

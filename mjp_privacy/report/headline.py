@@ -19,12 +19,12 @@ TITLE_DETAILS = "What the defence leaves: by attacker"
 CAPTION = (
     "PSNR (standard), dB: mean [95 % interval] of min(PSNR, 100), n where it is not the line's. "
     "Worst case: per image the best attack of the group, chosen with the truth; an oracle "
-    "selection, the upper bound of what any selector gets. Attacker's choice: per image the attack "
-    "whose reconstruction explains the upload best (least gradient residual); no truth enters it. "
-    "Exact, and from 20 and 30 dB: images of the worst case over all attacks that were recovered "
-    "exactly, and the share that reach as much. Controls and oracle permutations are not among the "
-    "candidates; grey and the other floors say what a score is worth, the ceiling is the rank "
-    "limit of one upload without a prior."
+    "selection, the upper bound of what any selector gets. Attacker's choice, where residuals are "
+    "stored: per image the attack whose reconstruction explains the upload best (least gradient "
+    "residual); no truth enters it. The last columns are of the worst case over all attacks: "
+    "images recovered exactly, and the share of images that reach 20 and 30 dB. Controls and "
+    "oracle permutations are no candidates; grey and the other floors say what a score is worth, "
+    "the ceiling is the rank limit of one upload without a prior."
 )
 CAPTION_DETAILS = (
     "PSNR (standard), dB, capped at 100: mean [95 % interval], median, and the number of images "
@@ -72,10 +72,8 @@ def target_facts(groups: Sequence[Group]) -> list[str]:
 def entries(group: Group) -> list[Entry]:
     """APRIL as published, the reductions, the floors, the ceiling: those that there are."""
     first = group.derived[0]
-    april = next(
-        (line for line in group.attacks if _name(line) == "april" and len(line.rows)), None
-    )
-    found = [Entry("APRIL as published", april)] if april else []
+    april = [line for line in group.attacks if _name(line) == "april" and len(line.rows)]
+    found = [Entry("APRIL as published", line) for line in april[:1]]
     for rule, title in ((WORST_CASE, "worst case"), (ATTACKERS_CHOICE, "attacker's choice")):
         found += [Entry(f"{title}, {_scope(line)}", line) for line in _of(group, rule)]
     controls = {_name(line): line for line in group.controls if len(line.rows)}
@@ -118,7 +116,7 @@ def _headline(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool)
     found = [entries(group) for group in groups]
     titles = _ordered([[entry.title for entry in of_group] for of_group in found])
     header = ["#", *_target_titles(facts, many_runs), "n", *titles]
-    header += ["exact", *(f"≥ {limit} dB" for limit in THRESHOLDS)]
+    header += [f"worst case: {what}" for what in ("exact", *map(_from, THRESHOLDS))]
     body = []
     for group, of_group in zip(groups, found, strict=True):
         worst = strongest(group)
@@ -135,7 +133,7 @@ def _headline(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool)
 def _details(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool) -> TextTable:
     left = [*_target_titles(facts, many_runs), "Attacker"]
     header = ("#", *left, "n", "not scored", "PSNR", "median", "exact")
-    header += tuple(f"≥ {limit} dB" for limit in THRESHOLDS)
+    header += tuple(map(_from, THRESHOLDS))
     body = []
     for group in groups:
         for entry in entries(group):
@@ -152,6 +150,10 @@ def _details(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool) 
             )
     align = "r" + "l" * len(left) + "r" * (len(header) - 1 - len(left))
     return TextTable(TITLE_DETAILS, CAPTION_DETAILS, header, tuple(body), align)
+
+
+def _from(limit: int) -> str:
+    return f"≥ {limit} dB"
 
 
 def _ordered(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -159,8 +159,13 @@ def _curves(axes: Axes, panel: pd.DataFrame, column: str) -> None:
         low, high = curve[f"{column}_lo"], curve[f"{column}_hi"]
         axes.fill_between(curve["uploads"], low, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(
-            *(curve["uploads"], curve[column], style + MARKERS[number % len(MARKERS)]),
-            **{"color": colour, "markersize": 3.5, "linewidth": 1.4, "label": label},
+            curve["uploads"],
+            curve[column],
+            style + MARKERS[number % len(MARKERS)],
+            color=colour,
+            markersize=3.5,
+            linewidth=1.4,
+            label=label,
         )
     for name, colour, style in (("grey", MUTED, ":"), ("ceiling", ACCENT, "--")):
         level = panel[f"{name}_mean"].mean()

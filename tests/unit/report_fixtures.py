@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.notes import all_notes
 from mjp_privacy.store import CELL_COLUMNS, ROW_COLUMNS, RunStore
 
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips")
@@ -49,10 +51,15 @@ def image_rows(
     top1: Mapping[str, float] | None = None,
     status: str = "ok",
     reason: str = "",
+    **others: float,
 ) -> list[dict[str, Any]]:
-    """All rows of one image; the scores follow from its PSNR, the paper's variant lies 1 % off."""
+    """All rows of one image; the scores follow from its PSNR, the paper's variant lies 1 % off.
+
+    `others` replaces scores by name.
+    """
     mse = 10 ** (-psnr / 10)
     scores = {"mse": mse, "psnr": psnr, "ssim": 1 - mse, "fft2d": mse / 7, "lpips": mse**0.5}
+    scores |= others
     values = {(metric, "standard"): value for metric, value in scores.items()}
     values |= {(metric, "paper"): 1.01 * value for metric, value in scores.items()}
     if status == "ok":
@@ -187,3 +194,34 @@ def _write_others(store: RunStore, cells: Sequence[Mapping[str, Any]]) -> None:
     rows = [image_rows(failed, image_id(i), 0.0, **known) for i in range(4)]
     write_rows(store, failed, list(chain(*rows)))
     write_rows(store, single, image_rows(single, image_id(0), 9.5, top1={"intact": 1.0}))
+
+
+# reports ------------------------------------------------------------------------------------------
+
+COUNT = 24
+"""Images of the made-up run that the tests only read."""
+
+
+def small_run(folder: Path, psnr: Sequence[float] = (10.0, 12.0, 14.0), **changes: Any) -> Path:
+    """A run of one small line."""
+    store = RunStore(folder)
+    entry = cell("small", **changes)
+    store.write_cells([entry])
+    rows = [row for i, value in enumerate(psnr) for row in image_rows(entry, image_id(i), value)]
+    write_rows(store, entry, rows)
+    return folder
+
+
+def only_line(folder: Path) -> Line:
+    (line,) = load_runs([folder]).lines
+    return line
+
+
+def frame(out: Path, variant: str) -> pd.DataFrame:
+    """table.csv of a report, by run_id."""
+    table = pd.read_csv(out / "table.csv")
+    return table[table["variant"] == variant].set_index("run_id")
+
+
+def notes_of(folder: Path) -> str:
+    return "\n".join(item for part in all_notes(load_runs([folder]).lines) for item in part.items)

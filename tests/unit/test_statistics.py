@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from mjp_privacy.errors import UserError
 from mjp_privacy.report import statistics
-from mjp_privacy.report.statistics import PSNR_CAP, Counts, bootstrap_interval, summarise
+from mjp_privacy.report.statistics import (
+    PSNR_CAP,
+    Counts,
+    bootstrap_interval,
+    median_interval,
+    summarise,
+)
 
 
 def test_summary_by_hand() -> None:
@@ -140,3 +146,27 @@ def test_interval_lies_within_the_values_and_repeats(values: list[float]) -> Non
     slack = 1e-9 * max(1.0, np.abs(array).max())
     assert array.min() - slack <= low <= high <= array.max() + slack
     assert bootstrap_interval(array) == (low, high)
+
+
+def test_interval_of_the_median_agrees_with_scipy() -> None:
+    values = np.random.default_rng(4).exponential(10.0, 101)
+    ours = median_interval(values)
+    known = scipy.stats.bootstrap(
+        (values,), np.median, n_resamples=20000, method="percentile", rng=1
+    ).confidence_interval
+    spread = known.high - known.low
+    assert ours == pytest.approx((known.low, known.high), abs=0.1 * spread)
+
+
+def test_interval_of_the_median_resamples_whole_groups() -> None:
+    values = np.repeat(np.random.default_rng(5).normal(0.0, 1.0, 25), 8)
+    groups = [str(i // 8) for i in range(200)]
+    alone, together = median_interval(values), median_interval(values, groups)
+    assert together == median_interval(values[::8])  # eight equal values are one
+    assert together[1] - together[0] > 2 * (alone[1] - alone[0])
+
+
+def test_a_single_value_has_no_interval_of_the_median() -> None:
+    assert all(map(math.isnan, median_interval(np.array([3.0]))))
+    assert all(map(math.isnan, median_interval(np.array([3.0, 4.0]), ["a", "a"])))
+    assert all(map(math.isnan, median_interval(np.array([3.0, math.inf]))))
