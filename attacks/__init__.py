@@ -26,6 +26,7 @@ ATTACKS.register("plain_step", "attacks.patch_gradient:PlainStep")
 ATTACKS.register("mask_locator", "attacks.mask_locator:MaskLocator")
 ATTACKS.register("masked_span", "attacks.masked_span:MaskedSpan")
 ATTACKS.register("multi_round", "attacks.masked_span:MultiRound")
+ATTACKS.register("token_span", "attacks.token_span:TokenSpan")
 ATTACKS.register("inverting_gradients", "attacks.optimization:InvertingGradients")
 ATTACKS.register("april_optimization", "attacks.optimization:AprilOptimization")
 

@@ -2,11 +2,12 @@ r"""What an attacker who knows MJP gets: the span of the masked patches, and the
 
 `attacks.span` turns one upload, or several of one picture, into x_i = known_i + a_i B for every
 patch, masked or not, at its true place: a shuffle among masked patches leaves their span as it is,
-so the *order* of the masked patches is all that MJP hides, and the open part a is small.
-`attacks.completion` fills it with the most probable picture.
+so the *order* of the masked patches is all that MJP hides, and the open part a is small. The
+LayerNorm of block 0 closes one more direction (`attacks.token_equations`). `attacks.completion`
+fills what is left with the most probable picture.
 
-One upload leaves as many open directions as patches were masked; several leave as many as patches
-that were masked every time. With none left the picture is exact, and it is the *plain* picture.
+One upload leaves about as many open directions as patches were masked; several leave as many as
+patches that were masked every time. With none left the picture is exact, and it is the *plain* one.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from torch import Tensor
 from attacks.completion import FieldEnergy, complete, complete_patchwise
 from attacks.linear_algebra import condition_and_rank
 from attacks.patch_gradient import lacks_patch_system, needs_patch_system
-from attacks.patch_system import PatchSystem, patch_system
+from attacks.patch_system import patch_system
 from attacks.pictures import per_image, pictures
 from attacks.prior import find_prior
-from attacks.span import Knowledge, combine, upload_span
+from attacks.span import Knowledge, UploadSpan, combine, upload_span
+from attacks.token_equations import QKV, lacks_tokens, refine, token_equations
 from mjp_privacy.errors import UserError
-from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
 
 COMPLETIONS = ("field", "patch", "none")
@@ -38,10 +40,12 @@ class MaskedSpan:
 
     prior       `fitted`, `stationary`, or the path of a fitted prior
     completion  `field`: patches joined across their borders; `patch`: each patch alone; `none`
+    tokens      use block 0's equations too, where the upload holds its gradient
     """
 
     prior: str = "fitted"
     completion: Literal["field", "patch", "none"] = "field"
+    tokens: bool = True
     name: ClassVar[str] = "masked_span"
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
@@ -55,31 +59,39 @@ class MaskedSpan:
             )
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        return needs_patch_system(model)
+        return (*needs_patch_system(model), QKV)
 
     def unsupported(self, view: AttackerView) -> str | None:
         return lacks_patch_system(view)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
-        systems = [patch_system(view, update) for update in view.updates]
+        rounds = [self.spans(view, update) for update in view.updates]
+        knowledge = [combine(spans) for spans in zip(*rounds, strict=True)]
         fill = self._filler(view)
-        patches, open_directions, always = [], [], []
-        for index in range(len(systems[0].hidden)):
-            knowledge = combine([upload_span(system, index) for system in systems])
-            filled = fill(knowledge)
-            if view.against == "input":
-                filled = _as_fed(filled, knowledge.hidden)
-            patches.append(filled)
-            open_directions.append(len(knowledge.basis))
-            always.append(int(knowledge.hidden.sum()))
-        facts = _facts(view, systems[0])
-        facts["open_directions"] = torch.tensor(open_directions).double()
-        facts["always_masked"] = torch.tensor(always).double()
+        patches = [_wanted(view, k, fill(k)) for k in knowledge]
+        facts = {
+            **self.conditions(view),
+            "open_directions": torch.tensor([len(k.basis) for k in knowledge]).double(),
+            "always_masked": torch.stack([k.hidden.sum() for k in knowledge]).double(),
+        }
         return Reconstruction(
             pictures(view, torch.stack(patches)),
-            mask=per_image(view, systems[0].hidden),
+            mask=per_image(view, torch.stack([span.hidden for span in rounds[0]])),
             diagnostics={name: per_image(view, fact) for name, fact in facts.items()},
         )
+
+    def spans(self, view: AttackerView, update: ClientUpdate) -> list[UploadSpan]:
+        """What one upload says of each of its pictures."""
+        system = patch_system(view, update)
+        found = [upload_span(system, index) for index in range(len(system.hidden))]
+        if not self.tokens or lacks_tokens(view, update):
+            return found
+        return [refine(s, token_equations(view, update, at)) for at, s in enumerate(found)]
+
+    def conditions(self, view: AttackerView) -> dict[str, Tensor]:
+        """cond and rank of the first upload's A."""
+        rows = patch_system(view, view.updates[0]).rows
+        return condition_and_rank(rows, view.updates[0].dtype)
 
     def _filler(self, view: AttackerView) -> Callable[[Knowledge], Tensor]:
         """Knowledge -> patches (N, p)."""
@@ -108,16 +120,13 @@ class MultiRound(MaskedSpan):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.uploads < 1:
-            raise UserError(f"multi_round: uploads is 1 or more, got {self.uploads}.")
+            raise UserError(f"{self.name}: uploads is 1 or more, got {self.uploads}.")
 
 
-def _as_fed(patches: Tensor, hidden: Tensor) -> Tensor:
-    """The picture as the client fed it: the order of masked patches is not in the gradient, so
-    each masked place gets their mean."""
-    if not hidden.any():
+def _wanted(view: AttackerView, knowledge: Knowledge, patches: Tensor) -> Tensor:
+    """The picture to be scored: plain, or as the client fed it. The order of masked patches is not
+    in the gradient, so as fed each masked place gets their mean."""
+    hidden = knowledge.hidden
+    if view.against == "plain" or not hidden.any():
         return patches
     return torch.where(hidden.unsqueeze(-1), patches[hidden].mean(0), patches)
-
-
-def _facts(view: AttackerView, system: PatchSystem) -> dict[str, Tensor]:
-    return condition_and_rank(system.rows, view.updates[0].dtype)
