@@ -10,13 +10,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mjp_privacy import diagnostics
 from mjp_privacy.config import Cell
 from mjp_privacy.data import ImageRecord
+from mjp_privacy.diagnostics import Scene, diagnose
 from mjp_privacy.interfaces import (
     Attack,
     AttackerView,
     ClientInput,
+    ClientUpdate,
     Control,
     Reconstruction,
     Setting,
@@ -80,46 +81,56 @@ class CellWork:
 
     def run(self, records: Sequence[ImageRecord], images: Sequence[Tensor]) -> BlockResult:
         """Upload, attack and score these images: whole client steps, in order."""
-        plain = torch.stack(list(images))
+        photographs = torch.stack(list(images))
         if isinstance(self.attack, Control):
-            return self._run_control(self.attack, records, plain)
-        return self._run_attack(self.attack, records, plain)
+            return self._run_control(self.attack, records, photographs)
+        return self._run_attack(self.attack, records, photographs)
 
     def _run_attack(
-        self, attack: Attack, records: Sequence[ImageRecord], plain: Tensor
+        self, attack: Attack, records: Sequence[ImageRecord], photographs: Tensor
     ) -> BlockResult:
-        bench, seconds = self.bench, dict[str, float]()
+        bench, cell, seconds = self.bench, self.cell, dict[str, float]()
         if attack.uploads > 1 and self._setting.shuffles and self._setting.against == "input":
             return self._unsupported(records, NO_ONE_INPUT)
-        rounds = [bench.inputs(self.cell, records, plain, r) for r in range(attack.uploads)]
-        inputs = rounds[0]
-        updates = bench.updates(self.cell, attack, self.needs, rounds, seconds)
-        victim = bench.victim(attack.victim, self.cell.dtype)
-        view = AttackerView(victim, updates, bench.pixels, inputs.labels, self._setting.against)
-        reason = attack.unsupported(view)
+        rounds = [bench.inputs(cell, records, photographs, r) for r in range(attack.uploads)]
+        models = bench.models(cell, attack, rounds, seconds)
+        updates = bench.updates(cell, attack, self.needs, rounds, models, seconds)
+        scene = self._scene(records, photographs, rounds[0], models, updates)
+        reason = attack.unsupported(scene.view)
         if reason:
             return self._unsupported(records, reason)
         started = bench.clock()
-        found, reasons = self._reconstruct(attack, view, records)
+        found, reasons = self._reconstruct(attack, scene.view, records)
         seconds["attack"] = bench.clock() - started
         started = bench.clock()
-        models = [victim for _ in updates]
-        result = self._scored(view, models, records, plain, inputs, found, reasons)
+        result = self._scored(scene, records, found, reasons)
         seconds["score"] = bench.clock() - started
         return replace(result, failed=reasons, seconds=seconds)
 
     def _run_control(
-        self, control: Control, records: Sequence[ImageRecord], plain: Tensor
+        self, control: Control, records: Sequence[ImageRecord], photographs: Tensor
     ) -> BlockResult:
         """No upload is made for it: it has the truth."""
-        bench = self.bench
-        inputs = bench.inputs(self.cell, records, plain)
-        view = AttackerView(bench.model, [], bench.pixels, inputs.labels, self._setting.against)
-        truth = Truth(plain, inputs.labels, inputs.image_ids)
-        found = control.run(view, truth, inputs, generator=self._generator(records))
+        inputs = self.bench.inputs(self.cell, records, photographs)
+        scene = self._scene(records, photographs, inputs, [self.bench.model], [])
+        truth = Truth(scene.plain, inputs.labels, inputs.image_ids)
+        found = control.run(scene.view, truth, inputs, generator=self._generator(records))
         found, reasons = checked(found, records)
-        result = self._scored(view, [], records, plain, inputs, found, reasons)
-        return replace(result, failed=reasons)
+        return replace(self._scored(scene, records, found, reasons), failed=reasons)
+
+    def _scene(
+        self,
+        records: Sequence[ImageRecord],
+        photographs: Tensor,
+        inputs: ClientInput,
+        models: Sequence[Victim],
+        updates: Sequence[ClientUpdate],
+    ) -> Scene:
+        against, pixels = self._setting.against, self.bench.pixels
+        plain = self.bench.photographs(self.cell, records, photographs)
+        target = self._setting.target(Truth(plain, None, inputs.image_ids), inputs)
+        view = AttackerView(models[0], updates, pixels, inputs.labels, against)
+        return Scene(photographs, plain, inputs, target, models, view)
 
     @property
     def _setting(self) -> Setting:
@@ -173,11 +184,8 @@ class CellWork:
 
     def _scored(
         self,
-        view: AttackerView,
-        models: Sequence[Victim],
+        scene: Scene,
         records: Sequence[ImageRecord],
-        plain: Tensor,
-        inputs: ClientInput,
         found: Reconstruction,
         reasons: Mapping[ImageRecord, str],
     ) -> BlockResult:
@@ -190,11 +198,12 @@ class CellWork:
         kept = [at for at, r in enumerate(records) if r not in reasons and r not in inapplicable]
         if not kept or found.images is None:
             return BlockResult(pd.concat(without))
-        target = self._setting.target(Truth(plain, None, inputs.image_ids), inputs)
-        tensors = self._tensors(plain, inputs, target, found.images, kept)
+        # What is stored is what is scored: float32, so scores can be made again from the files.
+        images = found.images.float().cpu()
+        tensors = {name: t[kept] for name, t in {"images": images, **scene.tensors()}.items()}
         labelled = all(record.label is not None for record in records)
-        beside = self._diagnostics(view, models, plain, inputs, target, found)
-        correct = self.bench.accuracy(self.cell, inputs, labelled)
+        beside = {**found.diagnostics, **diagnose(self.bench, self.cell, scene, found, images)}
+        correct = self.bench.accuracy(self.cell, scene.inputs, labelled)
         rows = scored_rows(
             self.facts,
             [records[at] for at in kept],
@@ -204,43 +213,6 @@ class CellWork:
         )
         ids = [records[at].image_id for at in kept]
         return BlockResult(pd.concat([rows, *without]), tensors, ids)
-
-    @staticmethod
-    def _tensors(
-        plain: Tensor, inputs: ClientInput, target: Tensor, images: Tensor, kept: list[int]
-    ) -> dict[str, Tensor]:
-        """What is stored is what is scored: float32, so scores can be made again from the files."""
-        tensors = {
-            "images": images.float().cpu()[kept],
-            "target": target[kept],
-            "plain": plain[kept],
-            "input": inputs.images[kept],
-        }
-        if inputs.mask is not None and inputs.permutation is not None:
-            tensors |= {"mask": inputs.mask[kept], "permutation": inputs.permutation[kept]}
-        return tensors
-
-    def _diagnostics(
-        self,
-        view: AttackerView,
-        models: Sequence[Victim],
-        plain: Tensor,
-        inputs: ClientInput,
-        target: Tensor,
-        found: Reconstruction,
-    ) -> dict[str, Tensor]:
-        """The attack's own, and what stands beside every score; {name: (m,)}."""
-        assert found.images is not None
-        images, mode = found.images.float().cpu(), self.cell.client.mode
-        return {
-            **found.diagnostics,
-            **diagnostics.bounds(self.bench, self.cell, inputs, target),
-            **diagnostics.puzzle(inputs),
-            **diagnostics.mask_agreement(found.mask, inputs),
-            **diagnostics.regions(view, images, inputs, target),
-            **diagnostics.jigsaw(found, images, inputs, plain, view),
-            **diagnostics.residual(view, found, images, models, mode),
-        }
 
 
 def checked(

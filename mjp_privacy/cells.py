@@ -7,7 +7,7 @@ import hashlib
 import json
 from typing import Any
 
-from mjp_privacy.client_config import client_identity
+from mjp_privacy.client_config import client_facts, client_identity
 from mjp_privacy.config import AttackConfig, Cell, Experiment
 from mjp_privacy.data import Preprocessing
 from mjp_privacy.interfaces import Attack, Control
@@ -126,6 +126,7 @@ def cell_facts(
         "batch": cell.client.batch,
         "dal": dal,
         "dal_lambda": cell.client.dal_lambda if dal else None,
+        **client_facts(cell.client),
         "checkpoint": card.checkpoint.source if card else "",
         "size": card.img_size if card else 0,
         "mean": list(card.mean) if card else [],

@@ -7,12 +7,12 @@ an attack. Reading a file is `config_files`' business.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from mjp_privacy.client_config import ClientConfig, check_client
+from mjp_privacy.client_config import ClientConfig, Share, check_client
 from mjp_privacy.errors import UserError
 from mjp_privacy.parsing import parse
 from mjp_privacy.registry import unknown_name
@@ -36,7 +36,6 @@ _STRICT = ConfigDict(extra="forbid")
 
 SettingName = Literal["a", "b", "c"]
 DtypeName = Literal["float32", "float64"]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, config=_STRICT)

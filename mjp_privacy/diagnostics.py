@@ -6,6 +6,7 @@ Each is {name: (m,)}, NaN where it says nothing of an image; NaN is not stored.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +24,42 @@ from mjp_privacy.models import Victim
 from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
 from mjp_privacy.residual import Mode, gradient_residual
 from mjp_privacy.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A block as its client, its attacker and its scorer have it."""
+
+    photographs: Tensor  # (m, C, S, S) in [0, 1], as they were read
+    plain: Tensor  # (m, C, S, S), as they entered round 0: augmented, not shuffled
+    inputs: ClientInput  # of round 0
+    target: Tensor  # (m, C, S, S), what is scored against
+    models: Sequence[Victim]  # that the client trained, one an upload
+    view: AttackerView
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is stored beside the reconstruction."""
+        fed = self.inputs
+        stored = {"target": self.target, "plain": self.plain, "input": fed.images}
+        if fed.mask is not None and fed.permutation is not None:
+            stored |= {"mask": fed.mask, "permutation": fed.permutation}
+        return stored
+
+
+def diagnose(
+    bench: Workbench, cell: Cell, scene: Scene, found: Reconstruction, images: Tensor
+) -> dict[str, Tensor]:
+    """All that stands beside a score but the attack's own. images (m, C, S, S): as stored."""
+    inputs, target, view = scene.inputs, scene.target, scene.view
+    return {
+        **bounds(bench, cell, inputs, target),
+        **puzzle(inputs),
+        **mask_agreement(found.mask, inputs),
+        **regions(view, images, inputs, target),
+        **jigsaw(found, images, inputs, scene.plain, view),
+        **original(cell, scene, images),
+        **residual(view, found, images, scene.models, cell.client.mode),
+    }
 
 
 def bounds(bench: Workbench, cell: Cell, inputs: ClientInput, target: Tensor) -> dict[str, Tensor]:
@@ -113,6 +150,13 @@ def jigsaw(
         "jigsaw_neighbour": neighbour_accuracy(placed, inputs.mask),
         "oracle_permutation_psnr": best.where(inputs.mask.any(-1), torch.nan),
     }
+
+
+def original(cell: Cell, scene: Scene, images: Tensor) -> dict[str, Tensor]:
+    """Against the photograph itself, where the client alters it before the shuffle."""
+    if cell.client.augment == "none":
+        return {}
+    return {"original_psnr": psnr(images, scene.photographs)}
 
 
 def residual(

@@ -60,6 +60,16 @@ CELL_COLUMNS = (
     "attack_name",
     "role",
     "uploads",
+    "plain_share",
+    "mask",
+    "augment",
+    "withhold",
+    "positions",
+    "position_noise",
+    "server_lr",
+    "upload",
+    "lr",
+    "weight_decay",
 )
 """Columns appended to every row from its cell and its image."""
 

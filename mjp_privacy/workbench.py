@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 
 from attacks.controls import oracle_inverse
+from mjp_privacy.clients.augmentation import augmented
+from mjp_privacy.clients.federation import moved, weights_of
 from mjp_privacy.clients.fedsgd import FedSGDClient, predict
+from mjp_privacy.clients.hardening import noisy, with_sinusoidal_positions
+from mjp_privacy.clients.puzzles import step_puzzles
 from mjp_privacy.config import Cell, Experiment
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Pixels
@@ -30,18 +34,22 @@ class Workbench:
         self.experiment, self.device = experiment, device
         card = model.card
         self.pixels = Pixels(card.img_size, card.mean, card.std)
-        self._victims: dict[tuple[str, str], Victim] = {("intact", "float32"): self.model}
+        self._victims: dict[tuple[str, str, str], Victim] = {}
         self._made: dict[tuple[Any, ...], Any] = {}
 
     def forget(self) -> None:
         """Drop what was made for one block."""
         self._made.clear()
 
-    def victim(self, kind: str, dtype: str) -> Victim:
-        key = (kind, dtype)
+    def victim(self, kind: str, dtype: str, positions: str = "own") -> Victim:
+        """The model that the client trains; the intact float32 one is the model itself."""
+        key = (kind, dtype, positions)
+        if key == ("intact", "float32", "own"):
+            return self.model
         if key not in self._victims:
+            base = self.model if positions == "own" else with_sinusoidal_positions(self.model)
             make = with_closed_form_block if kind == "april_block" else copy.deepcopy
-            victim = make(self.model)  # a copy: the intact float32 model stays as it is
+            victim = make(base)  # a copy: the intact float32 model stays as it is
             self._victims[key] = victim.to(getattr(torch, dtype))  # type: ignore[assignment]
         return self._victims[key]
 
@@ -50,24 +58,34 @@ class Workbench:
             self._made[key] = make()
         return self._made[key]
 
+    def photographs(
+        self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int = 0
+    ) -> Tensor:
+        """The images as they enter a round, before any shuffle."""
+        ids = tuple(record.image_id for record in records)
+        kind, seed = cell.client.augment, self.experiment.seed
+        return self._once(
+            ("photographs", kind, ids, round),
+            lambda: augmented(images, ids, kind, round=round, seed=seed),
+        )
+
     def inputs(
         self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int = 0
     ) -> ClientInput:
         """What the client feeds its model in a round; scores are made with that of round 0."""
         ids = tuple(record.image_id for record in records)
         labels = self._once(("labels", ids), lambda: self._labels(records, images))
-        return self._once(
-            ("inputs", cell.setting, cell.gamma, ids, round),
-            lambda: SETTINGS[cell.setting].prepare(
-                images,
-                labels,
-                ids,
-                patch_size=self.model.patch_size,
-                gamma=cell.gamma,
-                round=round,
-                seed=self.experiment.seed,
-            ),
-        )
+        plain = self.photographs(cell, records, images, round)
+
+        def prepare() -> ClientInput:
+            named = {"patch_size": self.model.patch_size, "round": round}
+            seed = self.experiment.seed
+            fed = SETTINGS[cell.setting].prepare(
+                plain, labels, ids, gamma=cell.gamma, seed=seed, **named
+            )
+            return step_puzzles(fed, plain, cell.client, seed=seed, **named)
+
+        return self._once(("inputs", *_puzzle_of(cell), ids, round), prepare)
 
     def _labels(self, records: Sequence[ImageRecord], images: Tensor) -> Tensor:
         """True labels; for images without one the intact model's prediction on the plain image."""
@@ -76,32 +94,61 @@ class Workbench:
             labels = torch.where(labels < 0, predict(self.model, images, None), labels)
         return labels
 
+    def models(
+        self,
+        cell: Cell,
+        attack: Attack,
+        rounds: Sequence[ClientInput],
+        seconds: dict[str, float],
+    ) -> list[Victim]:
+        """The model that the clients train in each of these rounds."""
+        models = [self.victim(attack.victim, cell.dtype, cell.client.positions)]
+        for round, inputs in enumerate(rounds[:-1], 1):
+            key = ("model", *_federation_of(cell, attack), inputs.image_ids, round)
+            step = partial(moved, FedSGDClient(models[-1], cell.client), inputs)
+            models.append(self._timed(key, step, seconds) if cell.client.server_lr else models[0])
+        return models
+
     def updates(
         self,
         cell: Cell,
         attack: Attack,
         needs: Sequence[str],
         rounds: Sequence[ClientInput],
+        models: Sequence[Victim],
         seconds: dict[str, float],
     ) -> list[ClientUpdate]:
-        """The client's uploads of these rounds, each made once for all attacks that see it; the
-        time goes to the first cell that asks."""
-        victim = self.victim(attack.victim, cell.dtype)
-        own = {name for name, _ in victim.named_parameters()}
-        names = [name for name in needs if name in own]
-        client = FedSGDClient(victim, cell.client)
-        shared = ("update", attack.victim, cell.setting, cell.gamma, cell.dtype, cell.client)
+        """The client's uploads of these rounds, each made once for all attacks that see it."""
+        updates = []
+        for round, (model, inputs) in enumerate(zip(models, rounds, strict=True)):
+            key = ("update", *_federation_of(cell, attack), inputs.image_ids, round)
+            make = partial(self._update, cell, model, needs, inputs, round)
+            updates.append(self._timed(key, make, seconds))
+        return updates
 
-        def timed(round: int, inputs: ClientInput) -> ClientUpdate:
+    def _timed(
+        self, key: tuple[Any, ...], make: Callable[[], Any], seconds: dict[str, float]
+    ) -> Any:
+        """Once; its time goes to the first cell that asks for it."""
+
+        def timed() -> Any:
             started = self.clock()
-            update = replace(client.update(inputs, names=names), round=round)
+            made = make()
             seconds["gradient"] = seconds.get("gradient", 0.0) + self.clock() - started
-            return update
+            return made
 
-        return [
-            self._once((*shared, inputs.image_ids, round), partial(timed, round, inputs))
-            for round, inputs in enumerate(rounds)
-        ]
+        return self._once(key, timed)
+
+    def _update(
+        self, cell: Cell, model: Victim, needs: Sequence[str], inputs: ClientInput, round: int
+    ) -> ClientUpdate:
+        client = cell.client
+        own = {name for name, _ in model.named_parameters()}
+        names = [name for name in needs if name in own]
+        update = FedSGDClient(model, client).update(inputs, names=names)
+        weights = weights_of(model) if client.server_lr else None
+        update = replace(update, round=round, weights_before=weights)
+        return noisy(update, client.position_noise, inputs.image_ids, seed=self.experiment.seed)
 
     def clock(self) -> float:
         """Seconds, once the device has done all it was given."""
@@ -115,8 +162,9 @@ class Workbench:
             return {"intact": None, "altered": None}
         correct: dict[str, Tensor | None] = {}
         for variant, kind in (("intact", "intact"), ("altered", "april_block")):
-            key = ("accuracy", kind, cell.setting, cell.gamma, inputs.image_ids)
-            model = self.victim(kind, "float32")
+            positions = cell.client.positions
+            key = ("accuracy", kind, positions, *_puzzle_of(cell), inputs.image_ids)
+            model = self.victim(kind, "float32", positions)
             predicted = self._once(key, partial(predict, model, inputs.images, inputs.mask))
             correct[variant] = predicted == inputs.labels
         return correct
@@ -124,6 +172,18 @@ class Workbench:
     def oracle(self, cell: Cell, inputs: ClientInput) -> Tensor:
         """The rank ceiling's images: what the client fed through W and its inverse."""
         return self._once(
-            ("oracle", cell.setting, cell.gamma, inputs.image_ids),
+            ("oracle", *_puzzle_of(cell), inputs.image_ids),
             lambda: oracle_inverse(self.model, inputs.images.to(self.device)).cpu(),
         )
+
+
+def _puzzle_of(cell: Cell) -> tuple[Any, ...]:
+    """What decides a client's input."""
+    client = cell.client
+    step = (client.plain_share, client.mask, client.batch, client.augment)
+    return cell.setting, cell.gamma, *step
+
+
+def _federation_of(cell: Cell, attack: Attack) -> tuple[Any, ...]:
+    """What decides a round's model and upload."""
+    return attack.victim, cell.setting, cell.gamma, cell.dtype, cell.client

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mjp_privacy.clients.per_image import is_simple, per_image_gradients
+from mjp_privacy.clients.local_step import weight_difference
+from mjp_privacy.clients.per_image import TABLES, is_simple, per_image_gradients
 from mjp_privacy.config import ClientConfig
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
@@ -51,12 +53,16 @@ class FedSGDClient:
     config: ClientConfig = field(default_factory=ClientConfig)
 
     def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
-        return ClientUpdate(
+        config = self.config
+        gradient = ClientUpdate(
             self.gradients(inputs, names=names),
             dtype=self.model.cls_token.dtype,
-            batch=self.config.batch,
-            dal_lambda=self.config.dal_lambda if self._localizes else 0.0,
+            batch=config.batch,
+            dal_lambda=config.dal_lambda if self._localizes else 0.0,
         )
+        if config.upload == "gradient":
+            return gradient
+        return weight_difference(gradient, self.model, config.lr, config.weight_decay)
 
     @property
     def _localizes(self) -> bool:
@@ -69,12 +75,35 @@ class FedSGDClient:
         wanted = self._wanted(names)
         steps = self._steps(inputs)
         simple = not self._localizes and all(is_simple(self.model, name) for name in wanted)
+        with self._differentiating():
+            return self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
+
+    def mean_gradient(self, inputs: ClientInput) -> dict[str, Tensor]:
+        """Gradient of the mean loss of all steps, of every parameter that is not withheld; never
+        one a step, so it takes the memory of one."""
+        names = self._wanted(None)
+        parameters = [self.model.get_parameter(name) for name in names]
+        total = [torch.zeros_like(parameter) for parameter in parameters]
+        steps = self._steps(inputs)
+        objective = Objective(self.model, self.config)
+        with self._differentiating():
+            for chunk in zip(*(step.split(STEPS_AT_ONCE) for step in steps), strict=True):
+                images, labels, mask = (*(tensor.flatten(0, 1) for tensor in chunk), None)[:3]
+                loss = objective(images, labels, mask) * len(chunk[0]) / len(steps[0])
+                found = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for held, part in zip(total, found, strict=True):
+                    held += 0 if part is None else part
+        return dict(zip(names, total, strict=True))
+
+    @contextmanager
+    def _differentiating(self) -> Iterator[None]:
+        """In the client's mode, and with one attention kernel for both precisions and every way of
+        differentiating."""
         was_training = self.model.training
         self.model.train(self.config.mode == "train")
         try:
-            # One attention kernel for both precisions and every way of differentiating.
             with sdpa_kernel(SDPBackend.MATH):
-                return self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
+                yield
         finally:
             self.model.train(was_training)
 
@@ -107,14 +136,16 @@ class FedSGDClient:
 
     def _wanted(self, names: Sequence[str] | None) -> list[str]:
         own = [name for name, _ in self.model.named_parameters()]
-        for name in names or ():
+        withheld = self.config.withheld
+        # A grid may withhold a table that only some of its models have.
+        for name in (*(names or ()), *(name for name in withheld if name not in TABLES)):
             if name not in own:
                 near = get_close_matches(name, own, n=1)
                 hint = f"Did you mean {near[0]}?" if near else "See model.named_parameters()."
                 raise UserError(
                     f"The model has no parameter {name!r}, so no gradient of it exists. {hint}"
                 )
-        return own if names is None else list(names)
+        return [name for name in (own if names is None else names) if name not in withheld]
 
     def _steps(self, inputs: ClientInput) -> list[Tensor]:
         """Images (n, B, C, H, W), labels (n, B) and, where there is one, mask (n, B, N)."""

@@ -1,13 +1,12 @@
 """Several uploads, labels of attacks, clients of grid entries, and images an attack cannot do."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pytest
 import torch
-from run_fixtures import MJP, attack, cells, names, photographs, rows, tiny, values, written
+from run_fixtures import attack, cells, names, photographs, rows, values, written
+from upload_fixtures import SEEN, Rounds, mjp, rounds
 
 from attacks import ATTACKS
 from mjp_privacy.cells import cell_key, run_id
@@ -15,69 +14,23 @@ from mjp_privacy.clients.fedsgd import FedSGDClient
 from mjp_privacy.config import ClientConfig, expand
 from mjp_privacy.config_files import load_experiment
 from mjp_privacy.errors import UserError
-from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.interfaces import Reconstruction
 from mjp_privacy.models.jigsaw import draw_masks
 from mjp_privacy.overrides import with_gamma
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SEEN: list[AttackerView] = []
 STATUS = ["image_id", "status", "reason"]
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """Reads R uploads and guesses grey; notes what it was shown."""
-
-    rounds: int = 3
-    inapplicable: tuple[int, ...] = ()
-    breaks: bool = False  # the linear algebra of a block, not that of a single step
-    name: ClassVar[str] = "rounds"
-    published: ClassVar[bool] = False
-    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
-
-    @property
-    def uploads(self) -> int:
-        return self.rounds
-
-    def needs(self, model: Any) -> Sequence[str]:
-        return ("pos_embed",)
-
-    def unsupported(self, view: AttackerView) -> str | None:
-        return None
-
-    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
-        SEEN.append(view)
-        count = len(view.updates[0].grads["pos_embed"]) * view.updates[0].batch
-        if self.breaks and count > view.updates[0].batch:
-            raise torch.linalg.LinAlgError("no convergence")
-        images = torch.full((count, 3, 32, 32), 0.5)
-        where = {at: "too dark" for at in self.inapplicable if at < count}
-        images[list(where)] = torch.nan
-        zero = view.updates[0].grads["pos_embed"][:, 0, 1:].eq(0).all(-1)
-        return Reconstruction(
-            images, zero.repeat_interleave(count // len(zero), 0), None, {}, where
-        )
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     SEEN.clear()
-    monkeypatch.setitem(ATTACKS._entries, "rounds", f"{__name__}:Rounds")
+    monkeypatch.setitem(ATTACKS._entries, "rounds", "upload_fixtures:Rounds")
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photographs(tmp_path_factory.mktemp("images"), 3)
-
-
-def mjp(setting: str, *attacks: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """One MJP model in one setting, in blocks of three."""
-    entry = {"models": ["MJP"], "settings": [setting], "gammas": [0.5]}
-    return tiny(**({"models": {"MJP": MJP}, "grid": [entry], "attacks": attacks} | changes))
-
-
-def rounds(label: str | None = None, **options: Any) -> dict[str, Any]:
-    return {"name": "rounds", "options": options} | ({"label": label} if label else {})
 
 
 # identity -----------------------------------------------------------------------------------------
