@@ -12,13 +12,13 @@ Scalar = str | float | int | bool | None
 DEFAULTS: Mapping[str, Scalar] = {
     **{"role": "attack", "uploads": 1, "plain_share": 0.0, "mask": "image", "augment": "none"},
     **{"withhold": "", "positions": "own", "position_noise": 0.0, "server_lr": 0.0},
-    **{"upload": "gradient", "lr": 0.1, "weight_decay": 0.0},
+    **{"upload": "gradient", "lr": 0.1, "weight_decay": 0.0, "dal_lambda": 0.01},
 }
 """What a cell means that does not say it, so that older runs stand beside newer ones."""
 
 CLIENT_FACTS = (
-    *("mode", "loss", "batch", "dal", "plain_share", "mask", "augment", "withhold", "positions"),
-    *("position_noise", "server_lr", "upload", "lr", "weight_decay"),
+    *("mode", "loss", "batch", "dal", "dal_lambda", "plain_share", "mask", "augment"),
+    *("withhold", "positions", "position_noise", "server_lr", "upload", "lr", "weight_decay"),
 )
 """Who is attacked, besides the model; ClientConfig's fields."""
 
@@ -46,6 +46,8 @@ def fact(cell: Mapping[str, Any], key: str) -> Scalar:
     value = cell.get(key)
     if isinstance(value, (list, tuple)):
         return " + ".join(map(str, value))
+    if key == "withhold" and isinstance(value, str):
+        return value.replace(", ", " + ")  # facts in words are parted by commas
     if value is None or not isinstance(value, (str, float, int, bool)):
         return DEFAULTS.get(key)
     return value

@@ -161,7 +161,7 @@ def _overview_title(line: Line, example: Example) -> str:
     cell = line.cell
     return (
         f"{line.number}  {shorten(str(cell['model']), 22)} ({cell['setting']})\n"
-        f"{attack_text(line, 18)}, {cell['dtype']}\n"
+        f"{attack_text(line, 20)}, {cell['dtype']}\n"
         f"γ = {cell['gamma']:g}, {psnr_text(example.psnr)}"
     )
 
@@ -178,9 +178,9 @@ def write_distributions(lines: Sequence[Line], path: Path) -> bool:
 def _distributions(lines: Sequence[Line]) -> Figure:
     from matplotlib.figure import Figure
 
-    width, height = 8.5, 1.15 + 0.42 * len(lines)
+    width, height = 9.6, 1.15 + 0.42 * len(lines)
     figure = Figure(figsize=(width, height), dpi=DPI)
-    axes = figure.add_axes((0.32, 0.6 / height, 0.66, 1 - 1.05 / height))
+    axes = figure.add_axes((0.41, 0.6 / height, 0.57, 1 - 1.05 / height))
     for position, line in enumerate(lines):
         _violin(axes, line, position)
     names = [

@@ -86,13 +86,20 @@ def build_table(lines: Sequence[Line], variant: str, derived: Sequence[DerivedLi
 def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
     """Scalar cell entries (seed first) that differ between lines and would be lost otherwise.
 
-    A cell that failed before its model was loaded does not know its entries: it has no say.
+    A cell that failed before its model was loaded does not know its entries: it has no say. Nor
+    has a control on the entries of attacks: it has no options and sees no upload.
     """
-    cells = [line.cell for line in lines if line.cell["status"] != "failed"]
+    known = [line for line in lines if line.cell["status"] != "failed"]
+    cells = [line.cell for line in known]
+    attacks = [line.cell for line in known if line.role == "attack"]
     keys = dict.fromkeys(key for cell in cells for key in cell if key not in NOT_COLUMNS)
     if all(cell.get("attack_name") in (None, cell["attack"]) for cell in cells):
         keys.pop("attack_name", None)  # the labels are the names
-    return tuple(key for key in ["seed", *keys] if len({fact(cell, key) for cell in cells}) > 1)
+    return tuple(
+        key
+        for key in ["seed", *keys]
+        if len({fact(cell, key) for cell in (attacks if key in ATTACK_FACTS else cells)}) > 1
+    )
 
 
 def paper_row(line: Line) -> PublishedRow | None:
@@ -115,9 +122,10 @@ def _identity(line: Line, varying: Sequence[str]) -> dict[str, Any]:
 
 
 def _fact(line: Line, key: str) -> Scalar:
-    """As it varies; a reduction has its attacks' number of uploads and none of their options."""
-    own = isinstance(line, DerivedLine) and key in ATTACK_FACTS and key not in line.cell
-    return None if own else fact(line.cell, key)
+    """As it varies; of an attack's facts a reduction has the number of uploads, a control none."""
+    derived = isinstance(line, DerivedLine)
+    foreign = key in ATTACK_FACTS and line.role != "attack" and not (derived and key == "uploads")
+    return None if foreign else fact(line.cell, key)
 
 
 def _counts(line: Line, variant: str) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def test_silence_is_the_default() -> None:
     assert fact({}, "uploads") == 1
     assert fact({}, "role") == "attack"
     assert fact({"withhold": []}, "withhold") == fact({}, "withhold")
+    assert fact({"withhold": "a, b"}, "withhold") == fact({"withhold": ["a", "b"]}, "withhold")
     assert fact({}, "unheard of") is None
 
 
@@ -119,6 +120,17 @@ def test_options_and_uploads_of_attacks(tmp_path: Path) -> None:
     assert [row["options"] for row in rows[4:]] == [DASH, DASH]
     assert [row["attack's name"] for row in rows] == [DASH, *["multi_round"] * 3, DASH, DASH]
     assert "role" not in rows[0]
+
+
+def test_controls_have_no_facts_of_attacks(tmp_path: Path) -> None:
+    """Their 0 uploads make no column, and stand in none."""
+    grey = cell("grey", attack="grey", attack_name="grey", role="floor", uploads=0, engine="none")
+    rows = main_of(run_of(tmp_path / "one", cell("x"), grey))
+    assert "uploads" not in rows[0]
+    assert "engine" not in rows[0]
+    several = cell("r", attack="r", uploads=3)
+    rows = main_of(run_of(tmp_path / "two", cell("x"), several, grey))
+    assert [row["uploads"] for row in rows] == ["1", "3", DASH, "1", "≤ 3"]
 
 
 def test_a_label_that_is_the_name_needs_no_second_column(tmp_path: Path) -> None:
