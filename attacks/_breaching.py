@@ -1,4 +1,6 @@
-"""The only file that knows breaching. Import it late: breaching takes seconds to import.
+"""breaching's APRIL, and what breaching needs to be told. Import it late: that takes seconds.
+
+This file and _breaching_optimization.py, its gradient matching, are the only ones that know it.
 
 `reconstruct_one_by_one` runs breaching's own AprilAttacker; `BatchedAprilAttacker` is a subclass
 that solves many images at once. breaching reads gradients by list position and casts them to its

@@ -85,11 +85,13 @@ def match_gradients(
     configuration: Any,
     *,
     positions: tuple[str, float] | None = None,
+    start: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """One client step: normalised images (B, C, H, W), and what it took.
 
     grads {name: parameter's shape}, labels (B,), mask (B, N); `positions`: name and weight of the
-    position term. Where no trial ended with a finite score the images are NaN (breaching: zeros).
+    position term; `start` (B, C, H, W): normalised images in place of noise. Where no trial ended
+    with a finite score the images are NaN (breaching: zeros).
     """
     names = [name for name, _ in model.named_parameters() if name in grads]
     victim = UploadedParameters(model, names, mask)
@@ -109,7 +111,8 @@ def match_gradients(
         },
     }
     with sdpa_kernel(SDPBackend.MATH):  # the only kernel that can be differentiated twice
-        found, stats = attacker.reconstruct(server_payload(victim, pixels), [shared], {})
+        payload = server_payload(victim, pixels)
+        found, stats = attacker.reconstruct(payload, [shared], {}, initial_data=start)
     images = found["data"]
     score = float(stats["opt_value"])
     if not math.isfinite(score):

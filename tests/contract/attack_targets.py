@@ -12,20 +12,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class AttackTarget:
-    """`least` and `most`: bounds on the mean PSNR (dB, capped at 100) in each situation."""
+    """Bounds on the PSNR (dB, capped at 100) in each situation.
+
+    An iterative attack names a smaller `model` and fewer `images`: its budget is seconds.
+    """
 
     attack: str
-    needs: tuple[str, ...]
+    needs: tuple[str, ...] | None  # None: every parameter
     options: dict[str, Any] = field(default_factory=dict)
     unshuffled: float = 60.0  # setting a, plain model: at least
     shuffled: float = 60.0  # setting b, plain model: at least
     mjp: tuple[float, float] = (0.0, 100.0)  # setting b, model with E_unk: between
     mjp_only: bool = False  # not applicable to a model without E_unk
+    any_positions: bool = False  # applicable to a model without position embeddings
+    any_batch: bool = False  # applicable to more than one image a step
+    model: dict[str, Any] = field(default_factory=dict)
+    images: int = 4
+    gamma: float = 0.27
 
     def __str__(self) -> str:
         return "-".join([self.attack, *map(str, self.options.values())])
 
 
+SMALL = {"img_size": 8, "depth": 1}
 QKV = "blocks.0.attn.qkv.weight"
 
 TARGETS = (
@@ -36,5 +45,30 @@ TARGETS = (
         ("pos_embed", QKV, "unk_embed"),
         mjp=(11.0, 16.0),
         mjp_only=True,
+    ),
+    AttackTarget(
+        "inverting_gradients",
+        None,
+        {"steps": 100, "tv": 0.005, "decay": "cosine-decay"},
+        unshuffled=20.0,
+        shuffled=20.0,
+        mjp=(20.0, 60.0),
+        any_positions=True,
+        any_batch=True,
+        model=SMALL,
+        images=1,
+        gamma=0.75,
+    ),
+    AttackTarget(
+        "april_optimization",
+        None,
+        {"steps": 100, "tv": 0.005, "decay": "cosine-decay"},
+        unshuffled=20.0,
+        shuffled=20.0,
+        mjp=(20.0, 60.0),
+        any_batch=True,
+        model=SMALL,
+        images=1,
+        gamma=0.75,
     ),
 )

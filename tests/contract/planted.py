@@ -18,23 +18,21 @@ SIDE, PATCH = 32, 4
 IMAGES = 4
 
 
-def planted_images(count: int = IMAGES) -> Tensor:
-    """Smooth random colours with some noise, (count, 3, SIDE, SIDE) in [0, 1]."""
+def planted_images(count: int = IMAGES, side: int = SIDE) -> Tensor:
+    """Smooth random colours with some noise, (count, 3, side, side) in [0, 1]."""
     generator = torch.Generator().manual_seed(3)
     coarse = torch.rand(count, 3, 5, 5, generator=generator, dtype=torch.float64)
-    smooth = torch.nn.functional.interpolate(coarse, size=SIDE, mode="bicubic")
+    smooth = torch.nn.functional.interpolate(coarse, size=side, mode="bicubic")
     noise = 0.1 * torch.randn(smooth.shape, generator=generator, dtype=torch.float64)
     return (smooth + noise).clamp(0.02, 0.98)
 
 
 def planted_model(**options: object) -> Victim:
     """Width 96 above patch length 48 and above 65 tokens; weights large enough to condition A."""
-    options = {"embed_dim": 96, "num_heads": 4} | options
+    options = {"embed_dim": 96, "num_heads": 4, "img_size": SIDE, "depth": 2} | options
     model = load_model(
         checkpoint="random",
-        img_size=SIDE,
         patch_size=PATCH,
-        depth=2,
         num_classes=10,
         mean=(0.4, 0.5, 0.6),
         std=(0.2, 0.25, 0.3),
@@ -65,7 +63,7 @@ def planted_view(
     client: ClientConfig | None = None,
 ) -> tuple[AttackerView, ClientInput]:
     """What the attacker sees of planted images in a setting, and what the client fed."""
-    images = planted_images() if images is None else images
+    images = planted_images(side=model.card.img_size) if images is None else images
     ids = [f"image {index}" for index in range(len(images))]
     labels = torch.arange(len(images)) % 10
     inputs = SETTINGS[setting].prepare(
@@ -75,14 +73,23 @@ def planted_view(
     own = {name for name, _ in victim.named_parameters()}
     names = [name for name in attack.needs(victim) if name in own]
     update = FedSGDClient(victim, client or ClientConfig()).update(inputs, names=names)
-    pixels = Pixels(SIDE, model.card.mean, model.card.std)
-    return AttackerView(victim, [update], pixels), inputs
+    pixels = Pixels(model.card.img_size, model.card.mean, model.card.std)
+    return AttackerView(victim, [update], pixels, labels=labels), inputs
 
 
-def attacked(name: str, options: dict[str, object], model: Victim, setting: str) -> Tensor:
+def attacked(
+    name: str,
+    options: dict[str, object],
+    model: Victim,
+    setting: str,
+    *,
+    images: int = IMAGES,
+    gamma: float = 0.27,
+) -> Tensor:
     """PSNR (m,) against what the client fed, capped at 100 dB."""
     attack = find_attack(name, options)
-    view, inputs = planted_view(model, attack, setting)
+    planted = planted_images(images, model.card.img_size)
+    view, inputs = planted_view(model, attack, setting, gamma=gamma, images=planted)
     assert attack.unsupported(view) is None
     found = attack.run(view, generator=torch.Generator())
     assert found.images is not None
