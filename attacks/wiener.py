@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+UNSEEN = 1e-13  # of the largest prior variance: directions that W does not see, up to rounding
 TINY = 1e-300
 
 
@@ -29,11 +30,12 @@ class PatchPrior:
     weight: Tensor | None = None
 
     def spread(self) -> tuple[Tensor, Tensor, Tensor]:
-        """l (K,), R (K, K) and the gain R^T W Sigma (K, p)."""
+        """l (k,), R (K, k) and the gain R^T W Sigma (k, p) of the k directions that W sees."""
         through = self.covariance if self.weight is None else self.weight @ self.covariance
         system = through if self.weight is None else through @ self.weight.mT
         values, vectors = torch.linalg.eigh((system + system.mT) / 2)
-        return values.clamp_min(0), vectors, vectors.mT @ through
+        seen = values > UNSEEN * values[-1]
+        return values[seen], vectors[:, seen], vectors[:, seen].mT @ through
 
 
 def posterior_patches(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mjp_privacy.config import Cell
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.diagnostics import Scene, diagnose
+from mjp_privacy.diagnostics import Scene, diagnose, mask_agreement
 from mjp_privacy.interfaces import (
     Attack,
     AttackerView,
@@ -35,6 +35,8 @@ NO_ONE_INPUT = (
     "each upload was shuffled differently: there is no one shuffled image to reconstruct; "
     "score several uploads against the plain image (setting c)"
 )
+
+NO_PICTURE = "the attack names the masked positions and makes no picture"
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,8 @@ class CellWork:
         ]
         without = [rows for rows in others if len(rows)]
         kept = [at for at, r in enumerate(records) if r not in reasons and r not in inapplicable]
+        if kept and found.images is None and found.mask is not None:
+            without.append(self._without_picture(scene, [records[at] for at in kept], found, kept))
         if not kept or found.images is None:
             return BlockResult(pd.concat(without))
         # What is stored is what is scored: float32, so scores can be made again from the files.
@@ -214,12 +218,28 @@ class CellWork:
         ids = [records[at].image_id for at in kept]
         return BlockResult(pd.concat([rows, *without]), tensors, ids)
 
+    def _without_picture(
+        self,
+        scene: Scene,
+        records: Sequence[ImageRecord],
+        found: Reconstruction,
+        kept: Sequence[int],
+    ) -> pd.DataFrame:
+        """Rows of an attack that names the masked positions only: every score `unscored`."""
+        told = {**found.diagnostics, **mask_agreement(found.mask, scene.inputs)}
+        diagnostics = {name: values.cpu()[list(kept)] for name, values in told.items()}
+        rows = scored_rows(self.facts, records, {}, diagnostics, {})
+        reasons = dict.fromkeys(records, NO_PICTURE)
+        return pd.concat([rows, reasoned_rows(self.facts, reasons, "unscored")])
+
 
 def checked(
     found: Reconstruction, records: Sequence[ImageRecord]
 ) -> tuple[Reconstruction, dict[ImageRecord, str]]:
     """With the reasons of images that have no finite reconstruction and should."""
     wanted = {at: record for at, record in enumerate(records) if at not in found.inapplicable}
+    if found.images is None and found.mask is not None:
+        return found, {}  # it names the mask and makes no picture
     if found.images is None:
         return found, dict.fromkeys(wanted.values(), "the attack returned no reconstruction")
     finite = found.images.isfinite().flatten(1).all(-1).tolist()

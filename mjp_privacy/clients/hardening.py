@@ -72,4 +72,5 @@ def noisy(
         ]
     )
     shaped = scale.view(-1, *[1] * (given.ndim - 1))
-    return replace(update, grads={**update.grads, TABLE: given + shaped * noise.to(given)})
+    sent = {**update.grads, TABLE: given + shaped * noise.to(given)}
+    return replace(update, grads=sent, position_noise=relative)

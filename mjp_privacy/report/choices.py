@@ -47,10 +47,6 @@ def _sentence(line: DerivedLine) -> str:
     if fewer := _fewer(line):
         lacking = "score" if line.role == WORST_CASE.name else "residual"
         parts.append(f"On {fewer} of these images not every attack has a {lacking}.")
-    if altered := _altered(line):
-        parts.append(
-            f"{', '.join(altered)} attacked a client whose block 0 is altered, the others did not."
-        )
     return " ".join(parts)
 
 
@@ -59,14 +55,6 @@ def _fewer(line: DerivedLine) -> int:
     (rule,) = (rule for rule in RULES if rule.name == line.role)
     scored = [set(member.scored(rule.metric, rule.variant).index) for member in line.members]
     return sum(any(image not in known for known in scored) for image in line.chosen)
-
-
-def _altered(line: DerivedLine) -> list[str]:
-    """Attacks that need the altered block where others of the group do not."""
-    altered = [m for m in line.members if m.cell.get("victim") == "april_block"]
-    partly = 0 < len(altered) < len(line.members)
-    closed_form = line.cell.get("first_block") == "closed_form"  # every client has that block
-    return [str(m.cell["attack"]) for m in altered] if partly and not closed_form else []
 
 
 def _without(line: Line) -> list[str]:

@@ -7,7 +7,9 @@ order of the cells,
     attackers_choice  argmin_a gradient_residual_a   needs none
 
 and every metric of the image comes from the chosen attack's reconstruction. Controls are never
-candidates. An image for which an attack failed has fewer candidates; one without any has a reason.
+candidates, and attacks on a client with an altered block 0, which nobody trains, only where no
+attack met the model that is trained. An image for which an attack failed has fewer candidates; one
+without any has a reason.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
 
     Where some attacks use several uploads there is a line for those that use one, and one for all.
     """
-    members = tuple(line for line in attacks if len(line.rows))
+    members = tuple(line for line in _on_the_trained_model(attacks) if len(line.rows))
     if len(members) < 2:
         return []
     once = tuple(line for line in members if line.uploads == 1)
@@ -125,6 +127,17 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
             if chosen or rule is WORST_CASE:  # runs without residuals have no choice by them
                 derived.append(_line(candidates, chosen, rule, f"{rule.name}, {scope}"))
     return derived
+
+
+def _on_the_trained_model(attacks: Sequence[Line]) -> Sequence[Line]:
+    """Without the attacks that need a client with an altered block 0, unless there are no others
+    or the model was trained with that block."""
+    trained = [
+        line
+        for line in attacks
+        if line.cell.get("victim") != "april_block" or line.cell.get("first_block") == "closed_form"
+    ]
+    return trained or attacks
 
 
 def choose(members: Sequence[Line], rule: Rule) -> dict[str, Line]:

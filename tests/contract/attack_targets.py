@@ -22,7 +22,10 @@ class AttackTarget:
     options: dict[str, Any] = field(default_factory=dict)
     unshuffled: float = 60.0  # setting a, plain model: at least
     shuffled: float = 60.0  # setting b, plain model: at least
-    mjp: tuple[float, float] = (0.0, 100.0)  # setting b, model with E_unk: between
+    mjp: tuple[float, float] = (0.0, 100.0)  # model with E_unk, shuffled: between
+    plain: bool = False  # under MJP it is scored against the plain image (c): several uploads
+    nothing_under_mjp: bool = False  # every image masked: not applicable to any
+    pictures: bool = True  # False: it names a mask only
     mjp_only: bool = False  # not applicable to a model without E_unk
     any_positions: bool = False  # applicable to a model without position embeddings
     any_batch: bool = False  # applicable to more than one image a step
@@ -34,6 +37,8 @@ class AttackTarget:
         return "-".join([self.attack, *map(str, self.options.values())])
 
 
+STATIONARY = {"prior": "stationary"}
+PATCH = "patch_embed.proj.weight"
 SMALL = {"img_size": 8, "depth": 1}
 QKV = "blocks.0.attn.qkv.weight"
 
@@ -45,6 +50,32 @@ TARGETS = (
         ("pos_embed", QKV, "unk_embed"),
         mjp=(11.0, 16.0),
         mjp_only=True,
+    ),
+    AttackTarget("april_prior", ("pos_embed", QKV, "unk_embed"), STATIONARY, mjp=(12.0, 18.0)),
+    AttackTarget("patch_gradient", ("pos_embed", PATCH), mjp=(6.0, 14.0), any_batch=True),
+    AttackTarget("patch_prior", ("pos_embed", PATCH), STATIONARY, mjp=(11.0, 18.0), any_batch=True),
+    AttackTarget(
+        "plain_step",
+        ("pos_embed", PATCH),
+        {"uploads": 2},
+        plain=True,
+        nothing_under_mjp=True,
+        any_batch=True,
+    ),
+    AttackTarget("mask_locator", ("pos_embed",), pictures=False, any_batch=True),
+    AttackTarget(
+        "masked_span", ("pos_embed", PATCH, QKV), STATIONARY, mjp=(14.0, 30.0), any_batch=True
+    ),
+    AttackTarget(
+        "multi_round",
+        ("pos_embed", PATCH, QKV),
+        {"uploads": 8, **STATIONARY},
+        plain=True,
+        mjp=(60.0, 100.0),
+        any_batch=True,
+    ),
+    AttackTarget(
+        "token_span", (PATCH, QKV), STATIONARY, model={"embed_dim": 160}, mjp=(14.0, 30.0)
     ),
     AttackTarget(
         "inverting_gradients",

@@ -66,15 +66,20 @@ def planted_view(
     images = planted_images(side=model.card.img_size) if images is None else images
     ids = [f"image {index}" for index in range(len(images))]
     labels = torch.arange(len(images)) % 10
-    inputs = SETTINGS[setting].prepare(
-        images, labels, ids, patch_size=PATCH, gamma=gamma, round=0, seed=0
-    )
+    rounds = [
+        SETTINGS[setting].prepare(
+            images, labels, ids, patch_size=PATCH, gamma=gamma, round=round, seed=0
+        )
+        for round in range(attack.uploads)
+    ]
     victim = with_closed_form_block(model) if attack.victim == "april_block" else model
     own = {name for name, _ in victim.named_parameters()}
     names = [name for name in attack.needs(victim) if name in own]
-    update = FedSGDClient(victim, client or ClientConfig()).update(inputs, names=names)
+    trained = FedSGDClient(victim, client or ClientConfig())
+    updates = [trained.update(inputs, names=names) for inputs in rounds]
     pixels = Pixels(model.card.img_size, model.card.mean, model.card.std)
-    return AttackerView(victim, [update], pixels, labels=labels), inputs
+    against = SETTINGS[setting].against
+    return AttackerView(victim, updates, pixels, labels=labels, against=against), rounds[0]
 
 
 def attacked(
@@ -86,11 +91,12 @@ def attacked(
     images: int = IMAGES,
     gamma: float = 0.27,
 ) -> Tensor:
-    """PSNR (m,) against what the client fed, capped at 100 dB."""
+    """PSNR (m,) against the setting's image, capped at 100 dB."""
     attack = find_attack(name, options)
     planted = planted_images(images, model.card.img_size)
     view, inputs = planted_view(model, attack, setting, gamma=gamma, images=planted)
     assert attack.unsupported(view) is None
     found = attack.run(view, generator=torch.Generator())
     assert found.images is not None
-    return psnr(found.images, inputs.images).clamp(max=100)
+    target = planted if view.against == "plain" else inputs.images
+    return psnr(found.images, target).clamp(max=100)

@@ -27,12 +27,14 @@ SSIM = {"april": 0.9, "patch_gradient": 0.2, "masked_span": 0.3}
 """Not in the order of PSNR, so that a metric taken from another attack shows."""
 
 
-def ladder_run(folder: Path, *, residuals: bool = True) -> RunStore:
-    """Three attacks on one thing, in this order, between a floor and a ceiling."""
+def ladder_run(folder: Path, *, residuals: bool = True, altered: str | None = None) -> RunStore:
+    """Three attacks on one thing, in this order, between a floor and a ceiling; `altered` is one
+    that needs a client with another block 0."""
     store = RunStore(folder)
     shared: dict[str, Any] = {"setting": "b", "gamma": 0.27, "victim": "intact"}
     cells = {name: cell(name, attack=name, **shared) for name in LADDER}
-    cells["april"]["victim"] = "april_block"
+    if altered:
+        cells[altered]["victim"] = "april_block"
     cells["april"]["paper_row"] = {"model": "DeiT-S", "setting": "b"}
     controls = {"grey": "floor", "other_image": "floor", "oracle_inverse": "ceiling"}
     paper = {"model": "DeiT-S", "setting": "b"}  # controls have none; one that came is not used

@@ -97,7 +97,6 @@ def test_notes_say_what_the_lines_are_made_of(tmp_path: Path) -> None:
         "april 1, patch_gradient 2, masked_span 0.",
         "On 2 of these images not every attack has a score.",
         "On 2 of these images not every attack has a residual.",
-        "april attacked a client whose block 0 is altered, the others did not.",
         "1 image failed: april failed: april says so; patch_gradient unsupported",
         "(lines 7–8)",
         "Controls (lines 4–6) are no attacks",

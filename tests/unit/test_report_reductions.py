@@ -46,6 +46,13 @@ def test_worst_case_is_the_best_attack_of_each_image(ladder: dict[str, DerivedLi
     assert worst.counts == {"april": 1, "patch_gradient": 1, "masked_span": 1}
 
 
+def test_an_attack_on_an_altered_client_is_no_candidate(tmp_path: Path) -> None:
+    ladder_run(tmp_path / "run", altered="april")
+    worst = derived_of(tmp_path / "run")[f"worst_case, {ONE}"]
+    assert worst.counts == {"patch_gradient": 1, "masked_span": 1}
+    assert by_image(worst, "psnr") == [20.0, 25.0]
+
+
 def test_every_metric_comes_from_the_chosen_reconstruction(ladder: dict[str, DerivedLine]) -> None:
     """Also those in which another attack is better, and the paper's variant."""
     worst = ladder[f"worst_case, {ONE}"]
@@ -157,7 +164,7 @@ def test_two_targets_are_never_one_group(tmp_path: Path, change: dict[str, Any])
 
 
 def test_an_older_cell_says_by_silence_what_a_newer_one_says_in_words(tmp_path: Path) -> None:
-    newer: dict[str, Any] = {"attack_name": "y", "attack_options": "{}", "victim": "intact"}
+    newer: dict[str, Any] = {"attack_name": "y", "attack_options": "{}"}
     newer |= {"role": "attack", "uploads": 1, "plain_share": 0, "mask": "image", "withhold": []}
     newer |= {"engine": "batched", "lr": 0.1, "planned_images": 1, "labels": "Other words."}
     entries = [cell("x", attack="x"), cell("y", attack="y", **newer)]
