@@ -20,14 +20,7 @@ each_target = pytest.mark.parametrize("target", TARGETS, ids=str)
 
 
 def planted_answer(target: AttackTarget, model: Victim, setting: str) -> Tensor:
-    return attacked(
-        target.attack,
-        target.options,
-        model,
-        setting,
-        images=target.images,
-        gamma=target.gamma,
-    )
+    return attacked(target.attack, target.options, model, setting, target.images)
 
 
 def test_every_registered_attack_has_a_target() -> None:
