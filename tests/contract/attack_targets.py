@@ -31,7 +31,6 @@ class AttackTarget:
     any_batch: bool = False  # applicable to more than one image a step
     model: dict[str, Any] = field(default_factory=dict)
     images: int = 4
-    gamma: float = 0.27
 
     def __str__(self) -> str:
         return "-".join([self.attack, *map(str, self.options.values())])
@@ -40,6 +39,8 @@ class AttackTarget:
 STATIONARY = {"prior": "stationary"}
 PATCH = "patch_embed.proj.weight"
 SMALL = {"img_size": 8, "depth": 1}
+"""Four patches, of which b masks one; its mean colour alone scores 11.9 dB."""
+MATCHING = {"steps": 100, "tv": 0.02, "decay": "cosine-decay", "step_size": 0.2}
 QKV = "blocks.0.attn.qkv.weight"
 
 TARGETS = (
@@ -80,26 +81,24 @@ TARGETS = (
     AttackTarget(
         "inverting_gradients",
         None,
-        {"steps": 100, "tv": 0.005, "decay": "cosine-decay"},
-        unshuffled=20.0,
-        shuffled=20.0,
-        mjp=(20.0, 60.0),
+        MATCHING,
+        unshuffled=15.0,
+        shuffled=15.0,
+        mjp=(18.0, 60.0),
         any_positions=True,
         any_batch=True,
         model=SMALL,
         images=1,
-        gamma=0.75,
     ),
     AttackTarget(
         "april_optimization",
         None,
-        {"steps": 100, "tv": 0.005, "decay": "cosine-decay"},
-        unshuffled=20.0,
-        shuffled=20.0,
-        mjp=(20.0, 60.0),
+        MATCHING,
+        unshuffled=17.0,
+        shuffled=17.0,
+        mjp=(21.0, 60.0),
         any_batch=True,
         model=SMALL,
         images=1,
-        gamma=0.75,
     ),
 )

@@ -87,14 +87,12 @@ def attacked(
     options: dict[str, object],
     model: Victim,
     setting: str,
-    *,
     images: int = IMAGES,
-    gamma: float = 0.27,
 ) -> Tensor:
     """PSNR (m,) against the setting's image, capped at 100 dB."""
     attack = find_attack(name, options)
     planted = planted_images(images, model.card.img_size)
-    view, inputs = planted_view(model, attack, setting, gamma=gamma, images=planted)
+    view, inputs = planted_view(model, attack, setting, images=planted)
     assert attack.unsupported(view) is None
     found = attack.run(view, generator=torch.Generator())
     assert found.images is not None

@@ -21,14 +21,7 @@ each_picture = pytest.mark.parametrize("target", [t for t in TARGETS if t.pictur
 
 
 def planted_answer(target: AttackTarget, model: Victim, setting: str) -> Tensor:
-    return attacked(
-        target.attack,
-        target.options,
-        model,
-        setting,
-        images=target.images,
-        gamma=target.gamma,
-    )
+    return attacked(target.attack, target.options, model, setting, target.images)
 
 
 def test_every_registered_attack_has_a_target() -> None:
