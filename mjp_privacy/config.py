@@ -7,9 +7,9 @@ an attack. Reading a file is `config_files`' business.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.client_config import ClientConfig, Share, check_client
@@ -46,7 +46,7 @@ class ModelConfig:
     """A named model (vit_small, deit_small_mjp, ...) or a plain timm ViT (vit_tiny_patch16_224)."""
     checkpoint: str | None = None
     """A file, timm:NAME, or random. --weights overrides it."""
-    unknown_init: Literal["mean_position", "zeros"] | None = None
+    unknown_init: Literal["mean_position", "zeros", "random"] | None = None
     """How to fill E_unk where the checkpoint has none; the row says so."""
     paper: str | None = None
     """Name of the paper's model whose Table-5 figures stand beside this one's."""
@@ -105,6 +105,20 @@ class AttackConfig:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class ClassChoice:
+    """Images whose class index leaves one of `remainders` when divided by `modulo`.
+
+    Keeps the images that are attacked apart from those that something was fitted on.
+    """
+
+    modulo: Annotated[int, Field(ge=2)]
+    remainders: tuple[int, ...]
+
+    def holds(self, label: int) -> bool:
+        return label % self.modulo in self.remainders
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Experiment:
     """Everything that decides the numbers; paths, device and limits do not belong here."""
 
@@ -120,6 +134,8 @@ class Experiment:
     with the batch."""
     images: str | None = None
     """Default for --images; `embedded` means photographs that every installation has."""
+    classes: ClassChoice | None = None
+    """Which of the labelled images to attack; None: all."""
     data_is_papers: bool = False
     """The images are ImageNet-1K validation images, as the paper's; set it only if they are."""
 

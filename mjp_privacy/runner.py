@@ -10,7 +10,7 @@ import torch
 
 from mjp_privacy.config import Experiment
 from mjp_privacy.config_files import load_experiment
-from mjp_privacy.data import open_images, spread_subset
+from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
 from mjp_privacy.errors import UserError
 from mjp_privacy.lock import locked
 from mjp_privacy.overrides import with_gamma, with_weights
@@ -48,11 +48,26 @@ def run_experiment(
     if path is None:
         raise UserError("No images given: expected --images PATH (a folder, a zip or 'embedded').")
     source = open_images(path, labels)
-    records = spread_subset(source.records, limit, experiment.seed)
+    records = spread_subset(_chosen(source, experiment), limit, experiment.seed)
     place = pick_device(device)
     store = RunStore(output_folder(Path(out)))
     with locked(store.root):
         return Run(experiment, source, records, store, place).execute()
+
+
+def _chosen(source: ImageSource, experiment: Experiment) -> tuple[ImageRecord, ...]:
+    """The images of the experiment's classes; all where they carry no labels."""
+    choice = experiment.classes
+    if choice is None:
+        return source.records
+    chosen = tuple(r for r in source.records if r.label is None or choice.holds(r.label))
+    if not chosen:
+        raise UserError(
+            f"None of the {len(source.records)} images of {source.path} has a class index that "
+            f"leaves {', '.join(map(str, choice.remainders))} when divided by {choice.modulo} "
+            "(the config's `classes`). Give images of these classes, or take `classes` out."
+        )
+    return chosen
 
 
 def pick_device(name: str) -> torch.device:

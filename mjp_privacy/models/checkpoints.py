@@ -14,8 +14,9 @@ from mjp_privacy.errors import UserError
 from mjp_privacy.models.checkpoint_files import WeightFile
 from mjp_privacy.models.localization import DalKind
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.seeding import torch_generator
 
-UnknownInit = Literal["mean_position", "zeros"]
+UnknownInit = Literal["mean_position", "zeros", "random"]
 AXES = {
     "patch_embed.proj.weight": 4,
     "blocks.0.mlp.fc1.weight": 2,
@@ -196,6 +197,10 @@ def _filled_unknown(
     if unknown_init == "zeros":
         notes.append("unk_embed is not trained: set to zeros")
         return torch.zeros_like(mean)
+    if unknown_init == "random":
+        notes.append("unk_embed is not trained: drawn from N(0, 1), as the paper's training starts")
+        drawn = torch.randn(mean.shape, generator=torch_generator("unknown embedding"))
+        return drawn.to(mean)
     notes.append("unk_embed is not trained: set to the mean position embedding")
     return mean
 
