@@ -1,0 +1,290 @@
+r"""The patches behind a span: what MJP's masked positions hold, exact, up to their order.
+
+One upload gives the masked patches only as a span (`closed form`, single upload): with Q an
+orthonormal basis of the unmasked rows of `pos_embed.grad`, H = (I - QQ^T) G = A_M^T X_M, whose row
+space B (k, p) is the span of the masked patches X_M. Two facts finish it.
+
+1. `unk_embed.grad` is the sum of the masked rows, A_M^T 1. So t = lstsq(H B^T, (I - QQ^T) sum)
+   has a . t = 1 for the coordinates a of every masked patch (x = a B): scale and sign are known.
+2. Pixels are 8-bit: n = 255 (std x + mean) is a vector of integers. The integer vectors of the
+   span form a lattice whose basis are the masked patches (`attacks.lattice`), and among its bases
+   the patches are the one that looks like photographs (`attacks.patch_cost`): inside 0...255,
+   smooth, with a . t = 1.
+
+The same lattice completes an unmasked patch, which the closed form gives except for its part in
+the span: the integer vectors of c + span are the patch plus combinations of the masked ones.
+
+Needs: pixels that are multiples of 1/255 (no resampling, mixing or noise after rounding), and
+gradients so exact that the span is known to a small fraction of a grey level (float32 is).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attacks.lattice import FIRST, STEP, SpanLattice, lll, order_of_pixels, span_lattice
+from attacks.patch_cost import GREY, gradient_cost, outside, patch_cost, precision
+
+Reals = NDArray[np.float64]
+NOISE = 3e-4  # grey levels; a larger one asks for more pixels, a smaller one is paid in length
+INTEGRAL = 0.05  # grey levels from integers, over all pixels
+PIXELS = 150  # further pixels before giving up
+SWEEPS = 30
+RELATION = 1e-3
+LARGEST = 1024  # for a colour along the mean
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Grey levels of the model's space: n = gain x + zero, and the span in them."""
+
+    gain: Reals  # (p,) 255 std
+    zero: Reals  # (p,) 255 mean
+    basis: Reals  # (k, p)
+    t: Reals  # (k,)
+    patch_size: int
+
+    @property
+    def space(self) -> Reals:
+        """(k+1, p), all vectors a (gain B) + tau zero."""
+        return np.vstack((self.basis * self.gain, self.zero))
+
+    def coordinates(self, vectors: Reals) -> tuple[Reals, Reals]:
+        """a . t and tau of vectors (m, p) of the space; a picture has 1 and 1."""
+        found = np.linalg.lstsq(self.space.T, vectors.T, rcond=None)[0].T.astype(np.float64)
+        return found[:, :-1] @ self.t, found[:, -1]
+
+    def colour(self) -> tuple[Reals, float]:
+        """The smallest vector of integers along `zero`, and its tau: it is in the lattice too.
+
+        A grey level everywhere where the channels' means are equal.
+        """
+        for times in range(1, LARGEST):
+            colour = times * self.zero / self.zero[0]
+            if abs(colour - np.rint(colour)).max() < 1e-6:
+                return np.rint(colour), times / self.zero[0]
+        return np.zeros_like(self.zero), np.inf
+
+    def shifted(self, vectors: Reals, tau: Reals) -> tuple[Reals, NDArray[np.bool_]]:
+        """Vectors (m, p) less (m,) tau * zero, and where that is a shift by whole grey levels."""
+        colour, unit = self.colour()
+        times = tau / unit
+        whole = abs(times - np.rint(times)) < INTEGRAL if colour.any() else abs(tau) < INTEGRAL
+        return vectors - np.multiply.outer(np.rint(times), colour), whole
+
+    def cost(self, vectors: Reals) -> Reals:
+        return patch_cost(vectors, self.patch_size)
+
+
+@dataclass(frozen=True)
+class Unmixed:
+    """The masked patches, and what completes the others."""
+
+    patches: Tensor  # (k, p) in [0, 1], multiples of 1/255, in no order
+    frame: Frame
+    lattice: SpanLattice
+
+    def complete(self, partial: Tensor) -> tuple[Tensor, Tensor]:
+        """Unmasked patches known but for their part in the span -> (m, p) in [0, 1], and (m,) bool.
+
+        partial (m, p) is in the model's space, any vector of patch + span. Where the bool is
+        False, no integer vector was found and the row is not to be used.
+        """
+        frame, masked = self.frame, np.rint(self.patches.numpy() * 255)
+        points = partial.detach().cpu().double().numpy() * frame.gain + frame.zero
+        found = self.lattice.nearest(points, np.full(points.shape[1], GREY))
+        whole = abs(found - np.rint(found)).max(1) < INTEGRAL
+        surplus = np.linalg.lstsq(frame.space.T, (found - points).T, rcond=None)[0][-1]
+        for row in np.flatnonzero(whole):
+            start = _in_frame(frame, np.rint(found[row]), surplus[row], masked)
+            whole[row] = start is not None
+            if start is not None:
+                found[row] = _descended(frame, start, masked)
+        return torch.from_numpy(found / 255), torch.from_numpy(whole)
+
+
+def sum_coordinates(projected: Tensor, basis: Tensor, unknown: Tensor) -> Tensor:
+    """t (k,) with a . t = 1 for every masked patch x = a @ basis.
+
+    projected (D, p) is H, basis (k, p) orthonormal rows, unknown (D,) the projected sum of rows.
+    """
+    mixed = (projected @ basis.mT).double()
+    return torch.linalg.lstsq(mixed, unknown.double().unsqueeze(-1)).solution.squeeze(-1)
+
+
+def unmix(
+    basis: Tensor,
+    t: Tensor,
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    patch_size: int,
+    noise: float = NOISE,
+) -> Unmixed | None:
+    """The masked patches from their span: basis (k, p) in the model's space, and t.
+
+    None where no lattice of k integer vectors shows itself: the pixels are no multiples of 1/255,
+    the span is not exact enough, or there are too few pixels for so many patches.
+    """
+    area = patch_size**2
+    frame = Frame(
+        255 * np.repeat(np.array(std, dtype=np.float64), area),
+        255 * np.repeat(np.array(mean, dtype=np.float64), area),
+        basis.detach().cpu().double().numpy(),
+        t.detach().cpu().double().numpy(),
+        patch_size,
+    )
+    metric = precision(basis.shape[1], patch_size)
+    lattice = span_lattice(frame.space, metric, noise)
+    waiting = order_of_pixels(lattice)[:PIXELS]
+    step = FIRST
+    while len(waiting):
+        lattice, waiting, step = lattice.extended(waiting[:step]), waiting[step:], STEP
+        vectors, distance = lattice.vectors()
+        own = _combinations(frame, vectors, distance)
+        if own is not None:
+            patches = _chosen(frame, own)
+            return Unmixed(torch.from_numpy(patches / 255), frame, lattice)
+    return None
+
+
+# which basis of the lattice -----------------------------------------------------------------------
+
+
+def _combinations(frame: Frame, vectors: Reals, distance: Reals) -> Reals | None:
+    """(k, p) a basis of the combinations of pictures, from the integer vectors of the space.
+
+    The colour along the mean is a vector of the lattice too, and is taken out of them.
+    """
+    wanted = len(frame.basis) + int(frame.colour()[0].any())
+    nearest = np.argsort(distance, kind="stable")[:wanted]
+    if (distance[nearest] >= INTEGRAL).any() or len(nearest) < wanted:
+        return None
+    integers = np.rint(vectors[nearest])
+    phi, tau = frame.coordinates(integers)
+    own, whole = frame.shifted(integers, tau - phi)
+    if not whole.all() or (abs(phi - np.rint(phi)) >= INTEGRAL).any():
+        return None
+    if len(own) > len(frame.basis):  # one relation: it becomes a row of nothing, the shortest
+        own = lll(np.hstack((own, RELATION * np.eye(len(own)))))[0] @ own
+        own = own[(own != 0).any(1)]
+    return own if len(own) == len(frame.basis) else None
+
+
+def _chosen(frame: Frame, vectors: Reals) -> Reals:
+    """(k, p) the pictures, from any basis of their combinations."""
+    starts = (vectors, _shortened(vectors, frame.patch_size))
+    ends = [_exchanged(frame, _pictures(frame, start)) for start in starts]
+    return min(ends, key=lambda patches: float(frame.cost(patches).sum()))
+
+
+def _shortened(vectors: Reals, patch_size: int) -> Reals:
+    """Each replaced by its sum or difference with another while that has sparser gradients."""
+    if len(vectors) < 2:
+        return vectors
+    vectors, cost = vectors.copy(), gradient_cost(vectors, patch_size)
+    for _ in range(SWEEPS):
+        before = cost.sum()
+        for row in np.argsort(-cost, kind="stable"):
+            others = np.delete(vectors, row, axis=0)
+            trial = np.concatenate((vectors[row] + others, vectors[row] - others))
+            found = gradient_cost(trial, patch_size)
+            if found.min() < cost[row] - 1e-6:
+                vectors[row], cost[row] = trial[found.argmin()], found.min()
+        if cost.sum() >= before:
+            break
+    return vectors
+
+
+def _pictures(frame: Frame, vectors: Reals) -> Reals:
+    """The same lattice by vectors with a . t = 1 alone: others less a multiple of one of these."""
+    vectors, phi = vectors.copy(), np.rint(frame.coordinates(vectors)[0])
+    if not (abs(phi) == 1).any():  # Euclid's algorithm on two that are not
+        vectors, phi = _with_a_unit(vectors, phi)
+    vectors[phi == -1] *= -1
+    phi[phi == -1] = 1
+    while (phi != 1).any():
+        units = vectors[phi == 1]
+        rest = np.flatnonzero(phi != 1)
+        rest = rest[abs(phi[rest]) <= max(2, abs(phi[rest]).min())]
+        trials = [
+            sign * vectors[row] - (sign * phi[row] - 1) * units for row in rest for sign in (1, -1)
+        ]
+        cost = [float(frame.cost(trial).min()) for trial in trials]
+        best = int(np.argmin(cost))
+        row = rest[best // 2]
+        vectors[row], phi[row] = trials[best][frame.cost(trials[best]).argmin()], 1
+    return vectors
+
+
+def _with_a_unit(vectors: Reals, phi: Reals) -> tuple[Reals, Reals]:
+    vectors, phi = vectors.copy(), phi.copy()
+    while not (abs(phi) == 1).any() and (phi != 0).sum() > 1:
+        order = np.argsort(np.where(phi == 0, np.inf, abs(phi)), kind="stable")
+        small, large = order[0], order[1]
+        times = np.rint(phi[large] / phi[small])
+        vectors[large] -= times * vectors[small]
+        phi[large] -= times * phi[small]
+    return vectors, phi
+
+
+def _exchanged(frame: Frame, vectors: Reals) -> Reals:
+    """Each v replaced by v + v' - v'' or v' + v'' - v while that looks more like a photograph."""
+    vectors, cost = vectors.copy(), frame.cost(vectors)
+    for _ in range(SWEEPS):
+        before = cost.sum()
+        for row in np.argsort(-cost, kind="stable"):
+            others = np.delete(vectors, row, axis=0)
+            one, other = np.triu_indices(len(others), 1)
+            trial = np.concatenate((_moved(vectors[row], others), others[one] + others[other]))
+            trial[-len(one) :] -= vectors[row]
+            best, found = _best(frame, trial, vectors[row])
+            if found < cost[row] - 1e-3:
+                vectors[row], cost[row] = best, found
+        if cost.sum() >= before:
+            break
+    return vectors
+
+
+def _moved(vector: Reals, others: Reals) -> Reals:
+    """(., p) vector + v' - v'' for all pairs."""
+    return (vector + others[:, None] - others[None]).reshape(-1, len(vector))
+
+
+def _best(frame: Frame, trial: Reals, now: Reals) -> tuple[Reals, float]:
+    """The likeliest of those that leave the box by no more than what there is."""
+    trial = trial[outside(trial) <= outside(now[None]) + 1]
+    if not len(trial):
+        return now, np.inf
+    cost = frame.cost(trial)
+    return trial[cost.argmin()], float(cost.min())
+
+
+# unmasked patches ---------------------------------------------------------------------------------
+
+
+def _in_frame(frame: Frame, vector: Reals, surplus: float, masked: Reals) -> Reals | None:
+    """The vector less what it holds of `zero`, by way of a constant or of whole pictures."""
+    trials = []
+    for times in (0, 1, -1, 2, -2):
+        trial, whole = frame.shifted(vector - times * masked, np.full(len(masked), surplus - times))
+        trials.append(trial[whole])
+    found = np.concatenate(trials)
+    return found[frame.cost(found).argmin()] if len(found) else None
+
+
+def _descended(frame: Frame, vector: Reals, masked: Reals) -> Reals:
+    """v + v' - v'' with masked patches v', v'' while that looks more like a photograph."""
+    cost = float(frame.cost(vector[None])[0])
+    for _ in range(SWEEPS):
+        best, found = _best(frame, _moved(vector, masked), vector)
+        if found >= cost - 1e-3:
+            break
+        vector, cost = best, found
+    return vector
