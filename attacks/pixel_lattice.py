@@ -1,0 +1,119 @@
+r"""One upload of MJP, exactly, where pixels are 8-bit: the masked patches are integer vectors.
+
+`masked_span` leaves every patch open in the span S of the masked ones. A client that feeds decoded
+pictures feeds multiples of 1/255, and the integer vectors of S are a lattice which the masked
+patches generate (`attacks.unmixing`): LLL finds it, and what photographs look like tells its
+patches from their combinations. An unmasked patch is then the integer vector of c_i + S nearest to
+`masked_span`'s guess. The masked patches have no places yet; `attacks.jigsaw_solver` puts them
+where their borders fit, which gives the plain picture. As the client fed it, each masked place
+gets the mean of the patches: their order there is not in the gradient.
+
+Fails, and falls back to `masked_span`, where pixels are no multiples of 1/255 (interpolation or
+mixing after decoding), the gradient is too noisy, or too many patches are masked for the lattice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attacks.jigsaw_solver import solve
+from attacks.masked_span import MaskedSpan
+from attacks.patch_system import PATCH, TABLE, UNKNOWN, PatchSystem, gradient, patch_system
+from attacks.pictures import to_unit_range
+from attacks.span import combine, upload_span
+from attacks.token_equations import QKV
+from attacks.unmixing import sum_coordinates, unmix
+from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images, to_patches
+
+
+@dataclass(frozen=True)
+class PixelLattice(MaskedSpan):
+    """`most`: masked patches beyond which no lattice is tried."""
+
+    most: int = 80
+    name: ClassVar[str] = "pixel_lattice"
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        return (TABLE, PATCH, QKV, UNKNOWN)
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        if view.model.unk_embed is None:
+            return "the model has no unknown embedding, so no patch is missing from the system"
+        if UNKNOWN not in view.updates[0].grads:
+            return f"the upload holds no gradient of {UNKNOWN}"
+        if view.updates[0].batch != 1:
+            return f"the pixels of {view.updates[0].batch} pictures are mixed; batch 1 is needed"
+        return super().unsupported(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        update = view.updates[0]
+        system = patch_system(view, update)
+        unknown = gradient(view, update, UNKNOWN)[:, 0, 0]
+        fill = self._filler(view)
+        images, orders, found = [], [], []
+        for index, span in enumerate(self.spans(view, update)):
+            guess = to_unit_range(view, self._picture(view, fill(combine([span]))))
+            exact = self._exact(view, system, index, unknown[index], guess)
+            found.append(exact is not None)
+            patches = to_patches(guess, view.model.patch_size) if exact is None else exact
+            picture, order = self._placed(view, patches, system.hidden[index], exact is not None)
+            images.append(picture)
+            orders.append(order)
+        return Reconstruction(
+            torch.stack(images),
+            mask=system.hidden,
+            permutation=torch.stack(orders) if view.against == "plain" else None,
+            diagnostics={
+                **self.conditions(view),
+                "lattice_found": torch.tensor(found).double(),
+            },
+        )
+
+    def _exact(
+        self, view: AttackerView, system: PatchSystem, index: int, unknown: Tensor, guess: Tensor
+    ) -> Tensor | None:
+        """Patches (N, p) in [0, 1], the masked ones in any order; None where no lattice shows."""
+        patches = to_patches(guess, view.model.patch_size)
+        hidden = system.hidden[index]
+        count = int(hidden.sum())
+        span = upload_span(system, index)
+        if count == 0:
+            return patches
+        if count > self.most:
+            return None
+        visible = system.rows[index][~hidden]
+        q = torch.linalg.qr(visible.mT).Q
+        rest = system.total[index] - q @ (q.mT @ system.total[index])
+        t = sum_coordinates(rest, span.basis, unknown - q @ (q.mT @ unknown))
+        pixels, size = view.pixels, view.model.patch_size
+        unmixed = unmix(span.basis, t, mean=pixels.mean, std=pixels.std, patch_size=size)
+        if unmixed is None:
+            return None
+        restored, whole = unmixed.complete(span.complement[~hidden], patches[~hidden])
+        patches[~hidden] = torch.where(whole.unsqueeze(1), restored.to(patches), patches[~hidden])
+        patches[hidden] = unmixed.patches.to(patches)
+        return patches
+
+    def _placed(
+        self, view: AttackerView, patches: Tensor, hidden: Tensor, exact: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The wanted picture (C, S, S), and the order that was found for the masked patches."""
+        order = torch.arange(len(hidden))
+        if view.against == "input":
+            mean = patches[hidden].mean(0) if hidden.any() else patches[0]
+            patches = torch.where(hidden.unsqueeze(1), mean, patches)
+        elif exact and hidden.any():
+            size, grid = view.model.patch_size, view.model.grid
+            order = solve(patches, hidden, patches[hidden], grid=grid, patch_size=size)
+            patches = patches.clone().index_copy(0, order.to(patches.device), patches)
+        return to_images(patches, view.model.patch_size, len(view.pixels.mean)), order
+
+    def _picture(self, view: AttackerView, patches: Tensor) -> Tensor:
+        return to_images(patches, view.model.patch_size, len(view.pixels.mean))
