@@ -83,13 +83,15 @@ class InvertingGradients:
         update = view.updates[0]
         if update.kind != "gradient":
             return "gradient matching needs a gradient; the upload is a weight difference"
-        if not any(name in update.grads for name in self.needs(view.model)):
+        if not any(name in update.grads for name in self.needs(view.model) if name != UNKNOWN):
             return "the upload holds no gradient of any parameter that the images enter"
         if view.labels is None:
             return "gradient matching needs the labels, and this attacker does not know them"
         return None
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        from attacks import _breaching_optimization  # noqa: F401  (its import is no image's time)
+
         update = view.updates[0]
         assert view.labels is not None
         images, masks, facts = [], [], list[dict[str, float]]()
