@@ -36,7 +36,6 @@ NOISE = 3e-4  # grey levels; a larger one asks for more pixels, a smaller one is
 INTEGRAL = 0.05  # grey levels from integers, over all pixels
 PIXELS = 150  # further pixels before giving up
 SWEEPS = 30
-STARTS = 1
 FEW = 50  # trials looked at, though they leave the box
 FLAT = 1e-3  # of the mean's length: a constant is in the span
 RELATION = 1e-3  # weight of a combination's own length
@@ -145,16 +144,10 @@ class Unmixed:
         if not frame.flat:
             surplus = np.linalg.lstsq(frame.space.T, (found - points).T, rcond=None)[0][-1]
         for row in np.flatnonzero(whole):
-            first = np.rint(found[row])
-            if frame.flat:
-                first = _levelled(frame, first, centre[row])
-            starts = _in_frame(frame, first, surplus[row], masked)
-            whole[row] = len(starts) > 0
-            if whole[row]:
-                ends = np.stack([_descended(frame, start, masked) for start in starts])
-                found[row] = ends[frame.cost(ends).argmin()]
-                if frame.flat:
-                    found[row] = _levelled(frame, found[row], centre[row])
+            start = _in_frame(frame, np.rint(found[row]), surplus[row], masked)
+            whole[row] = start is not None
+            if start is not None:
+                found[row] = _descended(frame, start, masked, centre[row])
         return torch.from_numpy(found / 255), torch.from_numpy(whole)
 
 
@@ -335,30 +328,37 @@ def _best(cost_of: Callable[[Reals], Reals], trial: Reals, now: Reals) -> tuple[
 # unmasked patches ---------------------------------------------------------------------------------
 
 
-def _in_frame(frame: Frame, vector: Reals, surplus: float, masked: Reals) -> Reals:
-    """(., p) the vector less what it holds of `zero`, by way of constants and whole pictures."""
+def _in_frame(frame: Frame, vector: Reals, surplus: float, masked: Reals) -> Reals | None:
+    """The vector less what it holds of `zero`, by way of constants and whole pictures."""
     if frame.flat:
-        return vector[None]
+        return vector
     trials = []
     for times in (0, 1, -1, 2, -2):
         trial, whole = frame.shifted(vector - times * masked, np.full(len(masked), surplus - times))
-        trials.append(trial[whole][: None if times else 1])
+        trials.append(trial[whole])
     found = np.concatenate(trials)
-    return found[np.argsort(frame.cost(found), kind="stable")[:STARTS]]
+    return found[frame.cost(found).argmin()] if len(found) else None
 
 
-def _descended(frame: Frame, vector: Reals, masked: Reals) -> Reals:
+def _descended(frame: Frame, vector: Reals, masked: Reals, guess: Reals) -> Reals:
     """v + v' - v'' with masked patches v', v'' while that looks more like a photograph.
 
-    Also v' + v'' - 2 zero either way, which has whole grey levels where 2 zero has.
+    Also v' + v'' - 2 zero either way, which has whole grey levels where 2 zero has. With a constant
+    in the span a patch's own level is not determined: one masked patch is a move, the level the
+    guess's.
     """
-    cost = float(frame.cost(vector[None])[0])
     one, other = np.triu_indices(len(masked))
-    pairs = masked[one] + masked[other] - np.rint(2 * frame.zero)
+    moves = masked[one] + masked[other] - np.rint(2 * frame.zero)
     if abs(2 * frame.zero - np.rint(2 * frame.zero)).max() > 1e-6:
-        pairs = pairs[:0]
+        moves = moves[:0]
+    if frame.flat:
+        moves = np.concatenate((moves, masked))
+        vector = _levelled(frame, vector[None], guess)[0]
+    cost = float(frame.cost(vector[None])[0])
     for _ in range(SWEEPS):
-        trial = np.concatenate((_moved(vector, masked), vector + pairs, vector - pairs))
+        trial = np.concatenate((_moved(vector, masked), vector + moves, vector - moves))
+        if frame.flat:
+            trial = _levelled(frame, trial, guess)
         best, found = _best(frame.cost, trial, vector)
         if found >= cost - 1e-3:
             break
@@ -366,8 +366,7 @@ def _descended(frame: Frame, vector: Reals, masked: Reals) -> Reals:
     return vector
 
 
-def _levelled(frame: Frame, vector: Reals, guess: Reals) -> Reals:
-    """Where constants are in the span, a patch's own level is not determined: the guess's."""
+def _levelled(frame: Frame, vectors: Reals, guess: Reals) -> Reals:
     colour = frame.colour()[0]
-    times = np.rint((guess - vector) @ colour / (colour @ colour))
-    return vector + times * colour
+    times = np.rint((guess - vectors) @ colour / (colour @ colour))
+    return vectors + np.multiply.outer(times, colour)
