@@ -107,7 +107,7 @@ class SpanLattice:
         return SpanLattice(self.full, self.pivots, taken, members, self.metric, self.noise)
 
     def nearest(self, points: Reals, centre: Reals) -> Reals:
-        """Integer vectors of points (m, p) + space near `centre` (p,), by Babai's nearest plane."""
+        """Integer vectors of points (m, p) + space near `centre`, by Babai's nearest plane."""
         at_zero = points - points[:, self.pivots] @ self.full  # its pivots are zero
         root = self._root()
         pull = (centre - at_zero) @ self.metric @ self.full.T

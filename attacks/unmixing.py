@@ -20,7 +20,7 @@ gradients so exact that the span is known to a small fraction of a grey level (f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,14 +29,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks.lattice import FIRST, STEP, SpanLattice, lll, order_of_pixels, span_lattice
-from attacks.patch_cost import GREY, gradient_cost, outside, patch_cost, precision
+from attacks.patch_cost import GREY, OUTSIDE, gradient_cost, outside, patch_cost, precision
 
 Reals = NDArray[np.float64]
 NOISE = 3e-4  # grey levels; a larger one asks for more pixels, a smaller one is paid in length
 INTEGRAL = 0.05  # grey levels from integers, over all pixels
 PIXELS = 150  # further pixels before giving up
 SWEEPS = 30
-RELATION = 1e-3
+FEW = 50  # trials looked at, though they leave the box
+FLAT = 1e-3  # of the mean's length: a constant is in the span
+RELATION = 1e-3  # weight of a combination's own length
+FAR = 1e7
 LARGEST = 1024  # for a colour along the mean
 
 
@@ -46,19 +49,48 @@ class Frame:
 
     gain: Reals  # (p,) 255 std
     zero: Reals  # (p,) 255 mean
-    basis: Reals  # (k, p)
+    space: Reals  # (k+1, p): gain B, then zero; without it where zero is in the span
     t: Reals  # (k,)
     patch_size: int
 
+    @staticmethod
+    def of(
+        basis: Tensor, t: Tensor, mean: Sequence[float], std: Sequence[float], patch_size: int
+    ) -> Frame:
+        area = patch_size**2
+        gain = 255 * np.repeat(np.array(std, dtype=np.float64), area)
+        zero = 255 * np.repeat(np.array(mean, dtype=np.float64), area)
+        scaled = basis.detach().cpu().double().numpy() * gain
+        sums = t.detach().cpu().double().numpy()
+        inside = np.linalg.lstsq(scaled.T, zero, rcond=None)[0]
+        if np.linalg.norm(zero - inside @ scaled) > FLAT * np.linalg.norm(zero):
+            return Frame(gain, zero, np.vstack((scaled, zero)), sums, patch_size)
+        # A flat patch (saturated, say) is masked: a constant is a combination of the patches.
+        scale = 1 + inside @ sums
+        if abs(scale) < FLAT:  # that patch is black: 0 times anything
+            return Frame(gain, zero, scaled, sums, patch_size)
+        return Frame(gain, zero, scaled, sums / scale, patch_size)
+
     @property
-    def space(self) -> Reals:
-        """(k+1, p), all vectors a (gain B) + tau zero."""
-        return np.vstack((self.basis * self.gain, self.zero))
+    def flat(self) -> bool:
+        """A constant is in the span."""
+        return len(self.space) == len(self.t)
+
+    @property
+    def black(self) -> bool:
+        """One of the patches is zero, and a . t = 1 says nothing."""
+        if not self.flat:
+            return False
+        inside = np.linalg.lstsq(self.space.T, self.zero, rcond=None)[0]
+        return bool(abs(1 + inside @ self.t) < FLAT)
 
     def coordinates(self, vectors: Reals) -> tuple[Reals, Reals]:
-        """a . t and tau of vectors (m, p) of the space; a picture has 1 and 1."""
+        """a . t and tau of vectors (m, p) of the space: equal for combinations of pictures."""
         found = np.linalg.lstsq(self.space.T, vectors.T, rcond=None)[0].T.astype(np.float64)
-        return found[:, :-1] @ self.t, found[:, -1]
+        phi = found[:, : len(self.t)] @ self.t
+        if self.flat:
+            return phi, np.zeros_like(phi) if self.black else phi
+        return phi, found[:, -1]
 
     def colour(self) -> tuple[Reals, float]:
         """The smallest vector of integers along `zero`, and its tau: it is in the lattice too.
@@ -81,6 +113,10 @@ class Frame:
     def cost(self, vectors: Reals) -> Reals:
         return patch_cost(vectors, self.patch_size)
 
+    def sparse(self, vectors: Reals) -> Reals:
+        """A cost with fewer ways to get stuck: sparse gradients and the box."""
+        return gradient_cost(vectors, self.patch_size) + OUTSIDE * outside(vectors)
+
 
 @dataclass(frozen=True)
 class Unmixed:
@@ -90,22 +126,28 @@ class Unmixed:
     frame: Frame
     lattice: SpanLattice
 
-    def complete(self, partial: Tensor) -> tuple[Tensor, Tensor]:
+    def complete(self, partial: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Unmasked patches known but for their part in the span -> (m, p) in [0, 1], and (m,) bool.
 
-        partial (m, p) is in the model's space, any vector of patch + span. Where the bool is
-        False, no integer vector was found and the row is not to be used.
+        partial (m, p) is in the model's space, any vector of patch + span; guess (m, p) in [0, 1]
+        is where to look first. Where the bool is False, no integer vector was found and the row is
+        not to be used.
         """
         frame, masked = self.frame, np.rint(self.patches.numpy() * 255)
         points = partial.detach().cpu().double().numpy() * frame.gain + frame.zero
-        found = self.lattice.nearest(points, np.full(points.shape[1], GREY))
+        centre = np.full_like(points, GREY)
+        if guess is not None:
+            centre = guess.detach().cpu().double().numpy() * 255
+        found = self.lattice.nearest(points, centre)
         whole = abs(found - np.rint(found)).max(1) < INTEGRAL
-        surplus = np.linalg.lstsq(frame.space.T, (found - points).T, rcond=None)[0][-1]
+        surplus = np.zeros(len(points))
+        if not frame.flat:
+            surplus = np.linalg.lstsq(frame.space.T, (found - points).T, rcond=None)[0][-1]
         for row in np.flatnonzero(whole):
             start = _in_frame(frame, np.rint(found[row]), surplus[row], masked)
             whole[row] = start is not None
             if start is not None:
-                found[row] = _descended(frame, start, masked)
+                found[row] = _descended(frame, start, masked, centre[row])
         return torch.from_numpy(found / 255), torch.from_numpy(whole)
 
 
@@ -132,14 +174,7 @@ def unmix(
     None where no lattice of k integer vectors shows itself: the pixels are no multiples of 1/255,
     the span is not exact enough, or there are too few pixels for so many patches.
     """
-    area = patch_size**2
-    frame = Frame(
-        255 * np.repeat(np.array(std, dtype=np.float64), area),
-        255 * np.repeat(np.array(mean, dtype=np.float64), area),
-        basis.detach().cpu().double().numpy(),
-        t.detach().cpu().double().numpy(),
-        patch_size,
-    )
+    frame = Frame.of(basis, t, mean, std, patch_size)
     metric = precision(basis.shape[1], patch_size)
     lattice = span_lattice(frame.space, metric, noise)
     waiting = order_of_pixels(lattice)[:PIXELS]
@@ -158,29 +193,49 @@ def unmix(
 
 
 def _combinations(frame: Frame, vectors: Reals, distance: Reals) -> Reals | None:
-    """(k, p) a basis of the combinations of pictures, from the integer vectors of the space.
+    """A basis of the combinations of pictures, from the integer vectors of the space.
 
-    The colour along the mean is a vector of the lattice too, and is taken out of them.
+    (k, p), or (k-1, p) where a picture is black. The colour along the mean is a vector of the
+    lattice too, and is taken out of them.
     """
-    wanted = len(frame.basis) + int(frame.colour()[0].any())
+    wanted = len(frame.t) + int(not frame.flat and frame.colour()[0].any())
+    distance = np.where((np.rint(vectors) != 0).any(1), distance, np.inf)
     nearest = np.argsort(distance, kind="stable")[:wanted]
-    if (distance[nearest] >= INTEGRAL).any() or len(nearest) < wanted:
+    if (distance[nearest] >= INTEGRAL).any():
         return None
     integers = np.rint(vectors[nearest])
     phi, tau = frame.coordinates(integers)
     own, whole = frame.shifted(integers, tau - phi)
-    if not whole.all() or (abs(phi - np.rint(phi)) >= INTEGRAL).any():
+    if not whole.all():
         return None
-    if len(own) > len(frame.basis):  # one relation: it becomes a row of nothing, the shortest
-        own = lll(np.hstack((own, RELATION * np.eye(len(own)))))[0] @ own
-        own = own[(own != 0).any(1)]
-    return own if len(own) == len(frame.basis) else None
+    own = own[(own != 0).any(1)]
+    rank = len(frame.t) - frame.black
+    if len(own) > rank:  # one relation: it becomes a row of nothing, the shortest
+        own = _reduced(own, np.zeros(len(own)))
+    if not frame.black:
+        phi = frame.coordinates(own)[0]
+        if abs(phi - np.rint(phi)).max() > INTEGRAL:  # a picture is a multiple, as a flat one is
+            own = _reduced(np.vstack((own, 0 * own[:1])), FAR * np.append(phi, 1))
+            own = own[abs(frame.coordinates(own)[0] % 1 - 0.5) > 0.5 - 1e-3]
+    return own if len(own) == rank else None
+
+
+def _reduced(vectors: Reals, also: Reals) -> Reals:
+    """Vectors that span the same, with `also` made small by LLL; without rows of nothing."""
+    rows = np.hstack((vectors, also[:, None], RELATION * np.eye(len(vectors))))
+    vectors = np.rint(lll(rows)[0] @ vectors)
+    return vectors[(vectors != 0).any(1)]
 
 
 def _chosen(frame: Frame, vectors: Reals) -> Reals:
     """(k, p) the pictures, from any basis of their combinations."""
     starts = (vectors, _shortened(vectors, frame.patch_size))
-    ends = [_exchanged(frame, _pictures(frame, start)) for start in starts]
+    ends = []
+    for start in starts:
+        pictures = _pictures(frame, start)
+        if frame.black:
+            pictures = np.vstack((pictures, 0 * pictures[:1]))
+        ends.append(_exchanged(frame.cost, _exchanged(frame.sparse, pictures)))
     return min(ends, key=lambda patches: float(frame.cost(patches).sum()))
 
 
@@ -204,6 +259,9 @@ def _shortened(vectors: Reals, patch_size: int) -> Reals:
 
 def _pictures(frame: Frame, vectors: Reals) -> Reals:
     """The same lattice by vectors with a . t = 1 alone: others less a multiple of one of these."""
+    if frame.black:  # any vector may count as a picture; the sign is the box's
+        cost = np.stack((frame.cost(vectors), frame.cost(-vectors)))
+        return np.where(cost.argmin(0)[:, None] == 0, vectors, -vectors)
     vectors, phi = vectors.copy(), np.rint(frame.coordinates(vectors)[0])
     if not (abs(phi) == 1).any():  # Euclid's algorithm on two that are not
         vectors, phi = _with_a_unit(vectors, phi)
@@ -216,8 +274,8 @@ def _pictures(frame: Frame, vectors: Reals) -> Reals:
         trials = [
             sign * vectors[row] - (sign * phi[row] - 1) * units for row in rest for sign in (1, -1)
         ]
-        cost = [float(frame.cost(trial).min()) for trial in trials]
-        best = int(np.argmin(cost))
+        cost_each = [float(frame.cost(trial).min()) for trial in trials]
+        best = int(np.argmin(cost_each))
         row = rest[best // 2]
         vectors[row], phi[row] = trials[best][frame.cost(trials[best]).argmin()], 1
     return vectors
@@ -234,17 +292,17 @@ def _with_a_unit(vectors: Reals, phi: Reals) -> tuple[Reals, Reals]:
     return vectors, phi
 
 
-def _exchanged(frame: Frame, vectors: Reals) -> Reals:
+def _exchanged(cost_of: Callable[[Reals], Reals], vectors: Reals) -> Reals:
     """Each v replaced by v + v' - v'' or v' + v'' - v while that looks more like a photograph."""
-    vectors, cost = vectors.copy(), frame.cost(vectors)
+    vectors, cost = vectors.copy(), cost_of(vectors)
     for _ in range(SWEEPS):
         before = cost.sum()
         for row in np.argsort(-cost, kind="stable"):
             others = np.delete(vectors, row, axis=0)
             one, other = np.triu_indices(len(others), 1)
-            trial = np.concatenate((_moved(vectors[row], others), others[one] + others[other]))
-            trial[-len(one) :] -= vectors[row]
-            best, found = _best(frame, trial, vectors[row])
+            mirrored = others[one] + others[other] - vectors[row]
+            trial = np.concatenate((_moved(vectors[row], others), mirrored))
+            best, found = _best(cost_of, trial, vectors[row])
             if found < cost[row] - 1e-3:
                 vectors[row], cost[row] = best, found
         if cost.sum() >= before:
@@ -257,12 +315,13 @@ def _moved(vector: Reals, others: Reals) -> Reals:
     return (vector + others[:, None] - others[None]).reshape(-1, len(vector))
 
 
-def _best(frame: Frame, trial: Reals, now: Reals) -> tuple[Reals, float]:
-    """The likeliest of those that leave the box by no more than what there is."""
-    trial = trial[outside(trial) <= outside(now[None]) + 1]
+def _best(cost_of: Callable[[Reals], Reals], trial: Reals, now: Reals) -> tuple[Reals, float]:
+    """The likeliest of the trials that leave the box least."""
+    beyond = outside(trial)
+    trial = trial[beyond <= max(float(outside(now[None])[0]) + 1, np.sort(beyond)[:FEW][-1:].sum())]
     if not len(trial):
         return now, np.inf
-    cost = frame.cost(trial)
+    cost = cost_of(trial)
     return trial[cost.argmin()], float(cost.min())
 
 
@@ -270,7 +329,9 @@ def _best(frame: Frame, trial: Reals, now: Reals) -> tuple[Reals, float]:
 
 
 def _in_frame(frame: Frame, vector: Reals, surplus: float, masked: Reals) -> Reals | None:
-    """The vector less what it holds of `zero`, by way of a constant or of whole pictures."""
+    """The vector less what it holds of `zero`, by way of constants and whole pictures."""
+    if frame.flat:
+        return vector
     trials = []
     for times in (0, 1, -1, 2, -2):
         trial, whole = frame.shifted(vector - times * masked, np.full(len(masked), surplus - times))
@@ -279,12 +340,33 @@ def _in_frame(frame: Frame, vector: Reals, surplus: float, masked: Reals) -> Rea
     return found[frame.cost(found).argmin()] if len(found) else None
 
 
-def _descended(frame: Frame, vector: Reals, masked: Reals) -> Reals:
-    """v + v' - v'' with masked patches v', v'' while that looks more like a photograph."""
+def _descended(frame: Frame, vector: Reals, masked: Reals, guess: Reals) -> Reals:
+    """v + v' - v'' with masked patches v', v'' while that looks more like a photograph.
+
+    Also v' + v'' - 2 zero either way, which has whole grey levels where 2 zero has. With a constant
+    in the span a patch's own level is not determined: one masked patch is a move, the level the
+    guess's.
+    """
+    one, other = np.triu_indices(len(masked))
+    moves = masked[one] + masked[other] - np.rint(2 * frame.zero)
+    if abs(2 * frame.zero - np.rint(2 * frame.zero)).max() > 1e-6:
+        moves = moves[:0]
+    if frame.flat:
+        moves = np.concatenate((moves, masked))
+        vector = _levelled(frame, vector[None], guess)[0]
     cost = float(frame.cost(vector[None])[0])
     for _ in range(SWEEPS):
-        best, found = _best(frame, _moved(vector, masked), vector)
+        trial = np.concatenate((_moved(vector, masked), vector + moves, vector - moves))
+        if frame.flat:
+            trial = _levelled(frame, trial, guess)
+        best, found = _best(frame.cost, trial, vector)
         if found >= cost - 1e-3:
             break
         vector, cost = best, found
     return vector
+
+
+def _levelled(frame: Frame, vectors: Reals, guess: Reals) -> Reals:
+    colour = frame.colour()[0]
+    times = np.rint((guess - vectors) @ colour / (colour @ colour))
+    return vectors + np.multiply.outer(times, colour)

@@ -131,3 +131,21 @@ def test_the_metric_is_positive_and_prefers_smooth_patches() -> None:
     smooth = np.tile(np.linspace(-1, 1, PATCH), 3 * PATCH)
     rough = smooth[np.random.default_rng(0).permutation(192)]
     assert smooth @ metric @ smooth < 0.2 * rough @ metric @ rough
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_a_flat_patch_among_them(patches: Tensor, level: float) -> None:
+    """A saturated patch makes a constant a combination of the patches, and black counts as none.
+
+    Then the level of an unmasked patch is not determined, and a guess must give it.
+    """
+    some = patches.clone()
+    some[2] = level
+    basis, t, partial = planted(some, 6)
+    found = unmix(basis, t, mean=MEAN, std=STD, patch_size=PATCH)
+    assert found is not None
+    assert same_set(found.patches, some[:6])
+    guess = some[6:].mean(-1, keepdim=True).expand(-1, some.shape[1])
+    completed, whole = found.complete(partial, guess)
+    assert whole.all()
+    assert (completed - some[6:]).abs().max() < 1e-6
