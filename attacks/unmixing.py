@@ -36,6 +36,7 @@ NOISE = 3e-4  # grey levels; a larger one asks for more pixels, a smaller one is
 INTEGRAL = 0.05  # grey levels from integers, over all pixels
 PIXELS = 150  # further pixels before giving up
 SWEEPS = 30
+THINNED, KEPT = 7, 100  # every so many pixels; sums kept by what is seen of them
 FEW = 50  # trials looked at, though they leave the box
 FLAT = 1e-3  # of the mean's length: a constant is in the span
 RELATION = 1e-3  # weight of a combination's own length
@@ -300,8 +301,10 @@ def _exchanged(cost_of: Callable[[Reals], Reals], vectors: Reals) -> Reals:
         for row in np.argsort(-cost, kind="stable"):
             others = np.delete(vectors, row, axis=0)
             one, other = np.triu_indices(len(others), 1)
-            mirrored = others[one] + others[other] - vectors[row]
-            trial = np.concatenate((_moved(vectors[row], others), mirrored))
+            pairs = np.stack((others[one], others[other]))
+            trial = np.concatenate(
+                (_moved(vectors[row], others), _inside(*pairs, -vectors[row][None]))
+            )
             best, found = _best(cost_of, trial, vectors[row])
             if found < cost[row] - 1e-3:
                 vectors[row], cost[row] = best, found
@@ -311,8 +314,18 @@ def _exchanged(cost_of: Callable[[Reals], Reals], vectors: Reals) -> Reals:
 
 
 def _moved(vector: Reals, others: Reals) -> Reals:
-    """(., p) vector + v' - v'' for all pairs."""
-    return (vector + others[:, None] - others[None]).reshape(-1, len(vector))
+    """(., p) vector + v' - v'' for all pairs, without those that clearly leave the box."""
+    one, other = np.nonzero(~np.eye(len(others), dtype=bool))
+    return _inside(others[one], -others[other], vector[None])
+
+
+def _inside(one: Reals, other: Reals, third: Reals) -> Reals:
+    """The KEPT sums of three (m or 1, p) that leave the box least, seen on a few pixels."""
+    few = slice(None, None, THINNED)
+    beyond = outside(one[:, few] + other[:, few] + third[:, few])
+    kept = np.argsort(beyond, kind="stable")[:KEPT]
+    place = (part[kept] if len(part) > 1 else part for part in (one, other, third))
+    return np.add.reduce(list(np.broadcast_arrays(*place)))
 
 
 def _best(cost_of: Callable[[Reals], Reals], trial: Reals, now: Reals) -> tuple[Reals, float]:
@@ -356,7 +369,10 @@ def _descended(frame: Frame, vector: Reals, masked: Reals, guess: Reals) -> Real
         vector = _levelled(frame, vector[None], guess)[0]
     cost = float(frame.cost(vector[None])[0])
     for _ in range(SWEEPS):
-        trial = np.concatenate((_moved(vector, masked), vector + moves, vector - moves))
+        swapped = _moved(vector, masked)
+        both = np.concatenate((moves, -moves))
+        moved = _inside(both, np.zeros_like(both[:1]), vector[None])
+        trial = np.concatenate((swapped, moved))
         if frame.flat:
             trial = _levelled(frame, trial, guess)
         best, found = _best(frame.cost, trial, vector)
