@@ -1,8 +1,8 @@
 r"""The patches behind a span: what MJP's masked positions hold, exact, up to their order.
 
-One upload gives the masked patches only as a span (`closed form`, single upload): with Q an
-orthonormal basis of the unmasked rows of `pos_embed.grad`, H = (I - QQ^T) G = A_M^T X_M, whose row
-space B (k, p) is the span of the masked patches X_M. Two facts finish it.
+By linear algebra one upload gives the masked patches only as a span: with Q an orthonormal basis
+of the unmasked rows of `pos_embed.grad`, H = (I - QQ^T) G = A_M^T X_M, whose row space B (k, p) is
+the span of the masked patches X_M. Two facts finish it.
 
 1. `unk_embed.grad` is the sum of the masked rows, A_M^T 1. So t = lstsq(H B^T, (I - QQ^T) sum)
    has a . t = 1 for the coordinates a of every masked patch (x = a B): scale and sign are known.
@@ -11,11 +11,12 @@ space B (k, p) is the span of the masked patches X_M. Two facts finish it.
    the patches are the one that looks like photographs (`attacks.patch_cost`): inside 0...255,
    smooth, with a . t = 1.
 
-The same lattice completes an unmasked patch, which the closed form gives except for its part in
-the span: the integer vectors of c + span are the patch plus combinations of the masked ones.
+The same lattice completes an unmasked patch, which linear algebra gives except for its part in the
+span: the integer vectors of c + span are the patch plus combinations of the masked ones.
 
-Needs: pixels that are multiples of 1/255 (no resampling, mixing or noise after rounding), and
-gradients so exact that the span is known to a small fraction of a grey level (float32 is).
+Needs: pixels that are multiples of 1/255 when the client normalises them (no resampling, mixing or
+noise after the rounding), and gradients so exact that the span is known to a small fraction of a
+grey level (float32 is). FastICA on the same span, which needs no integers, recovers nothing usable.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ NOISE = 3e-4  # grey levels; a larger one asks for more pixels, a smaller one is
 INTEGRAL = 0.05  # grey levels from integers, over all pixels
 PIXELS = 150  # further pixels before giving up
 SWEEPS = 30
+ABOVE_NOISE = 30  # times the first singular value that should be zero
 FEW = 50  # trials looked at, though they leave the box
 FLAT = 1e-3  # of the mean's length: a constant is in the span
 RELATION = 1e-3  # weight of a combination's own length
@@ -122,7 +124,7 @@ class Frame:
 class Unmixed:
     """The masked patches, and what completes the others."""
 
-    patches: Tensor  # (k, p) in [0, 1], multiples of 1/255, in no order
+    patches: Tensor  # (k, p) in [0, 1], multiples of 1/255, in no order; equal ones once
     frame: Frame
     lattice: SpanLattice
 
@@ -149,6 +151,17 @@ class Unmixed:
             if start is not None:
                 found[row] = _descended(frame, start, masked, centre[row])
         return torch.from_numpy(found / 255), torch.from_numpy(whole)
+
+
+def masked_basis(projected: Tensor, masked: int) -> Tensor:
+    """Orthonormal rows (k, p) of the span of `masked` patches from H (D, p); float64.
+
+    Fewer than `masked` where some are equal or combinations of others: below the noise, which the
+    singular values beyond the masked-th show, a direction says nothing.
+    """
+    _, s, vh = torch.linalg.svd(projected.double(), full_matrices=False)
+    floor = s[masked] if masked < len(s) else s[0] * torch.finfo(torch.float32).eps
+    return vh[:masked][s[:masked] > ABOVE_NOISE * floor]
 
 
 def sum_coordinates(projected: Tensor, basis: Tensor, unknown: Tensor) -> Tensor:
