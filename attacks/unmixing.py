@@ -33,9 +33,9 @@ from attacks.lattice import FIRST, STEP, SpanLattice, lll, order_of_pixels, span
 from attacks.patch_cost import GREY, OUTSIDE, gradient_cost, outside, patch_cost, precision
 
 Reals = NDArray[np.float64]
-NOISE = 3e-4  # grey levels; a larger one asks for more pixels, a smaller one is paid in length
+NOISE = 1e-4  # grey levels; a larger one asks for more pixels, a smaller one is paid in length
 INTEGRAL = 0.05  # grey levels from integers, over all pixels
-PIXELS = 150  # further pixels before giving up
+PIXELS = 150  # further pixels before giving up, at least
 SWEEPS = 30
 ABOVE_NOISE = 30  # times the first singular value that should be zero
 FEW = 50  # trials looked at, though they leave the box
@@ -190,10 +190,12 @@ def unmix(
     frame = Frame.of(basis, t, mean, std, patch_size)
     metric = precision(basis.shape[1], patch_size)
     lattice = span_lattice(frame.space, metric, noise)
-    waiting = order_of_pixels(lattice)[:PIXELS]
-    step = FIRST
+    size = len(basis)
+    waiting = order_of_pixels(lattice)[: max(PIXELS, 2 * size)]
+    step = max(FIRST, size)
     while len(waiting):
-        lattice, waiting, step = lattice.extended(waiting[:step]), waiting[step:], STEP
+        lattice, waiting = lattice.extended(waiting[:step]), waiting[step:]
+        step = max(STEP, size // 6)
         vectors, distance = lattice.vectors()
         own = _combinations(frame, vectors, distance)
         if own is not None:
