@@ -25,7 +25,7 @@ from attacks.jigsaw_solver import solve
 from attacks.masked_span import MaskedSpan
 from attacks.patch_system import PATCH, TABLE, UNKNOWN, PatchSystem, gradient, patch_system
 from attacks.pictures import to_unit_range
-from attacks.span import combine, upload_span
+from attacks.span import combine, off_the_visible, upload_span
 from attacks.token_equations import QKV
 from attacks.unmixing import sum_coordinates, unmix
 from mjp_privacy.interfaces import AttackerView, Reconstruction
@@ -88,17 +88,16 @@ class PixelLattice(MaskedSpan):
             return patches
         if count > self.most:
             return None
-        visible = system.rows[index][~hidden]
-        q = torch.linalg.qr(visible.mT).Q
-        rest = system.total[index] - q @ (q.mT @ system.total[index])
-        t = sum_coordinates(rest, span.basis, unknown - q @ (q.mT @ unknown))
+        rest = off_the_visible(system, index, system.total[index])
+        summed = off_the_visible(system, index, unknown.unsqueeze(1)).squeeze(1)
+        t = sum_coordinates(rest, span.basis, summed)
         pixels, size = view.pixels, view.model.patch_size
         unmixed = unmix(span.basis, t, mean=pixels.mean, std=pixels.std, patch_size=size)
         if unmixed is None:
             return None
         restored, whole = unmixed.complete(span.complement[~hidden], patches[~hidden])
         patches[~hidden] = torch.where(whole.unsqueeze(1), restored.to(patches), patches[~hidden])
-        patches[hidden] = unmixed.patches.to(patches)
+        patches[hidden] = _repeated(unmixed.patches.to(patches), count)
         return patches
 
     def _placed(
@@ -117,3 +116,10 @@ class PixelLattice(MaskedSpan):
 
     def _picture(self, view: AttackerView, patches: Tensor) -> Tensor:
         return to_images(patches, view.model.patch_size, len(view.pixels.mean))
+
+
+def _repeated(pieces: Tensor, count: int) -> Tensor:
+    """`count` pieces (count, p): patches that are equal or combinations of others, such as flat
+    ones, are found once, and the flattest stands for the missing ones."""
+    flattest = pieces[pieces.std(-1).argmin()]
+    return torch.cat((pieces, flattest.expand(count - len(pieces), -1)))

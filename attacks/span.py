@@ -30,6 +30,9 @@ OPEN = 1e-6
 between spans, which float32 gradients give to 1e-6 or so: an eigenvalue of 1e-12."""
 
 
+ABOVE_NOISE = 30  # times the first singular value that should be zero
+
+
 @dataclass(frozen=True)
 class Knowledge:
     """x_i = known_i + a_i B with a_i free, for every patch of one picture; float64."""
@@ -53,14 +56,29 @@ def upload_span(system: PatchSystem, index: int) -> UploadSpan:
     hidden, total = system.hidden[index], system.total[index]
     visible = system.rows[index][~hidden]
     complement = torch.zeros(len(hidden), total.shape[-1]).to(total)
-    q = torch.linalg.qr(visible.mT).Q
-    rest = total - q @ (q.mT @ total)
-    basis = torch.linalg.svd(rest, full_matrices=False).Vh[: int(hidden.sum())]
+    basis = masked_basis(off_the_visible(system, index, total), int(hidden.sum()))
     if len(visible):
         outside = total - (total @ basis.mT) @ basis
         solved = torch.linalg.lstsq(visible.mT, outside, driver="gels").solution
         complement[~hidden] = solved - (solved @ basis.mT) @ basis
     return UploadSpan(basis, complement, hidden)
+
+
+def off_the_visible(system: PatchSystem, index: int, columns: Tensor) -> Tensor:
+    """(I - Q Q^T) columns (D, K): without what the visible rows of A can make."""
+    q = torch.linalg.qr(system.rows[index][~system.hidden[index]].mT).Q
+    return columns - q @ (q.mT @ columns)
+
+
+def masked_basis(projected: Tensor, masked: int) -> Tensor:
+    """Orthonormal rows (k, p) of the span of `masked` patches from H (D, p); float64.
+
+    Fewer than `masked` where some are equal or combinations of others: below the noise, which the
+    singular values beyond the masked-th show, a direction says nothing.
+    """
+    _, s, vh = torch.linalg.svd(projected.double(), full_matrices=False)
+    floor = s[masked] if masked < len(s) else s[0] * torch.finfo(torch.float32).eps
+    return vh[:masked][s[:masked] > ABOVE_NOISE * floor]
 
 
 def combine(spans: Sequence[UploadSpan]) -> Knowledge:

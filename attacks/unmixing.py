@@ -1,8 +1,8 @@
 r"""The patches behind a span: what MJP's masked positions hold, exact, up to their order.
 
-One upload gives the masked patches only as a span (`closed form`, single upload): with Q an
-orthonormal basis of the unmasked rows of `pos_embed.grad`, H = (I - QQ^T) G = A_M^T X_M, whose row
-space B (k, p) is the span of the masked patches X_M. Two facts finish it.
+By linear algebra one upload gives the masked patches only as a span: with Q an orthonormal basis
+of the unmasked rows of `pos_embed.grad`, H = (I - QQ^T) G = A_M^T X_M, whose row space B (k, p) is
+the span of the masked patches X_M. Two facts finish it.
 
 1. `unk_embed.grad` is the sum of the masked rows, A_M^T 1. So t = lstsq(H B^T, (I - QQ^T) sum)
    has a . t = 1 for the coordinates a of every masked patch (x = a B): scale and sign are known.
@@ -11,11 +11,12 @@ space B (k, p) is the span of the masked patches X_M. Two facts finish it.
    the patches are the one that looks like photographs (`attacks.patch_cost`): inside 0...255,
    smooth, with a . t = 1.
 
-The same lattice completes an unmasked patch, which the closed form gives except for its part in
-the span: the integer vectors of c + span are the patch plus combinations of the masked ones.
+The same lattice completes an unmasked patch, which linear algebra gives except for its part in the
+span: the integer vectors of c + span are the patch plus combinations of the masked ones.
 
-Needs: pixels that are multiples of 1/255 (no resampling, mixing or noise after rounding), and
-gradients so exact that the span is known to a small fraction of a grey level (float32 is).
+Needs: pixels that are multiples of 1/255 when the client normalises them (no resampling, mixing or
+noise after the rounding), and gradients so exact that the span is known to a small fraction of a
+grey level (float32 is). FastICA on the same span, which needs no integers, recovers nothing usable.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from attacks.lattice import FIRST, STEP, SpanLattice, lll, order_of_pixels, span
 from attacks.patch_cost import GREY, OUTSIDE, gradient_cost, outside, patch_cost, precision
 
 Reals = NDArray[np.float64]
-NOISE = 3e-4  # grey levels; a larger one asks for more pixels, a smaller one is paid in length
+NOISE = 1e-4  # grey levels; a larger one asks for more pixels, a smaller one is paid in length
 INTEGRAL = 0.05  # grey levels from integers, over all pixels
-PIXELS = 150  # further pixels before giving up
+PIXELS = 150  # further pixels before giving up, at least
 SWEEPS = 30
-THINNED, KEPT = 7, 100  # every so many pixels; sums kept by what is seen of them
+THINNED, KEPT = 7, 400  # every so many pixels; sums kept by what is seen of them
 FEW = 50  # trials looked at, though they leave the box
 FLAT = 1e-3  # of the mean's length: a constant is in the span
 RELATION = 1e-3  # weight of a combination's own length
@@ -123,7 +124,7 @@ class Frame:
 class Unmixed:
     """The masked patches, and what completes the others."""
 
-    patches: Tensor  # (k, p) in [0, 1], multiples of 1/255, in no order
+    patches: Tensor  # (k, p) in [0, 1], multiples of 1/255, in no order; equal ones once
     frame: Frame
     lattice: SpanLattice
 
@@ -178,10 +179,12 @@ def unmix(
     frame = Frame.of(basis, t, mean, std, patch_size)
     metric = precision(basis.shape[1], patch_size)
     lattice = span_lattice(frame.space, metric, noise)
-    waiting = order_of_pixels(lattice)[:PIXELS]
-    step = FIRST
+    size = len(basis)
+    waiting = order_of_pixels(lattice)[: max(PIXELS, 2 * size)]
+    step = max(FIRST, size)
     while len(waiting):
-        lattice, waiting, step = lattice.extended(waiting[:step]), waiting[step:], STEP
+        lattice, waiting = lattice.extended(waiting[:step]), waiting[step:]
+        step = max(STEP, size // 6)
         vectors, distance = lattice.vectors()
         own = _combinations(frame, vectors, distance)
         if own is not None:
@@ -301,16 +304,19 @@ def _exchanged(cost_of: Callable[[Reals], Reals], vectors: Reals) -> Reals:
         for row in np.argsort(-cost, kind="stable"):
             others = np.delete(vectors, row, axis=0)
             one, other = np.triu_indices(len(others), 1)
-            pairs = np.stack((others[one], others[other]))
-            trial = np.concatenate(
-                (_moved(vectors[row], others), _inside(*pairs, -vectors[row][None]))
-            )
+            mirrored = others[one] + others[other] - vectors[row]
+            trial = np.concatenate((_all_moved(vectors[row], others), mirrored))
             best, found = _best(cost_of, trial, vectors[row])
             if found < cost[row] - 1e-3:
                 vectors[row], cost[row] = best, found
         if cost.sum() >= before:
             break
     return vectors
+
+
+def _all_moved(vector: Reals, others: Reals) -> Reals:
+    """(., p) vector + v' - v'' for all pairs."""
+    return (vector + others[:, None] - others[None]).reshape(-1, len(vector))
 
 
 def _moved(vector: Reals, others: Reals) -> Reals:

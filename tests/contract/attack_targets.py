@@ -68,6 +68,13 @@ TARGETS = (
         "masked_span", ("pos_embed", PATCH, QKV), STATIONARY, mjp=(14.0, 30.0), any_batch=True
     ),
     AttackTarget(
+        "pixel_lattice",  # the planted pixels are no multiples of 1/255: as good as masked_span
+        ("pos_embed", PATCH, QKV, "unk_embed"),
+        STATIONARY,
+        mjp=(14.0, 30.0),
+        mjp_only=True,
+    ),
+    AttackTarget(
         "multi_round",
         ("pos_embed", PATCH, QKV),
         {"uploads": 8, **STATIONARY},

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attacks.lattice import lll
 from attacks.patch_cost import outside, patch_cost, precision
+from attacks.span import masked_basis
 from attacks.unmixing import Unmixed, sum_coordinates, unmix
 from mjp_privacy.data import load_images
 from mjp_privacy.models.jigsaw import to_patches
@@ -37,7 +38,7 @@ def planted(
     seen = torch.linalg.qr(rows[masked:].T)[0]
     projected = gradient - seen @ (seen.T @ gradient)
     total = rows[:masked].sum(0)
-    basis = torch.linalg.svd(projected, full_matrices=False)[2][:masked]
+    basis = masked_basis(projected, masked)
     t = sum_coordinates(projected, basis, total - seen @ (seen.T @ total))
     outer = gradient - gradient @ basis.T @ basis
     return basis, t, torch.linalg.lstsq(rows[masked:].T, outer).solution
@@ -78,6 +79,12 @@ def test_one_masked_patch_is_enough_for_a_lattice(patches: Tensor) -> None:
     assert same_set(unmixed(patches, 1).patches, patches[:1])
 
 
+def test_equal_patches_are_found_once(patches: Tensor) -> None:
+    some = patches.clone()
+    some[3] = some[1]
+    assert same_set(unmixed(some, 6).patches, some[[0, 1, 2, 4, 5]])
+
+
 def test_the_same_answer_every_time(patches: Tensor) -> None:
     torch.manual_seed(1)
     np.random.default_rng(1)
@@ -89,7 +96,7 @@ def test_pixels_that_are_no_grey_levels_have_no_lattice(patches: Tensor) -> None
     """A mixture of images, or noise after rounding, breaks the attack, and it says so."""
     generator = torch.Generator().manual_seed(1)
     noise = torch.rand(patches.shape, generator=generator, dtype=torch.float64) - 0.5
-    basis, t, _ = planted(patches + noise / 255, 6)
+    basis, t, _ = planted(patches + noise / 255, 2)
     assert unmix(basis, t, mean=MEAN, std=STD, patch_size=PATCH) is None
 
 
