@@ -390,5 +390,7 @@ def _descended(frame: Frame, vector: Reals, masked: Reals, guess: Reals) -> Real
 
 def _levelled(frame: Frame, vectors: Reals, guess: Reals) -> Reals:
     colour = frame.colour()[0]
+    if not colour.any():  # no shift by whole grey levels exists
+        return vectors
     times = np.rint((guess - vectors) @ colour / (colour @ colour))
     return vectors + np.multiply.outer(times, colour)
