@@ -96,8 +96,10 @@ class PixelLattice(MaskedSpan):
         if unmixed is None:
             return None
         restored, whole = unmixed.complete(span.complement[~hidden], patches[~hidden])
+        # A vector that leaves the box is no patch, whatever its numbers: the guess stays.
+        whole &= ((restored >= 0) & (restored <= 1)).all(-1)
         patches[~hidden] = torch.where(whole.unsqueeze(1), restored.to(patches), patches[~hidden])
-        patches[hidden] = _repeated(unmixed.patches.to(patches), count)
+        patches[hidden] = _repeated(unmixed.patches.to(patches).clamp(0, 1), count)
         return patches
 
     def _placed(

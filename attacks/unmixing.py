@@ -189,7 +189,8 @@ def unmix(
         own = _combinations(frame, vectors, distance)
         if own is not None:
             patches = _chosen(frame, own)
-            return Unmixed(torch.from_numpy(patches / 255), frame, lattice)
+            if patches is not None:
+                return Unmixed(torch.from_numpy(patches / 255), frame, lattice)
     return None
 
 
@@ -231,12 +232,14 @@ def _reduced(vectors: Reals, also: Reals) -> Reals:
     return vectors[(vectors != 0).any(1)]
 
 
-def _chosen(frame: Frame, vectors: Reals) -> Reals:
-    """(k, p) the pictures, from any basis of their combinations."""
+def _chosen(frame: Frame, vectors: Reals) -> Reals | None:
+    """(k, p) the pictures, from any basis of their combinations; None if none counts as one."""
     starts = (vectors, _shortened(vectors, frame.patch_size))
     ends = []
     for start in starts:
         pictures = _pictures(frame, start)
+        if pictures is None:
+            return None
         if frame.black:
             pictures = np.vstack((pictures, 0 * pictures[:1]))
         ends.append(_exchanged(frame.cost, _exchanged(frame.sparse, pictures)))
@@ -261,7 +264,7 @@ def _shortened(vectors: Reals, patch_size: int) -> Reals:
     return vectors
 
 
-def _pictures(frame: Frame, vectors: Reals) -> Reals:
+def _pictures(frame: Frame, vectors: Reals) -> Reals | None:
     """The same lattice by vectors with a . t = 1 alone: others less a multiple of one of these."""
     if frame.black:  # any vector may count as a picture; the sign is the box's
         cost = np.stack((frame.cost(vectors), frame.cost(-vectors)))
@@ -269,6 +272,8 @@ def _pictures(frame: Frame, vectors: Reals) -> Reals:
     vectors, phi = vectors.copy(), np.rint(frame.coordinates(vectors)[0])
     if not (abs(phi) == 1).any():  # Euclid's algorithm on two that are not
         vectors, phi = _with_a_unit(vectors, phi)
+    if not (abs(phi) == 1).any():
+        return None
     vectors[phi == -1] *= -1
     phi[phi == -1] = 1
     while (phi != 1).any():

@@ -126,7 +126,7 @@ def _figure(points: pd.DataFrame) -> Figure:
     """A row a panel: the median on the left, the mean on the right."""
     from matplotlib.figure import Figure
 
-    panels = [panel for _, panel in points.groupby("panel", sort=True)]
+    panels = _drawn([panel for _, panel in points.groupby("panel", sort=True)])
     figure = Figure(figsize=(9.6, 0.35 + 3.4 * len(panels)), dpi=DPI, layout="constrained")
     grid = figure.subplots(len(panels), len(STATISTICS), squeeze=False, sharey="row")
     for row, panel in zip(grid, panels, strict=True):
@@ -138,6 +138,12 @@ def _figure(points: pd.DataFrame) -> Figure:
     for axes in grid[-1]:
         axes.set_xlabel("uploads of the same image", fontsize=9)
     return figure
+
+
+def _drawn(panels: Sequence[pd.DataFrame]) -> Sequence[pd.DataFrame]:
+    """Two numbers of uploads are a comparison, no curve: drawn only where there is nothing else."""
+    curves = [panel for panel in panels if panel["uploads"].nunique() > 2]
+    return curves or panels
 
 
 def _title(panel: pd.DataFrame) -> str:
