@@ -34,6 +34,7 @@ WEIGHTS = (
     *("blocks.0.norm1.weight", "blocks.0.norm1.bias"),
 )
 MARGIN = 3.0  # by which a singular value must exceed the gradient's rounding to count
+WEAKEST = 0.05  # noise over the weakest token's singular value: above it (*) is not to be trusted
 FITS = 0.1  # a residual of (*) below this share of the other hypothesis' decides for it
 
 
@@ -47,6 +48,7 @@ class TokenEquations:
     own: Tensor  # beta + e_i, (N, D)
     unknown: Tensor | None  # beta + E_unk (+ index embedding), (N, D)
     error: float  # relative error of the system from the gradient's rounding
+    reliable: bool  # every token shows in the gradient; not so where d_1 ... d_T are dependent
 
     def residual_matrix(self, basis: Tensor) -> Tensor:
         """The unknowns' matrix (D - T, q + 1): a of `basis` (q, p), then s."""
@@ -94,20 +96,21 @@ def token_equations(view: AttackerView, update: ClientUpdate, index: int) -> Tok
         added = added + state["index_embed"][0, 1:]
     # The first singular value that should be zero is the gradient's own noise; the weakest token's
     # direction is off by the ratio, which a generic direction of D feels by 1 / sqrt(D) of it.
-    rounding = float(values[tokens] / values[tokens - 1]) / math.sqrt(width)
+    noise = float(values[tokens] / values[tokens - 1])
     return TokenEquations(
         (rest * scale) @ centring,
         rest @ state["blocks.0.norm1.bias"],
         state["patch_embed.proj.weight"].flatten(1),
         added + state[TABLE][0, 1:],
         added + state[UNKNOWN][0] if UNKNOWN in state else None,
-        rounding,
+        noise / math.sqrt(width),
+        noise < WEAKEST,
     )
 
 
 def refine(span: UploadSpan, equations: TokenEquations) -> UploadSpan:
     """The same knowledge with (*) used: fewer open directions; `hidden` says who has E_unk."""
-    if not len(span.basis):
+    if not len(span.basis) or not equations.reliable:
         return span
     added = equations.own
     if equations.unknown is not None:
@@ -129,7 +132,7 @@ def from_tokens_alone(rows: Tensor, equations: TokenEquations) -> UploadSpan:
     nothing = torch.zeros(patches, rows.shape[1]).to(rows)
     matrix = equations.residual_matrix(basis)
     hidden = torch.zeros(patches, dtype=torch.bool, device=rows.device)
-    if equations.unknown is not None:
+    if equations.unknown is not None and equations.reliable:
         own, unknown = (
             _misfit(matrix, equations.right_side(nothing, added), equations.error)
             for added in (equations.own, equations.unknown)
