@@ -34,7 +34,9 @@ WEIGHTS = (
     *("blocks.0.norm1.weight", "blocks.0.norm1.bias"),
 )
 MARGIN = 3.0  # by which a singular value must exceed the gradient's rounding to count
-WEAKEST = 0.05  # noise over the weakest token's singular value: above it (*) is not to be trusted
+TRUSTED = 0.05  # share of the right sides that (*) may leave unexplained
+WEAKEST = 0.05  # noise over the weakest token's singular value, where (*) explains anything
+TINY = 1e-300
 FITS = 0.1  # a residual of (*) below this share of the other hypothesis' decides for it
 
 
@@ -48,7 +50,7 @@ class TokenEquations:
     own: Tensor  # beta + e_i, (N, D)
     unknown: Tensor | None  # beta + E_unk (+ index embedding), (N, D)
     error: float  # relative error of the system from the gradient's rounding
-    reliable: bool  # every token shows in the gradient; not so where d_1 ... d_T are dependent
+    noise: float  # the first singular value that should be zero, over the weakest token's
 
     def residual_matrix(self, basis: Tensor) -> Tensor:
         """The unknowns' matrix (D - T, q + 1): a of `basis` (q, p), then s."""
@@ -104,19 +106,21 @@ def token_equations(view: AttackerView, update: ClientUpdate, index: int) -> Tok
         added + state[TABLE][0, 1:],
         added + state[UNKNOWN][0] if UNKNOWN in state else None,
         noise / math.sqrt(width),
-        noise < WEAKEST,
+        noise,
     )
 
 
 def refine(span: UploadSpan, equations: TokenEquations) -> UploadSpan:
     """The same knowledge with (*) used: fewer open directions; `hidden` says who has E_unk."""
-    if not len(span.basis) or not equations.reliable:
+    if not len(span.basis):
         return span
     added = equations.own
     if equations.unknown is not None:
         added = torch.where(span.hidden.unsqueeze(1), equations.unknown, added)
     matrix = equations.residual_matrix(span.basis)
     right = equations.right_side(span.complement, added)
+    if not _trusted(matrix, right[:, ~span.hidden], equations):
+        return span
     solved, still_open = _solve(matrix, right, equations.error)
     return _moved(span, solved, still_open)
 
@@ -132,13 +136,28 @@ def from_tokens_alone(rows: Tensor, equations: TokenEquations) -> UploadSpan:
     nothing = torch.zeros(patches, rows.shape[1]).to(rows)
     matrix = equations.residual_matrix(basis)
     hidden = torch.zeros(patches, dtype=torch.bool, device=rows.device)
-    if equations.unknown is not None and equations.reliable:
+    if equations.unknown is not None:
         own, unknown = (
             _misfit(matrix, equations.right_side(nothing, added), equations.error)
             for added in (equations.own, equations.unknown)
         )
         hidden = unknown < FITS * own
     return refine(UploadSpan(basis, nothing, hidden), equations)
+
+
+def _trusted(matrix: Tensor, right: Tensor, equations: TokenEquations) -> bool:
+    """Whether (*) holds for the visible patches, right sides (D - T, n).
+
+    The rows beyond the T-th are orthogonal to every token only if each of them shows in the
+    gradient (or equals another): with one block d_1 ... d_T are dependent, and the rows are noise.
+    Where there are more equations than they can explain away, that is seen in what they leave.
+    """
+    u, values = torch.linalg.svd(matrix, full_matrices=False)[:2]
+    reach = u[:, values > MARGIN * equations.error * values[0]]
+    if reach.shape[1] == len(matrix) or not right.shape[1]:
+        return equations.noise < WEAKEST
+    rest = (right - reach @ (reach.mT @ right)).norm(dim=0)
+    return bool((rest / right.norm(dim=0).clamp_min(TINY)).median() < TRUSTED)
 
 
 def _misfit(matrix: Tensor, right: Tensor, error: float) -> Tensor:
