@@ -50,6 +50,16 @@ class FieldEnergy:
             patch_size,
         )
 
+    def on(self, device: torch.device) -> FieldEnergy:
+        """The same where the gradients are."""
+        return FieldEnergy(
+            self.precision.to(device),
+            self.basis.to(device),
+            self.mean.to(device),
+            self.patch_precision.to(device),
+            self.patch_size,
+        )
+
     def force(self, patches: Tensor) -> Tensor:
         """Sigma^-1 applied to a picture given as patches (N, p), as patches."""
         picture = to_images(patches, self.patch_size, len(self.mean))
@@ -63,6 +73,7 @@ def complete(knowledge: Knowledge, energy: FieldEnergy) -> Tensor:
     known, basis = knowledge.known, knowledge.basis
     if not len(basis):
         return known
+    energy = energy.on(known.device)
     area = energy.patch_size**2
     centre = energy.mean.repeat_interleave(area)
     start = (centre - known) @ basis.mT
@@ -78,6 +89,7 @@ def complete(knowledge: Knowledge, energy: FieldEnergy) -> Tensor:
 def complete_patchwise(knowledge: Knowledge, mean: Tensor, covariance: Tensor) -> Tensor:
     """The same with each patch alone under N(mean, covariance): no borders."""
     known, basis = knowledge.known, knowledge.basis
+    mean, covariance = mean.to(known), covariance.to(known)
     ridge = JITTER * float(covariance.diagonal().mean())
     precision = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)).to(covariance))
     pull = (mean - known) @ precision @ basis.mT

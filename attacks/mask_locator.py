@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from attacks.patch_system import TABLE, gradient, hidden_rows, missing, rounding_error
+from attacks.patch_system import TABLE, located, missing
 from attacks.pictures import per_image
 from mjp_privacy.interfaces import AttackerView, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
@@ -37,7 +37,4 @@ class MaskLocator:
         return missing(view, TABLE)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
-        update = view.updates[0]
-        rows = gradient(view, update, TABLE)[:, 0, 1:]
-        hidden = hidden_rows(rows, rounding_error(view, update), update.position_noise)
-        return Reconstruction(None, mask=per_image(view, hidden))
+        return Reconstruction(None, mask=per_image(view, located(view, view.updates[0])))

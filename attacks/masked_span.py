@@ -13,7 +13,7 @@ patches that were masked every time. With none left the picture is exact, and it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -66,7 +66,10 @@ class MaskedSpan:
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         rounds = [self.spans(view, update) for update in view.updates]
-        knowledge = [combine(spans) for spans in zip(*rounds, strict=True)]
+        knowledge = [
+            self.closed(view, index, combine(spans), spans)
+            for index, spans in enumerate(zip(*rounds, strict=True))
+        ]
         fill = self._filler(view)
         patches = [_wanted(view, k, fill(k)) for k in knowledge]
         facts = {
@@ -83,10 +86,21 @@ class MaskedSpan:
     def spans(self, view: AttackerView, update: ClientUpdate) -> list[UploadSpan]:
         """What one upload says of each of its pictures."""
         system = patch_system(view, update)
-        found = [upload_span(system, index) for index in range(len(system.hidden))]
-        if not self.tokens or lacks_tokens(view, update):
-            return found
-        return [refine(s, token_equations(view, update, at)) for at, s in enumerate(found)]
+        return [upload_span(system, index) for index in range(len(system.hidden))]
+
+    def closed(
+        self, view: AttackerView, index: int, knowledge: Knowledge, spans: Sequence[UploadSpan]
+    ) -> Knowledge:
+        """With block 0's equations of every upload, on the directions that are still open: they
+        are less exact than the spans."""
+        if not self.tokens or not len(knowledge.basis):
+            return knowledge
+        left = UploadSpan(knowledge.basis, knowledge.known, knowledge.hidden)
+        for update, span in zip(view.updates, spans, strict=True):
+            if lacks_tokens(view, update) is None:
+                equations = token_equations(view, update, index)
+                left = refine(replace(left, hidden=span.hidden), equations)
+        return Knowledge(left.complement, left.basis, knowledge.hidden)
 
     def conditions(self, view: AttackerView) -> dict[str, Tensor]:
         """cond and rank of the first upload's A."""

@@ -81,11 +81,18 @@ def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
 def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
     """The system of one upload, cleaned of what does not depend on the picture."""
     rows = gradient(view, update, TABLE)[:, 0, 1:]
-    hidden = hidden_rows(rows, rounding_error(view, update), update.position_noise)
+    hidden = located(view, update)
     if update.dal_lambda:
         rows = rows - _localization_part(view, update, hidden)
     rows = torch.where(hidden.unsqueeze(-1), 0.0, rows)
     return PatchSystem(rows, gradient(view, update, PATCH).flatten(2), hidden)
+
+
+def located(view: AttackerView, update: ClientUpdate) -> Tensor:
+    """(n, N) bool: positions whose patch was masked, as the upload shows them."""
+    if update.position_noise:
+        return drowned_rows(update.grads[TABLE].double()[:, 0], update.position_noise)
+    return zero_rows(gradient(view, update, TABLE)[:, 0, 1:], rounding_error(view, update))
 
 
 def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
@@ -97,22 +104,26 @@ def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
     return ROUNDING * torch.finfo(update.dtype).eps * largest / update.lr
 
 
-def hidden_rows(rows: Tensor, error: float = 0.0, noise: float = 0.0) -> Tensor:
-    """Which rows (n, N, D) of the table's gradient carry nothing of the picture, (n, N) bool.
+def zero_rows(rows: Tensor, error: float = 0.0) -> Tensor:
+    """Which rows (n, N, D) of the table's gradient are zero up to `error`, (n, N) bool."""
+    return rows.abs().amax(-1) <= error
 
-    Rows that are zero up to `error`. Where the recipe adds noise to every row, of `noise` times the
-    rms of the true entries, rows no longer than noise alone would be.
+
+def drowned_rows(table: Tensor, noise: float) -> Tensor:
+    """Which patch rows of a noisy table (n, N+1, D) are no longer than noise alone, (n, N) bool.
+
+    The recipe's noise has `noise` times the rms of the table's nonzero entries, the class token's
+    row included; how many those are is found with the masked rows in turn.
     """
-    if not noise:
-        return rows.abs().amax(-1) <= error
-    width = rows.shape[-1]
-    squares = rows.square().mean(-1)  # (n, N)
+    squares = table.square()
+    total, entries = squares.sum((1, 2)), table[0].numel()
+    rows, width = squares[:, 1:].mean(-1), table.shape[-1]
     longest = 1 + NOISE_TAIL / math.sqrt(2 * width)  # a chi variable's mean and spread
-    hidden = torch.zeros_like(squares, dtype=torch.bool)
+    hidden = torch.zeros_like(rows, dtype=torch.bool)
     for _ in range(NOISE_STEPS):
-        visible = torch.where(hidden, 0.0, squares).sum(-1) / (~hidden).sum(-1).clamp_min(1)
-        own = visible * noise**2 / (1 + noise**2)
-        hidden = squares <= own.unsqueeze(-1) * longest**2
+        nonzero = ((~hidden).sum(-1) + 1) * width
+        own = noise**2 * total / (nonzero + noise**2 * entries)
+        hidden = rows <= own.unsqueeze(-1) * longest**2
     return hidden
 
 

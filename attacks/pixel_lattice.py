@@ -1,4 +1,4 @@
-r"""One upload of MJP, exactly, where pixels are 8-bit: the masked patches are integer vectors.
+r"""One upload of MJP where pixels are 8-bit: the masked patches are integer vectors.
 
 `masked_span` leaves every patch open in the span S of the masked ones. A client that feeds decoded
 pictures feeds multiples of 1/255, and the integer vectors of S are a lattice which the masked
@@ -8,8 +8,11 @@ patches from their combinations. An unmasked patch is then the integer vector of
 where their borders fit, which gives the plain picture. As the client fed it, each masked place
 gets the mean of the patches: their order there is not in the gradient.
 
-Fails, and falls back to `masked_span`, where pixels are no multiples of 1/255 (interpolation or
-mixing after decoding), the gradient is too noisy, or too many patches are masked for the lattice.
+Exact where the search finds the patches among their combinations, which large patches and exact
+gradients help; `lattice_found` says only that there was a lattice. Whether a picture is right its
+gradient tells (`gradient_residual`). Falls back to `masked_span` where pixels are no multiples of
+1/255 (interpolation in floating point or mixing after decoding), the gradient is too noisy, or too
+many patches are masked for the lattice.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from attacks.jigsaw_solver import solve
 from attacks.masked_span import MaskedSpan
 from attacks.patch_system import PATCH, TABLE, UNKNOWN, PatchSystem, gradient, patch_system
 from attacks.pictures import to_unit_range
-from attacks.span import combine, off_the_visible, upload_span
+from attacks.span import ABOVE_NOISE, combine, off_the_visible, upload_span
 from attacks.token_equations import QKV
 from attacks.unmixing import sum_coordinates, unmix
 from mjp_privacy.interfaces import AttackerView, Reconstruction
@@ -59,9 +62,11 @@ class PixelLattice(MaskedSpan):
         fill = self._filler(view)
         images, orders, found = [], [], []
         for index, span in enumerate(self.spans(view, update)):
-            guess = to_unit_range(view, self._picture(view, fill(combine([span]))))
+            known = self.closed(view, index, combine([span]), [span])
+            guess = to_unit_range(view, self._picture(view, fill(known)))
             exact = self._exact(view, system, index, unknown[index], guess)
-            found.append(exact is not None)
+            masked = bool(system.hidden[index].any())
+            found.append(float(exact is not None) if masked else torch.nan)
             patches = to_patches(guess, view.model.patch_size) if exact is None else exact
             picture, order = self._placed(view, patches, system.hidden[index], exact is not None)
             images.append(picture)
@@ -83,7 +88,7 @@ class PixelLattice(MaskedSpan):
         patches = to_patches(guess, view.model.patch_size)
         hidden = system.hidden[index]
         count = int(hidden.sum())
-        span = upload_span(system, index)
+        span = upload_span(system, index, above_noise=ABOVE_NOISE)
         if count == 0:
             return patches
         if count > self.most:
@@ -98,7 +103,8 @@ class PixelLattice(MaskedSpan):
         restored, whole = unmixed.complete(span.complement[~hidden], patches[~hidden])
         # A vector that leaves the box is no patch, whatever its numbers: the guess stays.
         whole &= ((restored >= 0) & (restored <= 1)).all(-1)
-        patches[~hidden] = torch.where(whole.unsqueeze(1), restored.to(patches), patches[~hidden])
+        whole = whole.to(patches.device).unsqueeze(1)
+        patches[~hidden] = torch.where(whole, restored.to(patches), patches[~hidden])
         patches[hidden] = _repeated(unmixed.patches.to(patches).clamp(0, 1), count)
         return patches
 

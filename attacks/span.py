@@ -51,12 +51,13 @@ class UploadSpan:
     hidden: Tensor  # (N,)
 
 
-def upload_span(system: PatchSystem, index: int) -> UploadSpan:
-    """S and C of the picture at `index` of the system."""
+def upload_span(system: PatchSystem, index: int, *, above_noise: float = 0.0) -> UploadSpan:
+    """S and C of the picture at `index` of the system; `above_noise` as in `masked_basis`."""
     hidden, total = system.hidden[index], system.total[index]
     visible = system.rows[index][~hidden]
     complement = torch.zeros(len(hidden), total.shape[-1]).to(total)
-    basis = masked_basis(off_the_visible(system, index, total), int(hidden.sum()))
+    rest = off_the_visible(system, index, total)
+    basis = masked_basis(rest, int(hidden.sum()), above_noise)
     if len(visible):
         outside = total - (total @ basis.mT) @ basis
         solved = torch.linalg.lstsq(visible.mT, outside, driver="gels").solution
@@ -70,15 +71,17 @@ def off_the_visible(system: PatchSystem, index: int, columns: Tensor) -> Tensor:
     return columns - q @ (q.mT @ columns)
 
 
-def masked_basis(projected: Tensor, masked: int) -> Tensor:
+def masked_basis(projected: Tensor, masked: int, above_noise: float = ABOVE_NOISE) -> Tensor:
     """Orthonormal rows (k, p) of the span of `masked` patches from H (D, p); float64.
 
-    Fewer than `masked` where some are equal or combinations of others: below the noise, which the
-    singular values beyond the masked-th show, a direction says nothing.
+    Fewer than `masked` where some are equal or combinations of others: directions below
+    `above_noise` times the noise, which the singular values beyond the masked-th show, are left
+    out. Kept (0), they cost an open direction; left out though a weak patch is in them, they make
+    a wrong equation, which several uploads do not forgive.
     """
     _, s, vh = torch.linalg.svd(projected.double(), full_matrices=False)
     floor = s[masked] if masked < len(s) else s[0] * torch.finfo(torch.float32).eps
-    return vh[:masked][s[:masked] > ABOVE_NOISE * floor]
+    return vh[:masked][s[:masked] > above_noise * floor]
 
 
 def combine(spans: Sequence[UploadSpan]) -> Knowledge:

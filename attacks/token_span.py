@@ -6,7 +6,9 @@ upload: the row space of patch_embed.proj.weight.grad, which is the span of all 
 
     D - N - 2 >= N + 1     (equations a patch against unknowns),
 
-which holds for ViT-B/16 and not for ViT-S/16; elsewhere the prior fills what stays open. Masked
+and the rows beta + e_i are linearly independent. The first holds for ViT-B/16 and not for ViT-S/16;
+the second for learned tables and not for the fixed sine table (sums of a row's and a column's
+vector). Elsewhere the prior fills what stays open. Masked
 patches are told by which embedding fits their place. Batch 1; the embeddings' values are public.
 """
 
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from attacks.masked_span import MultiRound
 from attacks.patch_system import PATCH, gradient, missing
-from attacks.span import UploadSpan
+from attacks.span import Knowledge, UploadSpan
 from attacks.token_equations import QKV, from_tokens_alone, lacks_tokens, token_equations
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import MJPVisionTransformer
@@ -46,6 +48,12 @@ class TokenSpan(MultiRound):
             from_tokens_alone(rows, token_equations(view, update, index))
             for index, rows in enumerate(total)
         ]
+
+    def closed(
+        self, view: AttackerView, index: int, knowledge: Knowledge, spans: Sequence[UploadSpan]
+    ) -> Knowledge:
+        """They are in the spans already."""
+        return knowledge
 
     def conditions(self, view: AttackerView) -> dict[str, Tensor]:
         return {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -160,7 +161,7 @@ class CellWork:
         """The reconstruction, and the reasons of images whose numbers broke down."""
         try:
             found = attack.run(view, generator=self._generator(records))
-        except torch.linalg.LinAlgError as error:
+        except (torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
             if len(records) > view.updates[0].batch:
                 return self._step_by_step(attack, view, records)
             reason = f"the attack's linear algebra broke down: {error}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from mjp_privacy.client_config import client_facts, client_identity
@@ -56,9 +57,17 @@ def run_id(cell: Cell, experiment: Experiment, model: Victim | None, true_labels
 
 
 def _attack_identity(attack: AttackConfig) -> dict[str, Any]:
-    """A label is part of it where there is one: rows carry it."""
+    """A label is part of it where there is one: rows carry it. Of a file given as an option its
+    content counts, not its path."""
     content = dataclasses.asdict(attack)
+    content["options"] = {name: _content(value) for name, value in attack.options.items()}
     return content if attack.label else {name: content[name] for name in ("name", "options")}
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, str) and Path(value).is_file():
+        return hashlib.sha256(Path(value).read_bytes()).hexdigest()
+    return value
 
 
 def _digest(content: object) -> str:

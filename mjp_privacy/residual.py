@@ -3,7 +3,8 @@
     residual = || g(x) - g || / || g ||,   g = dL/dW of the patch embedding
 
 g(x) is the client's own gradient on the reconstruction, with the weights, labels and precision of
-the round. The attacker's mask is its own estimate, or else the zero rows of `pos_embed.grad`.
+the round. The attacker's mask is its own estimate, or else the rows of `pos_embed.grad` that
+carry nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attacks.patch_system import TABLE, located
 from mjp_privacy.client_config import ClientConfig
 from mjp_privacy.clients.fedsgd import FedSGDClient
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
@@ -43,7 +45,7 @@ def gradient_residual(
     ids = tuple(map(str, range(len(images))))
     residuals = []
     for model, update in zip(models, view.updates, strict=True):
-        hidden = mask if mask is not None and update.round == 0 else zero_rows(update)
+        hidden = mask if mask is not None and update.round == 0 else masked_rows(view, update)
         client = FedSGDClient(model, ClientConfig(mode=mode, batch=update.batch))
         inputs = ClientInput(images, view.labels, ids, hidden)
         made = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
@@ -53,13 +55,12 @@ def gradient_residual(
     return torch.stack(residuals).mean(0).repeat_interleave(view.updates[0].batch).cpu()
 
 
-def zero_rows(update: ClientUpdate) -> Tensor | None:
-    """(m, N) positions whose row of `pos_embed.grad` is zero, for each image of a step; None where
-    no such gradient was uploaded."""
-    if "pos_embed" not in update.grads:
+def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:
+    """(m, N) positions that the upload shows as masked, for each image of a step; None where no
+    gradient of the table was uploaded."""
+    if TABLE not in update.grads:
         return None
-    rows = update.grads["pos_embed"].squeeze(1)[:, 1:]
-    return (rows == 0).all(-1).repeat_interleave(update.batch, dim=0)
+    return located(view, update).repeat_interleave(update.batch, dim=0)
 
 
 def uploaded_gradient(update: ClientUpdate, name: str, model: Victim) -> Tensor:

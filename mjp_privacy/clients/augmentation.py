@@ -42,7 +42,8 @@ def _flip(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Te
 
 
 def _crop(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Tensor:
-    """A square of 70 to 100 % of the side anywhere in the image, enlarged to the whole side."""
+    """A square of 70 to 100 % of the side anywhere in the image, enlarged to the whole side, and
+    rounded to 8 bits: training pipelines crop the decoded picture, not the tensor."""
     size = images.shape[-1]
     crops = []
     for image, image_id in zip(images, image_ids, strict=True):
@@ -51,7 +52,7 @@ def _crop(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Te
         top, left = rng.randint(0, size - side), rng.randint(0, size - side)
         part = image[None, :, top : top + side, left : left + side]
         crops.append(interpolate(part, size=(size, size), mode="bilinear", align_corners=False))
-    return torch.cat(crops).clamp(0, 1)
+    return (torch.cat(crops).clamp(0, 1) * 255).round() / 255
 
 
 def round_up(value: float) -> int:

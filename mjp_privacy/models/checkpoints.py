@@ -198,7 +198,7 @@ def _filled_unknown(
         notes.append("unk_embed is not trained: set to zeros")
         return torch.zeros_like(mean)
     if unknown_init == "random":
-        notes.append("unk_embed is not trained: drawn from N(0, 1), as the paper's training starts")
+        notes.append("unk_embed is not trained: drawn from N(0, 1), torch's start of a table")
         drawn = torch.randn(mean.shape, generator=torch_generator("unknown embedding"))
         return drawn.to(mean)
     notes.append("unk_embed is not trained: set to the mean position embedding")

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from attacks.patch_gradient import PatchGradient
-from attacks.patch_system import PATCH, TABLE, hidden_rows, missing, patch_system
+from attacks.patch_system import (
+    PATCH,
+    TABLE,
+    drowned_rows,
+    missing,
+    patch_system,
+    zero_rows,
+)
+from mjp_privacy.clients.hardening import noisy as noisy_upload
 from mjp_privacy.config import ClientConfig
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import Victim
@@ -106,26 +114,38 @@ def test_a_missing_gradient_is_named() -> None:
 
 
 def noisy(strength: float) -> tuple[Tensor, Tensor]:
-    """Rows (2, 40, 64) of which ten are masked, with dense noise; and the mask."""
+    """A table (2, 41, 64), class row first and ten times as large, of which ten patch rows are
+    masked, with dense noise; and the mask."""
     generator = torch.Generator().manual_seed(0)
-    scale = torch.rand(2, 40, 1, generator=generator, dtype=torch.float64) * 2 + 0.2
-    rows = scale * torch.randn(2, 40, 64, generator=generator, dtype=torch.float64)
+    scale = torch.rand(2, 41, 1, generator=generator, dtype=torch.float64) * 2 + 0.2
+    table = scale * torch.randn(2, 41, 64, generator=generator, dtype=torch.float64)
+    table[:, 0] *= 10
     mask = torch.zeros(2, 40, dtype=torch.bool)
     mask[0, 5:15], mask[1, 20:30] = True, True
-    rows[mask] = 0
-    noise = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
-    level = torch.stack([row[row != 0].square().mean().sqrt() for row in rows])
-    return rows + strength * level.view(2, 1, 1) * noise, mask
+    table[:, 1:][mask] = 0
+    noise = torch.randn(table.shape, generator=generator, dtype=torch.float64)
+    level = torch.stack([one[one != 0].square().mean().sqrt() for one in table])
+    return table + strength * level.view(2, 1, 1) * noise, mask
 
 
-@pytest.mark.parametrize("strength", [1e-6, 1e-3, 0.05])
+@pytest.mark.parametrize("strength", [1e-6, 1e-3, 0.03])
 def test_masks_are_found_under_dense_noise_of_known_strength(strength: float) -> None:
-    rows, mask = noisy(strength)
-    assert torch.equal(hidden_rows(rows, noise=strength), mask)
-    assert not hidden_rows(rows).any()  # none of them is zero
+    table, mask = noisy(strength)
+    assert torch.equal(drowned_rows(table, strength), mask)
+    assert not zero_rows(table[:, 1:]).any()
 
 
-@pytest.mark.parametrize("strength", [0.0, 1e-3, 0.05])
+@pytest.mark.parametrize("strength", [1e-3, 0.03])
 def test_rows_of_a_picture_without_a_mask_are_all_visible(strength: float) -> None:
-    rows, mask = noisy(strength)
-    assert not hidden_rows(rows[:, ~mask.any(0)], noise=strength).any()
+    table, mask = noisy(strength)
+    visible = torch.cat((torch.ones(1, dtype=torch.bool), ~mask.any(0)))
+    assert not drowned_rows(table[:, visible], strength).any()
+
+
+@pytest.mark.parametrize("strength", [1e-3, 0.03])
+def test_masks_are_found_in_a_clients_own_noise(strength: float) -> None:
+    model = planted_model(unknown_embedding=True)
+    view, inputs = view_of(model)
+    update = noisy_upload(view.updates[0], strength, ["0", "1", "2", "3"], seed=0)
+    sent = replace(view, updates=[update])
+    assert torch.equal(patch_system(sent, update).hidden, inputs.mask)
