@@ -58,7 +58,7 @@ def test_shipped_configs_parse_and_open_with_their_command(path: Path) -> None:
 
 def cell_names(experiment: Experiment) -> list[tuple[Any, ...]]:
     cells = expand(experiment)
-    return [(c.model, c.setting, c.gamma, c.dtype, c.attack.name) for c in cells]
+    return [(c.model, c.setting, c.gamma, c.dtype, c.attack.title) for c in cells]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
@@ -67,7 +67,8 @@ def test_shipped_configs_hold_every_cell_once(path: Path, gamma: float | None) -
     experiment = load_experiment(path)
     changed = experiment if gamma is None else with_gamma(experiment, gamma)
     names = cell_names(changed)
-    assert len(set(names)) == len(names)
+    whole = [(*n, c.client) for n, c in zip(names, expand(changed), strict=True)]
+    assert len(set(whole)) == len(whole)
     if gamma is not None:
         assert {name[2] for name in names} <= {0.0, gamma}
         kinds = {(*name[:2], *name[3:]) for name in cell_names(experiment)}
@@ -154,7 +155,7 @@ def test_an_experiment_is_frozen_and_checked_again() -> None:
     ("content", "said"),
     [
         (small(sed=1), "sed: unknown field. Did you mean seed?"),
-        (small(zzz=1), "zzz: unknown field. Known: attacks, block, client"),
+        (small(zzz=1), "zzz: unknown field. Known: attacks, block, classes"),
         (
             small(models={"plain": {"chekpoint": "x"}}),
             "models.plain.chekpoint: unknown field. Did you mean checkpoint?",
