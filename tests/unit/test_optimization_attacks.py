@@ -165,9 +165,10 @@ def test_without_the_table_or_without_e_unk_no_mask_is_claimed() -> None:
 def test_the_localization_loss_is_taken_off() -> None:
     view, _ = view_of("b", dal="linear")
     with_dal, _ = view_of("b", dal="linear", client=ClientConfig(dal=True, dal_lambda=0.5))
-    told = replace(with_dal, updates=[replace(with_dal.updates[0], dal_lambda=0.5)])
+    assert with_dal.updates[0].dal_lambda == 0.5
+    untold = replace(with_dal, updates=[replace(with_dal.updates[0], dal_lambda=0.0)])
     plain, knows, ignores = (
-        pixels(found_by("april_optimization", v)) for v in (view, told, with_dal)
+        pixels(found_by("april_optimization", v)) for v in (view, with_dal, untold)
     )
     torch.testing.assert_close(plain, knows, rtol=0, atol=1e-6)
     assert not torch.allclose(plain, ignores, atol=1e-6)
