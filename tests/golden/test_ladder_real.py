@@ -169,3 +169,10 @@ def test_two_uploads(shared_data: Path) -> None:
 def test_six_uploads_give_the_plain_picture(shared_data: Path) -> None:
     pictures = attacked_classes(shared_data, 20)
     assert run(shared_data, pictures, "multi_round", "c", uploads=6).psnr.median() >= 100
+
+
+def test_one_upload_of_8_bit_pixels(shared_data: Path) -> None:
+    pictures = attacked_classes(shared_data, 10)
+    exact = run(shared_data, pictures, "pixel_lattice", "c").psnr.clamp(max=100)
+    span = run(shared_data, pictures, "masked_span", "c").psnr
+    assert exact.median() >= span.median() + 10
