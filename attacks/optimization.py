@@ -26,7 +26,8 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from attacks.april import TABLE, UNKNOWN, to_unit_range
+from attacks.april import TABLE, UNKNOWN
+from attacks.pictures import to_unit_range
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer

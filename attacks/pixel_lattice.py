@@ -27,7 +27,7 @@ from torch import Tensor
 from attacks.jigsaw_solver import solve
 from attacks.masked_span import MaskedSpan
 from attacks.patch_system import PATCH, TABLE, UNKNOWN, PatchSystem, gradient, patch_system
-from attacks.pictures import to_unit_range
+from attacks.pictures import pictures
 from attacks.span import ABOVE_NOISE, combine, off_the_visible, upload_span
 from attacks.token_equations import QKV
 from attacks.unmixing import sum_coordinates, unmix
@@ -63,7 +63,7 @@ class PixelLattice(MaskedSpan):
         images, orders, found = [], [], []
         for index, span in enumerate(self.spans(view, update)):
             known = self.closed(view, index, combine([span]), [span])
-            guess = to_unit_range(view, self._picture(view, fill(known)))
+            guess = pictures(view, fill(known).unsqueeze(0))[0]
             exact = self._exact(view, system, index, unknown[index], guess)
             masked = bool(system.hidden[index].any())
             found.append(float(exact is not None) if masked else torch.nan)
@@ -121,9 +121,6 @@ class PixelLattice(MaskedSpan):
             order = solve(patches, hidden, patches[hidden], grid=grid, patch_size=size)
             patches = patches.clone().index_copy(0, order.to(patches.device), patches)
         return to_images(patches, view.model.patch_size, len(view.pixels.mean)), order
-
-    def _picture(self, view: AttackerView, patches: Tensor) -> Tensor:
-        return to_images(patches, view.model.patch_size, len(view.pixels.mean))
 
 
 def _repeated(pieces: Tensor, count: int) -> Tensor:

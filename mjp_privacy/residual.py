@@ -15,14 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attacks.patch_system import TABLE, located
+from attacks.patch_system import PATCH as RESIDUAL_OVER
+from attacks.patch_system import TABLE, gradient, located
 from mjp_privacy.client_config import ClientConfig
 from mjp_privacy.clients.fedsgd import FedSGDClient
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import Victim
 
 Mode = Literal["eval", "train"]
-RESIDUAL_OVER = "patch_embed.proj.weight"
 
 
 def gradient_residual(
@@ -49,7 +49,7 @@ def gradient_residual(
         client = FedSGDClient(model, ClientConfig(mode=mode, batch=update.batch))
         inputs = ClientInput(images, view.labels, ids, hidden)
         made = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
-        given = uploaded_gradient(update, RESIDUAL_OVER, model)
+        given = gradient(view, update, RESIDUAL_OVER)
         difference = (made - given).double().flatten(1).norm(dim=1)
         residuals.append(difference / given.double().flatten(1).norm(dim=1))
     return torch.stack(residuals).mean(0).repeat_interleave(view.updates[0].batch).cpu()
@@ -61,12 +61,3 @@ def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:
     if TABLE not in update.grads:
         return None
     return located(view, update).repeat_interleave(update.batch, dim=0)
-
-
-def uploaded_gradient(update: ClientUpdate, name: str, model: Victim) -> Tensor:
-    """The gradient of an upload: itself, or -difference / lr - weight_decay * weight."""
-    given = update.grads[name]
-    if update.kind == "gradient":
-        return given
-    assert update.lr
-    return -given / update.lr - update.weight_decay * model.get_parameter(name).detach()
