@@ -12,9 +12,9 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.config_files import read_mapping
+from mjp_privacy.config_rows import row_of
 from mjp_privacy.errors import UserError
 from mjp_privacy.parsing import parse
-from mjp_privacy.registry import unknown_name
 
 _STRICT = ConfigDict(extra="forbid")
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
@@ -181,20 +181,7 @@ def load_training(
     """
     content = dict(path) if isinstance(path, Mapping) else dict(read_mapping(Path(path)))
     where = "the config" if isinstance(path, Mapping) else str(path)
-    rows = content.pop("rows", None) or {}
-    if rows and row is None:
-        raise UserError(
-            f"{where} holds {len(rows)} rows: expected --row NAME, got none. "
-            f"Rows: {', '.join(map(str, rows))}."
-        )
-    if row is not None:
-        if row not in rows:
-            raise UserError(f"{where}: {unknown_name('row', row, [str(name) for name in rows])}")
-        over = rows[row] or {}
-        if not isinstance(over, Mapping):
-            raise UserError(f"{where}, rows.{row}: expected fields over the base's, got {over!r}.")
-        content = _laid_over(content, over)
-        content["name"] = f"{content.get('name', '')}-{row}".strip("-")
+    content = row_of(content, row, where)
     given = {key: value for key, value in changes.items() if value is not None}
     if "seed" in given:
         content["seed"] = given.pop("seed")
@@ -206,14 +193,6 @@ def load_training(
     config = parse(TrainingConfig, content, where, _OWNERS)
     _check(config, where)
     return config
-
-
-def _laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _laid_over(merged[key], value) if both else value
-    return merged
 
 
 def _check(config: TrainingConfig, where: str) -> None:

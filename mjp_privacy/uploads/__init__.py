@@ -1,0 +1,1 @@
+"""Uploads as files: anybody's federation can be attacked from what it recorded."""
