@@ -70,6 +70,15 @@ def client_identity(client: ClientConfig) -> dict[str, Any]:
     }
 
 
+def client_recipe(client: ClientConfig) -> dict[str, Any]:
+    """The fields that are off their default, for a file."""
+    return {
+        field.name: getattr(client, field.name)
+        for field in dataclasses.fields(client)
+        if getattr(client, field.name) != field.default
+    }
+
+
 def check_client(client: ClientConfig, block: int, where: str) -> None:
     """Ranges, and that a block holds whole client steps. `where` ends before the field's name."""
     if client.batch < 1:

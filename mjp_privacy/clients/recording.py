@@ -60,9 +60,7 @@ class Recorder:
             written += self._record(probe, start, weights, round)
         return written
 
-    def _record(
-        self, probe: Probe, start: int, weights: Mapping[str, Tensor], round: int
-    ) -> int:
+    def _record(self, probe: Probe, start: int, weights: Mapping[str, Tensor], round: int) -> int:
         config, task = self.task.config, self.task
         client = probe_client(config.client, probe)
         inputs = [
@@ -70,11 +68,8 @@ class Recorder:
             for step in range(probe.steps)
         ]
         model = task.with_weights(weights)
-        names = None if client_needs_all(config) else list(_kept(config, model))
-        update = make_upload(
-            model, inputs, client, names=names, round=round, seed=config.seed
-        )
-        kept = {name: g for name, g in update.grads.items() if name in _kept(config, model)}
+        names = _kept(config, model)
+        update = make_upload(model, inputs, client, names=names, round=round, seed=config.seed)
         series = [
             f"b{probe.batch}s{probe.steps}_r{start:05d}_{number:03d}"
             for number in range(len(self.places) // probe.batch)
@@ -86,11 +81,11 @@ class Recorder:
             std=model.card.std,  # type: ignore[arg-type]
             gamma=config.gamma,
             recipe=client_recipe(client),
-            partial=len(kept) < len(list(model.parameters())),
+            partial=len(names) < len(list(model.parameters())),
         )
         plain = task.photographs(self.places, client, round)
         paths = self.folder.record(
-            replace(update, grads=kept),
+            update,
             header,
             [f"{one}_at{round:05d}" for one in series],
             inputs=inputs[0],
@@ -112,8 +107,3 @@ def _kept(config: FederationConfig, model: Any) -> tuple[str, ...]:
     own = [name for name, _ in model.named_parameters()]
     wanted = config.record.parameters
     return tuple(name for name in own if name in (CLOSED_FORM if wanted is None else wanted))
-
-
-def client_needs_all(config: FederationConfig) -> bool:
-    """Clipping and top-k look at the whole upload."""
-    return bool(getattr(config.client, "defenses", ()))

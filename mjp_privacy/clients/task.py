@@ -156,14 +156,21 @@ class Task:
     def inputs(self, places: Sequence[int], client: ClientConfig, round: int) -> ClientInput:
         """What the model is fed of these training images in a round: the client's augmentation
         and puzzle."""
-        config = self.config
-        ids = tuple(self.train.records[place].image_id for place in places)
-        pixels = self.images[list(places)].float() / 255
-        plain = augmented(pixels, ids, client.augment, round=round, seed=config.seed)
+        config, ids = self.config, self._ids(places)
+        plain = self.photographs(places, client, round)
         labels = torch.tensor([self.train.labels[place] for place in places])
         drawn = {"patch_size": config.model.patch_size, "round": round, "seed": config.seed}
         fed = SETTINGS[config.setting].prepare(plain, labels, ids, gamma=config.gamma, **drawn)
         return step_puzzles(fed, plain, client, **drawn)
+
+    def photographs(self, places: Sequence[int], client: ClientConfig, round: int) -> Tensor:
+        """These training images as they enter a round, before any shuffle."""
+        pixels = self.images[list(places)].float() / 255
+        seed = self.config.seed
+        return augmented(pixels, self._ids(places), client.augment, round=round, seed=seed)
+
+    def _ids(self, places: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self.train.records[place].image_id for place in places)
 
     def with_weights(self, weights: Mapping[str, Tensor]) -> Victim:
         """The network, holding these weights."""

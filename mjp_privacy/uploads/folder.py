@@ -15,9 +15,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -119,18 +120,14 @@ class UploadFolder:
 
     # writing ----------------------------------------------------------------------------------
 
-    def record_weights(self, model: Victim, weights: Mapping[str, Tensor] | None = None) -> str:
-        """Store weights once; their file's place. None: those that the model holds."""
-        if weights is None:
-            weights = dict(model.named_parameters())
-        tensors = {name: stored(t) for name, t in sorted(weights.items())}
+    def record_weights(self, model: Victim) -> str:
+        """Store the weights that the model holds, once; their file's place."""
         digest = hashlib.sha256()
-        for name, tensor in tensors.items():
-            digest.update(name.encode() + tensor.numpy().tobytes())
+        for name, parameter in sorted(model.named_parameters()):
+            digest.update(name.encode() + stored(parameter).numpy().tobytes())
         place = f"{WEIGHTS}/{digest.hexdigest()[:16]}.safetensors"
         if not (self.root / place).is_file():
-            metadata = _card_metadata(model)
-            _save(self.root / place, tensors, metadata)
+            save_weights(self.root / place, model)
         return place
 
     def record(
@@ -153,7 +150,7 @@ class UploadFolder:
         for step, name in enumerate(names):
             own = slice(step * update.batch, (step + 1) * update.batch)
             labels = None if inputs is None else tuple(inputs.labels[own].tolist())
-            fields = {
+            fields: dict[str, Any] = {
                 "kind": update.kind,
                 "dtype": str(update.dtype).removeprefix("torch."),
                 "batch": update.batch,
@@ -170,10 +167,7 @@ class UploadFolder:
             path = self.root / f"{name}.safetensors"
             _save(path, {key: stored(grad[step]) for key, grad in update.grads.items()}, {})
             text = header_text(dataclasses.replace(header, **fields))
-            write_atomically(
-                path.with_suffix(".json"),
-                lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"),
-            )
+            write_atomically(path.with_suffix(".json"), partial(Path.write_text, data=text))
             paths.append(path)
         return paths
 
@@ -184,6 +178,12 @@ class UploadFolder:
             kept |= {"permutation": stored(inputs.permutation[own])}
         metadata = {"image_ids": json.dumps(list(inputs.image_ids[own]))}
         _save(self.root / TRUTH / f"{name}.safetensors", kept, metadata)
+
+
+def save_weights(path: Path, model: Victim, facts: Mapping[str, Any] | None = None) -> None:
+    """The model as a checkpoint whose metadata say what loading it needs."""
+    tensors = {name: stored(p) for name, p in model.named_parameters()}
+    _save(path, tensors, {**_card_metadata(model), **_as_json(facts or {})})
 
 
 def stored(tensor: Tensor) -> Tensor:
@@ -217,8 +217,12 @@ def _card_metadata(model: Victim) -> dict[str, str]:
     card = model.card
     facts = {
         **{name: getattr(card, name) for name in METADATA if hasattr(card, name)},
-        "num_heads": model.blocks[0].attn.num_heads,
+        "num_heads": model.blocks[0].attn.num_heads,  # type: ignore[union-attr]
         "position_embedding": model.position_embedding,
         "first_block": model.first_block,
     }
+    return _as_json(facts)
+
+
+def _as_json(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in facts.items() if value is not None}

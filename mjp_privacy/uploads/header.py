@@ -74,7 +74,7 @@ class UploadHeader:
         own = {name: getattr(self, name) for name in OWN if name in named}
         if self.lr is not None:
             own["lr"] = self.lr
-        content = {"upload": self.kind, **own, **self.recipe}
+        content = {**self.recipe, "upload": self.kind, **own}
         return parse(ClientConfig, content, f"{where}, recipe", {})
 
 
