@@ -77,12 +77,11 @@ class Federation:
         """One round; the norm of what moved the weights. Recording comes first, so that a round
         that is made again after a kill writes the same files."""
         self.recorder.record(self.weights, self.round)
-        uploads = [
-            (self.task.client_update(self.weights, client, self.round), self.task.examples(client))
-            for client in self.task.participants(self.round)
-        ]
+        task, clients = self.task, self.task.participants(self.round)
+        updates = task.client_updates(self.weights, clients, self.round)
+        uploads = zip(updates, map(task.examples, clients), strict=True)
         before = self.weights
-        self.weights, self.state = self.task.server_step(before, self.state, uploads, self.round)
+        self.weights, self.state = task.server_step(before, self.state, uploads, self.round)
         self.round += 1
         moved = torch.stack([(self.weights[n] - before[n]).norm() for n in before]).norm()
         if not bool(moved.isfinite()):
