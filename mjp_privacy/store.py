@@ -70,6 +70,11 @@ CELL_COLUMNS = (
     "upload",
     "lr",
     "weight_decay",
+    "defenses",
+    "steps",
+    "optimizer",
+    "momentum",
+    "pseudo_gradient",
 )
 """Columns appended to every row from its cell and its image."""
 
