@@ -22,7 +22,7 @@ def _one_line(item: Any) -> str:
         return canonical(item)
     except UserError as error:  # pydantic says in which field
         text = str(error).replace("{", "{{").replace("}", "}}")
-        raise PydanticCustomError("defense", text) from error  # type: ignore[arg-type]
+        raise PydanticCustomError("defense", text) from error
 
 
 DefenseText = Annotated[str, BeforeValidator(_one_line)]

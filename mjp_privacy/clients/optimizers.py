@@ -1,4 +1,4 @@
-r"""The optimisers of a client's local steps, as torch's of the same name, and what they do to noise.
+r"""Optimisers of a client's local steps, as torch's of the same name, and what they do to noise.
 
     sgd     v <- mu v + (g + wd w),  w <- w - lr v,  v = g + wd w in the first step
     adamw   w <- (1 - lr wd) w - lr m^ / (sqrt(v^) + eps)
