@@ -250,11 +250,26 @@ def test_wrong_mean_and_std_are_caught(folder: Path) -> None:
     assert "the weights file says mean" in text
 
 
-def test_momentum_and_local_steps_are_said(folder: Path) -> None:
-    edit_all(folder, kind="weight_difference", lr=0.1, momentum=0.9, steps=3)
-    assert "momentum 0.9: its pseudo-gradient is approximate" in check_uploads(folder)[0]
-    edit_all(folder, kind="weight_difference", lr=0.1, optimizer="adamw", momentum=0.0, steps=1)
-    assert "no gradient" in check_uploads(folder)[0]
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"momentum": 0.9, "steps": 3}, "momentum 0.9: its pseudo-gradient is approximate"),
+        ({"optimizer": "adamw"}, "1 adamw step(s) with momentum 0: its pseudo-gradient is approx"),
+        ({"optimizer": "adamw", "steps": 2}, "which holds no gradient; train with plain SGD"),
+    ],
+)
+def test_momentum_and_local_steps_are_said(
+    folder: Path, changes: dict[str, Any], said: str
+) -> None:
+    edit_all(folder, kind="weight_difference", lr=0.1, **changes)
+    assert said in check_uploads(folder)[0]
+
+
+def test_one_plain_step_is_exact_and_an_unknown_optimiser_is_named(folder: Path) -> None:
+    edit_all(folder, kind="weight_difference", lr=0.1, momentum=0.9)
+    assert "approximate" not in check_uploads(folder)[0]
+    edit_all(folder, optimizer="lion")
+    assert "a weight difference of lion, which holds no gradient" in check_uploads(folder)[0]
 
 
 def test_names_that_were_not_uploaded_are_said(folder: Path) -> None:
