@@ -15,7 +15,7 @@ from mjp_privacy.config import ClientConfig
 from tests.contract.planted import planted_images, planted_model, planted_view
 
 
-# At 0.03 some visible rows are weaker than the noise, and no attacker can tell them from masked ones.
+# At 0.03 some visible rows are weaker than the noise, and nobody can tell them from masked ones.
 @pytest.mark.parametrize("defense", [{"gaussian_noise": 0.01}, {"dp_sgd": 0.00003}])
 def test_knowing_the_noise_helps(defense: dict[str, float]) -> None:
     attack = find_attack("masked_span", {"prior": "stationary"})
