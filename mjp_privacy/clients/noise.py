@@ -35,8 +35,7 @@ class GaussianNoise:
             )
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
-        nonzero = torch.stack([(g != 0).flatten(1).sum(1) for g in sent.values()]).sum(0)
-        scale = self.std * (squared_norm(sent) / nonzero.clamp(min=1)).sqrt()
+        scale = self.std * (squared_norm(sent) / _nonzero(sent)).sqrt()
         noisy = {
             name: g + per_step(scale, g) * draws.normal(name, g.shape[1:]).to(g)
             for name, g in sent.items()
@@ -48,6 +47,14 @@ class GaussianNoise:
         sqrt(1 + std^2) times that of the gradient, up to how many entries were zero."""
         mean = squared_norm(noisy) / entries(noisy)
         return self.std * (mean / (1 + self.std**2)).sqrt()
+
+
+def _nonzero(sent: Grads) -> Tensor:
+    """(n,) how many entries are not zero up to rounding, which moves with the block; 1 or more."""
+    largest = torch.stack([g.flatten(1).abs().amax(1) for g in sent.values()]).amax(0)
+    zero = (largest * torch.finfo(largest.dtype).eps).unsqueeze(1)
+    counts = [(g.flatten(1).abs() > zero).sum(1) for g in sent.values()]
+    return torch.stack(counts).sum(0).clamp(min=1)
 
 
 @dataclass(frozen=True)

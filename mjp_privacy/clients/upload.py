@@ -129,7 +129,10 @@ def _noise_of_steps(
         return {}
     if client.upload == "weight_difference":
         level *= noise_gain(client.steps, client.momentum, client.lr)
-    return {name: torch.full((len(g),), level).to(g).double() for name, g in sent.items()}
+    return {
+        name: torch.full((len(g),), level, dtype=torch.float64, device=g.device)
+        for name, g in sent.items()
+    }
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
