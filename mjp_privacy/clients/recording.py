@@ -68,7 +68,7 @@ class Recorder:
             for step in range(probe.steps)
         ]
         model = task.with_weights(weights)
-        names = _kept(config, model)
+        names = kept_names(config, model)
         update = make_upload(model, inputs, client, names=names, round=round, seed=config.seed)
         series = [
             f"b{probe.batch}s{probe.steps}_r{start:05d}_{number:03d}"
@@ -103,7 +103,7 @@ def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
     return replace(client, **changes)
 
 
-def _kept(config: FederationConfig, model: Any) -> tuple[str, ...]:
+def kept_names(config: FederationConfig, model: Any) -> tuple[str, ...]:
     own = [name for name, _ in model.named_parameters()]
     wanted = config.record.parameters
     return tuple(name for name in own if name in (CLOSED_FORM if wanted is None else wanted))

@@ -1,0 +1,96 @@
+"""Weights, uploads and orders as Flower's records: arrays by name and plain values, no pickle.
+
+    order   weights: ArrayRecord, order: ConfigRecord (client, round, config as JSON)
+    reply   grads: ArrayRecord, upload: ConfigRecord, metrics: MetricRecord (examples)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mjp_privacy.clients.federation_config import FederationConfig, load_federation, plain
+from mjp_privacy.errors import UserError
+from mjp_privacy.interfaces import ClientUpdate
+
+try:
+    from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+except ImportError as error:
+    raise UserError(
+        "Flower: expected the package flwr, which is not installed here. "
+        "pip install '.[federated]' (Python 3.11 or newer)."
+    ) from error
+
+_TENSORS = ("grads", "weights_before")  # the server knows the weights it gave
+
+
+def order_of(
+    config: FederationConfig, weights: ArrayRecord, client: int, round: int
+) -> RecordDict:
+    """What the server asks of a client. The config goes along, so that a node needs only images."""
+    fields = {"client": client, "round": round, "config": json.dumps(plain(config))}
+    return RecordDict({"weights": weights, "order": ConfigRecord(fields)})
+
+
+def read_order(content: RecordDict) -> tuple[FederationConfig, dict[str, Tensor], int, int]:
+    """The federation's config, the weights, the client and the round."""
+    order = content.config_records["order"]
+    config = load_federation(json.loads(str(order["config"])))
+    weights = tensors(content.array_records["weights"])
+    return config, weights, _whole(order["client"]), _whole(order["round"])
+
+
+def reply_of(update: ClientUpdate, examples: int) -> RecordDict:
+    """An upload with every field that is off its default."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(update):
+        value = getattr(update, field.name)
+        if field.name in _TENSORS or value == field.default:
+            continue
+        if isinstance(value, torch.dtype):
+            value = str(value).removeprefix("torch.")
+        if not isinstance(value, (bool, int, float, str)):
+            raise UserError(
+                f"ClientUpdate.{field.name}: expected a number or a string, which a Flower message "
+                f"can carry, got {type(value).__name__}. Use the in-process engine."
+            )
+        fields[field.name] = value
+    metrics = MetricRecord({"examples": examples})
+    grads = arrays(update.grads)
+    return RecordDict({"grads": grads, "upload": ConfigRecord(fields), "metrics": metrics})
+
+
+def read_reply(content: RecordDict) -> tuple[ClientUpdate, int]:
+    """An upload and its number of images. Unknown fields are an error, not dropped."""
+    fields: dict[str, Any] = dict(content.config_records["upload"])
+    known = {field.name for field in dataclasses.fields(ClientUpdate)} - set(_TENSORS)
+    if strange := sorted(set(fields) - known):
+        raise UserError(
+            f"An upload has the fields {', '.join(strange)}, which this server does not know. "
+            "Expected the same version of mjp-privacy on server and clients."
+        )
+    if "dtype" in fields:
+        fields["dtype"] = getattr(torch, str(fields["dtype"]))
+    grads = tensors(content.array_records["grads"])
+    examples = _whole(content.metric_records["metrics"]["examples"])
+    return ClientUpdate(grads, **fields), examples
+
+
+def arrays(given: Mapping[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord({name: tensor.detach().cpu() for name, tensor in given.items()})
+
+
+def tensors(record: ArrayRecord) -> dict[str, Tensor]:
+    """By name, in memory of their own."""
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise UserError(f"A message holds {value!r} where a whole number was expected.")
+    return value
