@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.clients.federation_config import FederationConfig, load_federation
+from mjp_privacy.clients.flower_programs import MARK
 from mjp_privacy.clients.flower_records import arrays, read_order, reply_of
 from mjp_privacy.clients.flower_strategy import PARTITION, RecordingStrategy
 from mjp_privacy.clients.rounds import Federation
@@ -22,6 +23,7 @@ from mjp_privacy.errors import UserError
 from mjp_privacy.lock import locked
 from mjp_privacy.runner import pick_device
 from mjp_privacy.store import output_folder
+from mjp_privacy.training.journal import Journal
 
 try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -100,6 +102,7 @@ def serve(grid: Grid, context: Context) -> None:
     with locked(folder):
         device = pick_device(str(run["device"]) or "cpu")
         federation = Federation(Task.from_config(config, data, val, device), folder)
+        federation.journal = _Marked(folder, config.rounds)
         if federation.begin():
             return
         strategy = RecordingStrategy(
@@ -115,6 +118,13 @@ def serve(grid: Grid, context: Context) -> None:
             timeout=_seconds(run, "round-timeout"),
         )
         federation.end()
+
+
+class _Marked(Journal):
+    """Says whose lines these are, among Flower's own."""
+
+    def say(self, message: str) -> None:
+        super().say(MARK + message)
 
 
 def _folder(value: str, name: str) -> Path:

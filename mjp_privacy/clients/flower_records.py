@@ -1,7 +1,7 @@
 """Weights, uploads and orders as Flower's records: arrays by name and plain values, no pickle.
 
-    order   weights: ArrayRecord, order: ConfigRecord (client, round, config as JSON)
-    reply   grads: ArrayRecord, upload: ConfigRecord, metrics: MetricRecord (examples)
+order   weights: ArrayRecord, order: ConfigRecord (client, round, config as JSON)
+reply   grads: ArrayRecord, upload: ConfigRecord, metrics: MetricRecord (examples)
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ except ImportError as error:
 _TENSORS = ("grads", "weights_before")  # the server knows the weights it gave
 
 
-def order_of(
-    config: FederationConfig, weights: ArrayRecord, client: int, round: int
-) -> RecordDict:
+def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round: int) -> RecordDict:
     """What the server asks of a client. The config goes along, so that a node needs only images."""
-    fields = {"client": client, "round": round, "config": json.dumps(plain(config))}
+    fields: dict[str, Any] = {"client": client, "round": round}
+    fields["config"] = json.dumps(plain(config))
     return RecordDict({"weights": weights, "order": ConfigRecord(fields)})
 
 
@@ -42,7 +41,7 @@ def read_order(content: RecordDict) -> tuple[FederationConfig, dict[str, Tensor]
     order = content.config_records["order"]
     config = load_federation(json.loads(str(order["config"])))
     weights = tensors(content.array_records["weights"])
-    return config, weights, _whole(order["client"]), _whole(order["round"])
+    return config, weights, whole(order["client"]), whole(order["round"])
 
 
 def reply_of(update: ClientUpdate, examples: int) -> RecordDict:
@@ -77,7 +76,7 @@ def read_reply(content: RecordDict) -> tuple[ClientUpdate, int]:
     if "dtype" in fields:
         fields["dtype"] = getattr(torch, str(fields["dtype"]))
     grads = tensors(content.array_records["grads"])
-    examples = _whole(content.metric_records["metrics"]["examples"])
+    examples = whole(content.metric_records["metrics"]["examples"])
     return ClientUpdate(grads, **fields), examples
 
 
@@ -90,7 +89,8 @@ def tensors(record: ArrayRecord) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
 
 
-def _whole(value: Any) -> int:
+def whole(value: Any) -> int:
+    """A number of a message, which may hold others' values."""
     if not isinstance(value, int):
         raise UserError(f"A message holds {value!r} where a whole number was expected.")
     return value

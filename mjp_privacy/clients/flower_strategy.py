@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from mjp_privacy.client_config import client_recipe
-from mjp_privacy.clients.flower_records import arrays, order_of, read_reply
+from mjp_privacy.clients.flower_records import arrays, order_of, read_reply, whole
 from mjp_privacy.clients.recording import kept_names
 from mjp_privacy.clients.rounds import Federation
 from mjp_privacy.errors import UserError
@@ -83,7 +83,7 @@ class RecordingStrategy(Strategy):
                 self._say(f"SuperNode {node} cannot take part: {reply.error.reason}")
                 continue
             own = reply.content.config_records[PARTITION]
-            self.nodes[node] = int(own["partition-id"]), int(own["num-partitions"])  # type: ignore[arg-type]
+            self.nodes[node] = whole(own["partition-id"]), whole(own["num-partitions"])
 
     def _host(self, client: int) -> int | None:
         for node, part in sorted(self.nodes.items()):

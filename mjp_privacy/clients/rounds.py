@@ -69,12 +69,13 @@ class Federation:
         write_json(self.out / RESOLVED, plain(self.config))
         if self.round == 0:
             self._measure(None)
-        self._started = self._saved = self._said = time.monotonic()
+        self._saved = self._said = time.monotonic()
         return None
 
     def record(self) -> None:
         """The round's probes. It comes before the round, so that one that is made again after a
         kill writes the same files."""
+        self._started = time.monotonic()
         self.recorder.record(self.weights, self.round)
 
     def advance(self, uploads: Sequence[tuple[ClientUpdate, int]]) -> None:
@@ -90,7 +91,6 @@ class Federation:
         if time.monotonic() - self._said > SAY_SECONDS:
             self._say(took)
             self._said = time.monotonic()
-        self._started = time.monotonic()
 
     def end(self) -> Path:
         """The final weights as a model; its path."""
