@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from attacks.april import TABLE, UNKNOWN
+from attacks.patch_system import located
 from attacks.pictures import to_unit_range
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction
@@ -96,9 +97,10 @@ class InvertingGradients:
         update = view.updates[0]
         assert view.labels is not None
         images, masks, facts = [], [], list[dict[str, float]]()
+        hidden = _located(view, update)
         for step, labels in enumerate(view.labels.split(update.batch)):
             grads = {name: grad[step] for name, grad in update.grads.items()}
-            mask = _located(view.model, grads, len(labels))
+            mask = None if hidden is None else hidden[step].expand(len(labels), -1)
             seed = int(torch.randint(2**62, (), generator=generator))
             started = time.monotonic()
             wanted = _of_images(view.model, grads, update, mask)
@@ -186,11 +188,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _located(model: MJPVisionTransformer, grads: Grads, batch: int) -> Tensor | None:
-    """(B, N): patches whose own position embedding was not used; None where that cannot be seen."""
-    if model.unk_embed is None or TABLE not in grads:
+def _located(view: AttackerView, update: ClientUpdate) -> Tensor | None:
+    """(n, N): patches whose own position embedding was not used; None where that cannot be seen."""
+    if view.model.unk_embed is None or TABLE not in update.grads:
         return None
-    return (grads[TABLE][0, 1:] == 0).all(-1).expand(batch, -1)
+    return located(view, update)
 
 
 def _of_images(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mjp_privacy.config import Cell
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.diagnostics import Scene, diagnose, mask_agreement
+from mjp_privacy.diagnostics import Scene, diagnose, mask_agreement, residual
 from mjp_privacy.interfaces import (
     Attack,
     AttackerView,
@@ -36,6 +36,8 @@ NO_ONE_INPUT = (
     "each upload was shuffled differently: there is no one shuffled image to reconstruct; "
     "score several uploads against the plain image (setting c)"
 )
+
+NO_TRUTH = "the private images were not given, so nothing is scored"
 
 NO_PICTURE = "the attack names the masked positions and makes no picture"
 
@@ -93,6 +95,8 @@ class CellWork:
         self, attack: Attack, records: Sequence[ImageRecord], photographs: Tensor
     ) -> BlockResult:
         bench, cell, seconds = self.bench, self.cell, dict[str, float]()
+        if (lacking := bench.lacks(attack, records)) is not None:
+            return self._unsupported(records, lacking)
         if attack.uploads > 1 and self._setting.shuffles and self._setting.against == "input":
             return self._unsupported(records, NO_ONE_INPUT)
         rounds = [bench.inputs(cell, records, photographs, r) for r in range(attack.uploads)]
@@ -114,6 +118,8 @@ class CellWork:
         self, control: Control, records: Sequence[ImageRecord], photographs: Tensor
     ) -> BlockResult:
         """No upload is made for it: it has the truth."""
+        if not self.bench.has_truth:
+            return self._unsupported(records, NO_TRUTH)
         inputs = self.bench.inputs(self.cell, records, photographs)
         scene = self._scene(records, photographs, inputs, [self.bench.model], [])
         truth = Truth(scene.plain, inputs.labels, inputs.image_ids)
@@ -205,6 +211,9 @@ class CellWork:
             return BlockResult(pd.concat(without))
         # What is stored is what is scored: float32, so scores can be made again from the files.
         images = found.images.float().cpu()
+        if not self.bench.has_truth:
+            result = self._unscored(scene, [records[at] for at in kept], found, images, kept)
+            return replace(result, rows=pd.concat([result.rows, *without]))
         tensors = {name: t[kept] for name, t in {"images": images, **scene.tensors()}.items()}
         labelled = all(record.label is not None for record in records)
         beside = {**found.diagnostics, **diagnose(self.bench, self.cell, scene, found, images)}
@@ -218,6 +227,24 @@ class CellWork:
         )
         ids = [records[at].image_id for at in kept]
         return BlockResult(pd.concat([rows, *without]), tensors, ids)
+
+    def _unscored(
+        self,
+        scene: Scene,
+        records: Sequence[ImageRecord],
+        found: Reconstruction,
+        images: Tensor,
+        kept: Sequence[int],
+    ) -> BlockResult:
+        """The reconstruction, and what stands beside it without truth."""
+        mode = self.cell.client.mode
+        told = {**found.diagnostics, **residual(scene.view, found, images, scene.models, mode)}
+        diagnostics = {name: values.cpu()[list(kept)] for name, values in told.items()}
+        rows = scored_rows(self.facts, records, {}, diagnostics, {})
+        reasons = dict.fromkeys(records, NO_TRUTH)
+        both = pd.concat([rows, reasoned_rows(self.facts, reasons, "unscored")])
+        ids = [record.image_id for record in records]
+        return BlockResult(both, {"images": images[list(kept)]}, ids)
 
     def _without_picture(
         self,

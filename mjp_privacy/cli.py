@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -18,6 +18,9 @@ from mjp_privacy.config import (
 )
 from mjp_privacy.config_files import load_experiment
 from mjp_privacy.errors import UserError
+
+if TYPE_CHECKING:
+    from mjp_privacy.run import RunSummary
 
 DONE, BAD_USAGE, SOME_FAILED = 0, 2, 3
 
@@ -54,6 +57,9 @@ class AttackArguments:
     """A label file; without one labels are looked for beside the images."""
     limit: int | None = None
     """A seeded subset spread over the classes; a smaller limit is part of a larger one."""
+    uploads: Path | None = None
+    """A folder of recorded uploads: attack these, in place of clients made from the config's
+    models and images."""
     gamma: float | None = None
     """Shuffle ratio of settings b and c, in place of the config's."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -102,18 +108,7 @@ def _attack(argv: list[str]) -> int:
     given = {f.name: getattr(arguments.overrides, f.name) for f in dataclasses.fields(Overrides)}
     experiment = dataclasses.replace(load_experiment(arguments.config), **given)
     check_experiment(experiment, str(arguments.config))
-    from mjp_privacy.runner import run_experiment
-
-    summary = run_experiment(
-        experiment,
-        images=arguments.images,
-        out=arguments.out,
-        weights=arguments.weights,
-        labels=arguments.labels,
-        limit=arguments.limit,
-        gamma=arguments.gamma,
-        device=arguments.device,
-    )
+    summary = _run(arguments, experiment)
     print(f"{summary.images} images in {summary.cells} cells: {summary.out}")
     print(f"Next: python report.py {summary.out} --out {summary.out / 'report'}")
     if summary.failures:
@@ -123,6 +118,37 @@ def _attack(argv: list[str]) -> int:
         for failure in summary.failures[:5]:
             print(f"  {failure}", file=sys.stderr)
     return SOME_FAILED if summary.failures else DONE
+
+
+def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
+    if arguments.uploads is None:
+        from mjp_privacy.runner import run_experiment
+
+        return run_experiment(
+            experiment,
+            images=arguments.images,
+            out=arguments.out,
+            weights=arguments.weights,
+            labels=arguments.labels,
+            limit=arguments.limit,
+            gamma=arguments.gamma,
+            device=arguments.device,
+        )
+    unused = {"weights": arguments.weights, "labels": arguments.labels, "gamma": arguments.gamma}
+    if idle := [name for name, value in unused.items() if value not in (None, ())]:
+        raise UserError(
+            f"--{idle[0]} says nothing of recorded uploads: their headers name weights, labels and "
+            f"gamma. Leave it out, or correct the headers in {arguments.uploads}."
+        )
+    from mjp_privacy.uploads.run import attack_uploads
+
+    return attack_uploads(
+        experiment,
+        arguments.uploads,
+        arguments.out,
+        limit=arguments.limit,
+        device=arguments.device,
+    )
 
 
 def _parse(argv: list[str], experiment: Experiment) -> AttackArguments:

@@ -64,14 +64,14 @@ class Run:
         self.cells = expand(self.experiment)
         self.attacks = {c: find_attack(c.attack.name, c.attack.options) for c in self._distinct()}
         self._check_steps()
-        self.inventory = Inventory(self.store, self.source, self.records)
+        self.inventory = self._inventory()
         absent = self.inventory.check_known()
         self.facts: dict[Cell, dict[str, Any]] = {}
         self.failures: dict[str, None] = {}  # an ordered set
         write_provenance(self.store, self.experiment, self.device)
         self.planned = [self._facts(cell, None, NOT_RUN) for cell in self.cells]
         self._write_cells()
-        total = len(self.records) * len(self.cells)
+        total = sum(len(self._records(cell.model)) for cell in self.cells)
         with RunProgress(total, self.store.root / "log.jsonl") as self.progress:
             self._say_start()
             if absent:
@@ -85,6 +85,9 @@ class Run:
                     self._run_model(name, cells)
         self._write_cells()
         return RunSummary(self.store.root, len(self.cells), len(self.records), tuple(self.failures))
+
+    def _inventory(self) -> Inventory:
+        return Inventory(self.store, self.source, self.records)
 
     def _say_start(self) -> None:
         """Each command's circumstances go to the log; a change of threads is said."""
@@ -117,12 +120,13 @@ class Run:
             yield cell
 
     def _check_steps(self) -> None:
-        for batch in dict.fromkeys(cell.client.batch for cell in self.cells):
-            if len(self.records) % batch == 0:
+        for cell in self.cells:
+            batch, images = cell.client.batch, len(self._records(cell.model))
+            if images % batch == 0:
                 continue
-            whole = len(self.records) // batch * batch
+            whole = images // batch * batch
             raise UserError(
-                f"{len(self.records)} images do not fill client steps of {batch} (client.batch). "
+                f"{images} images do not fill client steps of {batch} (client.batch). "
                 f"Expected a multiple: --limit {whole or batch}"
                 f"{'' if whole else ', and as many images'}."
             )
@@ -137,15 +141,13 @@ class Run:
         if model is None:
             self._fail_cells(name, cells, reason)
             return
-        bench = Workbench(model, self.experiment, self.device)
-        for block in self._blocks():
+        bench = self._bench(name, model)
+        for block in self._blocks(name):
             self._run_block(bench, block, cells)
 
     def _load(self, name: str) -> tuple[Victim | None, str]:
-        config = self.experiment.models[name]
-        fields = {k: v for k, v in vars(config).items() if k not in ("model", "paper", "note")}
         try:
-            model = load_model(config.model, **fields)
+            model = self._loaded(name)
             self.inventory.check_model(model)
         except UserError as error:
             return None, str(error)
@@ -161,14 +163,19 @@ class Run:
             self.progress.say(f"{name}: not used of the checkpoint: {', '.join(report.unexpected)}")
         return model, ""
 
+    def _loaded(self, name: str) -> Victim:
+        config = self.experiment.models[name]
+        fields = {k: v for k, v in vars(config).items() if k not in ("model", "paper", "note")}
+        return load_model(config.model, **fields)
+
     def _facts(self, cell: Cell, model: Victim | None, reason: str) -> dict[str, Any]:
         return cell_facts(
             cell,
             self.experiment,
             model,
-            true_labels=all(record.label is not None for record in self.records),
+            true_labels=all(r.label is not None for r in self._records(cell.model)),
             attack=self.attacks[cell],
-            images=len(self.records),
+            images=len(self._records(cell.model)),
             data=self.source.path.resolve().name,
             labels=self.source.labels_described,
             reason=reason,
@@ -178,18 +185,25 @@ class Run:
         self.progress.say(f"{name}: FAILED. {reason}")
         self.failures[f"{name}: {reason}"] = None
         for cell in cells:
-            for block in self._blocks():
+            for block in self._blocks(name):
                 reasons = dict.fromkeys(block.records, reason)
                 rows = reasoned_rows(self.facts[cell], reasons, "failed")
                 self.store.write_rows(self.facts[cell]["run_id"], block.index, rows)
-            self.progress.advance(len(self.records), name)
+            self.progress.advance(len(self._records(name)), name)
 
     # one block --------------------------------------------------------------------------------
 
-    def _blocks(self) -> Iterable[Block]:
-        size = self.experiment.block
-        for index, start in enumerate(range(0, len(self.records), size)):
-            yield Block(index, self.records[start : start + size])
+    def _bench(self, name: str, model: Victim) -> Workbench:
+        return Workbench(model, self.experiment, self.device)
+
+    def _records(self, name: str) -> Sequence[ImageRecord]:
+        """The images of this model's cells."""
+        return self.records
+
+    def _blocks(self, name: str) -> Iterable[Block]:
+        size, records = self.experiment.block, self._records(name)
+        for index, start in enumerate(range(0, len(records), size)):
+            yield Block(index, records[start : start + size])
 
     def _run_block(self, bench: Workbench, block: Block, cells: list[Cell]) -> None:
         pending = {}

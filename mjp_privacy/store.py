@@ -70,6 +70,7 @@ CELL_COLUMNS = (
     "upload",
     "lr",
     "weight_decay",
+    "round",
 )
 """Columns appended to every row from its cell and its image."""
 

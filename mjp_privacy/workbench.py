@@ -29,6 +29,8 @@ from mjp_privacy.settings import SETTINGS
 class Workbench:
     """A model in the precisions and alterations that its cells need."""
 
+    has_truth = True
+
     def __init__(self, model: Victim, experiment: Experiment, device: torch.device) -> None:
         self.model = model.to(device)
         self.experiment, self.device = experiment, device
@@ -40,6 +42,10 @@ class Workbench:
     def forget(self) -> None:
         """Drop what was made for one block."""
         self._made.clear()
+
+    def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> str | None:
+        """Why uploads as this attack needs them cannot be had of these images, or None."""
+        return None
 
     def victim(self, kind: str, dtype: str, positions: str = "own") -> Victim:
         """The model that the client trains; the intact float32 one is the model itself."""

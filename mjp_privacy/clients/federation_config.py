@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.client_config import ClientConfig, Share, check_client
+from mjp_privacy.config import AttackConfig
 from mjp_privacy.config_files import read_mapping
 from mjp_privacy.config_rows import row_of
 from mjp_privacy.errors import UserError
@@ -98,11 +99,19 @@ class FederationConfig:
     """MJP's shuffle ratio; 0: the client does not shuffle."""
     server: Server = Server()
     record: Recording = Recording()
+    attacks: tuple[AttackConfig, ...] = ()
+    """Run on what was recorded once the training is over; none: only record."""
+    label: str | None = None
+    """What tables call this federation's client; None: its name."""
     evaluate_every: Count = 50
     train_images: Count | None = None
     """A seeded part of the training images; None: all."""
     test_images: Count | None = None
     seed: int = 0
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
 
     def training(self) -> TrainingConfig:
         """As the trainer describes the same network and images."""
@@ -124,6 +133,7 @@ _OWNERS: dict[str, Any] = {
     "client": ClientConfig,
     "server": Server,
     "record": Recording,
+    "attacks": AttackConfig,
 }
 
 

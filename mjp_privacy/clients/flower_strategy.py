@@ -162,7 +162,7 @@ class RecordingStrategy(Strategy):
         model = federation.task.with_weights(federation.weights)
         kept = set(update.grads) if self.keeps == "all" else set(kept_names(config, model))
         header = UploadHeader(
-            label=config.name,
+            label=config.title,
             weights=self.received.record_weights(model),
             mean=model.card.mean,  # type: ignore[arg-type]
             std=model.card.std,  # type: ignore[arg-type]

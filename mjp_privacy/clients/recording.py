@@ -75,7 +75,7 @@ class Recorder:
             for number in range(len(self.places) // probe.batch)
         ]
         header = UploadHeader(
-            label=config.name,
+            label=config.title,
             weights=self.folder.record_weights(model),
             mean=model.card.mean,  # type: ignore[arg-type]
             std=model.card.std,  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class Federation:
         self._started = time.monotonic()
         self.recorder.record(self.weights, self.round)
 
-    def advance(self, uploads: Sequence[tuple[ClientUpdate, int]]) -> None:
+    def advance(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> None:
         """The server's step on a round's uploads, with their numbers of images."""
         norm = self._step(uploads)
         took = time.monotonic() - self._started
@@ -97,13 +97,13 @@ class Federation:
         self.save()
         return self._export()
 
-    def _uploads(self) -> list[tuple[ClientUpdate, int]]:
-        return [
-            (self.task.client_update(self.weights, client, self.round), self.task.examples(client))
-            for client in self.task.participants(self.round)
-        ]
+    def _uploads(self) -> Iterable[tuple[ClientUpdate, int]]:
+        """Of this round's clients, made a few at a time while they are averaged."""
+        clients = self.task.participants(self.round)
+        updates = self.task.client_updates(self.weights, clients, self.round)
+        return zip(updates, map(self.task.examples, clients), strict=True)
 
-    def _step(self, uploads: Sequence[tuple[ClientUpdate, int]]) -> float:
+    def _step(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> float:
         """The norm of what moved the weights."""
         before = self.weights
         self.weights, self.state = self.task.server_step(before, self.state, uploads, self.round)

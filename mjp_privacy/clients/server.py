@@ -9,7 +9,7 @@ on either is FedAdam. Parameters that no client uploads stay as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -32,23 +32,26 @@ class ServerState:
     second: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def mean_gradient(uploads: Sequence[tuple[ClientUpdate, int]]) -> Weights:
-    """By parameter name; uploads with their numbers of images. Each holds one client's."""
-    if not uploads:
+def mean_gradient(uploads: Iterable[tuple[ClientUpdate, int]]) -> Weights:
+    """By parameter name; uploads with their numbers of images, each of one client. One is held at
+    a time."""
+    total, mean, first = 0, dict[str, Tensor](), None
+    for update, images in uploads:
+        kind = (update.kind, tuple(sorted(update.grads)))
+        first = first or kind
+        if kind != first:
+            raise UserError(
+                "The clients of a round sent uploads of different kinds or parameters. Expected "
+                "the same kind (gradient or weight_difference) and the same names from each."
+            )
+        weight = images if update.kind == "gradient" else -images
+        for name, gradient in update.grads.items():
+            part = gradient[0] * weight
+            mean[name] = mean[name].add_(part) if name in mean else part
+        total += images
+    if not total:
         raise UserError("No client sent an upload in this round: expected at least one.")
-    kinds = {(update.kind, tuple(sorted(update.grads))) for update, _ in uploads}
-    if len(kinds) > 1:
-        raise UserError(
-            "The clients of a round sent uploads of different kinds or parameters. Expected the "
-            "same kind (gradient or weight_difference) and the same names from each."
-        )
-    total = sum(images for _, images in uploads)
-    sign = 1 if uploads[0][0].kind == "gradient" else -1
-    return {
-        name: torch.stack([update.grads[name][0] * (n / total) for update, n in uploads]).sum(0)
-        * sign
-        for name in uploads[0][0].grads
-    }
+    return {name: tensor.div_(total) for name, tensor in mean.items()}
 
 
 def learning_rate(server: Server, round: int, rounds: int) -> float:
@@ -64,7 +67,7 @@ def server_step(
     server: Server,
     weights: Mapping[str, Tensor],
     state: ServerState,
-    uploads: Sequence[tuple[ClientUpdate, int]],
+    uploads: Iterable[tuple[ClientUpdate, int]],
     *,
     round: int,
     rounds: int,

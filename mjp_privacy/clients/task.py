@@ -7,7 +7,8 @@ server, so rounds can be run anywhere, in any order of clients, and again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ LOCAL_STEP = (
     10**6
 )  # added to the round in a local step's draws, so that each has a puzzle of its own
 TEST_BATCH = 250
+IMAGES_TOGETHER = 32  # differentiated at once; bounds the memory
 
 
 class Task:
@@ -104,7 +106,7 @@ class Task:
         self,
         weights: Mapping[str, Tensor],
         state: ServerState,
-        uploads: Sequence[tuple[ClientUpdate, int]],
+        uploads: Iterable[tuple[ClientUpdate, int]],
         round: int,
     ) -> tuple[Weights, ServerState]:
         return server_step(
@@ -135,15 +137,27 @@ class Task:
 
     def client_update(self, weights: Mapping[str, Tensor], client: int, round: int) -> ClientUpdate:
         """The upload of one client in one round, complete; its leading axis is 1."""
-        batch = self.config.client.batch
-        chosen = self._drawn(client, round)
-        inputs = [
-            self.inputs(chosen[at : at + batch], self.config.client, round + step * LOCAL_STEP)
-            for step, at in enumerate(range(0, len(chosen), batch))
-        ]
+        return next(self.client_updates(weights, [client], round))
+
+    def client_updates(
+        self, weights: Mapping[str, Tensor], clients: Sequence[int], round: int
+    ) -> Iterator[ClientUpdate]:
+        """The uploads of several clients, in their order; those of a few are made together."""
+        batch, config = self.config.client.batch, self.config
         model = self.with_weights(weights)
-        seed = self.config.seed
-        return make_upload(model, inputs, self.config.client, round=round, seed=seed)
+        together = max(IMAGES_TOGETHER // batch, 1)
+        for start in range(0, len(clients), together):
+            drawn = [self._drawn(client, round) for client in clients[start : start + together]]
+            inputs = [
+                self.inputs(
+                    [place for own in drawn for place in own[step * batch : (step + 1) * batch]],
+                    config.client,
+                    round + step * LOCAL_STEP,
+                )
+                for step in range(self._local_steps)
+            ]
+            update = make_upload(model, inputs, config.client, round=round, seed=config.seed)
+            yield from (one_of(update, place) for place in range(len(drawn)))
 
     def _drawn(self, client: int, round: int) -> list[int]:
         """Images of a round: without repetition where the client has enough."""
@@ -184,6 +198,11 @@ class Task:
             for name, parameter in own.items():
                 parameter.copy_(weights[name])
         return self.model
+
+
+def one_of(update: ClientUpdate, place: int) -> ClientUpdate:
+    """One client's upload out of several."""
+    return replace(update, grads={n: g[place : place + 1] for n, g in update.grads.items()})
 
 
 def _part_of(examples: Examples, limit: int | None, seed: int) -> Examples:

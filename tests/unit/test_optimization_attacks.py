@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
+from mjp_privacy.clients.hardening import noisy
 from mjp_privacy.config import ClientConfig
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction
@@ -149,6 +150,17 @@ def test_the_true_image_is_where_the_distance_ends() -> None:
 def test_the_mask_is_located_and_fed(name: str) -> None:
     view, inputs = view_of("b", images=2)
     found = found_by(name, view)
+    assert found.mask is not None
+    assert torch.equal(found.mask, inputs.mask)
+
+
+@BOTH
+def test_the_mask_is_located_in_a_noisy_table(name: str) -> None:
+    """No row of it is zero; those that are noise alone were masked."""
+    view, inputs = view_of("b", images=2)
+    update = noisy(view.updates[0], 0.001, ("0", "1"), seed=0)
+    assert not (update.grads["pos_embed"][:, 0, 1:] == 0).all(-1).any()
+    found = found_by(name, replace(view, updates=[update]))
     assert found.mask is not None
     assert torch.equal(found.mask, inputs.mask)
 

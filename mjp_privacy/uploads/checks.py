@@ -1,0 +1,170 @@
+"""What is wrong with a recorded upload, and what its header cannot know.
+
+`faults` make an upload unusable: a file cut off, another model's, numbers that are none.
+`remarks` are what silently breaks attacks: momentum, several local steps, a wrong normalisation,
+names that were not uploaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attacks import ATTACKS, find_attack
+from attacks.patch_system import PATCH, TABLE, missing, patch_system
+from attacks.span import combine, upload_span
+from mjp_privacy.errors import UserError
+from mjp_privacy.interfaces import AttackerView, Control, Pixels
+from mjp_privacy.models import Victim
+from mjp_privacy.models.checkpoint_files import read_metadata
+from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.uploads.bench import load_recorded, stacked
+from mjp_privacy.uploads.folder import RecordedUpload
+from mjp_privacy.uploads.groups import Group, Series
+
+OUTSIDE = 0.02  # of [0, 1]: what a right normalisation never leaves, up to rounding
+EIGHT_BIT = 0.02  # of a grey level
+TRIED = 5  # series whose pixels are looked at
+
+
+def faults(upload: RecordedUpload, model: Victim) -> Iterator[str]:
+    """Why this upload cannot be attacked, in order of depth."""
+    header = upload.header
+    try:
+        tensors = upload.tensors()
+    except UserError as error:
+        yield str(error)
+        return
+    if header.weights_sha256 is not None:
+        found = hashlib.sha256(upload.weights_path.read_bytes()).hexdigest()
+        if found != header.weights_sha256:
+            yield (
+                f"{header.weights} is not the file whose weights the client had: sha256 "
+                f"{found[:12]}, expected {header.weights_sha256[:12]}"
+            )
+    own = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if strange := [name for name in tensors if name not in own]:
+        yield (
+            f"it holds {', '.join(strange[:3])}, which the model of {header.weights} has not: "
+            "expected an upload of that model"
+        )
+        return
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != own[name]:
+            yield (
+                f"{name} is {tuple(tensor.shape)}, and the model's {own[name]}: expected an upload "
+                "of that model, without a leading axis"
+            )
+            return
+    if bad := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+        yield f"{', '.join(bad[:3])} hold(s) NaN or infinity: the client's step broke down"
+    if tensors and not any(bool(tensor.any()) for tensor in tensors.values()):
+        yield "every number in it is zero: nothing was trained in this round"
+
+
+def remarks(group: Group, model: Victim) -> Iterator[str]:
+    """What to know of a line's uploads; none of it makes them unusable."""
+    header = group.header
+    if header.kind == "weight_difference":
+        yield from _difference_remarks(group)
+    own = [name for name, _ in model.named_parameters()]
+    held = set(group.series[0].first.names())
+    absent = [name for name in own if name not in held]
+    if absent and not header.partial:
+        yield (
+            f"{len(absent)} of {len(own)} parameters were not uploaded, {absent[0]} among them; "
+            "attacks that read them do not apply"
+        )
+    declared = read_metadata(str(group.series[0].first.weights_path))
+    for name, given in (("mean", header.mean), ("std", header.std)):
+        if name in declared and json.loads(declared[name]) != list(given):
+            yield f"the weights file says {name} {declared[name]}, the header {list(given)}"
+    yield from _pixel_remarks(group, model)
+
+
+def _difference_remarks(group: Group) -> Iterator[str]:
+    header = group.header
+    if header.optimizer != "sgd":
+        yield (
+            f"a weight difference of {header.optimizer}: its steps are no gradient; train with "
+            "plain SGD, or upload gradients"
+        )
+    elif header.steps > 1 or header.momentum:
+        yield (
+            f"a weight difference of {header.steps} SGD step(s) with momentum {header.momentum:g}: "
+            "its pseudo-gradient is approximate"
+        )
+
+
+def _pixel_remarks(group: Group, model: Victim) -> Iterator[str]:
+    """Pixels that the header's mean and std take out of [0, 1] mean that they are not the
+    client's. Tried on the first series whose gradients determine every patch."""
+    if group.header.batch > 1 or group.header.steps > 1 or group.header.recipe.get("defenses"):
+        return
+    for series in group.series[:TRIED]:
+        pixels = recovered_pixels(series, model)
+        if pixels is None:
+            continue
+        outside = float(((pixels < -OUTSIDE) | (pixels > 1 + OUTSIDE)).double().mean())
+        levels = pixels * 255
+        whole = float(((levels - levels.round()).abs() < EIGHT_BIT).double().mean())
+        if outside > 0 or whole < 0.5:
+            yield (
+                f"with the header's mean {group.header.mean} and std {group.header.std}, "
+                f"{100 * outside:.1f} % of the pixels of {series.first.name} leave [0, 1] and "
+                f"{100 * whole:.0f} % are 8-bit levels; of a decoded picture none and nearly all "
+                "are. The client probably normalised with others (put them into the header), or "
+                "altered its pixels"
+            )
+        return
+
+
+def recovered_pixels(series: Series, model: Victim) -> Tensor | None:
+    """(C, S, S), not clipped, where the uploads leave no patch open; else None."""
+    view = view_of(series, model)
+    if missing(view, TABLE, PATCH) or model.patch_embed.num_patches > model.embed_dim:
+        return None
+    spans = [upload_span(patch_system(view, update), 0) for update in view.updates]
+    known = combine(spans)
+    if len(known.basis):
+        return None
+    image = to_images(known.known, model.patch_size, len(view.pixels.mean))
+    std = torch.tensor(view.pixels.std, dtype=torch.float64).view(-1, 1, 1)
+    mean = torch.tensor(view.pixels.mean, dtype=torch.float64).view(-1, 1, 1)
+    return image * std + mean
+
+
+def view_of(series: Series, model: Victim, uploads: int | None = None) -> AttackerView:
+    """What an attacker sees of a series, each upload with its own weights."""
+    names = [name for name, _ in model.named_parameters()]
+    updates = [stacked([one], names, torch.device("cpu")) for one in series.uploads[:uploads]]
+    for place, upload in enumerate(series.uploads[:uploads]):
+        if upload.header.weights != series.first.header.weights:
+            weights = {n: p.detach() for n, p in load_recorded(upload).named_parameters()}
+            updates[place] = replace(updates[place], weights_before=weights)
+    card, header = model.card, series.first.header
+    known = None if header.labels is None else torch.tensor(header.labels)
+    pixels = Pixels(card.img_size, card.mean, card.std)
+    return AttackerView(model, updates, pixels, known, "plain" if header.gamma else "input")
+
+
+def applicability(group: Group, model: Victim) -> dict[str, str]:
+    """Each attack's name to why it does not apply to this line, or to nothing."""
+    fewest = min(len(one.uploads) for one in group.series)
+    reasons: dict[str, str] = {}
+    for name in ATTACKS:
+        attack = find_attack(name)
+        assert not isinstance(attack, Control)
+        if attack.victim == "april_block" and model.first_block != "closed_form":
+            reasons[name] = "the client trained the intact block 0"
+        elif attack.uploads > fewest:
+            reasons[name] = f"needs {attack.uploads} uploads of the same images, {fewest} recorded"
+        else:
+            view = view_of(group.series[0], model, attack.uploads)
+            reasons[name] = attack.unsupported(view) or ""
+    return reasons
