@@ -55,9 +55,12 @@ class Federation:
         if finished := self.begin():
             return finished
         while self.round < self.config.rounds:
-            self.record()
-            self.advance(self._uploads())
+            self._one_round()
         return self.end()
+
+    def _one_round(self) -> None:
+        self.record()
+        self.advance(self._uploads())
 
     def begin(self) -> Path | None:
         """Where a killed run stopped, or at round 0; the final model's path if nothing is left."""
