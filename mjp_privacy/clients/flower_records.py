@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ except ImportError as error:
         "pip install '.[federated]' (Python 3.11 or newer)."
     ) from error
 
+LONGEST = 300  # of what is said of a client that failed
 _TENSORS = ("grads", "weights_before")  # the server knows the weights it gave
 
 
@@ -78,6 +80,16 @@ def read_reply(content: RecordDict) -> tuple[ClientUpdate, int]:
     grads = tensors(content.array_records["grads"])
     examples = whole(content.metric_records["metrics"]["examples"])
     return ClientUpdate(grads, **fields), examples
+
+
+def cause(reason: str) -> str:
+    """What went wrong with a client, out of what Flower and Ray wrap around it."""
+    plain = re.sub(r"\x1b\[\d+m", "", reason)
+    inner = plain.rpartition("Message: ")[2] if "Message: " in plain else plain
+    wrapped = re.fullmatch(r"<class '[^']*'>:<'(.*)", inner, re.DOTALL)
+    text = (wrapped[1] if wrapped else inner).removesuffix("'>")
+    short = " ".join(text.split())
+    return short if len(short) <= LONGEST else f"{short[:LONGEST]}..."
 
 
 def arrays(given: Mapping[str, Tensor]) -> ArrayRecord:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from mjp_privacy.client_config import client_recipe
-from mjp_privacy.clients.flower_records import arrays, order_of, read_reply, whole
+from mjp_privacy.clients.flower_records import arrays, cause, order_of, read_reply, whole
 from mjp_privacy.clients.recording import kept_names
 from mjp_privacy.clients.rounds import Federation
 from mjp_privacy.errors import UserError
@@ -31,6 +31,7 @@ from mjp_privacy.uploads.header import UploadHeader
 
 RECEIVED, ROUNDS = "received", "rounds.jsonl"
 PARTITION = "partition"
+SHOWN = 8  # clients named in a message
 WAIT = 1.0  # seconds between two looks for SuperNodes
 
 Record = Literal["all", "attacked", "none"]
@@ -80,7 +81,7 @@ class RecordingStrategy(Strategy):
             node = reply.metadata.src_node_id
             if reply.has_error():
                 self.nodes[node] = None
-                self._say(f"SuperNode {node} cannot take part: {reply.error.reason}")
+                self._say(f"SuperNode {node} cannot take part: {cause(reply.error.reason or '')}")
                 continue
             own = reply.content.config_records[PARTITION]
             self.nodes[node] = whole(own["partition-id"]), whole(own["num-partitions"])
@@ -120,7 +121,7 @@ class RecordingStrategy(Strategy):
             federation.save()
             raise UserError(
                 f"Round {federation.round}: no client sent an upload ("
-                f"{'; '.join(f'{c}: {why}' for c, why in self._missing.items())}). "
+                f"{_few([f'{client}: {why}' for client, why in self._missing.items()])}). "
                 f"What was received before is in {self.received.root}. Mend the clients, and the "
                 "same command goes on from this round."
             )
@@ -136,7 +137,7 @@ class RecordingStrategy(Strategy):
             client = client_of.pop(reply.metadata.reply_to_message_id)
             try:
                 if reply.has_error():
-                    raise UserError(reply.error.reason or f"error {reply.error.code}")
+                    raise UserError(cause(reply.error.reason or f"error {reply.error.code}"))
                 update, examples = read_reply(reply.content)
                 self._check(update)
                 uploads[client] = update, examples
@@ -215,6 +216,6 @@ def _part(update: ClientUpdate, names: set[str]) -> ClientUpdate:
     return replace(update, grads={n: g for n, g in update.grads.items() if n in names})
 
 
-def _few(clients: list[int]) -> str:
-    shown = ", ".join(map(str, clients[:8]))
-    return shown + (f" and {len(clients) - 8} more" if len(clients) > 8 else "")
+def _few(things: Sequence[object]) -> str:
+    shown = "; ".join(map(str, things[:SHOWN]))
+    return shown + (f"; and {len(things) - SHOWN} more" if len(things) > SHOWN else "")

@@ -25,7 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import mjp_privacy
 from mjp_privacy.clients import flower_app
 from mjp_privacy.clients.federation_config import FederationConfig, plain
-from mjp_privacy.clients.flower_records import order_of, read_reply, reply_of
+from mjp_privacy.clients.flower_records import cause, order_of, read_reply, reply_of
 from mjp_privacy.clients.flower_run import CLIENT_APP, RUN_CONFIG, SERVER_APP
 from mjp_privacy.clients.rounds import federate
 from mjp_privacy.clients.server import ServerState
@@ -154,6 +154,19 @@ def test_less_is_kept_where_less_is_asked_for(
     entries = UploadFolder(folder).entries() if tensors else []
     assert [len(entry.tensors()) for entry in entries] == [tensors] * (9 if tensors else 0)
     assert all(entry.header.partial for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("<class 'MemoryError'>:<'no memory'>", "no memory"),
+        ("<class 'ray.E'>:<'\x1b[36mray::run()\x1b[39m\n Message: no\n memory'>", "no memory"),
+        ("Error: Node Unavailable", "Error: Node Unavailable"),
+        ("x" * 500, "x" * 300 + "..."),
+    ],
+)
+def test_what_is_said_of_a_client_that_failed(reason: str, said: str) -> None:
+    assert cause(reason) == said
 
 
 def test_an_upload_survives_its_message() -> None:
