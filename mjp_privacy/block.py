@@ -99,10 +99,11 @@ class CellWork:
             return self._unsupported(records, lacking)
         if attack.uploads > 1 and self._setting.shuffles and self._setting.against == "input":
             return self._unsupported(records, NO_ONE_INPUT)
-        rounds = [bench.inputs(cell, records, photographs, r) for r in range(attack.uploads)]
-        models = bench.models(cell, attack, rounds, seconds)
+        rounds = [bench.steps(cell, records, photographs, r) for r in range(attack.uploads)]
+        first = [steps[0] for steps in rounds]
+        models = bench.models(cell, attack, first, seconds)
         updates = bench.updates(cell, attack, self.needs, rounds, models, seconds)
-        scene = self._scene(records, photographs, rounds[0], models, updates)
+        scene = self._scene(records, photographs, first[0], models, updates)
         reason = attack.unsupported(scene.view)
         if reason:
             return self._unsupported(records, reason)

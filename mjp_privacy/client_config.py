@@ -6,13 +6,26 @@ import dataclasses
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
+from mjp_privacy.clients.defenses import canonical, check_order
 from mjp_privacy.errors import UserError
 
 _STRICT = ConfigDict(extra="forbid")
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _one_line(item: Any) -> str:
+    try:
+        return canonical(item)
+    except UserError as error:  # pydantic says in which field
+        text = str(error).replace("{", "{{").replace("}", "}}")
+        raise PydanticCustomError("defense", text) from error
+
+
+DefenseText = Annotated[str, BeforeValidator(_one_line)]
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -48,6 +61,14 @@ class ClientConfig:
     """Of that step."""
     weight_decay: float = 0.0
     """Of that step; it enters a weight difference only."""
+    defenses: tuple[DefenseText, ...] = ()
+    """What is done to the upload, in this order: `{dp_sgd: 0.5}`, `{top_k: 0.1}`, `int8`, ..."""
+    steps: int = 1
+    """Local steps on the step's own images, each with a fresh mask, before weights are sent."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Of the local steps."""
+    momentum: float = 0.0
+    """Of SGD; from zero at the start of every upload."""
 
     @property
     def withheld(self) -> tuple[str, ...]:
@@ -55,10 +76,32 @@ class ClientConfig:
         fixed = ("pos_embed",) if self.positions == "sinusoidal" else ()
         return tuple(dict.fromkeys((*self.withhold, *fixed)))
 
+    @property
+    def one_plain_step(self) -> bool:
+        """Whether what it uploads is the gradient of one step, or one step of plain SGD."""
+        return self.steps == 1 and self.optimizer == "sgd" and self.momentum == 0
+
+    @property
+    def pseudo_gradient(self) -> Literal["exact", "approximate"]:
+        """Whether one gradient can be computed from the upload, but for defences. Momentum's first
+        step is a plain one."""
+        one = self.steps == 1 and self.optimizer == "sgd"
+        return "exact" if one else "approximate"
+
 
 FIRST_FIELDS = ("mode", "loss", "batch", "dal", "dal_lambda")
 """In every cell's identity; fields that came later enter it where they are not at their default,
 so that runs made before them stay finished."""
+
+
+MOST_STEPS = 1_000_000
+"""Below this, so that a local step's number and its round's make one number."""
+
+
+def local_round(round: int, step: int) -> int:
+    """The number that the choices of a local step are drawn for: the round's own for the first
+    one, and for the others one that no round and no other step has."""
+    return round if step == 0 else -(round * MOST_STEPS + step)
 
 
 def client_identity(client: ClientConfig) -> dict[str, Any]:
@@ -94,17 +137,66 @@ def check_client(client: ClientConfig, block: int, where: str) -> None:
             raise UserError(f"{where}.{name}: expected 0 or a number above, got {value}.")
     if not 0 < client.lr < math.inf:
         raise UserError(f"{where}.lr: expected a number above 0, got {client.lr}.")
+    if not 0 <= client.momentum < 1:
+        raise UserError(
+            f"{where}.momentum: expected 0 or a number above, below 1, got {client.momentum}."
+        )
+    _check_local_training(client, where)
+    check_order(client.defenses, where)
+    _check_moving(client, where)
+
+
+def _check_local_training(client: ClientConfig, where: str) -> None:
+    if not 1 <= client.steps < MOST_STEPS:
+        raise UserError(
+            f"{where}.steps: expected 1 to {MOST_STEPS - 1} local steps, got {client.steps}."
+        )
+    if client.optimizer != "sgd" and client.momentum:
+        raise UserError(
+            f"{where}.momentum: expected 0 where the optimizer is {client.optimizer}, got "
+            f"{client.momentum}: it has its own. Set one of the two back."
+        )
+    if client.upload == "weight_difference" or client.one_plain_step:
+        return
+    field = next(f for f in ("steps", "optimizer", "momentum") if _changed(client, f))
+    raise UserError(
+        f"{where}.{field}: expected upload: weight_difference, got upload: {client.upload} with "
+        f"{field} {getattr(client, field)}: one gradient is not what such a client made. Set "
+        "upload: weight_difference."
+    )
+
+
+def _check_moving(client: ClientConfig, where: str) -> None:
+    """The server here steps along clean gradients of one step."""
     if client.position_noise and client.server_lr:
         raise UserError(
             f"{where}.position_noise: expected 0 where server_lr is above 0, got "
             f"{client.position_noise}: the server here steps along gradients without noise, and "
             "its steps would give the noise away. Set one of the two to 0."
         )
+    if client.position_noise and client.defenses:
+        raise UserError(
+            f"{where}.position_noise: expected 0 where there are defenses, got "
+            f"{client.position_noise}. Give one of the two; gaussian_noise is on every parameter."
+        )
+    if client.server_lr and (client.defenses or not client.one_plain_step):
+        field = "defenses" if client.defenses else "steps"
+        raise UserError(
+            f"{where}.{field}: expected none of its kind where server_lr is above 0: the server "
+            "here steps along the clean gradients of one step. Set server_lr: 0."
+        )
+
+
+def _changed(client: ClientConfig, name: str) -> bool:
+    default = {field.name: field.default for field in dataclasses.fields(client)}[name]
+    return bool(getattr(client, name) != default)
 
 
 def client_facts(client: ClientConfig) -> dict[str, Any]:
     """The fields after the first ones as columns of a table."""
     later = [f.name for f in dataclasses.fields(client) if f.name not in FIRST_FIELDS]
     return {name: getattr(client, name) for name in later} | {
-        "withhold": ", ".join(client.withheld)
+        "withhold": ", ".join(client.withheld),
+        "defenses": " + ".join(client.defenses),
+        "pseudo_gradient": client.pseudo_gradient,
     }

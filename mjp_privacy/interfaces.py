@@ -55,7 +55,13 @@ class ClientUpdate:
     steps: int = 1
     weight_decay: float = 0.0  # of the client's optimiser; it enters a weight difference only
     dal_lambda: float = 0.0  # weight of L_DAL in the client's loss, part of its public recipe
+    momentum: float = 0.0  # of the client's optimiser
     position_noise: float = 0.0  # noise on dL/dE_pos, in rms of its nonzero entries; public too
+    noise: Mapping[str, Tensor] = field(default_factory=dict)
+    """By parameter the standard deviation (n,) of the noise that the client's published defences
+    put on every entry of what is sent; from the recipe and the upload, never from the data."""
+    rounding: Mapping[str, Tensor] = field(default_factory=dict)
+    """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
     weights_before: Mapping[str, Tensor] | None = None  # None: the weights of AttackerView.model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,11 +15,20 @@ def step_alone(view: AttackerView, step: int) -> AttackerView:
     """What the attacker sees of one client step."""
     batch = view.updates[0].batch
     updates = [
-        replace(update, grads={name: g[step : step + 1] for name, g in update.grads.items()})
+        replace(
+            update,
+            grads=_sliced(update.grads, step),
+            noise=_sliced(update.noise, step),
+            rounding=_sliced(update.rounding, step),
+        )
         for update in view.updates
     ]
     labels = None if view.labels is None else view.labels[step * batch : (step + 1) * batch]
     return replace(view, updates=updates, labels=labels)
+
+
+def _sliced(tensors: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+    return {name: tensor[step : step + 1] for name, tensor in tensors.items()}
 
 
 def joined(parts: Sequence[Reconstruction]) -> Reconstruction:

@@ -71,6 +71,11 @@ CELL_COLUMNS = (
     "lr",
     "weight_decay",
     "round",
+    "defenses",
+    "steps",
+    "optimizer",
+    "momentum",
+    "pseudo_gradient",
 )
 """Columns appended to every row from its cell and its image."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +12,13 @@ import torch
 from torch import Tensor
 
 from attacks.controls import oracle_inverse
+from mjp_privacy.client_config import local_round
 from mjp_privacy.clients.augmentation import augmented
-from mjp_privacy.clients.federation import moved, weights_of
+from mjp_privacy.clients.federation import moved
 from mjp_privacy.clients.fedsgd import FedSGDClient, predict
-from mjp_privacy.clients.hardening import noisy, with_sinusoidal_positions
+from mjp_privacy.clients.hardening import with_sinusoidal_positions
 from mjp_privacy.clients.puzzles import step_puzzles
+from mjp_privacy.clients.upload import make_upload
 from mjp_privacy.config import Cell, Experiment
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Pixels
@@ -93,6 +94,14 @@ class Workbench:
 
         return self._once(("inputs", *_puzzle_of(cell), ids, round), prepare)
 
+    def steps(
+        self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int
+    ) -> list[ClientInput]:
+        """What the client feeds in each of a round's local steps: the same images, puzzled and
+        augmented anew."""
+        numbers = [local_round(round, step) for step in range(cell.client.steps)]
+        return [self.inputs(cell, records, images, number) for number in numbers]
+
     def _labels(self, records: Sequence[ImageRecord], images: Tensor) -> Tensor:
         """True labels; for images without one the intact model's prediction on the plain image."""
         labels = torch.tensor([-1 if r.label is None else r.label for r in records])
@@ -120,15 +129,16 @@ class Workbench:
         cell: Cell,
         attack: Attack,
         needs: Sequence[str],
-        rounds: Sequence[ClientInput],
+        rounds: Sequence[Sequence[ClientInput]],
         models: Sequence[Victim],
         seconds: dict[str, float],
     ) -> list[ClientUpdate]:
-        """The client's uploads of these rounds, each made once for all attacks that see it."""
+        """The client's uploads of these rounds, each of one input for every local step; made once
+        for all attacks that see it."""
         updates = []
-        for round, (model, inputs) in enumerate(zip(models, rounds, strict=True)):
-            key = ("update", *_federation_of(cell, attack), inputs.image_ids, round)
-            make = partial(self._update, cell, model, needs, inputs, round)
+        for round, (model, steps) in enumerate(zip(models, rounds, strict=True)):
+            key = ("update", *_federation_of(cell, attack), steps[0].image_ids, round)
+            make = partial(self._update, cell, model, needs, steps, round)
             updates.append(self._timed(key, make, seconds))
         return updates
 
@@ -146,15 +156,17 @@ class Workbench:
         return self._once(key, timed)
 
     def _update(
-        self, cell: Cell, model: Victim, needs: Sequence[str], inputs: ClientInput, round: int
+        self,
+        cell: Cell,
+        model: Victim,
+        needs: Sequence[str],
+        steps: Sequence[ClientInput],
+        round: int,
     ) -> ClientUpdate:
-        client = cell.client
         own = {name for name, _ in model.named_parameters()}
         names = [name for name in needs if name in own]
-        update = FedSGDClient(model, client).update(inputs, names=names)
-        weights = weights_of(model) if client.server_lr else None
-        update = replace(update, round=round, weights_before=weights)
-        return noisy(update, client.position_noise, inputs.image_ids, seed=self.experiment.seed)
+        seed = self.experiment.seed
+        return make_upload(model, steps, cell.client, names=names, round=round, seed=seed)
 
     def clock(self) -> float:
         """Seconds, once the device has done all it was given."""

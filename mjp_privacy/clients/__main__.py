@@ -1,4 +1,4 @@
-"""python -m mjp_privacy.clients CONFIG --data PATH --out DIR, and `check DIR` for uploads."""
+"""python -m mjp_privacy.clients CONFIG --data PATH --out DIR; also `check` and `compare`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from mjp_privacy.errors import UserError
 class FederateArguments:
     """Train a federation and attack what its clients send; the same command again goes on.
 
-    `python -m mjp_privacy.clients check DIR` says what recorded uploads are good for.
+    `python -m mjp_privacy.clients check DIR` says what recorded uploads are good for, and
+    `python -m mjp_privacy.clients compare RUN ... --out DIR` puts federations beside each other.
     """
 
     config: tyro.conf.Positional[Path]
@@ -48,10 +49,21 @@ class CheckArguments:
     """NAME.safetensors and NAME.json for each upload, weights/ beside them."""
 
 
+@dataclass(frozen=True)
+class CompareArguments:
+    """Accuracy against leakage of several federations, as a table and pictures."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """The --out of each."""
+    out: Path
+    """table.md, comparison.csv, tradeoff.png, rounds.png, rounds.csv."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
-    if given[:1] == ["check"]:
-        return kindly(_check, given[1:])
+    commands = {"check": _check, "compare": _compare}
+    if given and given[0] in commands:
+        return kindly(commands[given[0]], given[1:])
     return kindly(_federate, given)
 
 
@@ -62,6 +74,16 @@ def _check(argv: list[str]) -> int:
     text, code = check_uploads(arguments.folder)
     print(text)
     return code
+
+
+def _compare(argv: list[str]) -> int:
+    arguments = tyro.cli(CompareArguments, args=argv, prog="mjp_privacy.clients compare")
+    from mjp_privacy.clients.comparison import compare
+
+    if not arguments.runs:
+        raise UserError("Expected one federation's folder or more, got none.")
+    print(compare(arguments.runs, arguments.out))
+    return 0
 
 
 def _federate(argv: list[str]) -> int:

@@ -58,35 +58,36 @@ class FedSGDClient:
             self.gradients(inputs, names=names),
             dtype=self.model.cls_token.dtype,
             batch=config.batch,
-            dal_lambda=config.dal_lambda if self._localizes else 0.0,
+            dal_lambda=config.dal_lambda if self.localizes else 0.0,
         )
         if config.upload == "gradient":
             return gradient
         return weight_difference(gradient, self.model, config.lr, config.weight_decay)
 
     @property
-    def _localizes(self) -> bool:
+    def localizes(self) -> bool:
+        """Whether L_DAL is in the loss."""
         return self.config.dal and self.model.dal_regressor is not None
 
     def gradients(
         self, inputs: ClientInput, *, names: Sequence[str] | None = None
     ) -> dict[str, Tensor]:
         """Gradients by name, (n, *parameter.shape): one a step."""
-        wanted = self._wanted(names)
-        steps = self._steps(inputs)
-        simple = not self._localizes and all(is_simple(self.model, name) for name in wanted)
-        with self._differentiating():
+        wanted = self.wanted(names)
+        steps = self.steps(inputs)
+        simple = not self.localizes and all(is_simple(self.model, name) for name in wanted)
+        with self.differentiating():
             return self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
 
     def mean_gradient(self, inputs: ClientInput) -> dict[str, Tensor]:
         """Gradient of the mean loss of all steps, of every parameter that is not withheld; never
         one a step, so it takes the memory of one."""
-        names = self._wanted(None)
+        names = self.wanted(None)
         parameters = [self.model.get_parameter(name) for name in names]
         total = [torch.zeros_like(parameter) for parameter in parameters]
-        steps = self._steps(inputs)
+        steps = self.steps(inputs)
         objective = Objective(self.model, self.config)
-        with self._differentiating():
+        with self.differentiating():
             for chunk in zip(*(step.split(STEPS_AT_ONCE) for step in steps), strict=True):
                 images, labels, mask = (*(tensor.flatten(0, 1) for tensor in chunk), None)[:3]
                 loss = objective(images, labels, mask) * len(chunk[0]) / len(steps[0])
@@ -96,7 +97,7 @@ class FedSGDClient:
         return dict(zip(names, total, strict=True))
 
     @contextmanager
-    def _differentiating(self) -> Iterator[None]:
+    def differentiating(self) -> Iterator[None]:
         """In the client's mode, and with one attention kernel for both precisions and every way of
         differentiating."""
         was_training = self.model.training
@@ -134,7 +135,8 @@ class FedSGDClient:
         found = per_step(free, *steps)
         return {name: found[f"model.{name}"].detach() for name in names}
 
-    def _wanted(self, names: Sequence[str] | None) -> list[str]:
+    def wanted(self, names: Sequence[str] | None) -> list[str]:
+        """The parameters asked for, or all, less those that are withheld."""
         own = [name for name, _ in self.model.named_parameters()]
         withheld = self.config.withheld
         # A grid may withhold a table that only some of its models have.
@@ -147,7 +149,7 @@ class FedSGDClient:
                 )
         return [name for name in (own if names is None else names) if name not in withheld]
 
-    def _steps(self, inputs: ClientInput) -> list[Tensor]:
+    def steps(self, inputs: ClientInput) -> list[Tensor]:
         """Images (n, B, C, H, W), labels (n, B) and, where there is one, mask (n, B, N)."""
         like, batch = self.model.cls_token, self.config.batch
         if len(inputs.image_ids) % batch:

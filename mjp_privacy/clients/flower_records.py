@@ -28,7 +28,7 @@ except ImportError as error:
     ) from error
 
 LONGEST = 300  # of what is said of a client that failed
-_TENSORS = ("grads", "weights_before")  # the server knows the weights it gave
+KNOWN = "weights_before"  # the server has the weights that it gave
 
 
 def order_of(config: FederationConfig, weights: ArrayRecord, client: int, round: int) -> RecordDict:
@@ -47,29 +47,34 @@ def read_order(content: RecordDict) -> tuple[FederationConfig, dict[str, Tensor]
 
 
 def reply_of(update: ClientUpdate, examples: int) -> RecordDict:
-    """An upload with every field that is off its default."""
+    """An upload with every field that is off its default; tensors by name are records."""
+    content = RecordDict({"metrics": MetricRecord({"examples": examples})})
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(update):
         value = getattr(update, field.name)
-        if field.name in _TENSORS or value == field.default:
+        if field.name == KNOWN or value == field.default:
             continue
         if isinstance(value, torch.dtype):
             value = str(value).removeprefix("torch.")
-        if not isinstance(value, (bool, int, float, str)):
+        if isinstance(value, Mapping):
+            content[field.name] = arrays(value)
+        elif isinstance(value, (bool, int, float, str)):
+            fields[field.name] = value
+        else:
             raise UserError(
-                f"ClientUpdate.{field.name}: expected a number or a string, which a Flower message "
-                f"can carry, got {type(value).__name__}. Use the in-process engine."
+                f"ClientUpdate.{field.name}: expected a number, a string or tensors by name, which "
+                f"a Flower message can carry, got {type(value).__name__}. Use the in-process "
+                "engine."
             )
-        fields[field.name] = value
-    metrics = MetricRecord({"examples": examples})
-    grads = arrays(update.grads)
-    return RecordDict({"grads": grads, "upload": ConfigRecord(fields), "metrics": metrics})
+    content["upload"] = ConfigRecord(fields)
+    return content
 
 
 def read_reply(content: RecordDict) -> tuple[ClientUpdate, int]:
     """An upload and its number of images. Unknown fields are an error, not dropped."""
     fields: dict[str, Any] = dict(content.config_records["upload"])
-    known = {field.name for field in dataclasses.fields(ClientUpdate)} - set(_TENSORS)
+    fields |= {name: tensors(record) for name, record in content.array_records.items()}
+    known = {field.name for field in dataclasses.fields(ClientUpdate)} - {KNOWN}
     if strange := sorted(set(fields) - known):
         raise UserError(
             f"An upload has the fields {', '.join(strange)}, which this server does not know. "
@@ -77,9 +82,7 @@ def read_reply(content: RecordDict) -> tuple[ClientUpdate, int]:
         )
     if "dtype" in fields:
         fields["dtype"] = getattr(torch, str(fields["dtype"]))
-    grads = tensors(content.array_records["grads"])
-    examples = whole(content.metric_records["metrics"]["examples"])
-    return ClientUpdate(grads, **fields), examples
+    return ClientUpdate(**fields), whole(content.metric_records["metrics"]["examples"])
 
 
 def cause(reason: str) -> str:

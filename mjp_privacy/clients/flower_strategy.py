@@ -213,7 +213,10 @@ class RecordingStrategy(Strategy):
 
 
 def _part(update: ClientUpdate, names: set[str]) -> ClientUpdate:
-    return replace(update, grads={n: g for n, g in update.grads.items() if n in names})
+    """What an upload holds of these parameters."""
+    given = {"grads": update.grads, "noise": update.noise, "rounding": update.rounding}
+    kept = {kind: {n: t for n, t in held.items() if n in names} for kind, held in given.items()}
+    return replace(update, **kept)  # type: ignore[arg-type]
 
 
 def _few(things: Sequence[object]) -> str:

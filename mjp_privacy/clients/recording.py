@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
 from mjp_privacy.client_config import ClientConfig, client_recipe
 from mjp_privacy.clients.federation_config import FederationConfig, Probe
-from mjp_privacy.clients.task import LOCAL_STEP, Task
+from mjp_privacy.clients.task import Task
 from mjp_privacy.clients.upload import make_upload
 from mjp_privacy.data import spread_subset
+from mjp_privacy.models import Victim
 from mjp_privacy.uploads.folder import UploadFolder
 from mjp_privacy.uploads.header import UploadHeader
 
@@ -63,10 +63,7 @@ class Recorder:
     def _record(self, probe: Probe, start: int, weights: Mapping[str, Tensor], round: int) -> int:
         config, task = self.task.config, self.task
         client = probe_client(config.client, probe)
-        inputs = [
-            task.inputs(self.places, client, round + step * LOCAL_STEP)
-            for step in range(probe.steps)
-        ]
+        inputs = task.steps(self.places, client, round)
         model = task.with_weights(weights)
         names = kept_names(config, model)
         update = make_upload(model, inputs, client, names=names, round=round, seed=config.seed)
@@ -97,13 +94,13 @@ class Recorder:
 
 def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
     """The federation's client with the probe's images and local steps."""
-    changes: dict[str, Any] = {"batch": probe.batch}
-    if probe.steps > 1:
-        changes |= {"steps": probe.steps, "upload": "weight_difference"}
-    return replace(client, **changes)
+    if probe.steps == 1:
+        return replace(client, batch=probe.batch)
+    return replace(client, batch=probe.batch, steps=probe.steps, upload="weight_difference")
 
 
-def kept_names(config: FederationConfig, model: Any) -> tuple[str, ...]:
+def kept_names(config: FederationConfig, model: Victim) -> tuple[str, ...]:
+    """The parameters that are written down."""
     own = [name for name, _ in model.named_parameters()]
     wanted = config.record.parameters
     return tuple(name for name in own if name in (CLOSED_FORM if wanted is None else wanted))

@@ -131,7 +131,13 @@ class Federation:
             return
         tested = self.task.test is not None
         top1 = round(self.task.evaluate(self.weights), 4) if tested else None
-        line = {"step": self.round, "round": self.round, "val_top1": top1, "moved": norm}
+        line: dict[str, Any] = {
+            "step": self.round,
+            "round": self.round,
+            "val_top1": top1,
+            "moved": norm,
+        }
+        line["val_images"] = len(self.task.test) if self.task.test else 0
         per_round = self.seconds / self.round if self.round else None
         self.journal.write({**line, "timing": {"seconds_per_round": per_round}})
 

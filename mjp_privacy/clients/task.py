@@ -14,9 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mjp_privacy.client_config import local_round
 from mjp_privacy.clients.augmentation import augmented
 from mjp_privacy.clients.federation_config import FederationConfig
 from mjp_privacy.clients.fedsgd import predict
+from mjp_privacy.clients.hardening import with_sinusoidal_positions
 from mjp_privacy.clients.partition import dirichlet, iid
 from mjp_privacy.clients.puzzles import step_puzzles
 from mjp_privacy.clients.server import ServerState, Weights, server_step
@@ -128,12 +130,8 @@ class Task:
     # clients ----------------------------------------------------------------------------------
 
     def examples(self, client: int) -> int:
-        """Images that this client trains on in a round."""
-        return self.config.client.batch * self._local_steps
-
-    @property
-    def _local_steps(self) -> int:
-        return int(getattr(self.config.client, "steps", 1))
+        """Images that this client trains on in a round, in each of its local steps."""
+        return self.config.client.batch
 
     def client_update(self, weights: Mapping[str, Tensor], client: int, round: int) -> ClientUpdate:
         """The upload of one client in one round, complete; its leading axis is 1."""
@@ -147,17 +145,11 @@ class Task:
         model = self.with_weights(weights)
         together = max(IMAGES_TOGETHER // batch, 1)
         for start in range(0, len(clients), together):
-            drawn = [self._drawn(client, round) for client in clients[start : start + together]]
-            inputs = [
-                self.inputs(
-                    [place for own in drawn for place in own[step * batch : (step + 1) * batch]],
-                    config.client,
-                    round + step * LOCAL_STEP,
-                )
-                for step in range(self._local_steps)
-            ]
+            members = clients[start : start + together]
+            places = [place for client in members for place in self._drawn(client, round)]
+            inputs = self.steps(places, config.client, round)
             update = make_upload(model, inputs, config.client, round=round, seed=config.seed)
-            yield from (one_of(update, place) for place in range(len(drawn)))
+            yield from (one_of(update, place) for place in range(len(members)))
 
     def _drawn(self, client: int, round: int) -> list[int]:
         """Images of a round: without repetition where the client has enough."""
@@ -166,6 +158,12 @@ class Task:
         wanted, order = self.examples(client), torch.randperm(len(own), generator=generator)
         repeated = order.repeat(-(-wanted // len(own)))[:wanted]
         return [own[place] for place in repeated.tolist()]
+
+    def steps(self, places: Sequence[int], client: ClientConfig, round: int) -> list[ClientInput]:
+        """What the model is fed of these training images in each local step of a round."""
+        return [
+            self.inputs(places, client, local_round(round, step)) for step in range(client.steps)
+        ]
 
     def inputs(self, places: Sequence[int], client: ClientConfig, round: int) -> ClientInput:
         """What the model is fed of these training images in a round: the client's augmentation
@@ -212,7 +210,15 @@ def _part_of(examples: Examples, limit: int | None, seed: int) -> Examples:
 
 
 def _initial_model(config: FederationConfig) -> Victim:
-    """Random weights from the seed, or those to start from with E_unk at the mean position."""
+    """Random weights from the seed, or those to start from with E_unk at the mean position; with
+    the client's fixed positions where it has some."""
+    model = _random_or_given(config)
+    if config.client.positions == "sinusoidal":
+        return with_sinusoidal_positions(model)
+    return model
+
+
+def _random_or_given(config: FederationConfig) -> Victim:
     shape = config.model
     fields = {name: getattr(shape, name) for name in FIELDS}
     if shape.position_embedding == "none":

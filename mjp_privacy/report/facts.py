@@ -13,12 +13,15 @@ DEFAULTS: Mapping[str, Scalar] = {
     **{"role": "attack", "uploads": 1, "plain_share": 0.0, "mask": "image", "augment": "none"},
     **{"withhold": "", "positions": "own", "position_noise": 0.0, "server_lr": 0.0},
     **{"upload": "gradient", "lr": 0.1, "weight_decay": 0.0, "dal_lambda": 0.01},
+    **{"defenses": "", "steps": 1, "optimizer": "sgd", "momentum": 0.0},
+    **{"pseudo_gradient": "exact"},
 }
 """What a cell means that does not say it, so that older runs stand beside newer ones."""
 
 CLIENT_FACTS = (
     *("mode", "loss", "batch", "dal", "dal_lambda", "plain_share", "mask", "augment"),
     *("withhold", "positions", "position_noise", "server_lr", "upload", "lr", "weight_decay"),
+    *("defenses", "steps", "optimizer", "momentum", "pseudo_gradient"),
 )
 """Who is attacked, besides the model; ClientConfig's fields."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -68,6 +68,12 @@ class RecordedBench(Workbench):
         fed = shuffle_patches(images, permutation, self.model.patch_size)
         return ClientInput(fed, labels, ids, mask, permutation)
 
+    def steps(
+        self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int
+    ) -> list[ClientInput]:
+        """Of the later local steps nothing is recorded, and nobody needs it."""
+        return [self.inputs(cell, records, images, round)]
+
     def _labels_of(self, upload: RecordedUpload) -> Tensor:
         """As recorded; else, of one image, the class whose bias alone is pushed up."""
         if upload.header.labels is not None:
@@ -103,11 +109,11 @@ class RecordedBench(Workbench):
         cell: Cell,
         attack: Attack,
         needs: Sequence[str],
-        rounds: Sequence[ClientInput],
+        rounds: Sequence[Sequence[ClientInput]],
         models: Sequence[Victim],
         seconds: dict[str, float],
     ) -> list[ClientUpdate]:
-        series = self.group.of(self._by_id(rounds[0].image_ids))
+        series = self.group.of(self._by_id(rounds[0][0].image_ids))
         started = self.clock()
         found = []
         for place, model in enumerate(models):
@@ -148,7 +154,21 @@ def stacked(
         weight_decay=header.weight_decay,
         dal_lambda=recipe.get("dal_lambda", 0.01) if recipe.get("dal") else 0.0,
         position_noise=recipe.get("position_noise", 0.0),
+        momentum=header.momentum,
+        noise=_levels([upload.header.noise for upload in uploads], common, device),
+        rounding=_levels([upload.header.rounding for upload in uploads], common, device),
     )
+
+
+def _levels(
+    told: Sequence[Mapping[str, float]], names: Sequence[str], device: torch.device
+) -> dict[str, Tensor]:
+    """(n,) by name; of names that no upload speaks of nothing."""
+    return {
+        name: torch.tensor([one.get(name, 0.0) for one in told], dtype=torch.float64).to(device)
+        for name in names
+        if any(one.get(name) for one in told)
+    }
 
 
 def load_recorded(upload: RecordedUpload) -> Victim:

@@ -16,7 +16,17 @@ from mjp_privacy.errors import UserError
 from mjp_privacy.uploads.folder import RecordedUpload
 from mjp_privacy.uploads.header import UploadHeader
 
-OWN_OF_EACH = ("weights", "weights_sha256", "round", "client", "series", "labels", "partial")
+OWN_OF_EACH = (
+    "weights",
+    "weights_sha256",
+    "round",
+    "client",
+    "series",
+    "labels",
+    "partial",
+    "noise",
+    "rounding",
+)
 """Header fields in which uploads of one line may differ; in all others they agree."""
 
 

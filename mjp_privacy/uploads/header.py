@@ -63,6 +63,10 @@ class UploadHeader:
     """MJP's shuffle ratio; 0: nothing is shuffled."""
     recipe: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Other fields of a client in the attack's configs: dal, mask, withhold, defenses, ..."""
+    noise: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By parameter the standard deviation of what the recipe's defences added to every entry."""
+    rounding: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
     labels: tuple[int, ...] | None = None
     """Classes of the images, where the attacker knows them; else read off the gradient."""
     partial: bool = False
