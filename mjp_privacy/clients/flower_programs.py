@@ -36,8 +36,10 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""Nothing phones home, and no package is installed while running."""
+"""Nothing phones home, and no package is installed while running. The last one is Ray's way to be
+told to listen on the loopback interface only, on any system."""
 
 Process = subprocess.Popen[bytes]
 

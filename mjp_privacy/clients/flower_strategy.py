@@ -214,9 +214,11 @@ class RecordingStrategy(Strategy):
 
 def _part(update: ClientUpdate, names: set[str]) -> ClientUpdate:
     """What an upload holds of these parameters."""
-    given = {"grads": update.grads, "noise": update.noise, "rounding": update.rounding}
-    kept = {kind: {n: t for n, t in held.items() if n in names} for kind, held in given.items()}
-    return replace(update, **kept)  # type: ignore[arg-type]
+    grads, noise, rounding = (
+        {name: held[name] for name in held if name in names}
+        for held in (update.grads, update.noise, update.rounding)
+    )
+    return replace(update, grads=grads, noise=noise, rounding=rounding)
 
 
 def _few(things: Sequence[object]) -> str:

@@ -127,6 +127,29 @@ def test_rounds_are_those_of_one_process(
         assert_close(one.tensors(), other.tensors())
 
 
+@pytest.mark.parametrize(
+    ("client", "server"),
+    [
+        ({"upload": "weight_difference", "steps": 2, "momentum": 0.9}, {"lr": 1.0}),
+        ({"defenses": [{"gaussian_noise": 0.01}, "int8"]}, {"optimizer": "adam"}),
+    ],
+)
+def test_other_clients_and_servers_agree_too(
+    client: dict[str, Any], server: dict[str, Any], data: Path, tmp_path: Path
+) -> None:
+    """Local steps, FedAdam, and defences with what they say of their noise."""
+    config = small_federation(client={"batch": 2, **client}, server={"lr": 0.01, **server})
+    federate(config, data, tmp_path / "one")
+    serve(Grid(data), data, tmp_path / "run", config, record="all")
+    assert_equal_weights(tmp_path / "one", tmp_path / "run")
+    task = Task.from_config(config, data)
+    for entry in UploadFolder(tmp_path / "run/received").entries():
+        weights = load_file(entry.weights_path)
+        made = task.client_update(weights, int(entry.header.client), entry.header.round)
+        assert_close(entry.tensors(), {name: grad[0] for name, grad in made.grads.items()})
+        assert entry.header.noise == {name: float(level[0]) for name, level in made.noise.items()}
+
+
 def test_every_upload_is_a_file(data: Path, config: FederationConfig, tmp_path: Path) -> None:
     """Every tensor of every client in every round, with the weights that it was made from."""
     serve(Grid(data), data, tmp_path / "run", config, record="all")
@@ -171,13 +194,15 @@ def test_what_is_said_of_a_client_that_failed(reason: str, said: str) -> None:
 
 def test_an_upload_survives_its_message() -> None:
     grads = {"a.weight": torch.randn(1, 3, 2, dtype=torch.float64), "b": torch.randn(1, 2)}
-    update = ClientUpdate(
-        grads, "weight_difference", torch.float64, batch=4, round=7, lr=0.1, position_noise=0.5
-    )
+    noise = {"a.weight": torch.tensor([0.1], dtype=torch.float64)}
+    told: dict[str, Any] = {"batch": 4, "round": 7, "lr": 0.1, "momentum": 0.5}
+    update = ClientUpdate(grads, "weight_difference", torch.float64, noise=noise, **told)
     found, examples = read_reply(reply_of(update, 8))
     assert examples == 8
-    assert all(torch.equal(found.grads[name], grads[name]) for name in grads)
-    assert found.__dict__ | {"grads": None} == update.__dict__ | {"grads": None}
+    for one, other in ((found.grads, grads), (found.noise, noise), (found.rounding, {})):
+        assert_close(one, other)
+    tensors = dict.fromkeys(("grads", "noise", "rounding"))
+    assert found.__dict__ | tensors == update.__dict__ | tensors
 
 
 def test_a_run_that_was_stopped_goes_on(
@@ -354,7 +379,9 @@ def test_a_run_config_with_a_mistake(
 
 def test_a_field_that_no_message_carries() -> None:
     update = ClientUpdate({}, optimizer=["sgd"])  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"ClientUpdate.optimizer: expected a number or a string"):
+    with pytest.raises(
+        UserError, match=r"ClientUpdate.optimizer: expected a number, a string or tensors"
+    ):
         reply_of(update, 1)
 
 
