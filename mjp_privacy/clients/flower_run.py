@@ -80,6 +80,10 @@ def run_flower(
     if unknown := sorted(set(run) - set(RUN_CONFIG)):
         raise UserError(f"Flower: expected {', '.join(RUN_CONFIG)}, got {', '.join(unknown)}.")
     number = config.clients.number
+    if nodes is not None and not 1 <= nodes <= number:
+        raise UserError(
+            f"nodes: expected 1 to {number} SuperNodes for {number} clients, got {nodes}."
+        )
     simulated = number if engine == "flower" else None
     with locked(home), superlink(home, simulated) as link:
         write_json(home / RESOLVED, plain(config))

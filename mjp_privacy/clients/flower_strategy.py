@@ -15,10 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
-
 from mjp_privacy.client_config import client_recipe
 from mjp_privacy.clients.flower_records import arrays, cause, order_of, read_reply, whole
 from mjp_privacy.clients.recording import kept_names
@@ -28,6 +24,13 @@ from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.store import write_atomically
 from mjp_privacy.uploads.folder import UploadFolder
 from mjp_privacy.uploads.header import UploadHeader
+
+try:
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Strategy
+except ImportError as error:
+    raise UserError("Flower: expected flwr 1.41 or newer. pip install '.[federated]'.") from error
 
 RECEIVED, ROUNDS = "received", "rounds.jsonl"
 PARTITION = "partition"

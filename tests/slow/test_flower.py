@@ -3,6 +3,7 @@
 Two minutes in all, most of it in which processes start and ask each other for news.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -78,6 +79,44 @@ def running() -> set[tuple[int, str]]:
     return found
 
 
+def listening() -> set[str]:
+    """Addresses, as the kernel writes them, on which those processes listen."""
+    sockets, found = set(), set()
+    for pid, _ in running():
+        with contextlib.suppress(OSError):
+            sockets |= {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                found.add(local.split(":")[0])
+    return found
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+@contextlib.contextmanager
+def only_loopback() -> Iterator[None]:
+    """Nobody listens on another address; looked at twice a second."""
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.5):
+            seen.update(listening())
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+    assert seen
+    assert seen <= LOOPBACK
+
+
 # parity -------------------------------------------------------------------------------------
 
 
@@ -86,8 +125,11 @@ def test_final_weights_are_those_of_one_process(
     engine: str, data: Path, config: FederationConfig, reference: Path, tmp_path: Path
 ) -> None:
     """To 1e-6, with the probes, and with every upload of every client in files."""
-    options = {"nodes": 2} if engine == "flower-deployment" else {}
-    model = run_flower(config, data, tmp_path / "run", engine, val=data, record="all", **options)
+    options: dict[str, Any] = {"nodes": 2} if engine == "flower-deployment" else {}
+    with only_loopback():
+        model = run_flower(
+            config, data, tmp_path / "run", engine, val=data, record="all", **options
+        )
     assert_close(load_file(model), load_file(reference / "model.safetensors"))
     probes = [UploadFolder(run / "uploads").entries() for run in (reference, tmp_path / "run")]
     for one, other in zip(*probes, strict=True):
