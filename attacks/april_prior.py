@@ -22,6 +22,7 @@ from torch import Tensor
 
 from attacks.april import QKV, TABLE, UNKNOWN, April
 from attacks.linear_algebra import condition_and_rank
+from attacks.patch_system import is_disturbed, located
 from attacks.pictures import pictures
 from attacks.prior import find_prior
 from attacks.wiener import PatchPrior, noise_variance, posterior_patches
@@ -52,6 +53,8 @@ class AprilPrior:
         model, update = view.model, view.updates[0]
         table_grads = update.grads[TABLE].squeeze(1).double()
         hidden = (table_grads[:, 1:] == 0).all(-1)
+        if is_disturbed(update):
+            hidden = located(view, update)
         rows, total = self._system(model, update.grads, table_grads)
         patch, pixels = model.patch_size, view.pixels
         mean, covariance = find_prior(self.prior, patch=patch, size=pixels.size).patch(

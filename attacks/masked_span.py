@@ -21,15 +21,20 @@ from torch import Tensor
 
 from attacks.completion import FieldEnergy, complete, complete_patchwise
 from attacks.linear_algebra import condition_and_rank
+from attacks.noisy_span import most_probable, noisy_upload
 from attacks.patch_gradient import lacks_patch_system, needs_patch_system
-from attacks.patch_system import patch_system
+from attacks.patch_system import PATCH, error_of, gradient, is_disturbed, patch_system
 from attacks.pictures import per_image, pictures
 from attacks.prior import find_prior
 from attacks.span import Knowledge, UploadSpan, combine, upload_span
-from attacks.token_equations import QKV, lacks_tokens, refine, token_equations
+from attacks.token_equations import QKV, TINY, lacks_tokens, refine, token_equations
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
+
+WEIGHED = 3e-5
+"""Error over size of the patch embedding's gradient from which on it is weighed. Below it the exact
+solution is better: it also knows block 0's equations, and needs no estimate of the noise."""
 
 COMPLETIONS = ("field", "patch", "none")
 
@@ -65,13 +70,15 @@ class MaskedSpan:
         return lacks_patch_system(view)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        if self.weighs_noise(view):
+            return self._most_probable(view)
         rounds = [self.spans(view, update) for update in view.updates]
         knowledge = [
             self.closed(view, index, combine(spans), spans)
             for index, spans in enumerate(zip(*rounds, strict=True))
         ]
         fill = self._filler(view)
-        patches = [_wanted(view, k, fill(k)) for k in knowledge]
+        patches = [_wanted(view, k.hidden, fill(k)) for k in knowledge]
         facts = {
             **self.conditions(view),
             "open_directions": torch.tensor([len(k.basis) for k in knowledge]).double(),
@@ -80,6 +87,45 @@ class MaskedSpan:
         return Reconstruction(
             pictures(view, torch.stack(patches)),
             mask=per_image(view, torch.stack([span.hidden for span in rounds[0]])),
+            diagnostics={name: per_image(view, fact) for name, fact in facts.items()},
+        )
+
+    def weighs_noise(self, view: AttackerView) -> bool:
+        """Whether the uploads' errors are known and so weighed, instead of solved exactly."""
+        shares = []
+        for update in filter(is_disturbed, view.updates):
+            total = gradient(view, update, PATCH).flatten(1)
+            size = total.square().mean(1).sqrt().clamp_min(TINY)
+            shares.append((error_of(update, PATCH) / size).max())
+        return bool(shares) and bool(torch.stack(shares).max() > WEIGHED)
+
+    def guesses(self, view: AttackerView) -> Tensor:
+        """Patches (n, N, p) of noisy uploads by `attacks.noisy_span`."""
+        patch, pixels = view.model.patch_size, view.pixels
+        prior = find_prior(self.prior, patch=patch, size=pixels.size)
+        systems = [patch_system(view, update) for update in view.updates]
+        mean, covariance = (part.to(systems[0].rows) for part in prior.patch(patch, pixels))
+        field = FieldEnergy.of(prior, patch, pixels) if self.completion == "field" else None
+        field = None if field is None else field.on(mean.device)
+        patches = []
+        for index in range(len(systems[0].hidden)):
+            uploads = [
+                noisy_upload(update, system, index, mean, covariance)
+                for update, system in zip(view.updates, systems, strict=True)
+            ]
+            patches.append(most_probable(uploads, mean, covariance, field))
+        return torch.stack(patches)
+
+    def _most_probable(self, view: AttackerView) -> Reconstruction:
+        hidden = torch.stack([patch_system(view, update).hidden for update in view.updates])
+        always = hidden.all(0)
+        patches = [
+            _wanted(view, one, found) for one, found in zip(always, self.guesses(view), strict=True)
+        ]
+        facts = {**self.conditions(view), "always_masked": always.sum(-1).double()}
+        return Reconstruction(
+            pictures(view, torch.stack(patches)),
+            mask=per_image(view, hidden[0]),
             diagnostics={name: per_image(view, fact) for name, fact in facts.items()},
         )
 
@@ -137,10 +183,9 @@ class MultiRound(MaskedSpan):
             raise UserError(f"{self.name}: uploads is 1 or more, got {self.uploads}.")
 
 
-def _wanted(view: AttackerView, knowledge: Knowledge, patches: Tensor) -> Tensor:
+def _wanted(view: AttackerView, hidden: Tensor, patches: Tensor) -> Tensor:
     """The picture to be scored: plain, or as the client fed it. The order of masked patches is not
     in the gradient, so as fed each masked place gets their mean."""
-    hidden = knowledge.hidden
     if view.against == "plain" or not hidden.any():
         return patches
     return torch.where(hidden.unsqueeze(-1), patches[hidden].mean(0), patches)

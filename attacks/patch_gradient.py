@@ -20,10 +20,18 @@ import torch
 from torch import Tensor
 
 from attacks.linear_algebra import condition_and_rank, minimum_norm_solve
-from attacks.patch_system import PATCH, TABLE, PatchSystem, missing, patch_system
+from attacks.patch_system import (
+    PATCH,
+    TABLE,
+    PatchSystem,
+    error_of,
+    is_disturbed,
+    missing,
+    patch_system,
+)
 from attacks.pictures import per_image, pictures
 from attacks.prior import find_prior
-from attacks.wiener import PatchPrior, noise_variance, posterior_patches
+from attacks.wiener import PatchPrior, known_variance, noise_variance, posterior_patches
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
@@ -87,7 +95,7 @@ class PatchPriorAttack:
 
     For gradients that are noisy (float16, noise added, an ill-conditioned A): mixtures of patches
     below the noise fall back to the prior. The noise is measured on the upload, in the directions
-    that A cannot reach.
+    that A cannot reach, and is no less than what the client's defences are known to leave.
     """
 
     prior: str = "fitted"
@@ -106,13 +114,18 @@ class PatchPriorAttack:
         return reason
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
-        system = patch_system(view, view.updates[0])
+        update = view.updates[0]
+        system = patch_system(view, update)
         patch, pixels = view.model.patch_size, view.pixels
         mean, covariance = find_prior(self.prior, patch=patch, size=pixels.size).patch(
             patch, pixels
         )
-        noise = noise_variance(system.rows, system.total, view.updates[0].dtype)
+        noise = noise_variance(system.rows, system.total, update.dtype)
         prior = PatchPrior(mean.to(noise), covariance.to(noise))
+        if is_disturbed(update):
+            errors = (error_of(update, TABLE).to(noise), error_of(update, PATCH).to(noise))
+            known = known_variance(*errors, prior, system.rows.shape[1])
+            noise = torch.maximum(noise, known)
         patches, values = posterior_patches(system.rows, system.total, prior, noise)
         return reconstruction(view, system, patches, values)
 

@@ -20,6 +20,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad
 
+from attacks.pseudo_gradient import (
+    effective_rate,
+    holds_no_gradient,
+    pseudo_gradient,
+    weight_rounding,
+)
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -47,16 +53,10 @@ def missing(view: AttackerView, *names: str) -> str | None:
         absent = [name for name in names if name not in update.grads]
         if absent:
             return f"the upload holds no gradient of {', '.join(absent)}"
-        if update.kind == "weight_difference" and not _is_one_sgd_step(update):
-            return (
-                "the upload is a weight difference of more than one plain SGD step, which holds "
-                "no gradient"
-            )
+        reason = holds_no_gradient(update)
+        if reason:
+            return reason
     return None
-
-
-def _is_one_sgd_step(update: ClientUpdate) -> bool:
-    return update.optimizer == "sgd" and update.steps == 1 and bool(update.lr)
 
 
 def weights(view: AttackerView, update: ClientUpdate) -> Mapping[str, Tensor]:
@@ -67,15 +67,12 @@ def weights(view: AttackerView, update: ClientUpdate) -> Mapping[str, Tensor]:
 
 
 def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
-    """The gradient of one parameter, (n, *shape), float64.
-
-    Of a weight difference d = -lr (g + decay * w), g = -d / lr - decay * w.
-    """
+    """The gradient of one parameter, (n, *shape), float64; of a weight difference the
+    pseudo-gradient (`attacks.pseudo_gradient`)."""
     sent = update.grads[name].double()
     if update.kind == "gradient":
         return sent
-    assert update.lr
-    return -sent / update.lr - update.weight_decay * weights(view, update)[name].double()
+    return pseudo_gradient(update, sent, weights(view, update), name)
 
 
 def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
@@ -92,16 +89,40 @@ def located(view: AttackerView, update: ClientUpdate) -> Tensor:
     """(n, N) bool: positions whose patch was masked, as the upload shows them."""
     if update.position_noise:
         return drowned_rows(update.grads[TABLE].double()[:, 0], update.position_noise)
-    return zero_rows(gradient(view, update, TABLE)[:, 0, 1:], rounding_error(view, update))
+    rows = gradient(view, update, TABLE)[:, 0, 1:]
+    hidden = zero_rows(rows, rounding_error(view, update))
+    if TABLE in update.noise:
+        hidden |= quiet_rows(rows, error_of(update, TABLE))
+    return hidden
+
+
+def error_of(update: ClientUpdate, name: str) -> Tensor:
+    """(n,) standard deviation of the error that the defences are known to leave on an entry of
+    the gradient, float64; zero where there are none."""
+    table = next(iter(update.grads.values()))
+    zero = torch.zeros(len(table), dtype=torch.float64, device=table.device)
+    parts = [known.get(name, zero).to(zero) for known in (update.noise, update.rounding)]
+    size = (parts[0].square() + parts[1].square()).sqrt()
+    return size if update.kind == "gradient" else size / effective_rate(update)
+
+
+def is_disturbed(update: ClientUpdate) -> bool:
+    """Whether the recipe says that what was sent is not the gradient itself."""
+    return bool(update.noise or update.rounding)
+
+
+def quiet_rows(rows: Tensor, error: Tensor) -> Tensor:
+    """Which rows (n, N, D) are no longer than noise of this size (n,), (n, N) bool."""
+    longest = 1 + NOISE_TAIL / math.sqrt(2 * rows.shape[-1])
+    return rows.square().mean(-1) <= (error.unsqueeze(-1) * longest).square()
 
 
 def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
     """By how much an entry of the table's gradient may be off because weights were rounded."""
     if update.kind == "gradient":
         return 0.0
-    assert update.lr
     largest = float(weights(view, update)[TABLE].abs().max())
-    return ROUNDING * torch.finfo(update.dtype).eps * largest / update.lr
+    return weight_rounding(update, ROUNDING * torch.finfo(update.dtype).eps * largest)
 
 
 def zero_rows(rows: Tensor, error: float = 0.0) -> Tensor:

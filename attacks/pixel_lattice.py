@@ -61,9 +61,13 @@ class PixelLattice(MaskedSpan):
         unknown = gradient(view, update, UNKNOWN)[:, 0, 0]
         fill = self._filler(view)
         images, orders, found = [], [], []
+        weighed = self.guesses(view) if self.weighs_noise(view) else None
         for index, span in enumerate(self.spans(view, update)):
-            known = self.closed(view, index, combine([span]), [span])
-            guess = pictures(view, fill(known).unsqueeze(0))[0]
+            if weighed is None:
+                filled = fill(self.closed(view, index, combine([span]), [span]))
+            else:
+                filled = weighed[index]
+            guess = pictures(view, filled.unsqueeze(0))[0]
             exact = self._exact(view, system, index, unknown[index], guess)
             masked = bool(system.hidden[index].any())
             found.append(float(exact is not None) if masked else torch.nan)
@@ -91,7 +95,7 @@ class PixelLattice(MaskedSpan):
         span = upload_span(system, index, above_noise=ABOVE_NOISE)
         if count == 0:
             return patches
-        if count > self.most:
+        if count > self.most or not len(span.basis):
             return None
         rest = off_the_visible(system, index, system.total[index])
         summed = off_the_visible(system, index, unknown.unsqueeze(1)).squeeze(1)

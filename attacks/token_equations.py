@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.patch_system import TABLE, UNKNOWN, gradient, weights
-from attacks.span import UploadSpan
+from attacks.patch_system import TABLE, UNKNOWN, error_of, gradient, weights
+from attacks.span import UploadSpan, noise_edge
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 
 QKV = "blocks.0.attn.qkv.weight"
@@ -98,7 +98,9 @@ def token_equations(view: AttackerView, update: ClientUpdate, index: int) -> Tok
         added = added + state["index_embed"][0, 1:]
     # The first singular value that should be zero is the gradient's own noise; the weakest token's
     # direction is off by the ratio, which a generic direction of D feels by 1 / sqrt(D) of it.
-    noise = float(values[tokens] / values[tokens - 1])
+    # A defence's known noise reaches singular values by itself, whatever this one shows.
+    edge = noise_edge(float(error_of(update, QKV)[index]), *sent.shape)
+    noise = max(float(values[tokens]), edge) / max(float(values[tokens - 1]), TINY)
     return TokenEquations(
         (rest * scale) @ centring,
         rest @ state["blocks.0.norm1.bias"],
@@ -125,14 +127,20 @@ def refine(span: UploadSpan, equations: TokenEquations) -> UploadSpan:
     return _moved(span, solved, still_open)
 
 
-def from_tokens_alone(rows: Tensor, equations: TokenEquations) -> UploadSpan:
+def from_tokens_alone(rows: Tensor, equations: TokenEquations, edge: float = 0.0) -> UploadSpan:
     """Knowledge without dL/dE_pos: x_i = a_i B, B the row space of G = `rows` (D, p).
+
+    Where known noise reaches a singular value of that span by itself, `edge`, it is none: every
+    direction stays open.
 
     Positions whose own e_i leaves a residual that E_unk does not are the masked ones; where (*)
     has too few equations to tell, none is.
     """
     patches = len(equations.own)
-    basis = torch.linalg.svd(rows, full_matrices=False).Vh[: min(patches, *rows.shape)]
+    _, values, basis = torch.linalg.svd(rows, full_matrices=False)
+    basis = basis[: min(patches, *rows.shape)]
+    if values[len(basis) - 1] < edge:
+        basis = torch.eye(rows.shape[1]).to(rows)
     nothing = torch.zeros(patches, rows.shape[1]).to(rows)
     matrix = equations.residual_matrix(basis)
     hidden = torch.zeros(patches, dtype=torch.bool, device=rows.device)

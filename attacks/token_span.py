@@ -21,8 +21,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from attacks.masked_span import MultiRound
-from attacks.patch_system import PATCH, gradient, missing
-from attacks.span import Knowledge, UploadSpan
+from attacks.patch_system import PATCH, error_of, gradient, missing
+from attacks.span import Knowledge, UploadSpan, noise_edge
 from attacks.token_equations import QKV, from_tokens_alone, lacks_tokens, token_equations
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import MJPVisionTransformer
@@ -44,10 +44,19 @@ class TokenSpan(MultiRound):
 
     def spans(self, view: AttackerView, update: ClientUpdate) -> list[UploadSpan]:
         total = gradient(view, update, PATCH).flatten(2)
+        error = error_of(update, PATCH)
         return [
-            from_tokens_alone(rows, token_equations(view, update, index))
+            from_tokens_alone(
+                rows,
+                token_equations(view, update, index),
+                noise_edge(float(error[index]), *rows.shape),
+            )
             for index, rows in enumerate(total)
         ]
+
+    def weighs_noise(self, view: AttackerView) -> bool:
+        """Its equations are not weighed; noise that drowns them leaves directions open."""
+        return False
 
     def closed(
         self, view: AttackerView, index: int, knowledge: Knowledge, spans: Sequence[UploadSpan]

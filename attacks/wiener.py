@@ -55,6 +55,21 @@ def posterior_patches(
     return prior.mean + u @ (seen * scale / strength @ gain), s
 
 
+def expected_square(mean: Tensor, covariance: Tensor) -> Tensor:
+    """E x^2 of every entry under N(mean, covariance)."""
+    return covariance.diagonal() + mean.square()
+
+
+def known_variance(row_error: Tensor, total_error: Tensor, prior: PatchPrior, rows: int) -> Tensor:
+    """t^2 (n,) where the deviations of the errors on A and Y are known (n,).
+
+    Y = A^T X + E_Y with A + E_A in A's place leaves E_Y - E_A^T X, whose variance is
+    var_Y + var_A sum_i E x_i^2 (errors in variables).
+    """
+    energy = expected_square(prior.mean, prior.covariance).mean()
+    return total_error.square() + row_error.square() * rows * energy
+
+
 def noise_variance(rows: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
     """t^2 (n,) from what A cannot explain: rows of Y outside A's row space hold noise alone.
 

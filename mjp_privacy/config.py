@@ -123,8 +123,9 @@ class Experiment:
     """Everything that decides the numbers; paths, device and limits do not belong here."""
 
     name: str
-    models: dict[str, ModelConfig]
-    grid: tuple[GridEntry, ...]
+    models: dict[str, ModelConfig] = dataclasses.field(default_factory=dict)
+    grid: tuple[GridEntry, ...] = ()
+    """Models and grid may both be left out: such a config names attacks for recorded uploads."""
     attacks: tuple[AttackConfig, ...] = (AttackConfig("april"),)
     dtypes: tuple[DtypeName, ...] = ("float32",)
     client: ClientConfig = ClientConfig()
@@ -186,7 +187,7 @@ def client_fields(entry: GridEntry, experiment: Experiment) -> dict[str, Any]:
 def check_experiment(experiment: Experiment, where: str) -> None:
     """Names and ranges that cross fields."""
     for field in ("grid", "dtypes", "attacks"):
-        if not getattr(experiment, field):
+        if not getattr(experiment, field) and (field != "grid" or experiment.models):
             raise UserError(f"{where}, {field}: expected at least one entry, got none.")
     _check_labels(experiment.attacks, where)
     if experiment.block < 1:

@@ -44,6 +44,11 @@ def run_experiment(
     if isinstance(weights, Mapping):
         weights = [f"{name}={path}" for name, path in weights.items()]
     experiment = with_weights(experiment, tuple(weights))
+    if not experiment.grid:
+        raise UserError(
+            f"The config {experiment.name!r} holds no models: expected `models` and `grid`, or "
+            "--uploads DIR to attack recorded uploads."
+        )
     path = images if images is not None else experiment.images
     if path is None:
         raise UserError("No images given: expected --images PATH (a folder, a zip or 'embedded').")

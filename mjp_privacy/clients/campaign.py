@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mjp_privacy.clients.federation_config import FederationConfig
 from mjp_privacy.clients.rounds import UPLOADS, federate
-from mjp_privacy.config import Experiment, GridEntry, ModelConfig
+from mjp_privacy.config import Experiment
 from mjp_privacy.errors import UserError
 from mjp_privacy.uploads.run import attack_uploads
 
@@ -39,7 +39,4 @@ def campaign(
 
 def attack_experiment(config: FederationConfig) -> Experiment:
     """The config's attacks; models and clients come from the uploads."""
-    blank = GridEntry(("uploads",), ("a",))
-    return Experiment(
-        config.name, {"uploads": ModelConfig()}, (blank,), config.attacks, seed=config.seed
-    )
+    return Experiment(config.name, attacks=config.attacks, seed=config.seed)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attacks import ATTACKS, find_attack
 from attacks.patch_system import PATCH, TABLE, missing, patch_system
+from attacks.pseudo_gradient import holds_no_gradient
 from attacks.span import combine, upload_span
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Control, Pixels
@@ -88,16 +89,14 @@ def remarks(group: Group, model: Victim) -> Iterator[str]:
 
 
 def _difference_remarks(group: Group) -> Iterator[str]:
-    header = group.header
-    if header.optimizer != "sgd":
+    header, first = group.header, group.series[0].first
+    reason = holds_no_gradient(stacked([first], [], torch.device("cpu")))
+    if reason:
+        yield f"{reason}; train with plain SGD, or upload gradients"
+    elif header.client_config(first.name).pseudo_gradient == "approximate":
         yield (
-            f"a weight difference of {header.optimizer}: its steps are no gradient; train with "
-            "plain SGD, or upload gradients"
-        )
-    elif header.steps > 1 or header.momentum:
-        yield (
-            f"a weight difference of {header.steps} SGD step(s) with momentum {header.momentum:g}: "
-            "its pseudo-gradient is approximate"
+            f"a weight difference of {header.steps} {header.optimizer} step(s) with momentum "
+            f"{header.momentum:g}: its pseudo-gradient is approximate, and rows say so"
         )
 
 

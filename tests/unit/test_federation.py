@@ -14,6 +14,7 @@ from mjp_privacy.clients.partition import dirichlet, iid
 from mjp_privacy.clients.rounds import Federation
 from mjp_privacy.clients.server import ServerState, learning_rate, mean_gradient, server_step
 from mjp_privacy.clients.task import Task
+from mjp_privacy.config_files import read_mapping
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models import load_model
@@ -231,3 +232,10 @@ def test_rows_are_laid_over_the_base() -> None:
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="every parameter of the federation's model"):
         task(tmp_path).with_weights({"cls_token": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs/federated").glob("*.yaml")), ids=str)
+def test_every_row_of_the_shipped_configs_is_sound(path: Path) -> None:
+    rows = read_mapping(path).get("rows") or {None: None}
+    found = [load_federation(path, row) for row in rows]
+    assert len({config.title for config in found}) == len(rows)

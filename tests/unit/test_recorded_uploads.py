@@ -10,6 +10,7 @@ import torch
 from federation_fixtures import MJP, config, images, run, task
 from safetensors.torch import load_file, save_file
 
+from mjp_privacy.cli import run_attack
 from mjp_privacy.clients.check import check_uploads
 from mjp_privacy.clients.fedsgd import FedSGDClient
 from mjp_privacy.config_files import load_experiment
@@ -24,8 +25,6 @@ from mjp_privacy.uploads.run import attack_uploads
 NAME = "b1s1_r00001_000_at00001"
 ATTACKS = {
     "name": "attacks",
-    "models": {"unused": {}},
-    "grid": [{"models": ["unused"], "settings": ["a"]}],
     "attacks": [
         {"name": "grey"},
         {"name": "patch_gradient"},
@@ -251,11 +250,26 @@ def test_wrong_mean_and_std_are_caught(folder: Path) -> None:
     assert "the weights file says mean" in text
 
 
-def test_momentum_and_local_steps_are_said(folder: Path) -> None:
-    edit_all(folder, kind="weight_difference", lr=0.1, momentum=0.9, steps=3)
-    assert "momentum 0.9: its pseudo-gradient is approximate" in check_uploads(folder)[0]
-    edit_all(folder, kind="weight_difference", lr=0.1, optimizer="adamw", momentum=0.0, steps=1)
-    assert "no gradient" in check_uploads(folder)[0]
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"momentum": 0.9, "steps": 3}, "momentum 0.9: its pseudo-gradient is approximate"),
+        ({"optimizer": "adamw"}, "1 adamw step(s) with momentum 0: its pseudo-gradient is approx"),
+        ({"optimizer": "adamw", "steps": 2}, "which holds no gradient; train with plain SGD"),
+    ],
+)
+def test_momentum_and_local_steps_are_said(
+    folder: Path, changes: dict[str, Any], said: str
+) -> None:
+    edit_all(folder, kind="weight_difference", lr=0.1, **changes)
+    assert said in check_uploads(folder)[0]
+
+
+def test_one_plain_step_is_exact_and_an_unknown_optimiser_is_named(folder: Path) -> None:
+    edit_all(folder, kind="weight_difference", lr=0.1, momentum=0.9)
+    assert "approximate" not in check_uploads(folder)[0]
+    edit_all(folder, optimizer="lion")
+    assert "a weight difference of lion, which holds no gradient" in check_uploads(folder)[0]
 
 
 def test_names_that_were_not_uploaded_are_said(folder: Path) -> None:
@@ -298,3 +312,23 @@ def test_probes_are_the_federations_private_images(tmp_path: Path) -> None:
         assert set(truth.image_ids) <= ids
     assert images(tmp_path / "data").is_dir()
     assert config().record.images == 2
+
+
+def test_the_command_line_attacks_recorded_uploads(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shipped config; its default prior is not for patches of 8x8, which is a failed line."""
+    config = tmp_path / "attacks.yaml"
+    config.write_text(json.dumps(ATTACKS))
+    argv = [str(config), "--uploads", str(folder), "--out", str(tmp_path / "run")]
+    assert run_attack([*argv, "--device", "cpu"]) == 0
+    assert "2 images in 5 cells" in capsys.readouterr().out
+    assert run_attack([*argv, "--gamma", "0.5"]) == 2
+    assert "--gamma says nothing of recorded uploads" in capsys.readouterr().err
+
+
+def test_a_config_of_attacks_alone_needs_uploads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_attack(["configs/uploads.yaml", "--out", str(tmp_path)]) == 2
+    assert "--uploads DIR to attack recorded uploads" in capsys.readouterr().err
