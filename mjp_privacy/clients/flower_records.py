@@ -27,6 +27,7 @@ except ImportError as error:
         "pip install '.[federated]' (Python 3.11 or newer)."
     ) from error
 
+CPU = torch.device("cpu")
 LONGEST = 300  # of what is said of a client that failed
 KNOWN = "weights_before"  # the server has the weights that it gave
 
@@ -70,10 +71,10 @@ def reply_of(update: ClientUpdate, examples: int) -> RecordDict:
     return content
 
 
-def read_reply(content: RecordDict) -> tuple[ClientUpdate, int]:
-    """An upload and its number of images. Unknown fields are an error, not dropped."""
+def read_reply(content: RecordDict, device: torch.device) -> tuple[ClientUpdate, int]:
+    """An upload, on this device, and its number of images. Unknown fields are an error."""
     fields: dict[str, Any] = dict(content.config_records["upload"])
-    fields |= {name: tensors(record) for name, record in content.array_records.items()}
+    fields |= {name: tensors(record, device) for name, record in content.array_records.items()}
     known = {field.name for field in dataclasses.fields(ClientUpdate)} - {KNOWN}
     if strange := sorted(set(fields) - known):
         raise UserError(
@@ -99,9 +100,11 @@ def arrays(given: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord({name: tensor.detach().cpu() for name, tensor in given.items()})
 
 
-def tensors(record: ArrayRecord) -> dict[str, Tensor]:
+def tensors(record: ArrayRecord, device: torch.device = CPU) -> dict[str, Tensor]:
     """By name, in memory of their own."""
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+    return {
+        name: torch.from_numpy(array.numpy().copy()).to(device) for name, array in record.items()
+    }
 
 
 def whole(value: Any) -> int:

@@ -141,7 +141,7 @@ class RecordingStrategy(Strategy):
             try:
                 if reply.has_error():
                     raise UserError(cause(reply.error.reason or f"error {reply.error.code}"))
-                update, examples = read_reply(reply.content)
+                update, examples = read_reply(reply.content, self.federation.task.device)
                 self._check(update)
                 uploads[client] = update, examples
             except (UserError, KeyError, TypeError, ValueError) as error:

@@ -197,7 +197,7 @@ def test_an_upload_survives_its_message() -> None:
     noise = {"a.weight": torch.tensor([0.1], dtype=torch.float64)}
     told: dict[str, Any] = {"batch": 4, "round": 7, "lr": 0.1, "momentum": 0.5}
     update = ClientUpdate(grads, "weight_difference", torch.float64, noise=noise, **told)
-    found, examples = read_reply(reply_of(update, 8))
+    found, examples = read_reply(reply_of(update, 8), torch.device("cpu"))
     assert examples == 8
     for one, other in ((found.grads, grads), (found.noise, noise), (found.rounding, {})):
         assert_close(one, other)
