@@ -65,7 +65,7 @@ class Recorder:
         client = probe_client(config.client, probe)
         inputs = task.steps(self.places, client, round)
         model = task.with_weights(weights)
-        names = _kept(config, model)
+        names = kept_names(config, model)
         update = make_upload(model, inputs, client, names=names, round=round, seed=config.seed)
         series = [
             f"b{probe.batch}s{probe.steps}_r{start:05d}_{number:03d}"
@@ -99,7 +99,8 @@ def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
     return replace(client, batch=probe.batch, steps=probe.steps, upload="weight_difference")
 
 
-def _kept(config: FederationConfig, model: Victim) -> tuple[str, ...]:
+def kept_names(config: FederationConfig, model: Victim) -> tuple[str, ...]:
+    """The parameters that are written down."""
     own = [name for name, _ in model.named_parameters()]
     wanted = config.record.parameters
     return tuple(name for name in own if name in (CLOSED_FORM if wanted is None else wanted))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mjp_privacy.clients.recording import Recorder
 from mjp_privacy.clients.server import ServerState, Weights
 from mjp_privacy.clients.task import Task
 from mjp_privacy.errors import UserError
+from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.lock import locked
 from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.runner import pick_device
@@ -46,9 +48,22 @@ class Federation:
         self.weights: Weights = task.initial_weights()
         self.state = ServerState()
         self.seconds = 0.0
+        self._started = self._saved = self._said = 0.0
 
     def run(self) -> Path:
         """To the end; the path of the final model."""
+        if finished := self.begin():
+            return finished
+        while self.round < self.config.rounds:
+            self._one_round()
+        return self.end()
+
+    def _one_round(self) -> None:
+        self.record()
+        self.advance(self._uploads())
+
+    def begin(self) -> Path | None:
+        """Where a killed run stopped, or at round 0; the final model's path if nothing is left."""
         self._resume()
         finished = self.out / MODEL
         if self.round == self.config.rounds and finished.is_file():
@@ -57,31 +72,44 @@ class Federation:
         write_json(self.out / RESOLVED, plain(self.config))
         if self.round == 0:
             self._measure(None)
-        saved = said = time.monotonic()
-        while self.round < self.config.rounds:
-            started = time.monotonic()
-            norm = self._one_round()
-            self.seconds += time.monotonic() - started
-            if self._evaluates():
-                self._measure(norm)
-            if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                self._save()
-                saved = time.monotonic()
-            if time.monotonic() - said > SAY_SECONDS:
-                self._say(time.monotonic() - started)
-                said = time.monotonic()
-        self._save()
+        self._saved = self._said = time.monotonic()
+        return None
+
+    def record(self) -> None:
+        """The round's probes. It comes before the round, so that one that is made again after a
+        kill writes the same files."""
+        self._started = time.monotonic()
+        self.recorder.record(self.weights, self.round)
+
+    def advance(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> None:
+        """The server's step on a round's uploads, with their numbers of images."""
+        norm = self._step(uploads)
+        took = time.monotonic() - self._started
+        self.seconds += took
+        if self._evaluates():
+            self._measure(norm)
+        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+            self.save()
+            self._saved = time.monotonic()
+        if time.monotonic() - self._said > SAY_SECONDS:
+            self._say(took)
+            self._said = time.monotonic()
+
+    def end(self) -> Path:
+        """The final weights as a model; its path."""
+        self.save()
         return self._export()
 
-    def _one_round(self) -> float:
-        """One round; the norm of what moved the weights. Recording comes first, so that a round
-        that is made again after a kill writes the same files."""
-        self.recorder.record(self.weights, self.round)
-        task, clients = self.task, self.task.participants(self.round)
-        updates = task.client_updates(self.weights, clients, self.round)
-        uploads = zip(updates, map(task.examples, clients), strict=True)
+    def _uploads(self) -> Iterable[tuple[ClientUpdate, int]]:
+        """Of this round's clients, made a few at a time while they are averaged."""
+        clients = self.task.participants(self.round)
+        updates = self.task.client_updates(self.weights, clients, self.round)
+        return zip(updates, map(self.task.examples, clients), strict=True)
+
+    def _step(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> float:
+        """The norm of what moved the weights."""
         before = self.weights
-        self.weights, self.state = task.server_step(before, self.state, uploads, self.round)
+        self.weights, self.state = self.task.server_step(before, self.state, uploads, self.round)
         self.round += 1
         moved = torch.stack([(self.weights[n] - before[n]).norm() for n in before]).norm()
         if not bool(moved.isfinite()):
@@ -136,7 +164,7 @@ class Federation:
             "initial": file_sha256(given) if given and given.is_file() else "none",
         }
 
-    def _save(self) -> None:
+    def save(self) -> None:
         state = {
             **self._identity(),
             "step": self.round,

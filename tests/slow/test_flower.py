@@ -1,0 +1,313 @@
+"""The federation under Flower's real engines: its simulation, and a SuperLink with SuperNodes.
+
+Two minutes in all, most of it in which processes start and ask each other for news.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flower_fixtures import federated_images, small_federation
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="the extra `federated` is not installed")
+
+from mjp_privacy.clients import flower_programs
+from mjp_privacy.clients.federation_config import FederationConfig
+from mjp_privacy.clients.flower_programs import SuperLink
+from mjp_privacy.clients.flower_run import HOME, NAME, run_flower
+from mjp_privacy.clients.rounds import federate
+from mjp_privacy.clients.server import ServerState
+from mjp_privacy.clients.task import Task
+from mjp_privacy.errors import UserError
+from mjp_privacy.uploads.folder import UploadFolder
+
+pytestmark = pytest.mark.slow
+PROGRAMS = ("flwr", "flower-", "raylet", "ray::")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return federated_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def config() -> FederationConfig:
+    """Plain SGD and one local step; clients 0 and 1 in round 0, and again in round 1."""
+    return small_federation(rounds=2, clients={"number": 3, "per_round": 2})
+
+
+@pytest.fixture(scope="module")
+def reference(
+    data: Path, config: FederationConfig, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("reference") / "run"
+    federate(config, data, out, data)
+    return out
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running() -> Iterator[None]:
+    before = running()
+    yield
+    until = time.monotonic() + 15
+    while (left := running() - before) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not left
+
+
+def running() -> set[tuple[int, str]]:
+    """Flower's and Ray's processes that are no zombies."""
+    found = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (place / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        names = [Path(word.decode(errors="replace")).name for word in words[:2]]
+        found |= {(int(place.name), name) for name in names if name.startswith(PROGRAMS)}
+    return found
+
+
+def listening() -> set[str]:
+    """Addresses, as the kernel writes them, on which those processes listen."""
+    sockets, found = set(), set()
+    for pid, _ in running():
+        with contextlib.suppress(OSError):
+            sockets |= {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                found.add(local.split(":")[0])
+    return found
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+@contextlib.contextmanager
+def only_loopback() -> Iterator[None]:
+    """Nobody listens on another address; looked at twice a second."""
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.5):
+            seen.update(listening())
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+    assert seen
+    assert seen <= LOOPBACK
+
+
+# parity -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["flower", "flower-deployment"])
+def test_final_weights_are_those_of_one_process(
+    engine: str, data: Path, config: FederationConfig, reference: Path, tmp_path: Path
+) -> None:
+    """To 1e-6, with the probes, and with every upload of every client in files."""
+    options: dict[str, Any] = {"nodes": 2} if engine == "flower-deployment" else {}
+    with only_loopback():
+        model = run_flower(
+            config, data, tmp_path / "run", engine, val=data, record="all", **options
+        )
+    assert_close(load_file(model), load_file(reference / "model.safetensors"))
+    probes = [UploadFolder(run / "uploads").entries() for run in (reference, tmp_path / "run")]
+    for one, other in zip(*probes, strict=True):
+        assert_close(one.tensors(), other.tensors())
+    received = UploadFolder(tmp_path / "run/received").entries()
+    assert [entry.name for entry in received] == [
+        f"r0000{r}_c000{c}" for r in (0, 1) for c in (0, 1)
+    ]
+    task = Task.from_config(config, data)
+    for entry in received:
+        weights = load_file(entry.weights_path)
+        update = task.client_update(weights, int(entry.header.client), entry.header.round)
+        assert_close(entry.tensors(), {name: grad[0] for name, grad in update.grads.items()})
+    assert [line["missing"] for line in rounds(tmp_path / "run")] == [{}, {}]
+
+
+# who does not answer ------------------------------------------------------------------------
+
+FAILING = '''
+"""Client 1 raises in round 0, everybody in round 1."""
+from flwr.clientapp import ClientApp
+from mjp_privacy.clients import flower_app
+
+client_app = ClientApp()
+client_app.query()(flower_app.introduce)
+
+
+@client_app.train()
+def train(message, context):
+    order = message.content["order"]
+    if order["round"] == 1 or order["client"] == 1:
+        raise MemoryError("no memory")
+    return flower_app.train(message, context)
+'''
+
+
+MESSAGE = r"finished:failed. Round 1: no client sent an upload \(0: no memory; 1: no memory\)"
+
+
+def test_a_client_that_raises_is_left_out_and_a_round_without_any_stops_the_run(
+    data: Path, config: FederationConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a simulation. What was received stays, and the run can go on, here in one process."""
+    out = tmp_path / "run"
+    own_client(out, FAILING)
+    with pytest.raises(UserError, match=MESSAGE):
+        run_flower(config, data, out, "flower", val=data, client="failing:client_app")
+    said = capfd.readouterr().err
+    assert "round 0: client 1 sent no upload (no memory); going on with 1 of 2" in said
+    assert [line["arrived"] for line in rounds(out)] == [[0], []]
+    received = UploadFolder(out / "received").entries()
+    assert [entry.name for entry in received] == ["r00000_c0000"]
+    federate(config, data, out, data)
+    weights = after(config, data, [(0,), (0, 1)])
+    assert_close(load_file(out / "model.safetensors"), weights)
+
+
+HANGING = '''
+"""Client 1 says that it has begun with round 1, and never ends."""
+import time
+from pathlib import Path
+from flwr.clientapp import ClientApp
+from mjp_privacy.clients import flower_app
+
+client_app = ClientApp()
+client_app.query()(flower_app.introduce)
+
+
+@client_app.train()
+def train(message, context):
+    order = message.content["order"]
+    if order["round"] == 1 and order["client"] == 1:
+        Path(context.run_config["out"], "begun").touch()
+        time.sleep(600)
+    return flower_app.train(message, context)
+'''
+
+
+def test_a_supernode_that_is_killed_in_a_round(
+    data: Path,
+    config: FederationConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Flower notices within a minute, and the round is made with the others; all that came is in
+    files."""
+    out = tmp_path / "run"
+    own_client(out, HANGING)
+    nodes: list[Any] = []
+    start = SuperLink.start_nodes
+    monkeypatch.setattr(
+        SuperLink, "start_nodes", lambda self, n: (start(self, n), nodes.extend(self.nodes))
+    )
+    killer = threading.Thread(target=kill_when, args=(out / "begun", nodes), daemon=True)
+    killer.start()
+    model = run_flower(
+        config, data, out, "flower-deployment", nodes=2, client="failing:client_app", record="all"
+    )
+    assert nodes[1].returncode == -signal.SIGKILL
+    assert [line["arrived"] for line in rounds(out)] == [[0, 1], [0]]
+    assert rounds(out)[1]["missing"]["1"].startswith("Error: Node Unavailable")
+    assert "round 1: client 1 sent no upload (Error: Node Unavail" in capfd.readouterr().err
+    assert len(UploadFolder(out / "received").entries()) == 3
+    assert_close(load_file(model), after(config, data, [(0, 1), (0,)]))
+
+
+def kill_when(sign: Path, nodes: list[Any]) -> None:
+    """SIGKILL, as the kernel does to whoever takes too much memory."""
+    until = time.monotonic() + 120
+    while not sign.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    if sign.exists():
+        nodes[1].kill()
+
+
+# starting and ending ------------------------------------------------------------------------
+
+
+def test_the_programs_end_with_whoever_started_them(tmp_path: Path) -> None:
+    """Killed without a chance to tidy up."""
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from mjp_privacy.clients.flower_programs import superlink\n"
+        "with superlink(Path(sys.argv[1])) as link:\n"
+        "    link.start_nodes(1); print('up', flush=True); time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "home")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    assert len(running()) >= 2
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()  # the fixture looks whether something is left
+
+
+def test_a_superlink_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower_programs, "_free_port", lambda: 99999)
+    with (
+        pytest.raises(UserError, match=r"Flower's SuperLink did not start: .*superlink.log ends"),
+        flower_programs.superlink(tmp_path / "home"),
+    ):
+        pass
+
+
+def test_an_app_that_cannot_be_submitted(tmp_path: Path) -> None:
+    with (
+        flower_programs.superlink(tmp_path / "home") as link,
+        pytest.raises(UserError, match=r"flwr run failed. .*run.log ends with"),
+    ):
+        link.run(tmp_path / "nothing", {})
+
+
+# helpers ------------------------------------------------------------------------------------
+
+
+def own_client(out: Path, code: str) -> None:
+    folder = out / HOME / NAME
+    folder.mkdir(parents=True)
+    (folder / "failing.py").write_text(code)
+
+
+def rounds(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+def after(config: FederationConfig, data: Path, clients: list[tuple[int, ...]]) -> dict[str, Any]:
+    """The weights after rounds with uploads of these clients."""
+    task = Task.from_config(config, data)
+    weights, state = task.initial_weights(), ServerState()
+    for round, those in enumerate(clients):
+        uploads = [(task.client_update(weights, one, round), task.examples(one)) for one in those]
+        weights, state = task.server_step(weights, state, uploads, round)
+    return weights
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert set(one) == set(other)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
