@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO ?= results/demo
 
-.PHONY: attack test setup lint types bench clean
+.PHONY: attack test test-federated setup lint types bench clean
 
 attack: $(INSTALLED)
 	$(BIN)/python run_attack.py configs/demo.yaml --out $(DEMO)
@@ -14,6 +14,11 @@ attack: $(INSTALLED)
 
 test: lint types
 	$(BIN)/python -m pytest
+
+# The same federation under Flower's real engines; they are a large install, so apart from `test`.
+test-federated: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,dp,federated]'
+	$(BIN)/python -m pytest tests/slow tests/unit/test_accounting.py
 
 setup: $(INSTALLED)
 

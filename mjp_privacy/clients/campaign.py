@@ -7,7 +7,6 @@ from pathlib import Path
 from mjp_privacy.clients.federation_config import FederationConfig
 from mjp_privacy.clients.rounds import UPLOADS, federate
 from mjp_privacy.config import Experiment
-from mjp_privacy.errors import UserError
 from mjp_privacy.uploads.run import attack_uploads
 
 ATTACK = "attack"
@@ -26,7 +25,9 @@ def campaign(
     if engine == "inprocess":
         print(federate(config, data, out, val, device))
     else:
-        raise UserError(f"--engine {engine} is not here yet.")
+        from mjp_privacy.clients.flower_run import run_flower
+
+        print(run_flower(config, data, out, engine, val=val, device=device))
     if not config.attacks or not config.record.rounds:
         return DONE
     summary = attack_uploads(attack_experiment(config), out / UPLOADS, out / ATTACK, device=device)
