@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from importlib import import_module
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import Attack, Control
@@ -39,18 +41,50 @@ CONTROLS.register("other_image", "attacks.controls:OtherImage")
 CONTROLS.register("oracle_inverse", "attacks.controls:OracleInverse")
 
 
+MEMBERS = ("name", "published", "victim", "uploads", "needs", "unsupported", "run")
+CONTROL_MEMBERS = ("name", "role", "run")
+
+
 def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Control:
     """The attack or control of that name with these options; both are checked kindly."""
     if name not in ATTACKS and name not in CONTROLS:
         raise unknown_name("attack", name, [*ATTACKS, *CONTROLS])
     module, _, attribute = (CONTROLS if name in CONTROLS else ATTACKS)[name].partition(":")
     cls = getattr(import_module(module), attribute)
+    found: Attack | Control = cls(**_checked_options(name, cls, options or {}))
+    members = CONTROL_MEMBERS if name in CONTROLS else MEMBERS
+    if missing := [member for member in members if not hasattr(found, member)]:
+        raise UserError(
+            f"Attack {name}: {attribute} in {module} lacks {', '.join(missing)}. Expected "
+            f"{', '.join(members)}, as `mjp_privacy.interfaces` describes them; what is no option "
+            "is a ClassVar."
+        )
+    return found
+
+
+def _checked_options(name: str, cls: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Known names, and values of the fields' types."""
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
-    for option in options or {}:
+    given = {}
+    for option, value in options.items():
         if option not in fields:
             raise UserError(f"Attack {name}: {unknown_name('option', option, fields)}")
-    found: Attack | Control = cls(**(options or {}))
-    return found
+        try:
+            given[option] = TypeAdapter(_type_of(cls, option)).validate_python(value)
+        except ValidationError as error:
+            told = error.errors()[0]["msg"]
+            raise UserError(f"Attack {name}, option {option}: {told}; got {value!r}.") from error
+    return given
+
+
+def _type_of(cls: Any, option: str) -> Any:
+    """Of this field alone: others may name what is imported for type checkers only."""
+    owner = next(base for base in cls.__mro__ if option in base.__dict__.get("__annotations__", {}))
+    annotation = {option: owner.__annotations__[option]}
+    alone = type(
+        owner.__name__, (), {"__annotations__": annotation, "__module__": owner.__module__}
+    )
+    return get_type_hints(alone)[option]
 
 
 __all__ = ["ATTACKS", "CONTROLS", "find_attack"]

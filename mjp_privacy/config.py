@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from attacks import ATTACKS, CONTROLS
 from mjp_privacy.client_config import ClientConfig, Share, check_client
 from mjp_privacy.errors import UserError
 from mjp_privacy.parsing import parse
@@ -190,6 +191,7 @@ def check_experiment(experiment: Experiment, where: str) -> None:
         if not getattr(experiment, field) and (field != "grid" or experiment.models):
             raise UserError(f"{where}, {field}: expected at least one entry, got none.")
     _check_labels(experiment.attacks, where)
+    _check_names(experiment.attacks, where)
     if experiment.block < 1:
         raise UserError(f"{where}, block: expected at least 1, got {experiment.block}.")
     check_client(experiment.client, experiment.block, f"{where}, client")
@@ -205,6 +207,16 @@ def _check_labels(attacks: tuple[AttackConfig, ...], where: str) -> None:
             raise UserError(
                 f"{where}, attacks: expected labels that differ, got {attack.title!r} "
                 f"{len(same)} times. Give each its own label."
+            )
+
+
+def _check_names(attacks: tuple[AttackConfig, ...], where: str) -> None:
+    """Before the grid speaks of them: there a misspelt one would look like the right one."""
+    known = [*ATTACKS, *CONTROLS]
+    for place, attack in enumerate(attacks):
+        if attack.name not in known:
+            raise UserError(
+                f"{where}, attacks.{place}: {unknown_name('attack', attack.name, known)}"
             )
 
 

@@ -9,6 +9,7 @@ config, so a killed run goes on where it stopped and ends with the same rows.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,16 +121,16 @@ class Run:
             yield cell
 
     def _check_steps(self) -> None:
-        for cell in self.cells:
-            batch, images = cell.client.batch, len(self._records(cell.model))
-            if images % batch == 0:
-                continue
-            whole = images // batch * batch
-            raise UserError(
-                f"{images} images do not fill client steps of {batch} (client.batch). "
-                f"Expected a multiple: --limit {whole or batch}"
-                f"{'' if whole else ', and as many images'}."
-            )
+        """Every model's images fill whole steps of all its clients."""
+        for name in dict.fromkeys(cell.model for cell in self.cells):
+            batches = {cell.client.batch for cell in self.cells if cell.model == name}
+            together, images = math.lcm(*batches), len(self._records(name))
+            if images % together:
+                raise UserError(
+                    f"{images} images do not fill the client steps of {name} "
+                    f"(client.batch {', '.join(map(str, sorted(batches)))}). Expected a multiple "
+                    f"of {together}, such as --limit {max(images // together, 1) * together}."
+                )
 
     # one model --------------------------------------------------------------------------------
 

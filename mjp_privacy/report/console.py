@@ -70,9 +70,9 @@ def _legend(varying: Sequence[str]) -> str:
         else ""
     )
     legend = (
-        "PSNR: mean ± half its 95 % interval, dB; ceil: its ceiling; paper, Δ: the paper's PSNR "
-        f"and ours − paper; grey: PSNR of a uniform grey; fail: images that failed or were not "
-        f"run.{further}"
+        "PSNR: paper variant (8 bits, exact = 100), mean ± half its 95 % interval, dB; ceil: its "
+        "ceiling; paper, Δ: the paper's PSNR and ours − paper; grey: PSNR of a uniform grey; fail: "
+        f"images that failed or were not run.{further}"
     )
     return _render(Text(legend)).rstrip()
 

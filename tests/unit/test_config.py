@@ -171,6 +171,10 @@ def test_an_experiment_is_frozen_and_checked_again() -> None:
         (small(grid=[{"models": ["plain"]}]), "grid.0.settings: this field is needed"),
         (entry(models=["plan"]), "grid.0: Unknown model 'plan'. Did you mean plain?"),
         (entry(attacks=["aprl"]), "Unknown attack 'aprl'. Did you mean april?"),
+        (
+            entry(attacks=["april"]) | {"attacks": [{"name": "aprill"}]},
+            "attacks.0: Unknown attack 'aprill'. Did you mean april?",
+        ),
         (entry(settings=["d"]), "Input should be 'a', 'b' or 'c'; got 'd'"),
         (entry(settings="a"), "grid.0.settings: Input should be a valid tuple; got 'a'"),
         (small(dtypes=["float16"]), "should be 'float32' or 'float64'; got 'float16'"),

@@ -419,7 +419,9 @@ def test_images_that_do_not_fill_the_clients_steps_are_refused(
     images: Path, tmp_path: Path
 ) -> None:
     config = one_cell(client={"batch": 2}, block=4)
-    with pytest.raises(UserError, match=r"do not fill client steps of 2 .*--limit 2"):
+    with pytest.raises(
+        UserError, match=r"do not fill the client steps of .*multiple of 2.*--limit 2"
+    ):
         attack(images, tmp_path, config, limit=3)
 
 
