@@ -18,6 +18,7 @@ from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model
 from mjp_privacy.store import RunStore
+from mjp_privacy.uploads.bench import load_recorded
 from mjp_privacy.uploads.folder import UploadFolder
 from mjp_privacy.uploads.groups import group_uploads
 from mjp_privacy.uploads.run import attack_uploads
@@ -332,3 +333,21 @@ def test_a_config_of_attacks_alone_needs_uploads(
 ) -> None:
     assert run_attack(["configs/uploads.yaml", "--out", str(tmp_path)]) == 2
     assert "--uploads DIR to attack recorded uploads" in capsys.readouterr().err
+
+
+def test_a_header_written_by_hand_is_enough(folder: Path) -> None:
+    """The one that the documentation shows, on another model's upload."""
+    text = Path("mjp_privacy/clients/README.md").read_text().split("```json\n")[1].split("```")[0]
+    shown = json.loads(text)
+    held = json.loads((folder / f"{NAME}.json").read_text())
+    for path in [*folder.glob("*.json"), *folder.glob("truth/*")]:
+        path.unlink()
+    own = {"weights": held["weights"], "mean": held["mean"], "std": held["std"], "model": {}}
+    (folder / f"{NAME}.json").write_text(json.dumps(shown | own))
+    assert "no private images" in check_uploads(folder)[0]
+    _, scores, _ = attacked(folder, attacks=[{"name": "patch_gradient"}])
+    assert list(scores.status) == ["unscored"]
+    assert UploadFolder(folder).entries()[0].header.client == "3"
+    with pytest.raises(UserError, match="No checkpoint at"):
+        (folder / held["weights"]).unlink()
+        load_recorded(UploadFolder(folder).entries()[0])
