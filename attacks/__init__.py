@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from importlib import import_module
+from inspect import get_annotations
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -79,12 +80,14 @@ def _checked_options(name: str, cls: Any, options: dict[str, Any]) -> dict[str, 
 
 def _type_of(cls: Any, option: str) -> Any:
     """Of this field alone: others may name what is imported for type checkers only."""
-    owner = next(base for base in cls.__mro__ if option in base.__dict__.get("__annotations__", {}))
-    annotation = {option: owner.__annotations__[option]}
-    alone = type(
-        owner.__name__, (), {"__annotations__": annotation, "__module__": owner.__module__}
+    owned = (get_annotations(base) for base in cls.__mro__)
+    owner, annotation = next(
+        (base, found[option])
+        for base, found in zip(cls.__mro__, owned, strict=True)
+        if option in found
     )
-    return get_type_hints(alone)[option]
+    body = {"__module__": owner.__module__, "__annotations__": {option: annotation}}
+    return get_type_hints(type(owner.__name__, (), body))[option]
 
 
 __all__ = ["ATTACKS", "CONTROLS", "find_attack"]

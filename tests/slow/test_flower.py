@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import federation_fixtures
 import pytest
 import torch
 from flower_fixtures import federated_images, small_federation
@@ -29,8 +30,11 @@ from mjp_privacy.clients.flower_run import HOME, NAME, run_flower
 from mjp_privacy.clients.rounds import federate
 from mjp_privacy.clients.server import ServerState
 from mjp_privacy.clients.task import Task
+from mjp_privacy.config_files import load_experiment
 from mjp_privacy.errors import UserError
+from mjp_privacy.store import RunStore
 from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.run import attack_uploads
 
 pytestmark = pytest.mark.slow
 PROGRAMS = ("flwr", "flower-", "raylet", "ray::")
@@ -115,6 +119,43 @@ def only_loopback() -> Iterator[None]:
         watcher.join()
     assert seen
     assert seen <= LOOPBACK
+
+
+# attack --------------------------------------------------------------------------------------
+
+
+def test_recorded_uploads_give_the_clients_images_back(tmp_path: Path) -> None:
+    """FedSGD with batch 1: what the strategy wrote down, attacked as `run_attack.py --uploads`
+    does, without the private images and with those of the probes."""
+    plain = federation_fixtures.config(
+        rounds=1,
+        client={"batch": 1},
+        record={"rounds": [0], "images": 2, "probes": [{}]},
+    )
+    data = federation_fixtures.images(tmp_path / "data")
+    out = tmp_path / "run"
+    run_flower(plain, data, out, "flower", record="all")
+    attacks = {"name": "attacks", "attacks": [{"name": "patch_gradient"}]}
+    for folder in ("received", "uploads"):
+        summary = attack_uploads(load_experiment(attacks), out / folder, out / f"of_{folder}")
+        assert summary.failures == ()
+    task = Task.from_config(plain, data)
+    store = RunStore(out / "of_received")
+    found = {}
+    for cell in store.read_cells():
+        for client in task.participants(0):
+            kept = store.find_reconstruction(cell["run_id"], f"r00000_c{client:04d}/0")
+            if kept is not None:
+                found[client] = kept["images"]
+    assert sorted(found) == task.participants(0)
+    for client, image in found.items():
+        (place,) = task._drawn(client, 0)
+        assert (image - task.images[place] / 255).abs().max() < 1e-4
+    (cell,) = RunStore(out / "of_uploads").read_cells()
+    rows = RunStore(out / "of_uploads").read_rows(cell["run_id"])
+    scores = rows[(rows.metric == "psnr") & (rows.variant == "standard")]
+    assert len(scores) == 2
+    assert (scores.value > 60).all()
 
 
 # parity -------------------------------------------------------------------------------------

@@ -348,6 +348,7 @@ def test_a_header_written_by_hand_is_enough(folder: Path) -> None:
     _, scores, _ = attacked(folder, attacks=[{"name": "patch_gradient"}])
     assert list(scores.status) == ["unscored"]
     assert UploadFolder(folder).entries()[0].header.client == "3"
+    (folder / held["weights"]).unlink()
+    upload = UploadFolder(folder).entries()[0]
     with pytest.raises(UserError, match="No checkpoint at"):
-        (folder / held["weights"]).unlink()
-        load_recorded(UploadFolder(folder).entries()[0])
+        load_recorded(upload)
