@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from attacks import find_attack
-from mjp_privacy.block import Block, CellWork
+from mjp_privacy.block import Block
+from mjp_privacy.cell_work import CellWork
 from mjp_privacy.cells import cell_facts, cell_key
 from mjp_privacy.config import Cell, Experiment, expand
 from mjp_privacy.data import ImageRecord, ImageSource

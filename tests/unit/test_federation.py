@@ -10,6 +10,7 @@ import torch
 from federation_fixtures import MJP, config, content, plain_forward, run, task
 
 from mjp_privacy.clients.federation_config import Server, load_federation
+from mjp_privacy.clients.hardening import sinusoidal_table
 from mjp_privacy.clients.partition import dirichlet, iid
 from mjp_privacy.clients.rounds import Federation
 from mjp_privacy.clients.server import ServerState, learning_rate, mean_gradient, server_step
@@ -170,6 +171,39 @@ def test_participants_and_images_depend_on_seed_and_round_alone(tmp_path: Path) 
     assert [one.participants(r) for r in (2, 0, 1)] == [two.participants(r) for r in (2, 0, 1)]
     assert len({tuple(one._drawn(0, r)) for r in range(6)}) > 1
     assert set(one._drawn(1, 3)) <= set(one.parts[1])
+
+
+def test_a_fixed_table_stays_and_is_not_uploaded(tmp_path: Path) -> None:
+    client = {"batch": 3, "positions": "sinusoidal"}
+    federation = task(tmp_path, model=MJP, gamma=0.5, client=client)
+    weights = federation.initial_weights()
+    assert "pos_embed" not in federation.client_update(weights, 0, 0).grads
+    table = sinusoidal_table(4, 40).to(torch.float32)
+    assert rounds_of(federation, 2)["pos_embed"][0, 1:].equal(table)
+
+
+def test_local_steps_and_defences_are_the_clients_own(tmp_path: Path) -> None:
+    """Noise differs between clients, and the mean of many local steps is not one step's."""
+    noisy = task(tmp_path, client={"batch": 3, "defenses": [{"gaussian_noise": 1.0}]})
+    plain, weights = task(tmp_path), noisy.initial_weights()
+    parts = [
+        noisy.client_update(weights, c, 0).grads["cls_token"]
+        - plain.client_update(weights, c, 0).grads["cls_token"]
+        for c in (0, 1)
+    ]
+    assert not torch.allclose(parts[0], parts[1])
+    stepped = {"batch": 3, "steps": 3, "upload": "weight_difference", "lr": 0.05}
+    local = task(tmp_path, client=stepped, server={"lr": 1.0})
+    model = copy.deepcopy(local.with_weights(weights))
+    places = local._drawn(0, 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        plain_forward(model, local, places).backward()
+        optimizer.step()
+    sent = local.client_update(weights, 0, 0).grads
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(sent[name][0], parameter.detach() - weights[name], atol=1e-6), name
 
 
 # splits -------------------------------------------------------------------------------------------
