@@ -60,7 +60,7 @@ class Federation:
 
     def _one_round(self) -> None:
         self.record()
-        self.advance(self._uploads())
+        self.advance(self.task.round_uploads(self.weights, self.round))
 
     def begin(self) -> Path | None:
         """Where a killed run stopped, or at round 0; the final model's path if nothing is left."""
@@ -99,12 +99,6 @@ class Federation:
         """The final weights as a model; its path."""
         self.save()
         return self._export()
-
-    def _uploads(self) -> Iterable[tuple[ClientUpdate, int]]:
-        """Of this round's clients, made a few at a time while they are averaged."""
-        clients = self.task.participants(self.round)
-        updates = self.task.client_updates(self.weights, clients, self.round)
-        return zip(updates, map(self.task.examples, clients), strict=True)
 
     def _step(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> float:
         """The norm of what moved the weights."""

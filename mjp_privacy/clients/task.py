@@ -17,7 +17,7 @@ from torch import Tensor
 from mjp_privacy.client_config import local_round
 from mjp_privacy.clients.augmentation import augmented
 from mjp_privacy.clients.federation_config import FederationConfig
-from mjp_privacy.clients.fedsgd import predict
+from mjp_privacy.clients.fedsgd import FedSGDClient, predict
 from mjp_privacy.clients.hardening import with_sinusoidal_positions
 from mjp_privacy.clients.partition import dirichlet, iid
 from mjp_privacy.clients.puzzles import step_puzzles
@@ -132,6 +132,22 @@ class Task:
     def examples(self, client: int) -> int:
         """Images that this client trains on in a round, in each of its local steps."""
         return self.config.client.batch
+
+    def round_uploads(
+        self, weights: Mapping[str, Tensor], round: int
+    ) -> Iterator[tuple[ClientUpdate, int]]:
+        """What the server averages, with numbers of images: every client's upload or, of clients
+        that send their gradient as it is, one that is their mean, in a third of the time."""
+        clients = self.participants(round)
+        client = self.config.client
+        if client.defenses or client.position_noise or client.upload != "gradient":
+            updates = self.client_updates(weights, clients, round)
+            yield from zip(updates, map(self.examples, clients), strict=True)
+            return
+        places = [place for number in clients for place in self._drawn(number, round)]
+        trainer = FedSGDClient(self.with_weights(weights), client)
+        mean = trainer.mean_gradient(self.inputs(places, client, round))
+        yield ClientUpdate({name: g.unsqueeze(0) for name, g in mean.items()}), len(places)
 
     def client_update(self, weights: Mapping[str, Tensor], client: int, round: int) -> ClientUpdate:
         """The upload of one client in one round, complete; its leading axis is 1."""

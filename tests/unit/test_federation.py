@@ -62,6 +62,22 @@ def test_fedsgd_is_sgd_on_the_union_of_the_batches(tmp_path: Path) -> None:
     assert_close(rounds_of(federation, 3), expected, 1e-6)
 
 
+@pytest.mark.parametrize("changes", [{}, {"model": {**MJP, "dal": "nonlinear"}, "gamma": 0.5}])
+def test_the_mean_of_undefended_clients_is_made_at_once(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """And is that of their single uploads, also with masks and DAL."""
+    client = {"batch": 3, "dal": bool(changes), "withhold": ["head.bias"]}
+    federation = task(tmp_path, client=client, **changes)
+    weights = federation.initial_weights()
+    single = [
+        (update, 3) for update in federation.client_updates(weights, federation.participants(1), 1)
+    ]
+    ((mean, images),) = federation.round_uploads(weights, 1)
+    assert images == 6
+    assert_close(mean_gradient([(mean, images)]), mean_gradient(single), 1e-6)
+
+
 def test_fedadam_is_torchs_adamw() -> None:
     """On the same gradients: those of a network would differ by rounding, which Adam magnifies
     where they are zero."""
