@@ -90,7 +90,7 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
 
     table = leakage_table(runs)
     write_atomically(out / "rounds.csv", lambda path: table.to_csv(path, index=False))
-    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
     accuracy, psnr, success = figure.subplots(1, 3)
     for number, run in enumerate(runs):
         own = table[table["run"] == str(run)]
@@ -128,10 +128,9 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     accuracy.legend(fontsize=7)
-    psnr.plot([], [], "--", color="#444444", label=SCOPES[0])
-    psnr.plot([], [], "-", color="#444444", label=SCOPES[1])
-    psnr.plot([], [], ":", color="#888888", label="uniform grey")
-    psnr.legend(fontsize=7)
+    styles = (("--", SCOPES[0]), ("-", SCOPES[1]), (":", "uniform grey"))
+    keys = [psnr.plot([], [], style, color="#444444", label=text)[0] for style, text in styles]
+    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), fontsize=7)
     path = out / "rounds.png"
     write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=150))
     return path
