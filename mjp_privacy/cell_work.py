@@ -108,7 +108,8 @@ class CellWork:
         against, pixels = self._setting.against, self.bench.pixels
         plain = self.bench.photographs(self.cell, records, photographs)
         target = self._setting.target(Truth(plain, None, inputs.image_ids), inputs)
-        view = AttackerView(models[0], updates, pixels, inputs.labels, against)
+        labels = self.bench.known_labels(inputs)
+        view = AttackerView(models[0], updates, pixels, labels, against)
         return Scene(photographs, plain, inputs, target, models, view)
 
     @property

@@ -45,7 +45,9 @@ def gradient_residual(
     ids = tuple(map(str, range(len(images))))
     residuals = []
     for model, update in zip(models, view.updates, strict=True):
-        hidden = mask if mask is not None and update.round == 0 else masked_rows(view, update)
+        hidden = (
+            mask if mask is not None and update is view.updates[0] else masked_rows(view, update)
+        )
         client = FedSGDClient(model, ClientConfig(mode=mode, batch=update.batch))
         inputs = ClientInput(images, view.labels, ids, hidden)
         made = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]

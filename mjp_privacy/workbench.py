@@ -48,6 +48,10 @@ class Workbench:
         """Why uploads as this attack needs them cannot be had of these images, or None."""
         return None
 
+    def known_labels(self, inputs: ClientInput) -> Tensor | None:
+        """What the attacker knows of them."""
+        return inputs.labels
+
     def victim(self, kind: str, dtype: str, positions: str = "own") -> Victim:
         """The model that the client trains; the intact float32 one is the model itself."""
         key = (kind, dtype, positions)

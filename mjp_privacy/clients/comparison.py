@@ -92,15 +92,7 @@ def defence_text(config: Mapping[str, Any]) -> str:
         if value not in (None, False, 0, 0.0, [], (), "own", "none"):
             text = ", ".join(value) if isinstance(value, list) else value
             said.append(name if value is True else f"{name} {text}")
-    for defence in client.get("defenses") or ():
-        said += [_defence(name, value) for name, value in defence.items()]
-    return "; ".join(said) or "none"
-
-
-def _defence(name: str, value: Any) -> str:
-    if isinstance(value, Mapping):
-        value = ", ".join(f"{key} {number:g}" for key, number in value.items())
-    return name if value in (None, {}, "") else f"{name} {value}"
+    return "; ".join([*said, *(client.get("defenses") or ())]) or "none"
 
 
 def markdown(table: pd.DataFrame) -> str:
@@ -108,7 +100,7 @@ def markdown(table: pd.DataFrame) -> str:
     heads = ["client", "defence", "B", "E", "round", "top-1 [95 %]", "n test"]
     for scope in SCOPES:
         heads += [f"PSNR, {scope} [95 %]", f"≥ {THRESHOLD:.0f} dB", "exact"]
-    heads += ["grey", "n", "not reached"]
+    heads += ["grey", "n", "not reached, 1 upload", "any", "failed"]
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
     keys = ["run", "label", "batch", "steps", "round"]
     for _, held in table.groupby(keys, sort=False):
@@ -120,7 +112,10 @@ def markdown(table: pd.DataFrame) -> str:
             row = held[held["scope"] == scope].iloc[0]
             cells.append(f"{row['psnr']:.1f} [{row['low']:.1f}, {row['high']:.1f}]")
             cells += [f"{100 * row['success']:.0f} %", f"{row['exact']}"]
-        cells += [f"{first['floor']:.1f}", f"{first['n']}", f"{held['unreached'].min()}"]
+        cells += [f"{first['floor']:.1f}", f"{first['n']}"]
+        reached = held.set_index("scope")
+        cells += [f"{reached.loc[scope, 'unreached']}" for scope in SCOPES]
+        cells.append(f"{reached.loc[SCOPES[1], 'failed']}")
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines) + "\n\n" + NOTE
 
@@ -128,9 +123,10 @@ def markdown(table: pd.DataFrame) -> str:
 NOTE = (
     "PSNR: worst case over the attacks, per image the best standard PSNR in dB (an oracle "
     "selection: an upper bound of what one attacker gets), capped at 100 in means. exact: 100 dB "
-    "or more. not reached: images that no attack applies to, which count as grey. round: the one "
-    "whose uploads were attacked. top-1: of the final weights on unshuffled test images, Wilson "
-    "interval over the images; one training run a line.\n"
+    "or more. not reached: images that no attack applies to; like those whose best attack is "
+    "worse, they count as a uniform grey. failed: images for which some attack broke down. round: "
+    "the one whose uploads were attacked. top-1: of the final weights on unshuffled test images, "
+    "Wilson interval over the images; one training run a line.\n"
 )
 
 
@@ -143,7 +139,8 @@ def _draw(table: pd.DataFrame, path: Path) -> None:
 
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    base = table[(table["batch"] == table["batch"].min()) & (table["steps"] == 1)]
+    fewest = {name: table[name].min() for name in ("batch", "steps")}
+    base = table[(table["batch"] == fewest["batch"]) & (table["steps"] == fewest["steps"])]
     for axes, scope in zip(panels, SCOPES, strict=True):
         shown = base[base["scope"] == scope]
         for number, (_, row) in enumerate(shown.iterrows()):

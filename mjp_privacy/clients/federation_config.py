@@ -63,8 +63,8 @@ class Probe:
     """Uploads that are written down for attack, of one kind of client."""
 
     batch: Count = 1
-    steps: Count = 1
-    """Local steps on the same images; more than one is sent as a weight difference."""
+    steps: Count | None = None
+    """Local steps on the same images, sent as a weight difference; None: the client's own."""
     uploads: Count = 1
     """Successive rounds in which the same images are trained on, each with its own weights."""
 
@@ -166,6 +166,11 @@ def _check(config: FederationConfig, where: str) -> None:
         )
     if config.client.server_lr:
         raise UserError(f"{where}, client.server_lr: expected 0; the server's is server.lr.")
+    if config.client.augment == "mixup":
+        raise UserError(
+            f"{where}, client.augment: expected none, flip or crop, got mixup: it would mix images "
+            "of different clients."
+        )
     if late := [r for r in config.record.rounds if r + _longest(config) > config.rounds]:
         raise UserError(
             f"{where}, record.rounds: expected rounds from 0 on that leave {_longest(config)} of "

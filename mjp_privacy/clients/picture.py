@@ -1,8 +1,9 @@
 """Accuracy and leakage over the rounds of federations, in one picture and one table.
 
 Leakage of a round is the worst case over its attacks: per image the best standard PSNR (capped at
-100 dB), of one upload and of any number; success is the share of images at or above 20 dB. An image
-that no attack applies to counts as the floor: a uniform grey.
+100 dB), of one upload and of any number, and no less than that of a uniform grey, which anybody can
+draw; success is the share of images at or above 20 dB. Images that no attack applies to, and those
+for which one broke down, are counted beside.
 """
 
 from __future__ import annotations
@@ -50,6 +51,12 @@ def _by_round(lines: Sequence[Line]) -> dict[tuple[Any, ...], list[Line]]:
         if "round" in line.cell:
             key = tuple(line.cell.get(name, 1) for name in KEYS)
             held.setdefault(key, []).append(line)
+            if line.cell["model"] != held[key][0].cell["model"]:
+                raise UserError(
+                    f"{line.store.root}: {line.cell['model']} and {held[key][0].cell['model']} "
+                    "are uploads of one label, round, batch and steps. Expected one kind of "
+                    "client under a label; give them labels of their own."
+                )
     return held
 
 
@@ -58,14 +65,14 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
     attacks = [line for line in lines if line.role == "attack"]
     if scope == SCOPES[0]:
         attacks = [line for line in attacks if line.uploads == 1]
+    floor = _floors(lines)
     best: dict[str, float] = {}
-    floor: dict[str, float] = {}
-    for line in lines:
-        floor.update(_scored(line, "grey_psnr", "diagnostic"))
+    failed: set[str] = set()
     for line in attacks:
         for image, value in _scored(line, "psnr", "standard").items():
             best[image] = max(best.get(image, -np.inf), value)
-    values = [best.get(image, low) for image, low in floor.items()]
+        failed |= set(line.rows.loc[line.rows["status"] == "failed", "image_id"].astype(str))
+    values = [max(best.get(image, low), low) for image, low in floor.items()]
     told = summarise(values, ["ok"] * len(values), cap=PSNR_CAP)
     share = float(np.mean([value >= THRESHOLD for value in values])) if values else np.nan
     return {
@@ -77,7 +84,31 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
         "exact": sum(value >= PSNR_CAP for value in values),
         "floor": float(np.mean(list(floor.values()))) if floor else np.nan,
         "unreached": len(floor) - len(best.keys() & floor.keys()),
+        "failed": len(failed),
     }
+
+
+def _floors(lines: Sequence[Line]) -> dict[str, float]:
+    """PSNR of a uniform grey by image. A run that was not finished is an error: what is missing
+    would look like privacy."""
+    floor: dict[str, float] = {}
+    images: set[str] = set()
+    for line in lines:
+        own = set(line.rows["image_id"].astype(str))
+        if len(own) < int(line.cell.get("planned_images") or 0):
+            raise UserError(
+                f"{line.store.root}: {line.label} holds {len(own)} of "
+                f"{line.cell['planned_images']} images; expected a finished attack. Run the "
+                "federation's command again; it goes on where it stopped."
+            )
+        images |= own
+        floor.update(_scored(line, "grey_psnr", "diagnostic"))
+    if unknown := sorted(images - floor.keys()):
+        raise UserError(
+            f"{lines[0].store.root}: nothing says what a uniform grey scores on {unknown[0]}. "
+            "Expected private images and the control `grey` among the attacks; name it."
+        )
+    return floor
 
 
 def _scored(line: Line, metric: str, variant: str) -> dict[str, float]:

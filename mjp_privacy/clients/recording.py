@@ -29,8 +29,6 @@ CLOSED_FORM = (
 )
 """What the closed-form attacks read; of a model of 1.3 million parameters these are a tenth."""
 
-STEPS_AT_ONCE = 8
-
 
 @dataclass
 class Recorder:
@@ -68,7 +66,7 @@ class Recorder:
         names = kept_names(config, model)
         update = make_upload(model, inputs, client, names=names, round=round, seed=config.seed)
         series = [
-            f"b{probe.batch}s{probe.steps}_r{start:05d}_{number:03d}"
+            f"b{client.batch}s{client.steps}_r{start:05d}_{number:03d}"
             for number in range(len(self.places) // probe.batch)
         ]
         header = UploadHeader(
@@ -94,7 +92,7 @@ class Recorder:
 
 def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
     """The federation's client with the probe's images and local steps."""
-    if probe.steps == 1:
+    if probe.steps is None:
         return replace(client, batch=probe.batch)
     return replace(client, batch=probe.batch, steps=probe.steps, upload="weight_difference")
 

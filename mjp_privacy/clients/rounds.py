@@ -29,7 +29,13 @@ from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.runner import pick_device
 from mjp_privacy.store import output_folder, write_json
 from mjp_privacy.training.journal import Journal, read_metrics
-from mjp_privacy.training.snapshots import CHECKPOINT, MODEL, load_checkpoint, save_checkpoint
+from mjp_privacy.training.snapshots import (
+    CHECKPOINT,
+    MODEL,
+    difference,
+    load_checkpoint,
+    save_checkpoint,
+)
 from mjp_privacy.uploads.folder import UploadFolder, save_weights
 
 UPLOADS, RESOLVED = "uploads", "federation.json"
@@ -171,11 +177,29 @@ class Federation:
     def _resume(self) -> None:
         state = load_checkpoint(self.out, self._identity())
         if state is not None:
-            self.round, self.weights = state["step"], state["model"]
-            self.state = ServerState(**state["optimizer"])
+            self.round, self.weights = state["step"], self._placed(state["model"])
+            moments = {name: self._placed(state["optimizer"][name]) for name in ("first", "second")}
+            self.state = ServerState(state["optimizer"]["step"], **moments)
             self.seconds = state["seconds"]
             self.journal.say(f"going on from round {self.round} of {self.config.rounds}")
+        self._check_begun()
         self.journal.keep_until(self.round)
+
+    def _placed(self, tensors: Weights) -> Weights:
+        return {name: tensor.to(self.task.device) for name, tensor in tensors.items()}
+
+    def _check_begun(self) -> None:
+        """A run that was killed before its first checkpoint belongs to its config all the same."""
+        path = self.out / RESOLVED
+        if self.round or not path.is_file():
+            return
+        before = json.loads(path.read_text(encoding="utf-8"))
+        now = json.loads(json.dumps(plain(self.config)))
+        if before != now:
+            raise UserError(
+                f"--out holds a run of another config: {difference(before, now)}. Expected the "
+                "same; give another --out."
+            )
 
     def _export(self) -> Path:
         return write_model(self.task, self.weights, self.out / MODEL)

@@ -216,7 +216,13 @@ class Task:
 
 def one_of(update: ClientUpdate, place: int) -> ClientUpdate:
     """One client's upload out of several."""
-    return replace(update, grads={n: g[place : place + 1] for n, g in update.grads.items()})
+
+    def of(tensors: Mapping[str, Tensor]) -> Weights:
+        return {name: tensor[place : place + 1] for name, tensor in tensors.items()}
+
+    return replace(
+        update, grads=of(update.grads), noise=of(update.noise), rounding=of(update.rounding)
+    )
 
 
 def _part_of(examples: Examples, limit: int | None, seed: int) -> Examples:

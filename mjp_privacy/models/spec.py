@@ -98,6 +98,7 @@ METADATA = (
     "interpolation",
     "position_embedding",
     "first_block",
+    "dal",
     "trained_gamma",
 )
 """What a checkpoint's metadata may say of its model, as JSON values."""

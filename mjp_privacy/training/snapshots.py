@@ -54,7 +54,7 @@ def load_checkpoint(folder: Path, identity: Mapping[str, str]) -> dict[str, Any]
     before, now = json.loads(state["config"]), json.loads(identity["config"])
     if before != now:
         raise UserError(
-            f"--out holds a run of another config: {_difference(before, now)}. Expected the same; "
+            f"--out holds a run of another config: {difference(before, now)}. Expected the same; "
             "give another --out."
         )
     for key, what in IDENTITY.items():
@@ -142,10 +142,10 @@ def _written(path: Path, write: Any) -> None:
         ) from error
 
 
-def _difference(before: Any, now: Any, place: str = "") -> str:
+def difference(before: Any, now: Any, place: str = "") -> str:
     """The first field that differs, with both values."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted({*before, *now}):
             if before.get(key) != now.get(key):
-                return _difference(before.get(key), now.get(key), f"{place}.{key}".strip("."))
+                return difference(before.get(key), now.get(key), f"{place}.{key}".strip("."))
     return f"{place} was {before!r} and is {now!r}"

@@ -18,6 +18,7 @@ from mjp_privacy.uploads.groups import Group
 from mjp_privacy.workbench import Workbench
 
 HEAD_BIAS = "head.bias"
+UNKNOWN_LABEL = -1
 
 
 class RecordedBench(Workbench):
@@ -74,13 +75,16 @@ class RecordedBench(Workbench):
         """Of the later local steps nothing is recorded, and nobody needs it."""
         return [self.inputs(cell, records, images, round)]
 
+    def known_labels(self, inputs: ClientInput) -> Tensor | None:
+        return None if (inputs.labels == UNKNOWN_LABEL).any() else inputs.labels
+
     def _labels_of(self, upload: RecordedUpload) -> Tensor:
         """As recorded; else, of one image, the class whose bias alone is pushed up."""
         if upload.header.labels is not None:
             return torch.tensor(upload.header.labels)
         bias = upload.tensors([HEAD_BIAS]).get(HEAD_BIAS)
         if bias is None or upload.header.batch > 1:
-            return torch.zeros(upload.header.batch, dtype=torch.int64)
+            return torch.full((upload.header.batch,), UNKNOWN_LABEL)
         pushed = bias if upload.header.kind == "gradient" else -bias
         return pushed.argmin().view(1)
 

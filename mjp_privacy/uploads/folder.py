@@ -59,6 +59,10 @@ class RecordedUpload:
     def weights_path(self) -> Path:
         return self.folder / self.header.weights
 
+    def files(self) -> list[Path]:
+        truth = self.folder / TRUTH / f"{self.name}.safetensors"
+        return [self.path, self.path.with_suffix(".json"), self.weights_path, truth]
+
     def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """By parameter name; `names`: those of them that the file holds."""
         found = read_tensors(self.path)
@@ -223,6 +227,7 @@ def _card_metadata(model: Victim) -> dict[str, str]:
         "num_heads": model.blocks[0].attn.num_heads,  # type: ignore[union-attr]
         "position_embedding": model.position_embedding,
         "first_block": model.first_block,
+        "dal": model.dal_kind,
     }
     return _as_json(facts)
 

@@ -58,12 +58,12 @@ class Group:
         return tuple(record for one in self.series for record in one.records)
 
     def digest(self) -> str:
-        """Of the names and bytes of its uploads."""
+        """Of all that its rows depend on: tensors, headers, weights and private images."""
         digest = hashlib.sha256()
         for upload in (upload for one in self.series for upload in one.uploads):
             digest.update(upload.name.encode())
-            if upload.path.is_file():
-                digest.update(hashlib.sha256(upload.path.read_bytes()).digest())
+            for path in upload.files():
+                digest.update(path.read_bytes() if path.is_file() else b"none")
         return digest.hexdigest()
 
     def of(self, records: Sequence[ImageRecord]) -> list[Series]:
@@ -80,6 +80,8 @@ def group_uploads(uploads: Sequence[RecordedUpload], limit: int | None = None) -
         header = series.first.header
         shared = dataclasses.asdict(header)
         rest = repr(sorted((k, v) for k, v in shared.items() if k not in OWN_OF_EACH))
+        later = [(u.header.round, u.header.weights, u.header.lr) for u in series.uploads]
+        rest = f"{rest} {later}"
         key = (header.label, header.round, header.batch, header.steps, header.weights, rest)
         by_key.setdefault(key, []).append(series)
     ordered = [by_key[key] for key in sorted(by_key, key=repr_of)]

@@ -7,6 +7,7 @@ tables and pictures are those of any run; without private images rows say `unsco
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 from mjp_privacy.block import Block
 from mjp_privacy.config import Cell, Experiment, GridEntry, ModelConfig
 from mjp_privacy.data import ImageRecord, ImageSource
+from mjp_privacy.errors import UserError
 from mjp_privacy.inventory import COLUMNS, Inventory
 from mjp_privacy.lock import locked
 from mjp_privacy.models import Victim
@@ -64,10 +66,14 @@ def recorded_experiment(experiment: Experiment, groups: Mapping[str, Group]) -> 
         shuffles = header.gamma > 0
         entry = GridEntry((name,), ("c" if shuffles else "a",), (header.gamma,), client=client)
         entries.append(entry)
-    block = experiment.block
-    largest = max(group.header.batch for group in groups.values())
-    whole = block if all(block % g.header.batch == 0 for g in groups.values()) else 20 * largest
+    batches = math.lcm(*(group.header.batch for group in groups.values()))
+    whole = -(-experiment.block // batches) * batches
     dtypes = tuple(dict.fromkeys(group.header.dtype for group in groups.values()))
+    if len(dtypes) > 1:
+        raise UserError(
+            f"The uploads were computed in {' and '.join(dtypes)}: expected one precision in a "
+            "folder. Put them into folders of their own."
+        )
     return replace(
         experiment,
         models=models,

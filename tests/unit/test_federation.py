@@ -177,6 +177,21 @@ def test_another_config_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         run(tmp_path, server={"optimizer": "sgd", "lr": 0.2})
 
 
+def test_a_run_killed_before_its_first_checkpoint_belongs_to_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(self: Federation) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Federation, "_one_round", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    with pytest.raises(UserError, match=r"server.lr was 0.1 and is 0.2"):
+        run(tmp_path, server={"optimizer": "sgd", "lr": 0.2})
+    assert (run(tmp_path) / "model.safetensors").is_file()
+
+
 def test_weights_that_break_down_stop_the_federation(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no longer finite"):
         run(tmp_path, server={"optimizer": "sgd", "lr": 1e38})
@@ -264,6 +279,7 @@ def test_more_clients_than_images_is_an_error(tmp_path: Path) -> None:
         ({"record": {"rounds": [0], "images": 3, "probes": [{"batch": 2}]}}, "expected a divisor"),
         ({"client": {"batch": 2, "server_lr": 0.1}}, "the server's is server.lr"),
         ({"client": {"bach": 2}}, "Did you mean batch"),
+        ({"client": {"batch": 2, "augment": "mixup"}}, "images of different clients"),
         ({"sever": {}}, "Did you mean server"),
     ],
 )

@@ -1,6 +1,8 @@
 """Accuracy against leakage: the figures of table and pictures against the runs they are of."""
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,11 @@ from scipy.stats import binomtest
 
 from mjp_privacy.clients.__main__ import main
 from mjp_privacy.clients.comparison import defence_text, wilson
+from mjp_privacy.clients.federation_config import load_federation, plain
 from mjp_privacy.clients.picture import leakage_table, worst_case
+from mjp_privacy.errors import UserError
 from mjp_privacy.report.loading import load_runs
-from mjp_privacy.store import write_json
+from mjp_privacy.store import RunStore, write_json
 
 STATIONARY = {"prior": "stationary"}
 ATTACKS = [
@@ -111,6 +115,43 @@ def test_the_interval_of_accuracy_is_wilsons(right: int, n: int) -> None:
 
 def test_a_defence_is_named_by_what_differs_from_a_plain_client() -> None:
     assert defence_text({"client": {"batch": 4, "dal": False}, "gamma": 0}) == "none"
-    client = {"withhold": ["pos_embed"], "defenses": [{"top_k": 0.1}, {"dp_sgd": {"noise": 1.0}}]}
-    text = defence_text({"client": client, "gamma": 0.27})
-    assert text == "MJP γ=0.27; withhold pos_embed; top_k 0.1; dp_sgd noise 1"
+    client = {"withhold": ["pos_embed"], "defenses": [{"dp_sgd": {"noise": 1.0}}, {"top_k": 0.1}]}
+    config = load_federation(content(client={"batch": 1, **client}, model=MJP, gamma=0.27))
+    written = json.loads(json.dumps(plain(config)))
+    assert defence_text(written) == "MJP γ=0.27; withhold pos_embed; dp_sgd 1; top_k 0.1"
+
+
+def test_an_attack_that_was_not_finished_is_refused(
+    federations: list[Path], tmp_path: Path
+) -> None:
+    """What is missing would look like privacy."""
+    run = tmp_path / "run"
+    shutil.copytree(federations[0], run)
+    cells = RunStore(run / "attack").read_cells()
+    gone = next(cell for cell in cells if cell["attack"] == "patch_gradient")
+    shutil.rmtree(run / "attack" / "rows" / gone["run_id"])
+    with pytest.raises(UserError, match="holds 0 of 2 images; expected a finished attack"):
+        leakage_table([run])
+
+
+def test_a_score_below_grey_counts_as_grey_and_failures_are_counted(
+    federations: list[Path],
+) -> None:
+    lines = load_runs([federations[0] / "attack"]).lines
+    attack = next(line for line in lines if line.cell["attack"] == "patch_gradient")
+    grey = next(line for line in lines if line.cell["attack"] == "grey")
+    rows = attack.rows.copy()
+    own = (rows.metric == "psnr") & (rows.variant == "standard")
+    rows.loc[own, "value"] = [3.0, 50.0]
+    rows.loc[own, "status"] = ["ok", "failed"]
+    found = worst_case([dataclasses.replace(attack, rows=rows), grey], "1 upload")
+    assert found["psnr"] == pytest.approx(found["floor"])
+    assert (found["failed"], found["unreached"]) == (1, 1)
+
+
+def test_without_a_floor_there_is_no_worst_case(federations: list[Path]) -> None:
+    lines = load_runs([federations[0] / "attack"]).lines
+    attack = next(line for line in lines if line.cell["attack"] == "patch_gradient")
+    rows = attack.rows[attack.rows.metric != "grey_psnr"]
+    with pytest.raises(UserError, match="control `grey` among the attacks"):
+        worst_case([dataclasses.replace(attack, rows=rows)], "1 upload")

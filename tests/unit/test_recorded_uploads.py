@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from federation_fixtures import MJP, config, images, run, task
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mjp_privacy.cli import run_attack
@@ -352,3 +353,71 @@ def test_a_header_written_by_hand_is_enough(folder: Path) -> None:
     upload = UploadFolder(folder).entries()[0]
     with pytest.raises(UserError, match="No checkpoint at"):
         load_recorded(upload)
+
+
+def psnr_of_gradient(folder: Path) -> list[float]:
+    _, scores, _ = attacked(folder, attacks=[{"name": "patch_gradient"}])
+    return list(scores.value)
+
+
+def test_a_mended_truth_or_header_is_attacked_anew(folder: Path) -> None:
+    path = folder / "truth" / f"{NAME}.safetensors"
+    right = path.read_bytes()
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    save_file({**tensors, "images": tensors["images"].flip(-1).contiguous()}, path, metadata)
+    assert min(psnr_of_gradient(folder)) < 40
+    path.write_bytes(right)
+    assert min(psnr_of_gradient(folder)) > 60
+    cells = RunStore(folder.parent / "run").read_cells()
+    edit_all(folder, lr=0.5)
+    psnr_of_gradient(folder)
+    assert RunStore(folder.parent / "run").read_cells() != cells
+
+
+def test_truth_that_comes_later_is_scored(folder: Path) -> None:
+    truth = folder / "truth"
+    truth.rename(folder.parent / "kept")
+    edit_all(folder, labels=None)
+    attacked(folder, attacks=[{"name": "patch_gradient"}])
+    (folder.parent / "kept").rename(truth)
+    assert min(psnr_of_gradient(folder)) > 60
+
+
+def test_labels_that_nobody_knows_are_not_made_up(folder: Path) -> None:
+    edit_all(folder, labels=None)
+    summary, scores, rows = attacked(
+        folder, attacks=[{"name": "patch_gradient"}, {"name": "inverting_gradients"}]
+    )
+    assert summary.failures == ()
+    assert "gradient_residual" not in set(rows.metric)
+    matched = scores[scores.title == "inverting_gradients"]
+    assert set(matched.status) == {"unsupported"}
+    assert matched.reason.str.contains("needs the labels").all()
+
+
+def test_two_precisions_in_one_folder_are_refused(folder: Path) -> None:
+    edit(folder, dtype="float64")
+    with pytest.raises(UserError, match="expected one precision in a folder"):
+        attacked(folder)
+
+
+def test_a_series_with_a_gap_is_a_line_of_its_own(folder: Path) -> None:
+    """Its second upload has other weights than the other series' second one."""
+    (folder / "b1s1_r00001_001_at00002.json").unlink()
+    groups = group_uploads(UploadFolder(folder).entries())
+    assert sorted(len(group.series[0].uploads) for group in groups) == [1, 2]
+
+
+def test_localization_by_pca_is_known_from_the_recorded_weights(tmp_path: Path) -> None:
+    changes = {"model": {**MJP, "dal": "pca"}, "gamma": 0.5, "client": {"batch": 3, "dal": True}}
+    upload = UploadFolder(run(tmp_path, **changes) / "uploads").entries()[0]
+    assert load_recorded(upload).dal_kind == "pca"
+
+
+def test_a_probe_has_the_clients_own_steps_unless_it_says(tmp_path: Path) -> None:
+    client = {"batch": 3, "steps": 2, "upload": "weight_difference", "lr": 0.05}
+    record = {"rounds": [1], "images": 2, "probes": [{}, {"steps": 1}]}
+    uploads = UploadFolder(run(tmp_path, client=client, record=record) / "uploads").entries()
+    assert sorted({(u.header.steps, u.name[:4]) for u in uploads}) == [(1, "b1s1"), (2, "b1s2")]
