@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.linear_algebra import minimum_norm_solve
 from attacks.patch_system import PatchSystem
 
 OPEN = 1e-6
@@ -61,9 +62,18 @@ def upload_span(system: PatchSystem, index: int, *, above_noise: float = 0.0) ->
     basis = masked_basis(rest, int(hidden.sum()), above_noise)
     if len(visible):
         outside = total - (total @ basis.mT) @ basis
-        solved = torch.linalg.lstsq(visible.mT, outside, driver="gels").solution
+        solved = _solved(visible, outside)
         complement[~hidden] = solved - (solved @ basis.mT) @ basis
     return UploadSpan(basis, complement, hidden)
+
+
+def _solved(visible: Tensor, outside: Tensor) -> Tensor:
+    """X (k, p) with visible^T X = outside, in the least-squares sense; of least norm where a row
+    carries nothing, as a quantised one may."""
+    try:
+        return torch.linalg.lstsq(visible.mT, outside, driver="gels").solution
+    except torch.linalg.LinAlgError:
+        return minimum_norm_solve(visible.unsqueeze(0), outside.unsqueeze(0))[0][0]
 
 
 def off_the_visible(system: PatchSystem, index: int, columns: Tensor) -> Tensor:

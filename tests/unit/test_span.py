@@ -78,3 +78,15 @@ def test_other_pixels_in_each_round_break_it() -> None:
     knowledge = combine(spans)
     error = (knowledge.known - draw(N, P, seed=0)).norm() / draw(N, P, seed=0).norm()
     assert error > 0.3
+
+
+def test_a_visible_row_that_carries_nothing_gets_the_least_norm() -> None:
+    """Such as one that quantisation rounded away in one upload and not in another."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(4, 12, generator=generator, dtype=torch.float64)
+    rows[3] = 0
+    patches = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    system = PatchSystem(rows[None], (rows.mT @ patches)[None], torch.zeros(1, 4, dtype=torch.bool))
+    found = combine([upload_span(system, 0)]).known
+    assert torch.allclose(found[:3], patches[:3])
+    assert not found[3].any()
