@@ -21,6 +21,7 @@ from mjp_privacy.store import output_folder, write_atomically
 from mjp_privacy.training.journal import METRICS, read_metrics
 
 RESOLVED = "federation.json"
+DECIBELS = (10, 15, 20, 30, 50, 100)
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
@@ -137,36 +138,43 @@ def _top1(row: Any) -> str:
 def _draw(table: pd.DataFrame, path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     fewest = {name: table[name].min() for name in ("batch", "steps")}
     base = table[(table["batch"] == fewest["batch"]) & (table["steps"] == fewest["steps"])]
     for axes, scope in zip(panels, SCOPES, strict=True):
         shown = base[base["scope"] == scope]
-        for number, (_, row) in enumerate(shown.iterrows()):
-            colour = COLOURS[number % len(COLOURS)]
-            axes.errorbar(
-                row["psnr"],
-                row["top1"],
-                xerr=[[row["psnr"] - row["low"]], [row["high"] - row["psnr"]]],
-                yerr=[[row["top1"] - row["top1_low"]], [row["top1_high"] - row["top1"]]],
-                fmt="o",
-                color=colour,
-                markersize=4,
-                linewidth=0.8,
-            )
-            axes.annotate(
-                str(row["label"]),
-                (row["psnr"], row["top1"]),
-                xytext=(4, 3 if number % 2 else -8),
-                textcoords="offset points",
-                fontsize=6.5,
-            )
+        for number, (_, row) in enumerate(shown.iterrows(), 1):
+            _draw_point(axes, row, number)
         axes.axvline(shown["floor"].mean(), color="#888888", linestyle=":", linewidth=0.8)
         axes.axvline(THRESHOLD, color="#888888", linestyle="--", linewidth=0.8)
-        axes.set_xlim(0, 112)
+        axes.set_xscale("log")
+        axes.set_xlim(10, 115)
+        axes.set_xticks(DECIBELS, [str(value) for value in DECIBELS])
+        axes.minorticks_off()
         axes.set_xlabel("worst-case PSNR (dB, capped at 100; left is private)")
         axes.set_title(scope, fontsize=10)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("test top-1 (%)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=7.5)
     write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=150))
+
+
+def _draw_point(axes: Any, row: Any, number: int) -> None:
+    """A federation with its intervals, and its number in the legend."""
+    colour = COLOURS[(number - 1) % len(COLOURS)]
+    axes.errorbar(
+        row["psnr"],
+        row["top1"],
+        xerr=[[row["psnr"] - row["low"]], [row["high"] - row["psnr"]]],
+        yerr=[[row["top1"] - row["top1_low"]], [row["top1_high"] - row["top1"]]],
+        fmt="o",
+        color=colour,
+        markersize=9,
+        linewidth=0.6,
+        alpha=0.85,
+        label=f"{number}  {row['label']}",
+    )
+    centre = {"ha": "center", "va": "center_baseline"}
+    axes.annotate(str(number), (row["psnr"], row["top1"]), color="white", fontsize=6.5, **centre)
