@@ -52,7 +52,7 @@ def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Co
         raise unknown_name("attack", name, [*ATTACKS, *CONTROLS])
     module, _, attribute = (CONTROLS if name in CONTROLS else ATTACKS)[name].partition(":")
     cls = getattr(import_module(module), attribute)
-    found: Attack | Control = cls(**_checked_options(name, cls, options or {}))
+    found = _made(name, cls, options or {})
     members = CONTROL_MEMBERS if name in CONTROLS else MEMBERS
     if missing := [member for member in members if not hasattr(found, member)]:
         raise UserError(
@@ -63,19 +63,28 @@ def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Co
     return found
 
 
-def _checked_options(name: str, cls: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Known names, and values of the fields' types."""
+def _made(name: str, cls: Any, options: dict[str, Any]) -> Attack | Control:
+    """With known options; what the attack itself says of their values goes first."""
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
-    given = {}
-    for option, value in options.items():
+    for option in options:
         if option not in fields:
             raise UserError(f"Attack {name}: {unknown_name('option', option, fields)}")
+    try:
+        made: Attack | Control = cls(**options)
+    except (TypeError, ValueError):
+        _check_types(name, cls, options)
+        raise
+    _check_types(name, cls, options)
+    return made
+
+
+def _check_types(name: str, cls: Any, options: dict[str, Any]) -> None:
+    for option, value in options.items():
         try:
-            given[option] = TypeAdapter(_type_of(cls, option)).validate_python(value)
+            TypeAdapter(_type_of(cls, option)).validate_python(value)
         except ValidationError as error:
             told = error.errors()[0]["msg"]
             raise UserError(f"Attack {name}, option {option}: {told}; got {value!r}.") from error
-    return given
 
 
 def _type_of(cls: Any, option: str) -> Any:
