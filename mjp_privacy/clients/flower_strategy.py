@@ -147,6 +147,7 @@ class RecordingStrategy(Strategy):
             except (UserError, KeyError, TypeError, ValueError) as error:
                 self._missing[client] = str(error)
         self._missing |= dict.fromkeys(client_of.values(), "no answer in time")
+        self._missing = dict(sorted(self._missing.items()))  # not in the order of arrival
         return dict(sorted(uploads.items()))
 
     def _check(self, update: ClientUpdate) -> None:
