@@ -3,9 +3,9 @@ r"""What a client's DP-SGD promises: epsilon at a delta, from Opacus' accountant
 The mechanism is the sampled Gaussian one, noise multiplier sigma, each example in a step with
 probability q (sampling_rate), `steps` steps; q = 1 and one step is the plain Gaussian mechanism.
 That is what `dp_sgd` gives to the examples of one client; it says nothing where the same image is
-in every step (local steps on one batch: q = 1). Sampling is Poisson's and neighbours add or remove an
-example; clients that draw batches of a fixed size, whose neighbours replace one, have a sensitivity
-of 2C/B, which is twice the noise for the same promise.
+in every step (local steps on one batch: q = 1). Sampling is Poisson's and neighbours add or remove
+an example; clients that draw batches of a fixed size, whose neighbours replace one, have a
+sensitivity of 2C/B, which is twice the noise for the same promise.
 """
 
 from __future__ import annotations
