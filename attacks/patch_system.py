@@ -7,7 +7,8 @@ With z_i = W x_i + beta + e_i at the input of block 0 and g_i = dL/dz_i,
 A (N, D) the rows of all patches. A masked patch takes E_unk in place of e_i: its row of
 pos_embed.grad is zero, and unk_embed.grad is the sum of the masked g_i. What the client's recipe
 adds to the gradient without looking at the picture is computed and subtracted: weight decay in a
-weight difference, and L_DAL's own gradient of the position table.
+weight difference, and L_DAL's own gradient of the position table (`attacks.clip_factor`: shrunk
+like the rest where the recipe clips).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad
 
+from attacks.clip_factor import clip_factors
 from attacks.pseudo_gradient import (
     effective_rate,
     holds_no_gradient,
@@ -77,21 +79,25 @@ def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
 
 def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
     """The system of one upload, cleaned of what does not depend on the picture."""
-    rows = gradient(view, update, TABLE)[:, 0, 1:]
+    rows, total = gradient(view, update, TABLE)[:, 0, 1:], gradient(view, update, PATCH).flatten(2)
     hidden = located(view, update)
-    if update.dal_lambda:
-        rows = rows - _localization_part(view, update, hidden)
-    rows = torch.where(hidden.unsqueeze(-1), 0.0, rows)
-    return PatchSystem(rows, gradient(view, update, PATCH).flatten(2), hidden)
+    if update.dal_lambda and view.model.dal_regressor is not None:
+        part = _localization_part(view, update, hidden)
+        if update.clipped:
+            part = clip_factors(rows, part, total, hidden).view(-1, 1, 1) * part
+        rows = rows - part
+    return PatchSystem(torch.where(hidden.unsqueeze(-1), 0.0, rows), total, hidden)
 
 
 def located(view: AttackerView, update: ClientUpdate) -> Tensor:
-    """(n, N) bool: positions whose patch was masked, as the upload shows them."""
-    if update.position_noise:
+    """(n, N) bool: positions whose patch was masked, as the upload shows them. A row that noise
+    hides says so only of a model that can mask."""
+    masks = view.model.unk_embed is not None
+    if update.position_noise and masks:
         return drowned_rows(update.grads[TABLE].double()[:, 0], update.position_noise)
     rows = gradient(view, update, TABLE)[:, 0, 1:]
     hidden = zero_rows(rows, rounding_error(view, update))
-    if TABLE in update.noise:
+    if TABLE in update.noise and masks:
         hidden |= quiet_rows(rows, error_of(update, TABLE))
     return hidden
 
@@ -151,8 +157,6 @@ def drowned_rows(table: Tensor, noise: float) -> Tensor:
 def _localization_part(view: AttackerView, update: ClientUpdate, hidden: Tensor) -> Tensor:
     """dal_lambda * dL_DAL/dE_pos of the patch rows (n, N, D), in the client's own precision."""
     model = view.model
-    if model.dal_regressor is None:
-        return torch.zeros((), dtype=torch.float64)
     state = {name: value.detach() for name, value in weights(view, update).items()}
 
     def loss(table: Tensor, mask: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from attacks.jigsaw_solver import solve
 from attacks.masked_span import MaskedSpan
 from attacks.patch_system import PATCH, TABLE, UNKNOWN, PatchSystem, gradient, patch_system
 from attacks.pictures import pictures
-from attacks.span import ABOVE_NOISE, combine, off_the_visible, upload_span
+from attacks.span import ABOVE_NOISE, off_the_visible, upload_span
 from attacks.token_equations import QKV
 from attacks.unmixing import sum_coordinates, unmix
 from mjp_privacy.interfaces import AttackerView, Reconstruction
@@ -59,14 +59,8 @@ class PixelLattice(MaskedSpan):
         update = view.updates[0]
         system = patch_system(view, update)
         unknown = gradient(view, update, UNKNOWN)[:, 0, 0]
-        fill = self._filler(view)
         images, orders, found = [], [], []
-        weighed = self.guesses(view) if self.weighs_noise(view) else None
-        for index, span in enumerate(self.spans(view, update)):
-            if weighed is None:
-                filled = fill(self.closed(view, index, combine([span]), [span]))
-            else:
-                filled = weighed[index]
+        for index, filled in enumerate(self.filled(view, [self.spans(view, update)])[1]):
             guess = pictures(view, filled.unsqueeze(0))[0]
             exact = self._exact(view, system, index, unknown[index], guess)
             masked = bool(system.hidden[index].any())

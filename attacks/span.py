@@ -87,20 +87,17 @@ def noise_edge(deviation: float, free: int, length: int) -> float:
     return deviation * (math.sqrt(free) + math.sqrt(length))
 
 
-def masked_basis(
-    projected: Tensor, masked: int, above_noise: float = ABOVE_NOISE, *, edge: float = 0.0
-) -> Tensor:
+def masked_basis(projected: Tensor, masked: int, above_noise: float = ABOVE_NOISE) -> Tensor:
     """Orthonormal rows (k, p) of the span of `masked` patches from H (D, p); float64.
 
     Fewer than `masked` where some are equal or combinations of others: directions below
     `above_noise` times the noise, which the singular values beyond the masked-th show, are left
     out. Kept (0), they cost an open direction; left out though a weak patch is in them, they make
-    a wrong equation, which several uploads do not forgive. Nor does a direction count that known
-    noise reaches by itself, `edge`.
+    a wrong equation, which several uploads do not forgive.
     """
     _, s, vh = torch.linalg.svd(projected.double(), full_matrices=False)
     floor = s[masked] if masked < len(s) else s[0] * torch.finfo(torch.float32).eps
-    return vh[:masked][(s[:masked] > above_noise * floor) & (s[:masked] > edge)]
+    return vh[:masked][s[:masked] > above_noise * floor]
 
 
 def combine(spans: Sequence[UploadSpan]) -> Knowledge:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from mjp_privacy.clients.defenses import canonical, check_order
+from mjp_privacy.clients.defenses import StepDefense, canonical, check_order, defense_of
 from mjp_privacy.errors import UserError
 
 _STRICT = ConfigDict(extra="forbid")
@@ -80,6 +80,11 @@ class ClientConfig:
     def one_plain_step(self) -> bool:
         """Whether what it uploads is the gradient of one step, or one step of plain SGD."""
         return self.steps == 1 and self.optimizer == "sgd" and self.momentum == 0
+
+    @property
+    def clips(self) -> bool:
+        """Whether each example's gradient is shrunk by a factor that nobody is told."""
+        return any(isinstance(defense_of(text), StepDefense) for text in self.defenses)
 
     @property
     def pseudo_gradient(self) -> Literal["exact", "approximate"]:

@@ -62,6 +62,7 @@ class ClientUpdate:
     put on every entry of what is sent; from the recipe and the upload, never from the data."""
     rounding: Mapping[str, Tensor] = field(default_factory=dict)
     """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
+    clipped: bool = False  # the recipe shrinks each example's gradient by a factor nobody is told
     weights_before: Mapping[str, Tensor] | None = None  # None: the weights of AttackerView.model
 
 

@@ -93,6 +93,7 @@ def _defended(
         dal_lambda=client.dal_lambda if trainer.localizes else 0.0,
         noise=_joined([part.noise for part in parts], names),
         rounding=_joined([part.rounding for part in parts], names),
+        clipped=client.clips,
     )
 
 

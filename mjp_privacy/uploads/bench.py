@@ -8,11 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mjp_privacy.client_config import ClientConfig
 from mjp_privacy.config import Cell, Experiment
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate
 from mjp_privacy.models import Victim, load_model
 from mjp_privacy.models.jigsaw import shuffle_patches
+from mjp_privacy.parsing import parse
 from mjp_privacy.uploads.folder import RecordedUpload
 from mjp_privacy.uploads.groups import Group
 from mjp_privacy.workbench import Workbench
@@ -144,7 +146,7 @@ def stacked(
     common = [name for name in names if all(name in part for part in parts)]
     dtype = getattr(torch, header.dtype)
     grads = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in common}
-    recipe = header.recipe
+    client = parse(ClientConfig, header.recipe, f"{uploads[0].name}, recipe", {})
     return ClientUpdate(
         grads,
         kind=header.kind,
@@ -156,11 +158,12 @@ def stacked(
         lr=header.lr,
         steps=header.steps,
         weight_decay=header.weight_decay,
-        dal_lambda=recipe.get("dal_lambda", 0.01) if recipe.get("dal") else 0.0,
-        position_noise=recipe.get("position_noise", 0.0),
+        dal_lambda=client.dal_lambda if client.dal else 0.0,
+        position_noise=client.position_noise,
         momentum=header.momentum,
         noise=_levels([upload.header.noise for upload in uploads], common, device),
         rounding=_levels([upload.header.rounding for upload in uploads], common, device),
+        clipped=client.clips,
     )
 
 

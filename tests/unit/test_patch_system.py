@@ -17,7 +17,9 @@ from attacks.patch_system import (
     patch_system,
     zero_rows,
 )
+from mjp_privacy.clients.fedsgd import FedSGDClient
 from mjp_privacy.clients.hardening import noisy as noisy_upload
+from mjp_privacy.clients.upload import make_upload
 from mjp_privacy.config import ClientConfig
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import Victim
@@ -68,6 +70,40 @@ def test_dal_in_the_loss_is_subtracted(kind: str) -> None:
     assert not torch.allclose(sent, plain.rows, atol=1e-6)  # the client did send something else
     assert torch.allclose(ours.rows, plain.rows, atol=1e-12)
     assert torch.equal(ours.hidden, inputs.mask)
+
+
+@pytest.mark.parametrize("kind", ["nonlinear", "pca"])
+@pytest.mark.parametrize("setting", ["a", "b"])
+def test_dal_is_subtracted_as_far_as_it_was_clipped(kind: str, setting: str) -> None:
+    model = planted_model(unknown_embedding=True, dal=kind)
+    with_dal, inputs = view_of(model, setting, dal=True, dal_lambda=0.5)
+    whole = FedSGDClient(model, ClientConfig(dal=True, dal_lambda=0.5)).gradients(inputs)
+    norm = torch.stack([g.flatten(1).square().sum(1) for g in whole.values()]).sum(0).sqrt()
+    clip = float(norm.median()) / 3
+    names = [*with_dal.updates[0].grads]
+    client = ClientConfig(
+        dal=True,
+        dal_lambda=0.5,
+        defenses=({"dp_sgd": {"noise": 0, "clip": clip}},),  # type: ignore[arg-type]
+    )
+    sent = make_upload(model, [inputs], client, names=names)
+    ours = patch_system(replace(with_dal, updates=[sent]), sent)
+    plain = patch_system(with_dal, with_dal.updates[0])
+    shrunk = (clip / norm).clamp(max=1)
+    assert shrunk.max() < 1 or shrunk.min() < 0.5
+    assert sent.clipped
+    assert torch.allclose(ours.rows, shrunk.view(-1, 1, 1) * plain.rows, rtol=1e-5, atol=1e-9)
+    full = patch_system(with_dal, replace(sent, clipped=False))
+    assert not torch.allclose(full.rows, ours.rows, rtol=1e-2, atol=1e-6)
+
+
+def test_weak_rows_of_a_model_that_cannot_mask_are_no_masked_ones() -> None:
+    view, inputs = view_of(planted_model(), "a")
+    client = ClientConfig(defenses=({"gaussian_noise": 3.0},))  # type: ignore[arg-type]
+    update = make_upload(view.model, [inputs], client, names=[TABLE, PATCH])
+    assert not patch_system(view, update).hidden.any()
+    masks = planted_model(unknown_embedding=True)
+    assert patch_system(replace(view, model=masks), update).hidden.any()
 
 
 def test_the_mask_is_in_the_zero_rows() -> None:
