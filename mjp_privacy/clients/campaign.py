@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from mjp_privacy.clients.federation_config import FederationConfig
-from mjp_privacy.clients.rounds import UPLOADS, federate
+from mjp_privacy.clients.rounds import ATTACK, UPLOADS, federate
 from mjp_privacy.config import Experiment
 from mjp_privacy.uploads.run import attack_uploads
 
-ATTACK = "attack"
 DONE, SOME_FAILED = 0, 3
 
 

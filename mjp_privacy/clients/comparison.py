@@ -16,11 +16,11 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.clients.picture import COLOURS, SCOPES, THRESHOLD, draw_rounds, leakage_table
+from mjp_privacy.clients.rounds import RESOLVED
 from mjp_privacy.errors import UserError
 from mjp_privacy.store import output_folder, write_atomically
 from mjp_privacy.training.journal import METRICS, read_metrics
 
-RESOLVED = "federation.json"
 DECIBELS = (10, 15, 20, 30, 50, 100)
 
 
@@ -53,12 +53,12 @@ def comparison_table(runs: Sequence[Path]) -> pd.DataFrame:
         if own.empty:
             continue
         last = own[own["round"] == own["round"].max()]
-        facts = {**_accuracy(run, config), "defence": defence_text(config)}
+        facts = {**_accuracy(run), "defence": defence_text(config)}
         rows += [{**record, **facts} for record in last.to_dict("records")]
     return pd.DataFrame(rows)
 
 
-def _accuracy(run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _accuracy(run: Path) -> dict[str, Any]:
     """Top-1 after the last round, with a 95 % interval over the test images (Wilson's)."""
     lines = [line for line in read_metrics(run / METRICS) if line["val_top1"] is not None]
     if not lines:

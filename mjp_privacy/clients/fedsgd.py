@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mjp_privacy.clients.local_step import weight_difference
+from mjp_privacy.clients.optimizers import Sgd
 from mjp_privacy.clients.per_image import TABLES, is_simple, per_image_gradients
 from mjp_privacy.config import ClientConfig
 from mjp_privacy.errors import UserError
@@ -62,7 +62,20 @@ class FedSGDClient:
         )
         if config.upload == "gradient":
             return gradient
-        return weight_difference(gradient, self.model, config.lr, config.weight_decay)
+        return self._difference(gradient)
+
+    def _difference(self, gradient: ClientUpdate) -> ClientUpdate:
+        """w' - w of one plain step, each stored in the model's dtype: rounded to the precision of
+        the weights, not of the step, so that of a small step little is left."""
+        config, optimizer = self.config, Sgd(self.config)
+        sent = {}
+        for name, g in gradient.grads.items():
+            before = self.model.get_parameter(name).detach()
+            sent[name] = optimizer.step(name, before, g) - before
+        decay = config.weight_decay
+        return replace(
+            gradient, grads=sent, kind="weight_difference", lr=config.lr, weight_decay=decay
+        )
 
     @property
     def localizes(self) -> bool:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mjp_privacy.clients.rounds import ATTACK
 from mjp_privacy.errors import UserError
 from mjp_privacy.report.loading import Line, load_runs
 from mjp_privacy.report.statistics import PSNR_CAP, summarise
 from mjp_privacy.store import write_atomically
 from mjp_privacy.training.journal import METRICS, read_metrics
 
-ATTACK = "attack"
 THRESHOLD = 20.0  # dB: a person recognises the picture
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 SCOPES = ("1 upload", "any number of uploads")

@@ -3,6 +3,7 @@
 OUT/federation.json   the resolved config
 OUT/metrics.jsonl     a line an evaluation: round, top-1, uploads' norm
 OUT/uploads/          what a curious server wrote down (`uploads.folder`)
+OUT/attack/           a run of the ladder on that (`clients.campaign`)
 OUT/checkpoint.pt     where the next command goes on
 OUT/model.safetensors at the end
 """
@@ -38,7 +39,7 @@ from mjp_privacy.training.snapshots import (
 )
 from mjp_privacy.uploads.folder import UploadFolder, save_weights
 
-UPLOADS, RESOLVED = "uploads", "federation.json"
+UPLOADS, RESOLVED, ATTACK = "uploads", "federation.json", "attack"
 CHECKPOINT_SECONDS = 60.0
 SAY_SECONDS = 15.0
 

@@ -35,9 +35,6 @@ from mjp_privacy.training.config import Architecture
 from mjp_privacy.training.examples import Examples, find_examples
 from mjp_privacy.training.memory_batches import decode_all
 
-LOCAL_STEP = (
-    10**6
-)  # added to the round in a local step's draws, so that each has a puzzle of its own
 TEST_BATCH = 250
 IMAGES_TOGETHER = 32  # differentiated at once; bounds the memory
 

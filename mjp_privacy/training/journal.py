@@ -20,7 +20,6 @@ class Journal:
     def __init__(self, folder: Path, steps: int, *, quiet: bool = False) -> None:
         self.path, self.steps, self.quiet = folder / METRICS, steps, quiet
         self.said = time.monotonic()
-        self.rate = 0.0
 
     def keep_until(self, step: int) -> None:
         """Drop the lines after `step`: they will be made again."""

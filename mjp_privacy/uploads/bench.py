@@ -97,7 +97,7 @@ class RecordedBench(Workbench):
         rounds: Sequence[ClientInput],
         seconds: dict[str, float],
     ) -> list[Victim]:
-        """The model of each round; the uploads of a round share one, or the attack is told."""
+        """The model of each round, which the uploads of that round share."""
         first = self.group.of(self._by_id(rounds[0].image_ids))[0]
         return [
             self._loaded(upload).to(getattr(torch, cell.dtype))
@@ -140,7 +140,8 @@ class RecordedBench(Workbench):
 def stacked(
     uploads: Sequence[RecordedUpload], names: Sequence[str], device: torch.device
 ) -> ClientUpdate:
-    """Uploads of one round with a leading axis, of the names that all of them hold."""
+    """Uploads of one kind of client with a leading axis, of the names that all of them hold; what
+    is one for all, such as the learning rate, is the first one's."""
     header = uploads[0].header
     parts = [upload.tensors(names) for upload in uploads]
     common = [name for name in names if all(name in part for part in parts)]

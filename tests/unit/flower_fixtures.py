@@ -3,22 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from training_fixtures import CLASSES, SIDE, class_folders
+from federation_fixtures import MJP
+from training_fixtures import SIDE, class_folders
 
 from mjp_privacy.clients.federation_config import FederationConfig, load_federation
 
-MODEL = {
-    "img_size": SIDE,
-    "patch_size": 7,
-    "embed_dim": 16,
-    "depth": 1,
-    "num_heads": 2,
-    "num_classes": CLASSES,
-    "mean": [0.5, 0.5, 0.5],
-    "std": [0.25, 0.25, 0.25],
-    "unknown_embedding": True,
-    "dal": "nonlinear",
-}
+SMALLER = {"img_size": SIDE, "patch_size": 7, "embed_dim": 16}
+MODEL = {**MJP, **SMALLER, "dal": "nonlinear"}
 
 
 def small_federation(**changes: Any) -> FederationConfig:
