@@ -34,6 +34,8 @@ def _clip_factor(rows: Tensor, part: Tensor, total: Tensor, masked: int) -> floa
         rest = torch.linalg.svdvals(total - q @ (q.mT @ total))
         return float(rest[masked:].square().sum())
 
+    if min(rows.shape[1] - len(rows), total.shape[1]) <= masked:
+        return 1.0  # anything explains G
     trials = [0.0, *(0.5**k for k in range(HALVINGS, -1, -1))]
     best = min(range(len(trials)), key=lambda place: left(trials[place]))
     lower, upper = trials[max(best - 1, 0)], trials[min(best + 1, len(trials) - 1)]

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from attacks.april import TABLE, UNKNOWN
-from attacks.patch_system import located
+from attacks.clip_factor import clip_factors
+from attacks.patch_system import PATCH, located
 from attacks.pictures import to_unit_range
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction
@@ -204,5 +205,16 @@ def _of_images(
     if update.dal_lambda != 0 and model.dal_regressor is not None and TABLE in kept:
         with torch.enable_grad():
             (extra,) = torch.autograd.grad(model.dal_loss(mask), model.table)
-        kept[TABLE] = kept[TABLE] - update.dal_lambda * extra
+        part = update.dal_lambda * extra
+        if update.clipped and update.batch == 1 and PATCH in kept:
+            part = _shrunk(part, kept, mask)
+        kept[TABLE] = kept[TABLE] - part
     return kept
+
+
+def _shrunk(part: Tensor, grads: Grads, mask: Tensor | None) -> Tensor:
+    """What a computable part of the table's gradient (1, N+1, D) became in the clip."""
+    rows, whole = grads[TABLE][:, 1:].double(), part[:, 1:].double()
+    hidden = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
+    total = grads[PATCH].flatten(1).unsqueeze(0).double()
+    return part * clip_factors(rows, whole, total, hidden if mask is None else mask).to(part)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attacks import find_attack
 from mjp_privacy.clients.hardening import noisy
+from mjp_privacy.clients.upload import make_upload
 from mjp_privacy.config import ClientConfig
 from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction
@@ -184,6 +185,22 @@ def test_the_localization_loss_is_taken_off() -> None:
     )
     torch.testing.assert_close(plain, knows, rtol=0, atol=1e-6)
     assert not torch.allclose(plain, ignores, atol=1e-6)
+
+
+def test_the_localization_loss_is_taken_off_as_far_as_it_was_clipped() -> None:
+    view, _ = view_of("b", dal="linear")
+    dal = {"dal": True, "dal_lambda": 0.5}
+    whole, inputs = view_of("b", dal="linear", client=ClientConfig(**dal))  # type: ignore[arg-type]
+    client = ClientConfig(**dal, defenses=({"dp_sgd": {"noise": 0, "clip": 0.05}},))  # type: ignore[arg-type]
+    sent = make_upload(view.model, [inputs], client, names=[*whole.updates[0].grads])
+    assert sent.grads["pos_embed"].norm() < 0.9 * whole.updates[0].grads["pos_embed"].norm()
+    clipped = replace(whole, updates=[sent])
+    untold = replace(whole, updates=[replace(sent, clipped=False)])
+    plain, knows, ignores = (
+        pixels(found_by("april_optimization", v)) for v in (view, clipped, untold)
+    )
+    torch.testing.assert_close(plain, knows, rtol=0, atol=1e-5)
+    assert not torch.allclose(plain, ignores, atol=1e-5)
 
 
 @BOTH

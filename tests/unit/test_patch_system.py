@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attacks.clip_factor import clip_factors
 from attacks.patch_gradient import PatchGradient
 from attacks.patch_system import (
     PATCH,
@@ -95,6 +96,16 @@ def test_dal_is_subtracted_as_far_as_it_was_clipped(kind: str, setting: str) -> 
     assert torch.allclose(ours.rows, shrunk.view(-1, 1, 1) * plain.rows, rtol=1e-5, atol=1e-9)
     full = patch_system(with_dal, replace(sent, clipped=False))
     assert not torch.allclose(full.rows, ours.rows, rtol=1e-2, atol=1e-6)
+
+
+def test_where_anything_explains_the_upload_no_clip_is_assumed() -> None:
+    rows, part = torch.randn(2, 5, 6).double()
+    total, hidden = torch.randn(6, 4).double(), torch.tensor([False] * 4 + [True])
+    factors = clip_factors(rows[None], part[None], total[None], hidden[None])
+    assert factors.isfinite().all()
+    hidden[2:] = True  # 2 visible rows and 3 masked patches of 4 pixels: 4 of 6 dimensions are free
+    assert clip_factors(rows[None], part[None], total[None], hidden[None]) != 1
+    assert clip_factors(rows[None, :, :4], part[None, :, :4], total[None, :4], hidden[None]) == 1
 
 
 def test_weak_rows_of_a_model_that_cannot_mask_are_no_masked_ones() -> None:
