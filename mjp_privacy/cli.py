@@ -134,11 +134,15 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
             gamma=arguments.gamma,
             device=arguments.device,
         )
+    configured = load_experiment(arguments.config).client
+    changed = arguments.overrides.client != configured or None
     unused = {"weights": arguments.weights, "labels": arguments.labels, "gamma": arguments.gamma}
+    unused["client"] = changed
     if idle := [name for name, value in unused.items() if value not in (None, ())]:
         raise UserError(
-            f"--{idle[0]} says nothing of recorded uploads: their headers name weights, labels and "
-            f"gamma. Leave it out, or correct the headers in {arguments.uploads}."
+            f"--{idle[0]} says nothing of recorded uploads: their headers name weights, labels, "
+            "gamma and the client's recipe. Leave it out, or correct the headers in "
+            f"{arguments.uploads}."
         )
     from mjp_privacy.uploads.run import attack_uploads
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
@@ -19,10 +20,19 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 def _one_line(item: Any) -> str:
     try:
-        return canonical(item)
+        return canonical(_mapping(item) if isinstance(item, str) and item.startswith("{") else item)
     except UserError as error:  # pydantic says in which field
-        text = str(error).replace("{", "{{").replace("}", "}}")
-        raise PydanticCustomError("defense", text) from error
+        raise PydanticCustomError("defense", str(error)) from error
+
+
+def _mapping(text: str) -> Any:
+    """YAML's braces, as they come from the command line."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(
+            f"A defense is written as in {{dp_sgd: 0.5}} or dp_sgd 0.5; got {text!r}."
+        ) from error
 
 
 DefenseText = Annotated[str, BeforeValidator(_one_line)]

@@ -105,6 +105,9 @@ class Federation:
     def end(self) -> Path:
         """The final weights as a model; its path."""
         self.save()
+        lines = [line for line in read_metrics(self.journal.path) if line["val_top1"] is not None]
+        if lines:
+            self.journal.say(f"top-1 after {self.round} rounds: {lines[-1]['val_top1']:.1f} %")
         return self._export()
 
     def _step(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 from mjp_privacy.client_config import ClientConfig
 from mjp_privacy.config import Cell, Experiment
 from mjp_privacy.data import ImageRecord
+from mjp_privacy.errors import UserError
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate
 from mjp_privacy.models import Victim, load_model
 from mjp_privacy.models.jigsaw import shuffle_patches
@@ -61,7 +62,7 @@ class RecordedBench(Workbench):
     ) -> ClientInput:
         uploads = self._uploads(records, round)
         ids = tuple(record.image_id for record in records)
-        labels = torch.cat([self._labels_of(upload) for upload in uploads])
+        labels = torch.cat([labels_of(upload) for upload in uploads])
         truths = [upload.truth() for upload in uploads]
         masks = [t.mask for t in truths if t is not None and t.mask is not None]
         orders = [t.permutation for t in truths if t is not None and t.permutation is not None]
@@ -79,16 +80,6 @@ class RecordedBench(Workbench):
 
     def known_labels(self, inputs: ClientInput) -> Tensor | None:
         return None if (inputs.labels == UNKNOWN_LABEL).any() else inputs.labels
-
-    def _labels_of(self, upload: RecordedUpload) -> Tensor:
-        """As recorded; else, of one image, the class whose bias alone is pushed up."""
-        if upload.header.labels is not None:
-            return torch.tensor(upload.header.labels)
-        bias = upload.tensors([HEAD_BIAS]).get(HEAD_BIAS)
-        if bias is None or upload.header.batch > 1:
-            return torch.full((upload.header.batch,), UNKNOWN_LABEL)
-        pushed = bias if upload.header.kind == "gradient" else -bias
-        return pushed.argmin().view(1)
 
     def models(
         self,
@@ -137,6 +128,17 @@ class RecordedBench(Workbench):
         return [ImageRecord(image_id) for image_id in image_ids]
 
 
+def labels_of(upload: RecordedUpload) -> Tensor:
+    """(B,) as recorded; else, of one image, the class whose bias alone is pushed up."""
+    if upload.header.labels is not None:
+        return torch.tensor(upload.header.labels)
+    bias = upload.tensors([HEAD_BIAS]).get(HEAD_BIAS)
+    if bias is None or upload.header.batch > 1:
+        return torch.full((upload.header.batch,), UNKNOWN_LABEL)
+    pushed = bias if upload.header.kind == "gradient" else -bias
+    return pushed.argmin().view(1)
+
+
 def stacked(
     uploads: Sequence[RecordedUpload], names: Sequence[str], device: torch.device
 ) -> ClientUpdate:
@@ -182,6 +184,11 @@ def _levels(
 def load_recorded(upload: RecordedUpload) -> Victim:
     """The model whose weights the client started from, as the header describes it."""
     header = upload.header
+    if not upload.weights_path.is_file():
+        raise UserError(
+            f"{upload.name}.json, weights: expected a file beside the uploads, got "
+            f"{header.weights!r}, which is not there. Put the weights before the round there."
+        )
     fields = {"mean": header.mean, "std": header.std, **header.model}
     name = fields.pop("model", None)
     return load_model(name, checkpoint=upload.weights_path, **fields)

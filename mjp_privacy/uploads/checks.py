@@ -16,20 +16,22 @@ import torch
 from torch import Tensor
 
 from attacks import ATTACKS, find_attack
-from attacks.patch_system import PATCH, TABLE, missing, patch_system
+from attacks.patch_system import PATCH, TABLE, gradient, missing, patch_system, weights
+from attacks.prior import find_prior
 from attacks.pseudo_gradient import holds_no_gradient
 from attacks.span import combine, upload_span
 from mjp_privacy.errors import UserError
-from mjp_privacy.interfaces import AttackerView, Control, Pixels
+from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
 from mjp_privacy.models import Victim
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.jigsaw import to_images
-from mjp_privacy.uploads.bench import load_recorded, stacked
+from mjp_privacy.uploads.bench import HEAD_BIAS, UNKNOWN_LABEL, labels_of, load_recorded, stacked
 from mjp_privacy.uploads.folder import RecordedUpload
 from mjp_privacy.uploads.groups import Group, Series
 
 OUTSIDE = 0.02  # of [0, 1]: what a right normalisation never leaves, up to rounding
 EIGHT_BIT = 0.02  # of a grey level
+HEAD, HEAD_FITS = "head.weight", 1e-3
 TRIED = 5  # series whose pixels are looked at
 
 
@@ -85,6 +87,9 @@ def remarks(group: Group, model: Victim) -> Iterator[str]:
     for name, given in (("mean", header.mean), ("std", header.std)):
         if name in declared and json.loads(declared[name]) != list(given):
             yield f"the weights file says {name} {declared[name]}, the header {list(given)}"
+    if header.gamma and model.unk_embed is None:
+        yield f"gamma is {header.gamma:g}, and the model of {header.weights} has no unk_embed"
+    yield from _head_remarks(group, model)
     yield from _pixel_remarks(group, model)
 
 
@@ -97,6 +102,30 @@ def _difference_remarks(group: Group) -> Iterator[str]:
         yield (
             f"a weight difference of {header.steps} {header.optimizer} step(s) with momentum "
             f"{header.momentum:g}: its pseudo-gradient is approximate, and rows say so"
+        )
+
+
+def _head_remarks(group: Group, model: Victim) -> Iterator[str]:
+    """Cross-entropy on one image x gives the classifier b = softmax(W f + c) - onehot and b f^T:
+    f is read off, and with other weights than the client's the first equation fails."""
+    header, first = group.header, group.series[0].first
+    if header.batch > 1 or header.steps > 1 or header.recipe.get("defenses"):
+        return
+    view = view_of(Series((first,), group.series[0].records), model)
+    update = view.updates[0]
+    if missing(view, HEAD, HEAD_BIAS) or update.optimizer != "sgd":
+        return
+    outer, pushed = gradient(view, update, HEAD)[0], gradient(view, update, HEAD_BIAS)[0]
+    feature = outer.mT @ pushed / pushed.square().sum().clamp_min(1e-300)
+    state = weights(view, update)
+    found = (state[HEAD].double() @ feature + state[HEAD_BIAS].double()).softmax(0)
+    found[pushed.argmin()] -= 1
+    worst = float((found - pushed).abs().max())
+    if worst > HEAD_FITS:
+        yield (
+            f"the classifier's gradient in {first.name} does not fit {header.weights} (off by "
+            f"{worst:.2g} where rounding is expected): other weights than the client's, another "
+            "sign or learning rate, or another loss than cross-entropy on one label"
         )
 
 
@@ -147,7 +176,8 @@ def view_of(series: Series, model: Victim, uploads: int | None = None) -> Attack
             weights = {n: p.detach() for n, p in load_recorded(upload).named_parameters()}
             updates[place] = replace(updates[place], weights_before=weights)
     card, header = model.card, series.first.header
-    known = None if header.labels is None else torch.tensor(header.labels)
+    found = labels_of(series.first)
+    known = None if (found == UNKNOWN_LABEL).any() else found
     pixels = Pixels(card.img_size, card.mean, card.std)
     return AttackerView(model, updates, pixels, known, "plain" if header.gamma else "input")
 
@@ -165,5 +195,16 @@ def applicability(group: Group, model: Victim) -> dict[str, str]:
             reasons[name] = f"needs {attack.uploads} uploads of the same images, {fewest} recorded"
         else:
             view = view_of(group.series[0], model, attack.uploads)
-            reasons[name] = attack.unsupported(view) or ""
+            reasons[name] = attack.unsupported(view) or _lacks_prior(attack, model)
     return reasons
+
+
+def _lacks_prior(attack: Attack, model: Victim) -> str:
+    name = getattr(attack, "prior", None)
+    if name is None:
+        return ""
+    try:
+        find_prior(name, patch=model.patch_size, size=model.card.img_size)
+    except UserError as error:
+        return str(error)
+    return ""

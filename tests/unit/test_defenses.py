@@ -204,6 +204,8 @@ def test_a_defense_is_one_line_of_text_and_comes_back_from_it() -> None:
     lines = [canonical(item) for item in given]
     assert lines == ["dp_sgd 0.5 clip 2", "top_k 0.1", "int8", "float16"]
     assert [canonical(line) for line in lines] == lines
+    braces = ClientConfig(defenses=("{dp_sgd: {noise: 0.5, clip: 2}}", "{int8:}"))
+    assert braces.defenses == ("dp_sgd 0.5 clip 2", "int8")
     assert canonical({"dp_sgd": {"noise": 0.5, "clip": 1.0}}) == canonical({"dp_sgd": 0.5})
 
 
@@ -217,6 +219,8 @@ def test_a_defense_is_one_line_of_text_and_comes_back_from_it() -> None:
         ({"defenses": [{"gaussian_noise": -1}]}, "gaussian_noise.std: expected 0 or a number"),
         ({"defenses": [{"top_k": 0}]}, "top_k.share: expected a share above 0 and up to 1, got 0"),
         ({"defenses": [{"top_k": "many"}]}, "top_k.share: expected a number, got 'many'"),
+        ({"defenses": ["{top_k 1"]}, "A defense is written as in {dp_sgd: 0.5} or dp_sgd 0.5"),
+        ({"defenses": ["top_k"]}, "expected its share, got none. Write {top_k: {share: 0.1}} or"),
         ({"defenses": [{"int8": 3}]}, "Defense int8 has no value; got 3"),
         ({"defenses": [{"int8": 3, "float16": 1}]}, "A defense is a name or one name with"),
         (

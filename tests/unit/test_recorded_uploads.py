@@ -327,6 +327,8 @@ def test_the_command_line_attacks_recorded_uploads(
     assert "2 images in 5 cells" in capsys.readouterr().out
     assert run_attack([*argv, "--gamma", "0.5"]) == 2
     assert "--gamma says nothing of recorded uploads" in capsys.readouterr().err
+    assert run_attack([*argv, "--client.defenses", "int8"]) == 2
+    assert "--client says nothing of recorded uploads" in capsys.readouterr().err
 
 
 def test_a_config_of_attacks_alone_needs_uploads(
@@ -351,7 +353,7 @@ def test_a_header_written_by_hand_is_enough(folder: Path) -> None:
     assert UploadFolder(folder).entries()[0].header.client == "3"
     (folder / held["weights"]).unlink()
     upload = UploadFolder(folder).entries()[0]
-    with pytest.raises(UserError, match="No checkpoint at"):
+    with pytest.raises(UserError, match="weights: expected a file beside the uploads"):
         load_recorded(upload)
 
 
