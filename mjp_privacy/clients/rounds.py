@@ -225,7 +225,7 @@ def federate(
     device: str = "cpu",
 ) -> Path:
     """All rounds in one process, or what is left of them; the final model's path."""
+    task = Task.from_config(config, data, val, pick_device(device))
     folder = output_folder(Path(out))
     with locked(folder):
-        task = Task.from_config(config, data, val, pick_device(device))
         return Federation(task, folder).run()

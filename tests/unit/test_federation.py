@@ -12,7 +12,7 @@ from federation_fixtures import MJP, config, content, plain_forward, run, task
 from mjp_privacy.clients.federation_config import Server, load_federation
 from mjp_privacy.clients.hardening import sinusoidal_table
 from mjp_privacy.clients.partition import dirichlet, iid
-from mjp_privacy.clients.rounds import Federation
+from mjp_privacy.clients.rounds import Federation, federate
 from mjp_privacy.clients.server import ServerState, learning_rate, mean_gradient, server_step
 from mjp_privacy.clients.task import Task
 from mjp_privacy.config_files import read_mapping
@@ -305,3 +305,9 @@ def test_every_row_of_the_shipped_configs_is_sound(path: Path) -> None:
     rows = read_mapping(path).get("rows") or {None: None}
     found = [load_federation(path, row) for row in rows]
     assert len({config.title for config in found}) == len(rows)
+
+
+def test_a_wrong_path_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none"):
+        federate(config(), tmp_path / "none", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
