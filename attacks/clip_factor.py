@@ -25,7 +25,7 @@ def clip_factors(rows: Tensor, part: Tensor, total: Tensor, hidden: Tensor) -> T
         _clip_factor(rows[i][~hidden[i]], part[i][~hidden[i]], total[i], int(hidden[i].sum()))
         for i in range(len(rows))
     ]
-    return torch.tensor(found).to(rows)
+    return rows.new_tensor(found)
 
 
 def _clip_factor(rows: Tensor, part: Tensor, total: Tensor, masked: int) -> float:

@@ -76,7 +76,7 @@ class MaskedSpan:
         wanted = [_wanted(view, k.hidden, x) for k, x in zip(knowledge, patches, strict=True)]
         facts = {
             **self.conditions(view),
-            "open_directions": torch.tensor([len(k.basis) for k in knowledge]).double(),
+            "open_directions": _open_directions(knowledge, self.weighs_noise(view)),
             "always_masked": torch.stack([k.hidden.sum() for k in knowledge]).double(),
         }
         return Reconstruction(
@@ -96,20 +96,23 @@ class MaskedSpan:
         fill = self._filler(view)
         patches = [fill(one) for one in knowledge]
         weighs = self.weighs_noise(view)
-        return knowledge, self._most_probable(view, patches) if weighs else patches
+        return knowledge, self._most_probable(view, patches, weighs) if any(weighs) else patches
 
-    def weighs_noise(self, view: AttackerView) -> bool:
-        """Whether the uploads' errors are known, and of several uploads large enough to weigh."""
-        shares = []
+    def weighs_noise(self, view: AttackerView) -> list[bool]:
+        """Of each picture, whether the error of its uploads is known and large enough to weigh."""
+        least = WEIGHED if len(view.updates) > 1 else 0.0
+        weighs = torch.zeros(len(view.updates[0].grads[PATCH]), dtype=torch.bool)
         for update in filter(is_disturbed, view.updates):
             total = gradient(view, update, PATCH).flatten(1)
             size = total.square().mean(1).sqrt().clamp_min(TINY)
-            shares.append((error_of(update, PATCH) / size).max())
-        least = WEIGHED if len(view.updates) > 1 else 0.0
-        return bool(shares) and bool(torch.stack(shares).max() > least)
+            weighs |= (error_of(update, PATCH) / size > least).cpu()
+        return weighs.tolist()
 
-    def _most_probable(self, view: AttackerView, exact: Sequence[Tensor]) -> list[Tensor]:
-        """Patches (N, p) by `attacks.noisy_span`, begun at those that take the uploads as exact."""
+    def _most_probable(
+        self, view: AttackerView, exact: Sequence[Tensor], weighs: Sequence[bool]
+    ) -> list[Tensor]:
+        """Patches (N, p) by `attacks.noisy_span`, begun at those that take the uploads as exact,
+        which stay where errors are not weighed."""
         patch, pixels = view.model.patch_size, view.pixels
         prior = find_prior(self.prior, patch=patch, size=pixels.size)
         systems = [patch_system(view, update) for update in view.updates]
@@ -118,6 +121,9 @@ class MaskedSpan:
         field = None if field is None else field.on(mean.device)
         patches = []
         for index, guess in enumerate(exact):
+            if not weighs[index]:
+                patches.append(guess)
+                continue
             uploads = [
                 noisy_upload(update, system, index, mean, covariance)
                 for update, system in zip(view.updates, systems, strict=True)
@@ -177,6 +183,12 @@ class MultiRound(MaskedSpan):
         super().__post_init__()
         if self.uploads < 1:
             raise UserError(f"{self.name}: uploads is 1 or more, got {self.uploads}.")
+
+
+def _open_directions(knowledge: Sequence[Knowledge], weighs: Sequence[bool]) -> Tensor:
+    """By picture; nothing to say where no direction is taken for known."""
+    counts = torch.tensor([len(one.basis) for one in knowledge]).double()
+    return counts.masked_fill(torch.tensor(weighs), torch.nan)
 
 
 def _wanted(view: AttackerView, hidden: Tensor, patches: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ directions that its hidden patches leak into and P_r = I - sum_k w_k b_k b_k^T,
         + sum_r sum_{j in H_r} |x_j P_r|^2 / s_r^2
         + (X - m)^T Sigma^-1 (X - m)
 
-is least. w_k is near 1 where a direction stands above the noise, and 0 where noise would reach as
-far by itself. t^2 = var(G) + var(A) sum_i E x_i^2, for noise on A makes an error A's rows cannot
-see (errors in variables), and no less than what A leaves of G. The second sum says that hidden
-patches lie in their span, where all of its directions are above the noise. One quadratic for all
-uploads, by conjugate gradients from the exact solution or, where noise drowns that, from the
-prior's mean, preconditioned by the best guess of each patch alone:
+is least. w_k is 1 less LEAK times the square of what noise alone would reach over the direction's
+strength: leaks are taken out wherever they may be, for they mislead more than noise of their size;
+what is left of a direction still counts where nothing else says anything of it. t^2 = var(G) +
+var(A) sum_i E x_i^2, for noise on A makes an error A's rows cannot see (errors in variables), and
+no less than what A leaves of G. The second sum says that hidden patches lie in their span, where
+all of its directions are above the noise. One quadratic for all uploads, by conjugate gradients
+from the exact solution or, where noise drowns that, from the prior's mean, preconditioned by the
+best guess of each patch alone:
 
     S (x) M + I (x) Sigma_p^-1,   S = sum_r A_r A_r^T / t_r^2,   M the weighted mean of the P_r.
 
@@ -32,16 +34,16 @@ from torch import Tensor
 from attacks.completion import FieldEnergy
 from attacks.patch_system import PATCH, TABLE, PatchSystem, error_of
 from attacks.prior.gaussian import JITTER
-from attacks.span import masked_basis, noise_edge, off_the_visible
+from attacks.span import noise_edge, off_the_visible
 from attacks.wiener import TINY, expected_square, noise_variance
 from mjp_privacy.interfaces import ClientUpdate
 
 TOLERANCE = 1e-6  # of the residual, most of which is the visible patches'
 STEPS = 300
 LEAK = 0.02
-"""Square of the strength, in that of the strongest direction of noise alone, at which a direction's
-w is 0. A leak is worse than noise of its size: on photographs that no table shows single uploads
-gain up to .1 and several lose, the less noisy the more."""
+"""On photographs that no table shows single uploads gain up to .1 and several lose, the less noisy
+the more."""
+NOTHING = 1e-12  # of G: a singular value that is zero
 PASSES = 4  # of the rows and the leak, after the first solution
 
 
@@ -120,7 +122,8 @@ class NoisyUpload:
         leak = self.leak
         if not len(leak.basis):
             return self
-        share = (leak.mixed - self.rows.mT @ (patches @ leak.basis.mT)) / leak.strengths
+        share = leak.mixed - self.rows.mT @ (patches @ leak.basis.mT)
+        share = share * leak.weights / leak.strengths
         u, s, _ = torch.linalg.svd(share, full_matrices=False)
         shrink = 1 - (1 + s.square()).rsqrt()
         rows = self.rows - (self.rows @ u * shrink) @ u.mT
@@ -150,9 +153,12 @@ def noisy_upload(
 
 
 def _leak(rest: Tensor, total: Tensor, masked: int, edge: float) -> Leak:
-    basis = masked_basis(rest, masked, 0.0)
-    strengths = torch.linalg.svdvals(rest)[: len(basis)]
-    weights = (1 - LEAK * (edge / strengths).square()).clamp_min(0)
+    """Of `masked` directions at most, those that have a weight."""
+    _, strengths, basis = torch.linalg.svd(rest, full_matrices=False)
+    strengths, basis = strengths[:masked], basis[:masked]
+    kept = strengths > max(LEAK**0.5 * edge, float(NOTHING * rest.norm()))
+    strengths, basis = strengths[kept], basis[kept]
+    weights = 1 - LEAK * (edge / strengths).square()
     return Leak(basis, weights, strengths, total @ basis.mT)
 
 

@@ -54,9 +54,9 @@ class TokenSpan(MultiRound):
             for index, rows in enumerate(total)
         ]
 
-    def weighs_noise(self, view: AttackerView) -> bool:
+    def weighs_noise(self, view: AttackerView) -> list[bool]:
         """Its equations are not weighed; noise that drowns them leaves directions open."""
-        return False
+        return [False] * len(view.updates[0].grads[PATCH])
 
     def closed(
         self, view: AttackerView, index: int, knowledge: Knowledge, spans: Sequence[UploadSpan]

@@ -62,7 +62,7 @@ class RecordedBench(Workbench):
     ) -> ClientInput:
         uploads = self._uploads(records, round)
         ids = tuple(record.image_id for record in records)
-        labels = torch.cat([labels_of(upload) for upload in uploads])
+        labels = torch.cat([labels_of(upload, self._loaded(upload)) for upload in uploads])
         truths = [upload.truth() for upload in uploads]
         masks = [t.mask for t in truths if t is not None and t.mask is not None]
         orders = [t.permutation for t in truths if t is not None and t.permutation is not None]
@@ -128,15 +128,18 @@ class RecordedBench(Workbench):
         return [ImageRecord(image_id) for image_id in image_ids]
 
 
-def labels_of(upload: RecordedUpload) -> Tensor:
+def labels_of(upload: RecordedUpload, model: Victim) -> Tensor:
     """(B,) as recorded; else, of one image, the class whose bias alone is pushed up."""
     if upload.header.labels is not None:
         return torch.tensor(upload.header.labels)
     bias = upload.tensors([HEAD_BIAS]).get(HEAD_BIAS)
     if bias is None or upload.header.batch > 1:
         return torch.full((upload.header.batch,), UNKNOWN_LABEL)
-    pushed = bias if upload.header.kind == "gradient" else -bias
-    return pushed.argmin().view(1)
+    if upload.header.kind == "weight_difference":
+        assert upload.header.lr
+        before = model.get_parameter(HEAD_BIAS).detach().to(bias)
+        bias = -bias / upload.header.lr - upload.header.weight_decay * before
+    return bias.argmin().view(1)
 
 
 def stacked(

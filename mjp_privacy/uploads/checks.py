@@ -176,7 +176,7 @@ def view_of(series: Series, model: Victim, uploads: int | None = None) -> Attack
             weights = {n: p.detach() for n, p in load_recorded(upload).named_parameters()}
             updates[place] = replace(updates[place], weights_before=weights)
     card, header = model.card, series.first.header
-    found = labels_of(series.first)
+    found = labels_of(series.first, model)
     known = None if (found == UNKNOWN_LABEL).any() else found
     pixels = Pixels(card.img_size, card.mean, card.std)
     return AttackerView(model, updates, pixels, known, "plain" if header.gamma else "input")

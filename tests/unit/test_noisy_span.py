@@ -109,3 +109,19 @@ def test_knowing_the_rows_better_helps(
         found = attack.run(known, generator=torch.Generator())  # type: ignore[call-arg]
         scores[passes] = float(psnr(found.images, planted_images()).mean())  # type: ignore[arg-type]
     assert scores[noisy_span.PASSES] > scores[0] + 0.2
+
+
+@pytest.mark.parametrize("share", [0.01, 0.0001])
+@pytest.mark.parametrize("name", ["masked_span", "multi_round", "pixel_lattice"])
+def test_an_upload_of_next_to_nothing_gives_a_picture(name: str, share: float) -> None:
+    """Fewer directions are left of G than patches are hidden."""
+    attack = find_attack(name, {"prior": "stationary"})
+    model = planted_model(unknown_embedding=True)
+    view, inputs = planted_view(model, attack, "c")  # type: ignore[arg-type]
+    client = ClientConfig(defenses=({"top_k": share},))  # type: ignore[arg-type]
+    update = make_upload(model, [inputs], client, names=[*view.updates[0].grads])
+    known = replace(view, updates=[update] * len(view.updates))
+    found = attack.run(known, generator=torch.Generator())  # type: ignore[call-arg]
+    assert psnr(found.images, planted_images()).min() > 8  # type: ignore[arg-type]
+    if name != "pixel_lattice":
+        assert found.diagnostics["open_directions"].isnan().all()
