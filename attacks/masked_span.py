@@ -21,7 +21,8 @@ from torch import Tensor
 
 from attacks.completion import FieldEnergy, complete, complete_patchwise
 from attacks.linear_algebra import condition_and_rank
-from attacks.noisy_span import most_probable, noisy_upload
+from attacks.noisy_span import most_probable
+from attacks.noisy_upload import noisy_upload
 from attacks.patch_gradient import lacks_patch_system, needs_patch_system
 from attacks.patch_system import PATCH, error_of, gradient, is_disturbed, patch_system
 from attacks.pictures import per_image, pictures

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attacks import find_attack, noisy_span
 from attacks.controls import psnr
-from attacks.noisy_span import NoisyUpload, most_probable, noisy_upload
+from attacks.noisy_span import most_probable
+from attacks.noisy_upload import NoisyUpload, noisy_upload
 from attacks.patch_system import located, patch_system
 from attacks.prior import find_prior
 from mjp_privacy.clients.upload import make_upload
