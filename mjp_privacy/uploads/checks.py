@@ -173,8 +173,8 @@ def view_of(series: Series, model: Victim, uploads: int | None = None) -> Attack
     updates = [stacked([one], names, torch.device("cpu")) for one in series.uploads[:uploads]]
     for place, upload in enumerate(series.uploads[:uploads]):
         if upload.header.weights != series.first.header.weights:
-            weights = {n: p.detach() for n, p in load_recorded(upload).named_parameters()}
-            updates[place] = replace(updates[place], weights_before=weights)
+            before = {n: p.detach() for n, p in load_recorded(upload).named_parameters()}
+            updates[place] = replace(updates[place], weights_before=before)
     card, header = model.card, series.first.header
     found = labels_of(series.first, model)
     known = None if (found == UNKNOWN_LABEL).any() else found

@@ -91,7 +91,7 @@ def test_dal_is_subtracted_as_far_as_it_was_clipped(kind: str, setting: str) -> 
     ours = patch_system(replace(with_dal, updates=[sent]), sent)
     plain = patch_system(with_dal, with_dal.updates[0])
     shrunk = (clip / norm).clamp(max=1)
-    assert shrunk.max() < 1 or shrunk.min() < 0.5
+    assert shrunk.min() < 0.5
     assert sent.clipped
     assert torch.allclose(ours.rows, shrunk.view(-1, 1, 1) * plain.rows, rtol=1e-5, atol=1e-9)
     full = patch_system(with_dal, replace(sent, clipped=False))
