@@ -105,9 +105,8 @@ class Federation:
     def end(self) -> Path:
         """The final weights as a model; its path."""
         self.save()
-        lines = [line for line in read_metrics(self.journal.path) if line["val_top1"] is not None]
-        if lines:
-            self.journal.say(f"top-1 after {self.round} rounds: {lines[-1]['val_top1']:.1f} %")
+        if tested := self._tested():
+            self.journal.say(f"{self.config.name}: {self.round} rounds{tested}")
         return self._export()
 
     def _step(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> float:
@@ -145,14 +144,17 @@ class Federation:
         per_round = self.seconds / self.round if self.round else None
         self.journal.write({**line, "timing": {"seconds_per_round": per_round}})
 
+    def _tested(self) -> str:
+        """The last accuracy, where there is one."""
+        lines = [line for line in read_metrics(self.journal.path) if line["val_top1"] is not None]
+        return f" · top-1 {lines[-1]['val_top1']:.1f} %" if lines else ""
+
     def _say(self, seconds: float) -> None:
         left = (self.config.rounds - self.round) * seconds
-        lines = [line for line in read_metrics(self.journal.path) if line["val_top1"] is not None]
-        tested = f" · top-1 {lines[-1]['val_top1']:.1f} %" if lines else ""
         images = self.config.clients.per_round * self.task.examples(0) / seconds
         minutes, rest = divmod(round(left), 60)
         self.journal.say(
-            f"{self.config.name}: round {self.round}/{self.config.rounds}{tested} · "
+            f"{self.config.name}: round {self.round}/{self.config.rounds}{self._tested()} · "
             f"{images:.0f} images/s · {minutes} min {rest:02d} s left"
         )
 
