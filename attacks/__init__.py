@@ -15,9 +15,9 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import Registry, unknown_name
 from mjp_privacy.interfaces import Attack, Control
-from mjp_privacy.registry import Registry, unknown_name
 
 ATTACKS: Registry[str] = Registry("attack")
 ATTACKS.register("april", "attacks.april:April")
@@ -31,8 +31,8 @@ ATTACKS.register("masked_span", "attacks.masked_span:MaskedSpan")
 ATTACKS.register("pixel_lattice", "attacks.pixel_lattice:PixelLattice")
 ATTACKS.register("multi_round", "attacks.masked_span:MultiRound")
 ATTACKS.register("token_span", "attacks.token_span:TokenSpan")
-ATTACKS.register("inverting_gradients", "attacks.optimization:InvertingGradients")
-ATTACKS.register("april_optimization", "attacks.optimization:AprilOptimization")
+ATTACKS.register("inverting_gradients", "attacks.gradient_matching:InvertingGradients")
+ATTACKS.register("april_optimization", "attacks.gradient_matching:AprilOptimization")
 
 
 CONTROLS: Registry[str] = Registry("control")

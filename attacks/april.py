@@ -19,15 +19,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from attacks.linear_algebra import condition_and_rank
-from attacks.pictures import to_unit_range
-from mjp_privacy.errors import UserError
+from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.pictures import to_unit_range
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
 
 if TYPE_CHECKING:
-    from attacks._breaching import BatchedAprilAttacker
+    from attacks.breaching.closed_form import BatchedAprilAttacker
 
 TABLE = "pos_embed"
 UNKNOWN = "unk_embed"
@@ -80,7 +80,7 @@ class April:
         update = view.updates[0]
         table_grads = update.grads[TABLE].squeeze(1)
         if self.engine == "breaching":
-            from attacks._breaching import reconstruct_one_by_one
+            from attacks.breaching.closed_form import reconstruct_one_by_one
 
             x = reconstruct_one_by_one(view.model, update.grads, view.pixels, update.dtype)
             diagnostics = condition_and_rank(table_grads, update.dtype)
@@ -99,7 +99,7 @@ class April:
     def attacker(self, model: MJPVisionTransformer) -> BatchedAprilAttacker:
         """One attacker per model: it keeps the embedding's inverse."""
         if model not in self._attackers:
-            from attacks._breaching import BatchedAprilAttacker
+            from attacks.breaching.closed_form import BatchedAprilAttacker
 
             self._attackers[model] = BatchedAprilAttacker(model)
         return self._attackers[model]

@@ -5,7 +5,7 @@ class token and what is added to the patches are known, so
 
     b - g_0 z_0^T - A^T (1 beta^T + E) = A^T X W^T + noise,
 
-and `attacks.wiener` gives E[X] in place of W^+ (lstsq): directions that W drops, and mixtures that
+and `prior.wiener` gives E[X] in place of W^+ (lstsq): directions that W drops, and mixtures that
 float32 drowns, are filled by the prior instead of zeros or noise. The noise level comes from the
 upload itself. Masked positions (zero rows) take E_unk, and their common row dL/dE_unk stands for
 all of them: the content that they share, not each patch's.
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from attacks.april import QKV, TABLE, UNKNOWN, April
-from attacks.linear_algebra import condition_and_rank
-from attacks.patch_system import is_disturbed, located
-from attacks.pictures import pictures
+from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.pictures import pictures
+from attacks.equations.system import is_disturbed, located
 from attacks.prior import find_prior
-from attacks.wiener import PatchPrior, noise_variance, posterior_patches
+from attacks.prior.wiener import PatchPrior, noise_variance, posterior_patches
 from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
 

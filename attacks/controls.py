@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from attacks.linear_algebra import pseudo_inverse
+from attacks.equations.least_squares import pseudo_inverse
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction, Truth
 from mjp_privacy.models import Victim
 from mjp_privacy.models.jigsaw import to_images, to_patches

@@ -13,8 +13,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from attacks.patch_system import TABLE, located, missing
-from attacks.pictures import per_image
+from attacks.equations.pictures import per_image
+from attacks.equations.system import TABLE, located, missing
 from mjp_privacy.interfaces import AttackerView, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
 

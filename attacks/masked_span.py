@@ -1,9 +1,9 @@
 r"""What an attacker who knows MJP gets: the span of the masked patches, and the rest by a prior.
 
-`attacks.span` turns one upload, or several of one picture, into x_i = known_i + a_i B for every
+`equations.span` turns one upload, or several of one picture, into x_i = known_i + a_i B for every
 patch, masked or not, at its true place: a shuffle among masked patches leaves their span as it is,
 so the *order* of the masked patches is all that MJP hides, and the open part a is small. The
-LayerNorm of block 0 closes one more direction (`attacks.token_equations`). `attacks.completion`
+LayerNorm of block 0 closes one more direction (`equations.tokens`). `equations.completion`
 fills what is left with the most probable picture.
 
 One upload leaves about as many open directions as patches were masked; several leave as many as
@@ -19,17 +19,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from attacks.completion import FieldEnergy, complete, complete_patchwise
-from attacks.linear_algebra import condition_and_rank
-from attacks.noisy_span import most_probable
-from attacks.noisy_upload import noisy_upload
-from attacks.patch_gradient import lacks_patch_system, needs_patch_system
-from attacks.patch_system import PATCH, error_of, gradient, is_disturbed, patch_system
-from attacks.pictures import per_image, pictures
+from attacks.equations.completion import FieldEnergy, complete, complete_patchwise
+from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.noisy_span import most_probable
+from attacks.equations.noisy_upload import noisy_upload
+from attacks.equations.pictures import per_image, pictures
+from attacks.equations.requirements import lacks_patch_system, needs_patch_system
+from attacks.equations.span import Knowledge, UploadSpan, combine, upload_span
+from attacks.equations.system import PATCH, error_of, gradient, is_disturbed, patch_system
+from attacks.equations.tokens import QKV, TINY, lacks_tokens, refine, token_equations
 from attacks.prior import find_prior
-from attacks.span import Knowledge, UploadSpan, combine, upload_span
-from attacks.token_equations import QKV, TINY, lacks_tokens, refine, token_equations
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -112,7 +112,7 @@ class MaskedSpan:
     def _most_probable(
         self, view: AttackerView, exact: Sequence[Tensor], weighs: Sequence[bool]
     ) -> list[Tensor]:
-        """Patches (N, p) by `attacks.noisy_span`, begun at those that take the uploads as exact,
+        """Patches (N, p) by `equations.noisy_span`, begun at those that take the uploads as exact,
         which stay where errors are not weighed."""
         patch, pixels = view.model.patch_size, view.pixels
         prior = find_prior(self.prior, patch=patch, size=pixels.size)

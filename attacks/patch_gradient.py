@@ -19,38 +19,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from attacks.linear_algebra import condition_and_rank, minimum_norm_solve
-from attacks.patch_system import (
+from attacks.equations.least_squares import condition_and_rank, minimum_norm_solve
+from attacks.equations.pictures import per_image, pictures
+from attacks.equations.requirements import lacks_patch_system, needs_patch_system
+from attacks.equations.system import (
     PATCH,
     TABLE,
     PatchSystem,
     error_of,
     is_disturbed,
-    missing,
     patch_system,
 )
-from attacks.pictures import per_image, pictures
 from attacks.prior import find_prior
-from attacks.wiener import PatchPrior, known_variance, noise_variance, posterior_patches
-from mjp_privacy.errors import UserError
+from attacks.prior.wiener import PatchPrior, known_variance, noise_variance, posterior_patches
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
-
-
-def needs_patch_system(model: MJPVisionTransformer) -> Sequence[str]:
-    return (TABLE, PATCH)
-
-
-def lacks_patch_system(view: AttackerView) -> str | None:
-    """Why a view has no patch system that determines the patches, or None."""
-    model = view.model
-    if model.pos_embed is None:
-        return "the model has no position embeddings, so their gradient is not uploaded"
-    reason = missing(view, TABLE, PATCH)
-    patches, width = model.patch_embed.num_patches, model.embed_dim
-    if reason is None and patches > width:
-        return f"underdetermined: {patches} patches, {width} equations (N <= D is needed)"
-    return reason
 
 
 @dataclass(frozen=True)
@@ -91,7 +75,7 @@ def reconstruction(
 
 @dataclass(frozen=True)
 class PatchPriorAttack:
-    """The same system with a Gaussian patch prior and its own noise level (`attacks.wiener`).
+    """The same system with a Gaussian patch prior and its own noise level (`prior.wiener`).
 
     For gradients that are noisy (float16, noise added, an ill-conditioned A): mixtures of patches
     below the noise fall back to the prior. The noise is measured on the upload, in the directions

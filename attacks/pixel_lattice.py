@@ -2,9 +2,9 @@ r"""One upload of MJP where pixels are 8-bit: the masked patches are integer vec
 
 `masked_span` leaves every patch open in the span S of the masked ones. A client that feeds decoded
 pictures feeds multiples of 1/255, and the integer vectors of S are a lattice which the masked
-patches generate (`attacks.unmixing`): LLL finds it, and what photographs look like tells its
+patches generate (`lattice.unmixing`): LLL finds it, and what photographs look like tells its
 patches from their combinations. An unmasked patch is then the integer vector of c_i + S nearest to
-`masked_span`'s guess. The masked patches have no places yet; `attacks.jigsaw_solver` puts them
+`masked_span`'s guess. The masked patches have no places yet; `jigsaw.solver` puts them
 where their borders fit, which gives the plain picture. As the client fed it, each masked place
 gets the mean of the patches: their order there is not in the gradient.
 
@@ -24,13 +24,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.jigsaw_solver import solve
+from attacks.equations.pictures import pictures
+from attacks.equations.span import ABOVE_NOISE, off_the_visible, upload_span
+from attacks.equations.system import PATCH, TABLE, UNKNOWN, PatchSystem, gradient, patch_system
+from attacks.equations.tokens import QKV
+from attacks.jigsaw.solver import solve
+from attacks.lattice.unmixing import sum_coordinates, unmix
 from attacks.masked_span import MaskedSpan
-from attacks.patch_system import PATCH, TABLE, UNKNOWN, PatchSystem, gradient, patch_system
-from attacks.pictures import pictures
-from attacks.span import ABOVE_NOISE, off_the_visible, upload_span
-from attacks.token_equations import QKV
-from attacks.unmixing import sum_coordinates, unmix
 from mjp_privacy.interfaces import AttackerView, Reconstruction
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images, to_patches

@@ -2,7 +2,7 @@
 
 Freezing the position embeddings, or keeping their gradient at home, leaves two things in the
 upload: the row space of patch_embed.proj.weight.grad, which is the span of all patches, and block
-0's equations (`attacks.token_equations`). Together they determine every patch where
+0's equations (`equations.tokens`). Together they determine every patch where
 
     D - N - 2 >= N + 1     (equations a patch against unknowns),
 
@@ -20,10 +20,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from attacks.equations.span import Knowledge, UploadSpan, noise_edge
+from attacks.equations.system import PATCH, error_of, gradient, missing
+from attacks.equations.tokens import QKV, from_tokens_alone, lacks_tokens, token_equations
 from attacks.masked_span import MultiRound
-from attacks.patch_system import PATCH, error_of, gradient, missing
-from attacks.span import Knowledge, UploadSpan, noise_edge
-from attacks.token_equations import QKV, from_tokens_alone, lacks_tokens, token_equations
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import MJPVisionTransformer
 

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from attacks import find_attack
 from attacks.april import April
-from mjp_privacy.clients.fedsgd import FedSGDClient
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.models import Victim, load_model
-from mjp_privacy.models.closed_form_block import with_closed_form_block
+from mjp_privacy.models.mjp_vit import with_closed_form_block
 
 T = TypeVar("T")
 

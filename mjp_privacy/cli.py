@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from mjp_privacy.config import (
-    ClientConfig,
-    DtypeName,
-    Experiment,
-    check_experiment,
-)
-from mjp_privacy.config_files import load_experiment
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.command import DONE, SOME_FAILED, kindly
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config import ClientConfig, DtypeName, Experiment
+from mjp_privacy.experiment.config_files import check_experiment, load_experiment
 
 if TYPE_CHECKING:
-    from mjp_privacy.run import RunSummary
-
-DONE, BAD_USAGE, SOME_FAILED = 0, 2, 3
+    from mjp_privacy.experiment.run import RunSummary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,18 +80,6 @@ def report(argv: Sequence[str] | None = None) -> int:
     return kindly(_report, list(sys.argv[1:] if argv is None else argv))
 
 
-def kindly(command: Callable[[list[str]], int], argv: list[str]) -> int:
-    """User errors without a traceback."""
-    try:
-        return command(argv)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_USAGE
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
-
-
 def _attack(argv: list[str]) -> int:
     if sum(a == "--weights" or a.startswith("--weights=") for a in argv) > 1:
         raise UserError(
@@ -122,7 +104,7 @@ def _attack(argv: list[str]) -> int:
 
 def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
     if arguments.uploads is None:
-        from mjp_privacy.runner import run_experiment
+        from mjp_privacy.experiment.runner import run_experiment
 
         return run_experiment(
             experiment,
@@ -144,7 +126,7 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
             "gamma and the client's recipe. Leave it out, or correct the headers in "
             f"{arguments.uploads}."
         )
-    from mjp_privacy.uploads.run import attack_uploads
+    from mjp_privacy.experiment.recorded_run import attack_uploads
 
     return attack_uploads(
         experiment,

@@ -194,19 +194,3 @@ class Control(Protocol):
     def run(
         self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
     ) -> Reconstruction: ...
-
-
-class MetricFunction(Protocol):
-    def __call__(self, reconstructions: Tensor, references: Tensor) -> Tensor:
-        """(m, C, H, W) twice, float64 in [0, 1] -> (m,). Never averaged here."""
-        ...
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One score. `higher_is_better` is for the model owner's privacy, as the paper's arrows."""
-
-    name: str
-    variant: Literal["paper", "standard"]
-    higher_is_better: bool
-    fn: MetricFunction

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attacks.prior.files import save_prior
 from attacks.prior.fitting import fit_prior
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageError, load_images
-from mjp_privacy.errors import UserError
 
 
 def fit(

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attacks.prior.gaussian import GaussianPrior
 from attacks.prior.stationary import stationary_prior
-from mjp_privacy.errors import UserError
-from mjp_privacy.store import write_atomically
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_atomically
 
 SHIPPED = Path(__file__).parent / "assets"
 NAMES = ("fitted", "stationary")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.prior.gaussian import GaussianPrior, cosine_basis
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.jigsaw import to_patches
 
 BINS = 40

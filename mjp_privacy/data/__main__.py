@@ -11,9 +11,9 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.images import open_images
 from mjp_privacy.data.sample import make_sample
-from mjp_privacy.errors import UserError
 
 
 def sample(

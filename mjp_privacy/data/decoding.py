@@ -19,7 +19,7 @@ import zlib
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
 
 MAX_PIXELS = 178_956_970
 """Pillow's own limit against decompression bombs; kept here because a program can lift Pillow's."""

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from PIL import Image
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.source import ImageRecord, ImageSource
-from mjp_privacy.errors import UserError
 
 EMBEDDED = "embedded"
 """The word that opens these images in place of a path."""

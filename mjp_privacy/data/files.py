@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.decoding import ImageError
-from mjp_privacy.errors import UserError
 
 _SUFFIX_WORDS = """
     .jpg .jpeg .jpe .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm .pbm .pnm

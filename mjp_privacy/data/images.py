@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.embedded import EMBEDDED, embedded_images
 from mjp_privacy.data.files import image_names, open_files
@@ -18,7 +19,6 @@ from mjp_privacy.data.labels import find_labels
 from mjp_privacy.data.source import ImageRecord, ImageSource
 from mjp_privacy.data.subset import spread_subset
 from mjp_privacy.data.transforms import Preprocessing
-from mjp_privacy.errors import UserError
 
 
 class LoadedImage(NamedTuple):

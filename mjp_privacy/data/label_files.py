@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
 
 FILE_COLUMNS = ("file", "image", "image_id", "filename")
 NUM_IMAGENET = 1000

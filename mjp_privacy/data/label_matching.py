@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.label_files import LabelTable
-from mjp_privacy.errors import UserError
 
 NUM_VALIDATION = 50_000
 

@@ -20,6 +20,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.files import Files, missing_path
 from mjp_privacy.data.label_files import (
@@ -29,7 +30,6 @@ from mjp_privacy.data.label_files import (
     synset_indices,
 )
 from mjp_privacy.data.label_matching import match_labels, some, validation_number
-from mjp_privacy.errors import UserError
 
 LabelSource = Literal["csv", "synset", "folder", "file", "none"]
 

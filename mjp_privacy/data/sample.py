@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.source import ImageRecord, ImageSource
-from mjp_privacy.errors import UserError
-from mjp_privacy.seeding import derive_seed
 
 _SHOWN = 10
 

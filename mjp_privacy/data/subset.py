@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.data.source import ImageRecord
-from mjp_privacy.errors import UserError
-from mjp_privacy.seeding import derive_seed
 
 
 def spread_subset(

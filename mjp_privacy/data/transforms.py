@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
-from mjp_privacy.registry import unknown_name
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import unknown_name
 
 Interpolation = Literal["bicubic", "bilinear"]
 

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
-from mjp_privacy.interfaces import Metric, MetricFunction
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import Registry, unknown_name
+from mjp_privacy.metrics.contract import Metric, MetricFunction
 from mjp_privacy.metrics.perceptual import lpips, lpips_backbone
 from mjp_privacy.metrics.pixel import mse, psnr, quantise
 from mjp_privacy.metrics.spectral import fft2d
 from mjp_privacy.metrics.structural import ssim
-from mjp_privacy.registry import Registry, unknown_name
 
 __all__ = ["METRICS", "lpips_backbone", "score"]
 

@@ -18,11 +18,11 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_atomically
 from mjp_privacy.metrics import METRICS, lpips_backbone, score
 from mjp_privacy.metrics.folders import Pair, pair_folders
-from mjp_privacy.report.statistics import PSNR_CAP, bootstrap_interval
-from mjp_privacy.store import write_atomically
+from mjp_privacy.metrics.statistics import PSNR_CAP, bootstrap_interval
 
 
 class Row(NamedTuple):

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.files import Files, image_names, open_files
-from mjp_privacy.errors import UserError
 
 SHOWN = 20  # lines of a list in an error message
 

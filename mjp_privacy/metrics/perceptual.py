@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
 
 PACKAGED = Path(__file__).parents[1] / "assets" / "alexnet_features_fp16.safetensors"
 TORCHVISION = "alexnet-owt-7be5be79.pth"  # the last part is the start of its SHA-256

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
 
 SIGMA = 1.5
 RADIUS = 5  # 11 taps

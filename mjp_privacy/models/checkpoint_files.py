@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
-from mjp_privacy.registry import unknown_name
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import unknown_name
 
 PYTORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
 NESTED_KEYS = ("model", "state_dict", "module")

@@ -10,11 +10,11 @@ import torch
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.models.checkpoint_files import WeightFile
 from mjp_privacy.models.localization import DalKind
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.seeding import torch_generator
 
 UnknownInit = Literal["mean_position", "zeros", "random"]
 AXES = {

@@ -12,14 +12,8 @@ accuracies are columns of every table). A model can also be trained with it from
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING
-
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 
 
 class ClosedFormBlock(nn.Module):
@@ -37,14 +31,3 @@ class ClosedFormBlock(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         hidden = self.ls1(self.attn(z))
         return self.drop_path2(self.ls2(self.mlp(self.norm2(hidden))))
-
-
-def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:
-    """A copy of the model whose block 0 is the altered one; just a copy if it was born so."""
-    altered = copy.deepcopy(model)
-    if altered.first_block == "closed_form":
-        return altered
-    block = altered.blocks[0]
-    assert isinstance(block, Block)
-    altered.blocks[0] = ClosedFormBlock(block)
-    return altered

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
-from mjp_privacy.seeding import derive_seed
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import derive_seed
 
 MIN_BLOCK = 8  # patches
 MIN_ASPECT = 0.3

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.models.checkpoint_files import (
     TIMM_PREFIX,
     download_timm,
@@ -33,7 +34,6 @@ from mjp_privacy.models.spec import (
     with_metadata,
 )
 from mjp_privacy.models.zoo import spec_by_name, timm_spec
-from mjp_privacy.seeding import derive_seed
 
 RANDOM = "random"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Literal
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.closed_form_block import ClosedFormBlock
 from mjp_privacy.models.localization import (
     DalKind,
@@ -177,3 +178,14 @@ class MJPVisionTransformer(VisionTransformer):
 
 def _table(rows: int, dim: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, rows, dim), std=0.02))
+
+
+def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:
+    """A copy of the model whose block 0 is the altered one; just a copy if it was born so."""
+    altered = copy.deepcopy(model)
+    if altered.first_block == "closed_form":
+        return altered
+    block = altered.blocks[0]
+    assert isinstance(block, Block)
+    altered.blocks[0] = ClosedFormBlock(block)
+    return altered

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.models.checkpoint_files import WeightFile
 from mjp_privacy.models.checkpoints import Shape
 from mjp_privacy.models.localization import DalKind
 from mjp_privacy.models.mjp_vit import FirstBlock, PositionEmbedding
-from mjp_privacy.registry import unknown_name
 
 
 @dataclass(frozen=True)

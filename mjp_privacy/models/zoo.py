@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from mjp_privacy.core.registry import Registry, unknown_name
 from mjp_privacy.models.spec import ModelSpec
-from mjp_privacy.registry import Registry, unknown_name
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)

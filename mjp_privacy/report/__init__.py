@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_atomically
 from mjp_privacy.report.choices import choices_section, write_choices
 from mjp_privacy.report.console import console_table
 from mjp_privacy.report.export import latex, markdown, table_csv, write_samples
@@ -32,7 +33,6 @@ from mjp_privacy.report.rounds import curve_points, write_points
 from mjp_privacy.report.tables import VARIANTS, Table, build_table
 from mjp_privacy.report.timing import timing_table
 from mjp_privacy.report.views import TextTable, comparison_table, diagnostics_table, main_table
-from mjp_privacy.store import write_atomically
 
 __all__ = ["ReportSummary", "write_report"]
 

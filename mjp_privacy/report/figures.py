@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.pictures import (
     KINDS,
@@ -24,8 +26,6 @@ from mjp_privacy.report.pictures import (
     shorten,
     shown_kinds,
 )
-from mjp_privacy.report.statistics import PSNR_CAP
-from mjp_privacy.store import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
-from mjp_privacy.store import ROW_COLUMNS, RunStore
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.store import ROW_COLUMNS, RunStore
 
 REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
 """What a cell must say for its line to be told from the others."""

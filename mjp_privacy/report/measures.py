@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from mjp_privacy.metrics.statistics import PSNR_CAP, Counts, Summary, summarise
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.published import METRICS
-from mjp_privacy.report.statistics import PSNR_CAP, Counts, Summary, summarise
 
 THRESHOLDS = (20, 30)
 """dB from which an image counts as recovered: its content is plain to see, its details too."""

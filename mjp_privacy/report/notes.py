@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from mjp_privacy.metrics.statistics import LEVEL, PSNR_CAP, RESAMPLES
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import ceiling_distance, not_run
 from mjp_privacy.report.published import CAVEATS
-from mjp_privacy.report.statistics import LEVEL, PSNR_CAP, RESAMPLES
 
 DIGITS = {"float32": 24, "float64": 53}
 """Bits of a significand, the scale to which a cond(A) is compared."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.statistics import PSNR_CAP
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
 from mjp_privacy.report.facts import client_text, fact, options_text, target_of
 from mjp_privacy.report.figures import ACCENT, DPI, GRID, INK, MUTED, save
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import THRESHOLDS, capped_median, success, summary
 from mjp_privacy.report.pictures import shorten
-from mjp_privacy.report.statistics import PSNR_CAP, median_interval
 from mjp_privacy.report.tables import varying_columns
 
 if TYPE_CHECKING:

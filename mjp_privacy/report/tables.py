@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
 from mjp_privacy.report.facts import ATTACK_FACTS, Scalar, fact
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import (
@@ -26,7 +27,6 @@ from mjp_privacy.report.measures import (
 )
 from mjp_privacy.report.published import METRICS, PublishedRow, published_row
 from mjp_privacy.report.reductions import DerivedLine
-from mjp_privacy.report.statistics import PSNR_CAP, Summary
 
 VARIANTS = ("paper", "standard")
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 import tyro
 
-from mjp_privacy.cli import kindly
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.command import kindly
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.training.config import load_training
 
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from mjp_privacy.config_files import read_mapping
-from mjp_privacy.config_rows import row_of
-from mjp_privacy.errors import UserError
-from mjp_privacy.parsing import parse
+from mjp_privacy.core.config_rows import row_of
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.fields import parse
+from mjp_privacy.core.yaml_files import read_mapping
 
 _STRICT = ConfigDict(extra="forbid")
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20

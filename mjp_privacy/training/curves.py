@@ -12,8 +12,8 @@ from pathlib import Path
 
 import tyro
 
-from mjp_privacy.errors import UserError
-from mjp_privacy.store import write_atomically
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_atomically
 from mjp_privacy.training.journal import METRICS, read_metrics
 
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
@@ -78,7 +78,7 @@ class CurveArguments:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from mjp_privacy.cli import kindly
+    from mjp_privacy.core.command import kindly
 
     def draw(arguments: list[str]) -> int:
         given = tyro.cli(CurveArguments, args=arguments, prog="mjp_privacy.training.curves")

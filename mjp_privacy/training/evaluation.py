@@ -16,15 +16,14 @@ from typing import Any, Literal
 import pandas as pd
 import tyro
 
-from mjp_privacy.cli import kindly
+from mjp_privacy.core.command import kindly
+from mjp_privacy.core.device import pick_device
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.data import ImageRecord, open_images, spread_subset
-from mjp_privacy.errors import UserError
 from mjp_privacy.models import Victim, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.zoo import NAMED_MODELS
-from mjp_privacy.report.published_models import TABLE4, PublishedModel, counterpart
-from mjp_privacy.runner import pick_device
-from mjp_privacy.store import output_folder, write_atomically
 from mjp_privacy.training.consistency import embedding_condition, measure
 from mjp_privacy.training.evaluation_report import (
     Evaluated,
@@ -33,6 +32,7 @@ from mjp_privacy.training.evaluation_report import (
     summary_table,
 )
 from mjp_privacy.training.examples import numbered
+from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from mjp_privacy.report.published_models import PublishedModel
-from mjp_privacy.report.statistics import Summary, summarise
-from mjp_privacy.store import write_atomically
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.metrics.statistics import Summary, summarise
+from mjp_privacy.training.published import PublishedModel
 
 Z = 1.959964  # of a 95 % interval
 

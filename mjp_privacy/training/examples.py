@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageRecord, ImageSource, open_images
-from mjp_privacy.errors import UserError
-from mjp_privacy.seeding import torch_generator
 from mjp_privacy.training.config import TrainingConfig
 
 SPLITS = (("train", "training"), ("val", "valid", "validation", "test"))

@@ -16,9 +16,9 @@ from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.data import ImageError, Preprocessing
-from mjp_privacy.errors import UserError
-from mjp_privacy.seeding import derive_seed
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.examples import Examples, epoch_order
 from mjp_privacy.training.world import World

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.store import write_atomically
+from mjp_privacy.core.files import write_atomically
 
 METRICS = "metrics.jsonl"
 PLAIN_INTERVAL = 20.0  # seconds between two lines on the screen

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageError, Preprocessing
-from mjp_privacy.errors import UserError
-from mjp_privacy.seeding import torch_generator
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.examples import Examples, epoch_order
 from mjp_privacy.training.world import World

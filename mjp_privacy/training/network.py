@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.models import load_model
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.seeding import derive_seed
 from mjp_privacy.training.config import Initial, TrainingConfig
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from mjp_privacy.errors import UserError
-from mjp_privacy.lock import locked
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder
+from mjp_privacy.core.lock import locked
 from mjp_privacy.models.checkpoint_files import file_sha256
-from mjp_privacy.store import output_folder
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.curves import check_runs
 from mjp_privacy.training.examples import Examples, find_examples

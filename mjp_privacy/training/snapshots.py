@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.version import commit
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.provenance import commit
-from mjp_privacy.store import write_atomically
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.world import World
 

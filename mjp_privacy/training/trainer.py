@@ -22,8 +22,8 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mjp_privacy.errors import UserError
-from mjp_privacy.seeding import derive_seed
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.curves import draw_curves
 from mjp_privacy.training.journal import Journal

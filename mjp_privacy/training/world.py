@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
-from mjp_privacy.runner import pick_device
+from mjp_privacy.core.device import pick_device
+from mjp_privacy.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from torch import Tensor
 from attacks import ATTACKS, find_attack
 from attacks.april import April
 from attacks.controls import oracle_inverse, psnr
-from attacks.linear_algebra import condition_and_rank, minimum_norm_solve
-from mjp_privacy.config import ClientConfig
-from mjp_privacy.errors import UserError
+from attacks.equations.least_squares import condition_and_rank, minimum_norm_solve
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config import ClientConfig
 from mjp_privacy.models import Victim
 from tests.contract.attack_targets import TARGETS, AttackTarget
-from tests.contract.planted import attacked, planted_images, planted_model, planted_view
+from tests.helpers.planted import attacked, planted_images, planted_model, planted_view
 
 each_target = pytest.mark.parametrize("target", TARGETS, ids=str)
 each_picture = pytest.mark.parametrize("target", [t for t in TARGETS if t.pictures], ids=str)

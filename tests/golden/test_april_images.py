@@ -15,12 +15,12 @@ from torch import Tensor
 
 from attacks import find_attack
 from attacks.controls import oracle_inverse, psnr
-from mjp_privacy.clients.fedsgd import FedSGDClient
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import Preprocessing
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.models import Victim, load_model
-from mjp_privacy.models.closed_form_block import with_closed_form_block
-from mjp_privacy.settings import SETTINGS
+from mjp_privacy.models.mjp_vit import with_closed_form_block
 
 
 @dataclass(frozen=True)

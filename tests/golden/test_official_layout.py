@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mjp_privacy.errors import UserError
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import Victim, load_model
 
 ARCHITECTURE: dict[str, Any] = {

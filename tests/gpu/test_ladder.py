@@ -7,10 +7,10 @@ import torch
 
 from attacks import find_attack
 from attacks.controls import psnr
-from mjp_privacy.clients.fedsgd import FedSGDClient
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.interfaces import AttackerView, Pixels
-from mjp_privacy.settings import SETTINGS
-from tests.contract.planted import PATCH, SIDE, planted_images, planted_model
+from tests.helpers.planted import PATCH, SIDE, planted_images, planted_model
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 STATIONARY = {"prior": "stationary"}

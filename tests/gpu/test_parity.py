@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from attacks import find_attack
-from mjp_privacy.runner import run_experiment
-from mjp_privacy.store import RunStore
-from tests.contract.planted import planted_images, planted_model, planted_view
+from mjp_privacy.experiment.runner import run_experiment
+from mjp_privacy.experiment.store import RunStore
+from tests.helpers.planted import planted_images, planted_model, planted_view
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -13,7 +13,7 @@ from mjp_privacy.training.journal import read_metrics
 from mjp_privacy.training.run import make_batches, train
 from mjp_privacy.training.trainer import Trainer
 from mjp_privacy.training.world import World
-from tests.unit.training_fixtures import class_folders, small
+from tests.helpers.training import class_folders, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

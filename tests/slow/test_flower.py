@@ -15,26 +15,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import federation_fixtures
 import pytest
 import torch
-from flower_fixtures import federated_images, small_federation
 from safetensors.torch import load_file
+
+from tests.helpers import federations
+from tests.helpers.flower import federated_images, small_federation
 
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 
-from mjp_privacy.clients import flower_programs
-from mjp_privacy.clients.federation_config import FederationConfig
-from mjp_privacy.clients.flower_programs import SuperLink
-from mjp_privacy.clients.flower_run import HOME, NAME, run_flower
-from mjp_privacy.clients.rounds import federate
-from mjp_privacy.clients.server import ServerState
-from mjp_privacy.clients.task import Task
-from mjp_privacy.config_files import load_experiment
-from mjp_privacy.errors import UserError
-from mjp_privacy.store import RunStore
-from mjp_privacy.uploads.folder import UploadFolder
-from mjp_privacy.uploads.run import attack_uploads
+from mjp_privacy.client.recorded.folder import UploadFolder
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.recorded_run import attack_uploads
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.federation.config import FederationConfig
+from mjp_privacy.federation.flower import programs as flower_programs
+from mjp_privacy.federation.flower.programs import SuperLink
+from mjp_privacy.federation.flower.run import HOME, NAME, run_flower
+from mjp_privacy.federation.rounds import federate
+from mjp_privacy.federation.server import ServerState
+from mjp_privacy.federation.task import Task
 
 pytestmark = pytest.mark.slow
 PROGRAMS = ("flwr", "flower-", "raylet", "ray::")
@@ -127,12 +128,12 @@ def only_loopback() -> Iterator[None]:
 def test_recorded_uploads_give_the_clients_images_back(tmp_path: Path) -> None:
     """FedSGD with batch 1: what the strategy wrote down, attacked as `run_attack.py --uploads`
     does, without the private images and with those of the probes."""
-    plain = federation_fixtures.config(
+    plain = federations.config(
         rounds=1,
         client={"batch": 1},
         record={"rounds": [0], "images": 2, "probes": [{}]},
     )
-    data = federation_fixtures.images(tmp_path / "data")
+    data = federations.images(tmp_path / "data")
     out = tmp_path / "run"
     run_flower(plain, data, out, "flower", record="all")
     attacks = {"name": "attacks", "attacks": [{"name": "patch_gradient"}]}
@@ -192,7 +193,7 @@ def test_final_weights_are_those_of_one_process(
 FAILING = '''
 """Client 1 raises in round 0, everybody in round 1."""
 from flwr.clientapp import ClientApp
-from mjp_privacy.clients import flower_app
+from mjp_privacy.federation.flower import app as flower_app
 
 client_app = ClientApp()
 client_app.query()(flower_app.introduce)
@@ -233,7 +234,7 @@ HANGING = '''
 import time
 from pathlib import Path
 from flwr.clientapp import ClientApp
-from mjp_privacy.clients import flower_app
+from mjp_privacy.federation.flower import app as flower_app
 
 client_app = ClientApp()
 client_app.query()(flower_app.introduce)
@@ -294,7 +295,7 @@ def test_the_programs_end_with_whoever_started_them(tmp_path: Path) -> None:
     """Killed without a chance to tidy up."""
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from mjp_privacy.clients.flower_programs import superlink\n"
+        "from mjp_privacy.federation.flower.programs import superlink\n"
         "with superlink(Path(sys.argv[1])) as link:\n"
         "    link.start_nodes(1); print('up', flush=True); time.sleep(600)\n"
     )

@@ -1,0 +1,121 @@
+"""breaching's OptimizationBasedAttacker on named gradients. Import it late, as _breaching.py.
+
+breaching differentiates `model.parameters()` and pairs the result with the upload by position, so
+its model is a wrapper whose parameters are exactly the uploaded ones, in the upload's order.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import torch
+from breaching.attacks.auxiliaries.objectives import CosineSimilarity
+from breaching.attacks.optimization_based_attack import OptimizationBasedAttacker
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attacks.breaching.closed_form import server_payload
+from mjp_privacy.interfaces import Grads, Pixels
+from mjp_privacy.models import MJPVisionTransformer
+
+
+class UploadedParameters(nn.Module):
+    """The model at a fixed mask; its parameters are those of `names`, all else is constant."""
+
+    mask: Tensor | None
+
+    def __init__(
+        self, model: MJPVisionTransformer, names: Sequence[str], mask: Tensor | None
+    ) -> None:
+        super().__init__()
+        self.names = tuple(names)
+        self.model = copy.deepcopy(model)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name in self.names)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x, self.mask)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return (self.model.get_parameter(name) for name in self.names)
+
+
+class CosineWithPositions(CosineSimilarity):
+    """breaching's cosine distance of all gradients + weight * the one of the table's alone."""
+
+    def __init__(self, place: int, weight: float) -> None:
+        super().__init__()
+        self.place, self.weight = place, weight
+
+    def gradient_based_loss(
+        self, gradient_rec: Sequence[Tensor], gradient_data: Sequence[Tensor]
+    ) -> Tensor:
+        table = slice(self.place, self.place + 1)
+        everything = super().gradient_based_loss(gradient_rec, gradient_data)
+        positions = super().gradient_based_loss(gradient_rec[table], gradient_data[table])
+        return everything + self.weight * positions
+
+
+def optimization_configuration(
+    dtype: torch.dtype, changes: Mapping[str, Mapping[str, Any]], tv: float
+) -> Any:
+    """breaching's shipped invertinggradients.yaml on its defaults, with these changes."""
+    folder = files("breaching") / "config" / "attack"
+    names = ("_default_optimization_attack.yaml", "invertinggradients.yaml")
+    parts = [OmegaConf.create((folder / name).read_text()) for name in names]
+    ours = {
+        "impl": {"dtype": str(dtype).removeprefix("torch.")},
+        "regularization": {"total_variation": {"scale": tv}},
+    }
+    return OmegaConf.merge(*parts, ours, changes)
+
+
+def match_gradients(
+    model: MJPVisionTransformer,
+    grads: Grads,
+    labels: Tensor,
+    mask: Tensor | None,
+    pixels: Pixels,
+    configuration: Any,
+    *,
+    positions: tuple[str, float] | None = None,
+    start: Tensor | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """One client step: normalised images (B, C, H, W), and what it took.
+
+    grads {name: parameter's shape}, labels (B,), mask (B, N); `positions`: name and weight of the
+    position term; `start` (B, C, H, W): normalised images in place of noise. Where no trial ended
+    with a finite score the images are NaN (breaching: zeros).
+    """
+    names = [name for name, _ in model.named_parameters() if name in grads]
+    victim = UploadedParameters(model, names, mask)
+    device = model.cls_token.device
+    attacker = OptimizationBasedAttacker(
+        victim, nn.CrossEntropyLoss(), configuration, {"device": device}
+    )
+    if positions is not None:
+        attacker.objective = CosineWithPositions(names.index(positions[0]), positions[1])
+    shared = {
+        "gradients": [grads[name].to(device) for name in names],
+        "buffers": [],
+        "metadata": {
+            "num_data_points": len(labels),
+            "labels": labels.to(device),
+            "local_hyperparams": None,
+        },
+    }
+    with sdpa_kernel(SDPBackend.MATH):  # the only kernel that can be differentiated twice
+        payload = server_payload(victim, pixels)
+        found, stats = attacker.reconstruct(payload, [shared], {}, initial_data=start)
+    images = found["data"]
+    score = float(stats["opt_value"])
+    if not math.isfinite(score):
+        images = torch.full_like(images, torch.nan)
+    steps = sum(len(values) for key, values in stats.items() if key.startswith("Trial_"))
+    return images, {"steps": float(steps), "cosine_distance": score}

@@ -1,0 +1,1 @@
+"""What an upload says of its pictures, as linear equations."""

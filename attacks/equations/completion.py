@@ -1,0 +1,117 @@
+r"""The most probable picture among those that agree with what is known of each patch.
+
+Patches are x_i = known_i + a_i B. The picture is a Gaussian field with mean colour m and a
+precision that an orthonormal DCT diagonalises; a is chosen to minimise its energy
+
+    E(a) = (x(a) - m)^T Sigma^-1 (x(a) - m),
+
+which joins patches across their borders, by conjugate gradients in a (N, q).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.equations.span import Knowledge
+from attacks.prior.gaussian import JITTER, GaussianPrior, cosine_basis
+from mjp_privacy.interfaces import Pixels
+from mjp_privacy.models.jigsaw import to_images, to_patches
+
+TOLERANCE = 1e-4  # of the residual's norm
+STEPS = 300
+
+
+@dataclass(frozen=True)
+class FieldEnergy:
+    """Sigma^-1 of a normalised picture of `size` pixels a side under a prior."""
+
+    precision: Tensor  # (size, size, C, C)
+    basis: Tensor  # (size, size)
+    mean: Tensor  # (C,)
+    patch_precision: Tensor  # (p, p): of a patch alone, the preconditioner
+    patch_size: int
+
+    @classmethod
+    def of(cls, prior: GaussianPrior, patch_size: int, pixels: Pixels) -> FieldEnergy:
+        spectrum = prior.field_spectrum(pixels.size, pixels)
+        least = JITTER * float(spectrum.diagonal(dim1=-2, dim2=-1).mean())
+        eye = torch.eye(spectrum.shape[-1], dtype=spectrum.dtype)
+        covariance = prior.patch(patch_size, pixels)[1]
+        ridge = JITTER * float(covariance.diagonal().mean())
+        return cls(
+            torch.linalg.inv(spectrum + least * eye),
+            cosine_basis(pixels.size),
+            prior.mean_colour(pixels),
+            torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)).double()),
+            patch_size,
+        )
+
+    def on(self, device: torch.device) -> FieldEnergy:
+        """The same where the gradients are."""
+        return FieldEnergy(
+            self.precision.to(device),
+            self.basis.to(device),
+            self.mean.to(device),
+            self.patch_precision.to(device),
+            self.patch_size,
+        )
+
+    def force(self, patches: Tensor) -> Tensor:
+        """Sigma^-1 applied to a picture given as patches (N, p), as patches."""
+        picture = to_images(patches, self.patch_size, len(self.mean))
+        coefficients = self.basis @ picture @ self.basis.mT
+        shaped = torch.einsum("hwcd,dhw->chw", self.precision, coefficients)
+        return to_patches(self.basis.mT @ shaped @ self.basis, self.patch_size)
+
+
+def complete(knowledge: Knowledge, energy: FieldEnergy) -> Tensor:
+    """All patches (N, p) of the most probable picture, normalised."""
+    known, basis = knowledge.known, knowledge.basis
+    if not len(basis):
+        return known
+    energy = energy.on(known.device)
+    area = energy.patch_size**2
+    centre = energy.mean.repeat_interleave(area)
+    start = (centre - known) @ basis.mT
+    preconditioner = torch.linalg.inv(basis @ energy.patch_precision @ basis.mT)
+
+    def apply(a: Tensor) -> Tensor:
+        return energy.force(a @ basis) @ basis.mT
+
+    residual = -energy.force(known + start @ basis - centre) @ basis.mT
+    return known + (start + _conjugate_gradients(apply, residual, preconditioner)) @ basis
+
+
+def complete_patchwise(knowledge: Knowledge, mean: Tensor, covariance: Tensor) -> Tensor:
+    """The same with each patch alone under N(mean, covariance): no borders."""
+    known, basis = knowledge.known, knowledge.basis
+    mean, covariance = mean.to(known), covariance.to(known)
+    ridge = JITTER * float(covariance.diagonal().mean())
+    precision = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)).to(covariance))
+    pull = (mean - known) @ precision @ basis.mT
+    return known + torch.linalg.solve(basis @ precision @ basis.mT, pull.mT).mT @ basis
+
+
+def _conjugate_gradients(
+    apply: Callable[[Tensor], Tensor], residual: Tensor, preconditioner: Tensor
+) -> Tensor:
+    """a with apply(a) = residual, from zero."""
+    solution = torch.zeros_like(residual)
+    target = TOLERANCE * residual.norm()
+    shaped = residual @ preconditioner
+    direction, product = shaped, (residual * shaped).sum()
+    for _ in range(STEPS):
+        if residual.norm() <= target:
+            break
+        moved = apply(direction)
+        step = product / (direction * moved).sum()
+        solution = solution + step * direction
+        residual = residual - step * moved
+        shaped = residual @ preconditioner
+        next_product = (residual * shaped).sum()
+        direction, product = shaped + next_product / product * direction, next_product
+    return solution

@@ -1,0 +1,117 @@
+r"""What uploads of one picture say about its patches, and what they leave open.
+
+One upload with hidden patches H and visible rows A_v of A: with Q an orthonormal basis of the row
+space of A_v,
+
+    (I - Q Q^T) G  has row space  S = span{x_j : j in H},  orthonormal basis B (k, p),
+    C = lstsq(A_v^T, G (I - B^T B))  gives each visible patch but for its part in S.
+
+So (I - B^T B) x_i is known for every patch: row i of C where visible, zero where hidden. Uploads of
+the same picture with other masks add up, each with its own S_r:
+
+    M x_i = sum_r c_{r,i},     M = sum_r (I - B_r^T B_r),
+
+one eigen-decomposition for all patches. Directions in which M vanishes stay open: of generic
+patches there are as many as patches that were hidden every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.equations.least_squares import minimum_norm_solve
+from attacks.equations.system import PatchSystem
+
+OPEN = 1e-6
+"""Eigenvalue of M below which a direction counts as open. It is the squared sine of an angle
+between spans, which float32 gradients give to 1e-6 or so: an eigenvalue of 1e-12."""
+
+
+ABOVE_NOISE = 30  # times the first singular value that should be zero
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """x_i = known_i + a_i B with a_i free, for every patch of one picture; float64."""
+
+    known: Tensor  # (N, p), orthogonal to the basis
+    basis: Tensor  # (q, p) orthonormal rows, q may be 0
+    hidden: Tensor  # (N,) bool: hidden in every upload
+
+
+@dataclass(frozen=True)
+class UploadSpan:
+    """One upload of one picture."""
+
+    basis: Tensor  # B (k, p)
+    complement: Tensor  # (N, p): C, zero where hidden
+    hidden: Tensor  # (N,)
+
+
+def upload_span(system: PatchSystem, index: int, *, above_noise: float = 0.0) -> UploadSpan:
+    """S and C of the picture at `index` of the system; `above_noise` as in `masked_basis`."""
+    hidden, total = system.hidden[index], system.total[index]
+    visible = system.rows[index][~hidden]
+    complement = torch.zeros(len(hidden), total.shape[-1]).to(total)
+    rest = off_the_visible(system, index, total)
+    basis = masked_basis(rest, int(hidden.sum()), above_noise)
+    if len(visible):
+        outside = total - (total @ basis.mT) @ basis
+        solved = _solved(visible, outside)
+        complement[~hidden] = solved - (solved @ basis.mT) @ basis
+    return UploadSpan(basis, complement, hidden)
+
+
+def _solved(visible: Tensor, outside: Tensor) -> Tensor:
+    """X (k, p) with visible^T X = outside, in the least-squares sense; of least norm where a row
+    carries nothing, as a quantised one may."""
+    try:
+        return torch.linalg.lstsq(visible.mT, outside, driver="gels").solution
+    except torch.linalg.LinAlgError:
+        return minimum_norm_solve(visible.unsqueeze(0), outside.unsqueeze(0))[0][0]
+
+
+def off_the_visible(system: PatchSystem, index: int, columns: Tensor) -> Tensor:
+    """(I - Q Q^T) columns (D, K): without what the visible rows of A can make."""
+    q = torch.linalg.qr(system.rows[index][~system.hidden[index]].mT).Q
+    return columns - q @ (q.mT @ columns)
+
+
+def noise_edge(deviation: float, free: int, length: int) -> float:
+    """The largest singular value of noise alone in `free` dimensions of D, (free, p)."""
+    return deviation * (math.sqrt(free) + math.sqrt(length))
+
+
+def masked_basis(projected: Tensor, masked: int, above_noise: float = ABOVE_NOISE) -> Tensor:
+    """Orthonormal rows (k, p) of the span of `masked` patches from H (D, p); float64.
+
+    Fewer than `masked` where some are equal or combinations of others: directions below
+    `above_noise` times the noise, which the singular values beyond the masked-th show, are left
+    out. Kept (0), they cost an open direction; left out though a weak patch is in them, they make
+    a wrong equation, which several uploads do not forgive.
+    """
+    _, s, vh = torch.linalg.svd(projected.double(), full_matrices=False)
+    floor = s[masked] if masked < len(s) else s[0] * torch.finfo(torch.float32).eps
+    return vh[:masked][s[:masked] > above_noise * floor]
+
+
+def combine(spans: Sequence[UploadSpan]) -> Knowledge:
+    """What several uploads of one picture say together."""
+    if len(spans) == 1:
+        return Knowledge(spans[0].complement, spans[0].basis, spans[0].hidden)
+    length = spans[0].complement.shape[-1]
+    seen = torch.eye(length).to(spans[0].complement) * len(spans)
+    for span in spans:
+        seen -= span.basis.mT @ span.basis
+    total = torch.stack([span.complement for span in spans]).sum(0)
+    values, vectors = torch.linalg.eigh(seen)
+    shut = values > OPEN
+    inverse = torch.where(shut, 1 / values.clamp_min(OPEN), 0.0)
+    known = ((total @ vectors) * inverse) @ vectors.mT
+    hidden = torch.stack([span.hidden for span in spans]).all(0)
+    return Knowledge(known, vectors[:, ~shut].mT, hidden)

@@ -1,0 +1,181 @@
+r"""The linear system that one upload of a ViT holds about its patches, whatever its blocks are.
+
+With z_i = W x_i + beta + e_i at the input of block 0 and g_i = dL/dz_i,
+
+    row i of pos_embed.grad = g_i,    patch_embed.proj.weight.grad = G = sum_i g_i x_i^T = A^T X,
+
+A (N, D) the rows of all patches. A masked patch takes E_unk in place of e_i: its row of
+pos_embed.grad is zero, and unk_embed.grad is the sum of the masked g_i. What the client's recipe
+adds to the gradient without looking at the picture is computed and subtracted: weight decay in a
+weight difference, and L_DAL's own gradient of the position table (`equations.clip_factor`: shrunk
+like the rest where the recipe clips).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad
+
+from attacks.equations.clip_factor import clip_factors
+from attacks.equations.weight_difference import (
+    effective_rate,
+    holds_no_gradient,
+    pseudo_gradient,
+    weight_rounding,
+)
+from mjp_privacy.interfaces import AttackerView, ClientUpdate
+from mjp_privacy.models import MJPVisionTransformer
+
+TABLE = "pos_embed"
+PATCH = "patch_embed.proj.weight"
+UNKNOWN = "unk_embed"
+
+ROUNDING = 16.0  # units in the last place of a weight that a weight difference may be off
+NOISE_TAIL = 5.0  # standard deviations by which the norm of pure noise may exceed its mean
+NOISE_STEPS = 4  # of finding the masked rows and the level of the others in turn
+
+
+@dataclass(frozen=True)
+class PatchSystem:
+    """G = A^T X, float64, for n independent client steps."""
+
+    rows: Tensor  # A (n, N, D); zero where a patch is hidden
+    total: Tensor  # G (n, D, p)
+    hidden: Tensor  # (n, N) bool: the patch was masked
+
+
+def missing(view: AttackerView, *names: str) -> str | None:
+    """Why these gradients cannot be had from the view's uploads, or None."""
+    for update in view.updates:
+        absent = [name for name in names if name not in update.grads]
+        if absent:
+            return f"the upload holds no gradient of {', '.join(absent)}"
+        reason = holds_no_gradient(update)
+        if reason:
+            return reason
+    return None
+
+
+def weights(view: AttackerView, update: ClientUpdate) -> Mapping[str, Tensor]:
+    """The client's weights before the step, by name."""
+    if update.weights_before is not None:
+        return update.weights_before
+    return {name: p.detach() for name, p in view.model.named_parameters()}
+
+
+def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
+    """The gradient of one parameter, (n, *shape), float64; of a weight difference the
+    pseudo-gradient (`equations.weight_difference`)."""
+    sent = update.grads[name].double()
+    if update.kind == "gradient":
+        return sent
+    return pseudo_gradient(update, sent, weights(view, update), name)
+
+
+def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
+    """The system of one upload, cleaned of what does not depend on the picture."""
+    rows, total = gradient(view, update, TABLE)[:, 0, 1:], gradient(view, update, PATCH).flatten(2)
+    hidden = located(view, update)
+    if update.dal_lambda and view.model.dal_regressor is not None:
+        part = _localization_part(view, update, hidden)
+        if update.clipped:
+            part = clip_factors(rows, part, total, hidden).view(-1, 1, 1) * part
+        rows = rows - part
+    return PatchSystem(torch.where(hidden.unsqueeze(-1), 0.0, rows), total, hidden)
+
+
+def located(view: AttackerView, update: ClientUpdate) -> Tensor:
+    """(n, N) bool: positions whose patch was masked, as the upload shows them. A row that noise
+    hides says so only of a model that can mask."""
+    masks = view.model.unk_embed is not None
+    if update.position_noise and masks:
+        return drowned_rows(update.grads[TABLE].double()[:, 0], update.position_noise)
+    rows = gradient(view, update, TABLE)[:, 0, 1:]
+    hidden = zero_rows(rows, rounding_error(view, update))
+    if TABLE in update.noise and masks:
+        hidden |= quiet_rows(rows, error_of(update, TABLE))
+    return hidden
+
+
+def error_of(update: ClientUpdate, name: str) -> Tensor:
+    """(n,) standard deviation of the error that the defences are known to leave on an entry of
+    the gradient, float64; zero where there are none."""
+    table = next(iter(update.grads.values()))
+    zero = torch.zeros(len(table), dtype=torch.float64, device=table.device)
+    parts = [known.get(name, zero).to(zero) for known in (update.noise, update.rounding)]
+    size = (parts[0].square() + parts[1].square()).sqrt()
+    return size if update.kind == "gradient" else size / effective_rate(update)
+
+
+def is_disturbed(update: ClientUpdate) -> bool:
+    """Whether the recipe says that what was sent is not the gradient itself."""
+    return bool(update.noise or update.rounding)
+
+
+def quiet_rows(rows: Tensor, error: Tensor) -> Tensor:
+    """Which rows (n, N, D) are no longer than noise of this size (n,), (n, N) bool."""
+    longest = 1 + NOISE_TAIL / math.sqrt(2 * rows.shape[-1])
+    return rows.square().mean(-1) <= (error.unsqueeze(-1) * longest).square()
+
+
+def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
+    """By how much an entry of the table's gradient may be off because weights were rounded."""
+    if update.kind == "gradient":
+        return 0.0
+    largest = float(weights(view, update)[TABLE].abs().max())
+    return weight_rounding(update, ROUNDING * torch.finfo(update.dtype).eps * largest)
+
+
+def zero_rows(rows: Tensor, error: float = 0.0) -> Tensor:
+    """Which rows (n, N, D) of the table's gradient are zero up to `error`, (n, N) bool."""
+    return rows.abs().amax(-1) <= error
+
+
+def drowned_rows(table: Tensor, noise: float) -> Tensor:
+    """Which patch rows of a noisy table (n, N+1, D) are no longer than noise alone, (n, N) bool.
+
+    The recipe's noise has `noise` times the rms of the table's nonzero entries, the class token's
+    row included; how many those are is found with the masked rows in turn.
+    """
+    squares = table.square()
+    total, entries = squares.sum((1, 2)), table[0].numel()
+    rows, width = squares[:, 1:].mean(-1), table.shape[-1]
+    longest = 1 + NOISE_TAIL / math.sqrt(2 * width)  # a chi variable's mean and spread
+    hidden = torch.zeros_like(rows, dtype=torch.bool)
+    for _ in range(NOISE_STEPS):
+        nonzero = ((~hidden).sum(-1) + 1) * width
+        own = noise**2 * total / (nonzero + noise**2 * entries)
+        hidden = rows <= own.unsqueeze(-1) * longest**2
+    return hidden
+
+
+def _localization_part(view: AttackerView, update: ClientUpdate, hidden: Tensor) -> Tensor:
+    """dal_lambda * dL_DAL/dE_pos of the patch rows (n, N, D), in the client's own precision."""
+    model = view.model
+    state = {name: value.detach() for name, value in weights(view, update).items()}
+
+    def loss(table: Tensor, mask: Tensor) -> Tensor:
+        return functional_call(_Localization(model), _prefixed({**state, TABLE: table}), (mask,))
+
+    part = torch.stack([grad(loss)(state[TABLE], mask) for mask in hidden])
+    return update.dal_lambda * part[:, 0, 1:].double()
+
+
+class _Localization(torch.nn.Module):
+    """L_DAL as a module's forward, so that it can be called with other weights."""
+
+    def __init__(self, model: MJPVisionTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, mask: Tensor) -> Tensor:
+        return self.model.dal_loss(mask)
+
+
+def _prefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"model.{name}": value for name, value in state.items()}

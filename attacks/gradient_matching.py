@@ -1,0 +1,220 @@
+r"""Gradient matching, as breaching runs it: the comparison that the closed forms are asked for.
+
+Inverting Gradients (arXiv 2003.14053) looks for images whose gradient points where the upload does,
+
+    min_x  1 - <g(x), g> / (|g(x)| |g|)  +  tv * TV(x),      0 <= pixels <= 1,
+
+by Adam on the sign of the derivative. APRIL's optimisation variant (arXiv 2112.14087) adds the same
+distance of dL/dE_pos alone, which tells patches apart by their place:
+
+    ... + positions * (1 - cos(g_pos(x), g_pos)).
+
+(The paper measures all gradients by their squared distance; here both attacks use the cosine, so
+that they differ in one term.) Any block, any batch. The labels are known to the attacker; the mask
+is read off the zero rows of `pos_embed.grad`, in a batch those that are zero for all of its images.
+Gradients that were not uploaded do not enter.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from attacks.april import TABLE, UNKNOWN
+from attacks.equations.clip_factor import clip_factors
+from attacks.equations.pictures import to_unit_range
+from attacks.equations.system import PATCH, located
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction
+from mjp_privacy.models import MJPVisionTransformer
+
+Signed = Literal["hard", "soft", "none"]
+Decay = Literal["step-lr", "cosine-decay", "linear", "none"]
+
+
+@dataclass(frozen=True)
+class InvertingGradients:
+    """Cosine distance of all uploaded gradients, and total variation.
+
+    steps      of the optimiser, in each restart
+    restarts   starts from noise; the one with the smallest cosine distance is kept
+    step_size  Adam's, in the model's normalised pixels
+    decay      of the step size: `step-lr` is breaching's, to a tenth at 3/8, 5/8 and 7/8
+    signed     the optimiser sees the derivative's sign (`hard`), a softened one, or all of it
+    tv         weight of the total variation; 0.2 is breaching's, for large ResNets
+    """
+
+    steps: int = 2000
+    restarts: int = 1
+    step_size: float = 0.1
+    decay: Decay = "step-lr"
+    signed: Signed = "hard"
+    tv: float = 0.2
+    name: ClassVar[str] = "inverting_gradients"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+    uploads: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        for option in ("steps", "restarts"):
+            value = getattr(self, option)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise self._refusal(option, "a whole number from 1", value)
+        if not _is_number(self.step_size) or self.step_size <= 0:
+            raise self._refusal("step_size", "a number above 0", self.step_size)
+        if not _is_number(self.tv) or self.tv < 0:
+            raise self._refusal("tv", "0 or a number above", self.tv)
+        for option, choices in (("decay", get_args(Decay)), ("signed", get_args(Signed))):
+            if getattr(self, option) not in choices:
+                raise self._refusal(option, f"one of {', '.join(choices)}", getattr(self, option))
+
+    def _refusal(self, option: str, expected: str, value: object) -> UserError:
+        return UserError(f"{self.name}, {option}: expected {expected}, got {value!r}.")
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Every gradient but the localization regressor's, which no pixel enters."""
+        names = [name for name, _ in model.named_parameters()]
+        return [name for name in names if not name.startswith("dal_regressor.")]
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        update = view.updates[0]
+        if update.kind != "gradient":
+            return "gradient matching needs a gradient; the upload is a weight difference"
+        if not any(name in update.grads for name in self.needs(view.model) if name != UNKNOWN):
+            return "the upload holds no gradient of any parameter that the images enter"
+        if view.labels is None:
+            return "gradient matching needs the labels, and this attacker does not know them"
+        return None
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        from attacks.breaching import matching  # noqa: F401  (its import is no part of the time)
+
+        update = view.updates[0]
+        assert view.labels is not None
+        images, masks, facts = [], [], list[dict[str, float]]()
+        hidden = _located(view, update)
+        for step, labels in enumerate(view.labels.split(update.batch)):
+            grads = {name: grad[step] for name, grad in update.grads.items()}
+            mask = None if hidden is None else hidden[step].expand(len(labels), -1)
+            seed = int(torch.randint(2**62, (), generator=generator))
+            started = time.monotonic()
+            wanted = _of_images(view.model, grads, update, mask)
+            found, fact = self._match(view, wanted, labels, mask, seed)
+            seconds = (time.monotonic() - started) / len(labels)
+            images.append(found)
+            masks.append(mask)
+            facts += [fact | {"seconds": seconds}] * len(labels)
+        known = [mask for mask in masks if mask is not None]
+        return Reconstruction(
+            to_unit_range(view, torch.cat(images)),
+            mask=torch.cat(known) if known else None,
+            diagnostics={
+                key: torch.tensor([fact[key] for fact in facts], dtype=torch.float64)
+                for key in facts[0]
+            },
+        )
+
+    def _match(
+        self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
+    ) -> tuple[Tensor, dict[str, float]]:
+        """One client step. breaching draws its start from torch's global generator."""
+        from attacks.breaching.matching import match_gradients, optimization_configuration
+
+        device = view.model.cls_token.device
+        dtype = view.updates[0].dtype
+        configuration = optimization_configuration(dtype, self._changes(), self.tv)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            return match_gradients(
+                view.model,
+                grads,
+                labels,
+                mask,
+                view.pixels,
+                configuration,
+                positions=self._position_term(),
+            )
+
+    def _changes(self) -> Mapping[str, Mapping[str, Any]]:
+        """What differs from breaching's configuration."""
+        return {
+            "restarts": {"num_trials": self.restarts},
+            "optim": {
+                "max_iterations": self.steps,
+                "step_size": self.step_size,
+                "step_size_decay": None if self.decay == "none" else self.decay,
+                "signed": None if self.signed == "none" else self.signed,
+            },
+        }
+
+    def _position_term(self) -> tuple[str, float] | None:
+        """Name and weight of a term of its own in the objective."""
+        return None
+
+
+@dataclass(frozen=True)
+class AprilOptimization(InvertingGradients):
+    """The same, and `positions` times the cosine distance of the position table's gradient."""
+
+    positions: float = 1.0
+    name: ClassVar[str] = "april_optimization"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _is_number(self.positions) or self.positions <= 0:
+            raise self._refusal(
+                "positions",
+                "a number above 0 (without the term: inverting_gradients)",
+                self.positions,
+            )
+
+    def unsupported(self, view: AttackerView) -> str | None:
+        if view.model.pos_embed is None:
+            return "the model has no position embeddings, so their gradient is not uploaded"
+        if TABLE not in view.updates[0].grads:
+            return f"the upload holds no gradient of {TABLE}"
+        return super().unsupported(view)
+
+    def _position_term(self) -> tuple[str, float] | None:
+        return TABLE, self.positions
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _located(view: AttackerView, update: ClientUpdate) -> Tensor | None:
+    """(n, N): patches whose own position embedding was not used; None where that cannot be seen."""
+    if view.model.unk_embed is None or TABLE not in update.grads:
+        return None
+    return located(view, update)
+
+
+def _of_images(
+    model: MJPVisionTransformer, grads: Grads, update: ClientUpdate, mask: Tensor | None
+) -> Grads:
+    """What depends on the pixels: dL/dE_pos without lambda * dL_DAL/dE_pos, and dL/dE_unk only
+    where the mask that feeds E_unk is known."""
+    kept = {name: g for name, g in grads.items() if name != UNKNOWN or mask is not None}
+    if update.dal_lambda != 0 and model.dal_regressor is not None and TABLE in kept:
+        with torch.enable_grad():
+            (extra,) = torch.autograd.grad(model.dal_loss(mask), model.table)
+        part = update.dal_lambda * extra
+        if update.clipped and update.batch == 1 and PATCH in kept:
+            part = _shrunk(part, kept, mask)
+        kept[TABLE] = kept[TABLE] - part
+    return kept
+
+
+def _shrunk(part: Tensor, grads: Grads, mask: Tensor | None) -> Tensor:
+    """What a computable part of the table's gradient (1, N+1, D) became in the clip."""
+    rows, whole = grads[TABLE][:, 1:].double(), part[:, 1:].double()
+    hidden = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
+    total = grads[PATCH].flatten(1).unsqueeze(0).double()
+    return part * clip_factors(rows, whole, total, hidden if mask is None else mask).to(part)

@@ -1,0 +1,1 @@
+"""Patches of unknown order put back where their borders fit."""

@@ -1,0 +1,1 @@
+"""Pixels are whole numbers: the lattice that a span of patches holds."""

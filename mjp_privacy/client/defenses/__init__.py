@@ -1,0 +1,1 @@
+"""What a client does to its upload so that it tells less."""

@@ -1,0 +1,184 @@
+"""The FedSGD client: one gradient per step, in a stated precision, of only the names asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mjp_privacy.client.optimizers import Sgd
+from mjp_privacy.client.per_image import TABLES, is_simple, per_image_gradients
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config import ClientConfig
+from mjp_privacy.interfaces import ClientInput, ClientUpdate
+from mjp_privacy.models import Victim
+
+STEPS_AT_ONCE = 20  # independent steps differentiated together; bounds the memory
+
+
+class Objective(nn.Module):
+    """The client's loss: cross-entropy on the hard label, plus lambda * L_DAL if asked.
+
+    A model without a localization regressor has no such term, and its rows say `dal: false`.
+    """
+
+    def __init__(self, model: Victim, config: ClientConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+
+    def forward(self, images: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
+        """Images (B, C, H, W) in [0, 1]; the mean loss of one step."""
+        logits = self.model(self.model.normalize(images), mask)
+        loss = nn.functional.cross_entropy(logits, labels)
+        if self.config.dal and self.model.dal_regressor is not None:
+            loss = loss + self.config.dal_lambda * self.model.dal_loss(mask)
+        return loss
+
+
+@dataclass(frozen=True)
+class FedSGDClient:
+    """Uploads the gradient of one step on `batch` images, for many independent steps at once.
+
+    The model carries the precision and the device: gradients come in the model's own dtype.
+    """
+
+    model: Victim
+    config: ClientConfig = field(default_factory=ClientConfig)
+
+    def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
+        config = self.config
+        gradient = ClientUpdate(
+            self.gradients(inputs, names=names),
+            dtype=self.model.cls_token.dtype,
+            batch=config.batch,
+            dal_lambda=config.dal_lambda if self.localizes else 0.0,
+        )
+        if config.upload == "gradient":
+            return gradient
+        return self._difference(gradient)
+
+    def _difference(self, gradient: ClientUpdate) -> ClientUpdate:
+        """w' - w of one plain step, each stored in the model's dtype: rounded to the precision of
+        the weights, not of the step, so that of a small step little is left."""
+        config, optimizer = self.config, Sgd(self.config)
+        sent = {}
+        for name, g in gradient.grads.items():
+            before = self.model.get_parameter(name).detach()
+            sent[name] = optimizer.step(name, before, g) - before
+        decay = config.weight_decay
+        return replace(
+            gradient, grads=sent, kind="weight_difference", lr=config.lr, weight_decay=decay
+        )
+
+    @property
+    def localizes(self) -> bool:
+        """Whether L_DAL is in the loss."""
+        return self.config.dal and self.model.dal_regressor is not None
+
+    def gradients(
+        self, inputs: ClientInput, *, names: Sequence[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Gradients by name, (n, *parameter.shape): one a step."""
+        wanted = self.wanted(names)
+        steps = self.steps(inputs)
+        simple = not self.localizes and all(is_simple(self.model, name) for name in wanted)
+        with self.differentiating():
+            return self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
+
+    def mean_gradient(self, inputs: ClientInput) -> dict[str, Tensor]:
+        """Gradient of the mean loss of all steps, of every parameter that is not withheld; never
+        one a step, so it takes the memory of one."""
+        names = self.wanted(None)
+        parameters = [self.model.get_parameter(name) for name in names]
+        total = [torch.zeros_like(parameter) for parameter in parameters]
+        steps = self.steps(inputs)
+        objective = Objective(self.model, self.config)
+        with self.differentiating():
+            for chunk in zip(*(step.split(STEPS_AT_ONCE) for step in steps), strict=True):
+                images, labels, mask = (*(tensor.flatten(0, 1) for tensor in chunk), None)[:3]
+                loss = objective(images, labels, mask) * len(chunk[0]) / len(steps[0])
+                found = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for held, part in zip(total, found, strict=True):
+                    held += 0 if part is None else part
+        return dict(zip(names, total, strict=True))
+
+    @contextmanager
+    def differentiating(self) -> Iterator[None]:
+        """In the client's mode, and with one attention kernel for both precisions and every way of
+        differentiating."""
+        was_training = self.model.training
+        self.model.train(self.config.mode == "train")
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        finally:
+            self.model.train(was_training)
+
+    def _per_image(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
+        """One batched backward pass; a step's gradient is the mean of its images'."""
+        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        for chunk in zip(*(step.split(STEPS_AT_ONCE) for step in steps), strict=True):
+            images, labels, mask = (*(tensor.flatten(0, 1) for tensor in chunk), None)[:3]
+            x = self.model.normalize(images)
+            for name, found in per_image_gradients(self.model, x, labels, mask, names).items():
+                parts[name].append(found.unflatten(0, (-1, self.config.batch)).mean(1))
+        return {name: torch.cat(found) for name, found in parts.items()}
+
+    def _per_step(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Any parameter, any loss: the whole step differentiated under vmap."""
+        objective = Objective(self.model, self.config)
+        parameters = {name: p.detach() for name, p in objective.named_parameters()}
+        free = {f"model.{name}": parameters.pop(f"model.{name}") for name in names}
+
+        def loss(free: dict[str, Tensor], *step: Tensor) -> Tensor:
+            images, labels, mask = (*step, None) if len(step) == 2 else step
+            return functional_call(objective, {**parameters, **free}, (images, labels, mask))
+
+        in_dims = (None, *[0] * len(steps))
+        per_step: Callable[..., dict[str, Tensor]] = vmap(
+            grad(loss), in_dims, chunk_size=STEPS_AT_ONCE, randomness="different"
+        )
+        found = per_step(free, *steps)
+        return {name: found[f"model.{name}"].detach() for name in names}
+
+    def wanted(self, names: Sequence[str] | None) -> list[str]:
+        """The parameters asked for, or all, less those that are withheld."""
+        own = [name for name, _ in self.model.named_parameters()]
+        withheld = self.config.withheld
+        # A grid may withhold a table that only some of its models have.
+        for name in (*(names or ()), *(name for name in withheld if name not in TABLES)):
+            if name not in own:
+                near = get_close_matches(name, own, n=1)
+                hint = f"Did you mean {near[0]}?" if near else "See model.named_parameters()."
+                raise UserError(
+                    f"The model has no parameter {name!r}, so no gradient of it exists. {hint}"
+                )
+        return [name for name in (own if names is None else names) if name not in withheld]
+
+    def steps(self, inputs: ClientInput) -> list[Tensor]:
+        """Images (n, B, C, H, W), labels (n, B) and, where there is one, mask (n, B, N)."""
+        like, batch = self.model.cls_token, self.config.batch
+        if len(inputs.image_ids) % batch:
+            raise UserError(
+                f"{len(inputs.image_ids)} images do not fill steps of {batch}: expected a "
+                f"multiple of {batch}. Give that many, or set client.batch: 1."
+            )
+        tensors = [inputs.images.to(like.dtype), inputs.labels]
+        if inputs.mask is not None:
+            tensors.append(inputs.mask)
+        return [tensor.to(like.device).unflatten(0, (-1, batch)) for tensor in tensors]
+
+
+@torch.no_grad()
+def predict(model: Victim, images: Tensor, mask: Tensor | None) -> Tensor:
+    """Predicted class (m,) of images in [0, 1]."""
+    like = model.cls_token
+    x = model.normalize(images.to(like))
+    return model(x, None if mask is None else mask.to(like.device)).argmax(-1).cpu()

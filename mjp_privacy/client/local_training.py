@@ -1,0 +1,112 @@
+"""Gradients and local steps of many clients at once, each with weights of its own.
+
+A client trains on its step's own images, with a `StepDefense` inside every step where it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from mjp_privacy.client.config import local_round
+from mjp_privacy.client.defenses.disturbance import Draws
+from mjp_privacy.client.defenses.registry import StepDefense
+from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, Objective
+from mjp_privacy.client.optimizers import OPTIMIZERS
+from mjp_privacy.interfaces import ClientInput
+
+Weights = Mapping[str, Tensor]
+"""(n, *shape): a client's own."""
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What n clients compute before anything is done to their uploads; all parameters that are
+    not withheld, which stay as they are."""
+
+    client: FedSGDClient
+    defense: StepDefense | None
+    seed: int
+    round: int
+
+    def gradient(self, inputs: ClientInput) -> dict[str, Tensor]:
+        """(n, *shape), at the model's weights."""
+        return self._step_gradient(inputs, None, 0)
+
+    def difference(self, inputs: Sequence[ClientInput]) -> dict[str, Tensor]:
+        """w_E - w_0, one step for each of the inputs; in the precision of the weights."""
+        optimizer = OPTIMIZERS[self.client.config.optimizer](self.client.config)
+        count = len(inputs[0].image_ids) // self.client.config.batch
+        names = self.client.wanted(None)
+        start = {name: self.client.model.get_parameter(name).detach() for name in names}
+        weights = {name: w.expand(count, *w.shape) for name, w in start.items()}
+        for number, step in enumerate(inputs):
+            found = self._step_gradient(step, weights if number else None, number)
+            weights = {name: optimizer.step(name, weights[name], found[name]) for name in names}
+        return {name: weights[name] - start[name] for name in names}
+
+    def _step_gradient(
+        self, inputs: ClientInput, weights: Weights | None, number: int
+    ) -> dict[str, Tensor]:
+        if self.defense is None:
+            return self.client.gradients(inputs) if weights is None else self._at(inputs, weights)
+        batch = self.client.config.batch
+        examples = self._examples(inputs, weights)
+        round = local_round(self.round, number)
+        draws = Draws(self.seed, inputs.image_ids[::batch], round, self.defense.name)
+        return self.defense.step_gradient(examples, draws)
+
+    def _examples(self, inputs: ClientInput, weights: Weights | None) -> dict[str, Tensor]:
+        """(n, B, *shape): each example's own gradient."""
+        batch, config = self.client.config.batch, replace(self.client.config, batch=1)
+        alone = replace(self, client=replace(self.client, config=config))
+        if weights is None:
+            found = alone.client.gradients(inputs)
+        else:
+            own = {name: w.repeat_interleave(batch, 0) for name, w in weights.items()}
+            found = alone._at(inputs, own)
+        return {name: g.unflatten(0, (-1, batch)) for name, g in found.items()}
+
+    def _at(self, inputs: ClientInput, weights: Weights) -> dict[str, Tensor]:
+        """(n, *shape): the gradient of each client's step at its own weights."""
+        objective = Objective(self.client.model, self.client.config)
+        fixed = {name: p.detach() for name, p in objective.named_parameters()}
+        own = {f"model.{name}": w for name, w in weights.items()}
+        fixed = {name: p for name, p in fixed.items() if name not in own}
+
+        def loss(own: dict[str, Tensor], *step: Tensor) -> Tensor:
+            images, labels, mask = (*step, None) if len(step) == 2 else step
+            return functional_call(objective, {**fixed, **own}, (images, labels, mask))
+
+        steps = self.client.steps(inputs)
+        per_step: Callable[..., dict[str, Tensor]] = vmap(
+            grad(loss), (0, *[0] * len(steps)), chunk_size=STEPS_AT_ONCE, randomness="different"
+        )
+        with self.client.differentiating():
+            found = per_step(own, *steps)
+        return {name: found[f"model.{name}"].detach() for name in weights}
+
+
+def part_of(inputs: ClientInput, start: int, stop: int) -> ClientInput:
+    """Images start to stop."""
+
+    def cut(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[start:stop]
+
+    return ClientInput(
+        inputs.images[start:stop],
+        inputs.labels[start:stop],
+        inputs.image_ids[start:stop],
+        cut(inputs.mask),
+        cut(inputs.permutation),
+    )
+
+
+def clients_at_once(model: torch.nn.Module, batch: int, entries: int = 2**27) -> int:
+    """How many clients' whole gradients may be held together, each example's where clipped."""
+    size = sum(p.numel() for p in model.parameters())
+    return max(1, entries // (size * batch))

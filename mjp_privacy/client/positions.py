@@ -1,0 +1,76 @@
+"""What a client may do about its position embeddings: fix the table, or add noise to its upload.
+
+Withholding a gradient is `FedSGDClient`'s own business.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.interfaces import ClientUpdate
+from mjp_privacy.models import Victim
+
+TABLE = "pos_embed"
+
+
+def with_sinusoidal_positions(model: Victim) -> Victim:
+    """A copy whose table is sines and cosines of row and column; the class row is zero."""
+    if model.position_embedding != "learned":
+        raise UserError(
+            "client.positions: sinusoidal replaces a learned position table; this model's is "
+            f"{model.position_embedding}. Give positions: own, or another model."
+        )
+    altered = copy.deepcopy(model)
+    patches = sinusoidal_table(model.grid, model.embed_dim)
+    with torch.no_grad():
+        altered.table.zero_()
+        altered.table[0, 1:] = patches.to(altered.table)
+    return altered
+
+
+def sinusoidal_table(grid: int, width: int) -> Tensor:
+    """(N, D) float64: sin and cos of row and of column, D/4 frequencies each, from 1 to 1e-4."""
+    if width % 4:
+        raise UserError(
+            f"client.positions: sinusoidal needs a width that 4 divides, got {width}: sine and "
+            "cosine of row and column take a quarter each."
+        )
+    frequencies = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    index = torch.arange(grid * grid)
+    angles = [place[:, None] * frequencies for place in (index // grid, index % grid)]
+    return torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=-1)
+
+
+def noisy(
+    update: ClientUpdate, relative: float, image_ids: Sequence[str], *, seed: int
+) -> ClientUpdate:
+    """The update with Gaussian noise on every row of what it holds of the position table.
+
+    Each step's noise has `relative` times the root mean square of its nonzero entries, and is
+    drawn for (seed, the step's first image, round).
+    """
+    if not relative or TABLE not in update.grads:
+        return update
+    given = update.grads[TABLE]
+    nonzero = (given != 0).flatten(1).sum(-1).clamp(min=1)
+    scale = relative * (given.square().flatten(1).sum(-1) / nonzero).sqrt()
+    noise = torch.stack(
+        [
+            torch.randn(
+                given.shape[1:],
+                generator=torch_generator("position noise", seed, first, update.round),
+                dtype=torch.float64,
+            )
+            for first in image_ids[:: update.batch]
+        ]
+    )
+    shaped = scale.view(-1, *[1] * (given.ndim - 1))
+    sent = {**update.grads, TABLE: given + shaped * noise.to(given)}
+    return replace(update, grads=sent, position_noise=relative)

@@ -1,0 +1,1 @@
+"""Uploads as files: read, checked and put together into lines of a table."""

@@ -1,0 +1,236 @@
+"""A folder of recorded uploads.
+
+    DIR/NAME.safetensors, DIR/NAME.json   an upload and its header (`uploads.header`)
+    DIR/weights/SHA.safetensors           weights before a round, each stored once
+    DIR/truth/NAME.safetensors            private images, for scoring only; may be absent
+
+Files are renamed into place, an upload's header last: what a killed recorder leaves is whole
+uploads, and parts that are told apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mjp_privacy.client.recorded.header import UploadHeader, header_text, read_header
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.interfaces import ClientInput, ClientUpdate
+from mjp_privacy.models import Victim
+from mjp_privacy.models.spec import METADATA
+
+WEIGHTS, TRUTH = "weights", "truth"
+
+
+@dataclass(frozen=True)
+class RecordedTruth:
+    """What an upload was made of."""
+
+    images: Tensor  # (B, C, S, S) in [0, 1], before any shuffle
+    image_ids: tuple[str, ...]
+    mask: Tensor | None  # (B, N) of the first local step
+    permutation: Tensor | None
+
+
+@dataclass(frozen=True)
+class RecordedUpload:
+    """One upload's place and header; its tensors are read when they are asked for."""
+
+    folder: Path
+    name: str
+    header: UploadHeader
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.name}.safetensors"
+
+    @property
+    def weights_path(self) -> Path:
+        return self.folder / self.header.weights
+
+    def files(self) -> list[Path]:
+        truth = self.folder / TRUTH / f"{self.name}.safetensors"
+        return [self.path, self.path.with_suffix(".json"), self.weights_path, truth]
+
+    def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """By parameter name; `names`: those of them that the file holds."""
+        found = read_tensors(self.path)
+        return {name: t for name, t in found.items() if names is None or name in names}
+
+    def names(self) -> list[str]:
+        try:
+            with safe_open(self.path, "pt") as file:
+                return sorted(file.keys())
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(self.path, error) from error
+
+    def truth(self) -> RecordedTruth | None:
+        path = self.folder / TRUTH / f"{self.name}.safetensors"
+        if not path.is_file():
+            return None
+        found = read_tensors(path)
+        with safe_open(path, "pt") as file:
+            ids = tuple(json.loads((file.metadata() or {}).get("image_ids", "[]")))
+        if "images" not in found or len(ids) != len(found["images"]):
+            raise UserError(
+                f"{path}: expected `images` with one of `image_ids` each, got "
+                f"{', '.join(sorted(found))}. Take the file out to attack without scores."
+            )
+        return RecordedTruth(
+            found["images"].float(), ids, found.get("mask"), found.get("permutation")
+        )
+
+
+@dataclass(frozen=True)
+class UploadFolder:
+    """Reads and writes one folder."""
+
+    root: Path
+
+    def entries(self) -> list[RecordedUpload]:
+        """Every upload that has a header, by name."""
+        if not self.root.is_dir():
+            raise UserError(
+                f"--uploads {self.root}: expected a folder of recorded uploads, got none there."
+            )
+        headers = sorted(self.root.glob("*.json"))
+        found = [RecordedUpload(self.root, p.stem, read_header(p)) for p in headers]
+        if not found:
+            raise UserError(
+                f"--uploads {self.root}: expected NAME.json beside NAME.safetensors for each "
+                f"upload, got {len(list(self.root.iterdir()))} other files. "
+                "`python -m mjp_privacy.clients` records such folders."
+            )
+        return found
+
+    def unfinished(self) -> list[str]:
+        """Tensors without a header: the recorder was stopped between the two."""
+        return sorted(
+            path.name
+            for path in self.root.glob("*.safetensors")
+            if not path.with_suffix(".json").is_file()
+        )
+
+    # writing ----------------------------------------------------------------------------------
+
+    def record_weights(self, model: Victim) -> str:
+        """Store the weights that the model holds, once; their file's place."""
+        digest = hashlib.sha256()
+        for name, parameter in sorted(model.named_parameters()):
+            digest.update(name.encode() + stored(parameter).numpy().tobytes())
+        place = f"{WEIGHTS}/{digest.hexdigest()[:16]}.safetensors"
+        if not (self.root / place).is_file():
+            save_weights(self.root / place, model)
+        return place
+
+    def record(
+        self,
+        update: ClientUpdate,
+        header: UploadHeader,
+        names: Sequence[str],
+        *,
+        inputs: ClientInput | None = None,
+        plain: Tensor | None = None,
+        series: Sequence[str] | None = None,
+    ) -> list[Path]:
+        """Write the n uploads of an update under these names.
+
+        header  what they share; round, client, kind, ... come from the update
+        inputs, plain  what they were made of: truth for scoring is written where given
+        series  of each upload
+        """
+        paths = []
+        for step, name in enumerate(names):
+            own = slice(step * update.batch, (step + 1) * update.batch)
+            labels = None if inputs is None else tuple(inputs.labels[own].tolist())
+            fields: dict[str, Any] = {
+                "kind": update.kind,
+                "dtype": str(update.dtype).removeprefix("torch."),
+                "batch": update.batch,
+                "steps": update.steps,
+                "optimizer": update.optimizer,
+                "lr": update.lr,
+                "weight_decay": update.weight_decay,
+                "momentum": update.momentum,
+                "noise": {key: float(level[step]) for key, level in update.noise.items()},
+                "rounding": {key: float(level[step]) for key, level in update.rounding.items()},
+                "round": update.round,
+                "labels": labels if header.labels is None else header.labels,
+                "series": None if series is None else series[step],
+            }
+            if inputs is not None and plain is not None:
+                self._record_truth(name, inputs, plain, own)
+            path = self.root / f"{name}.safetensors"
+            _save(path, {key: stored(grad[step]) for key, grad in update.grads.items()}, {})
+            text = header_text(dataclasses.replace(header, **fields))
+            write_atomically(path.with_suffix(".json"), partial(Path.write_text, data=text))
+            paths.append(path)
+        return paths
+
+    def _record_truth(self, name: str, inputs: ClientInput, plain: Tensor, own: slice) -> None:
+        kept = {"images": stored(plain[own])}
+        if inputs.mask is not None and inputs.permutation is not None:
+            kept |= {"mask": stored(inputs.mask[own])}
+            kept |= {"permutation": stored(inputs.permutation[own])}
+        metadata = {"image_ids": json.dumps(list(inputs.image_ids[own]))}
+        _save(self.root / TRUTH / f"{name}.safetensors", kept, metadata)
+
+
+def save_weights(path: Path, model: Victim, facts: Mapping[str, Any] | None = None) -> None:
+    """The model as a checkpoint whose metadata say what loading it needs."""
+    tensors = {name: stored(p) for name, p in model.named_parameters()}
+    _save(path, tensors, {**_card_metadata(model), **_as_json(facts or {})})
+
+
+def stored(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{path.name}: expected a whole safetensors file, got one that cannot be read ({error}). "
+        "It may be cut off: record or copy it again, or take it and its .json out."
+    )
+
+
+def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    def write(temporary: Path) -> None:
+        save_file(tensors, temporary, metadata)
+        temporary.chmod(0o644)  # safetensors writes for the owner alone
+
+    write_atomically(path, write)
+
+
+def _card_metadata(model: Victim) -> dict[str, str]:
+    """What loading the weights again needs."""
+    card = model.card
+    facts = {
+        **{name: getattr(card, name) for name in METADATA if hasattr(card, name)},
+        "num_heads": model.blocks[0].attn.num_heads,  # type: ignore[union-attr]
+        "position_embedding": model.position_embedding,
+        "first_block": model.first_block,
+        "dal": model.dal_kind,
+    }
+    return _as_json(facts)
+
+
+def _as_json(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {name: json.dumps(value) for name, value in facts.items() if value is not None}

@@ -1,0 +1,165 @@
+"""Recorded uploads put together: series of one client's rounds, and lines of a table.
+
+A group is a line's worth: series that begin in the same round with the same weights and recipe.
+They are attacked together, as the images of one cell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mjp_privacy.client.recorded.folder import RecordedUpload
+from mjp_privacy.client.recorded.header import UploadHeader
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import ImageRecord
+
+OWN_OF_EACH = (
+    "weights",
+    "weights_sha256",
+    "round",
+    "client",
+    "series",
+    "labels",
+    "partial",
+    "noise",
+    "rounding",
+)
+"""Header fields in which uploads of one line may differ; in all others they agree."""
+
+
+@dataclass(frozen=True, eq=False)  # hashable by identity
+class Series:
+    """Uploads of the same images, in order of their rounds; usually one."""
+
+    uploads: tuple[RecordedUpload, ...]
+    records: tuple[ImageRecord, ...]  # the images of its batch
+
+    @property
+    def first(self) -> RecordedUpload:
+        return self.uploads[0]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Series of one line."""
+
+    name: str
+    header: UploadHeader  # of the first upload
+    series: tuple[Series, ...]
+    scored: bool  # every upload's private images are known
+    weights: str  # the file of the first round's weights
+    by_image: Mapping[str, Series] = field(repr=False)
+
+    @property
+    def records(self) -> tuple[ImageRecord, ...]:
+        return tuple(record for one in self.series for record in one.records)
+
+    def digest(self) -> str:
+        """Of all that its rows depend on: tensors, headers, weights and private images."""
+        digest = hashlib.sha256()
+        for upload in (upload for one in self.series for upload in one.uploads):
+            digest.update(upload.name.encode())
+            for path in upload.files():
+                digest.update(path.read_bytes() if path.is_file() else b"none")
+        return digest.hexdigest()
+
+    def of(self, records: Sequence[ImageRecord]) -> list[Series]:
+        """The series of these images, which fill whole steps."""
+        return list(dict.fromkeys(self.by_image[record.image_id] for record in records))
+
+
+def group_uploads(uploads: Sequence[RecordedUpload], limit: int | None = None) -> list[Group]:
+    """Lines in order of label, round, batch and steps; `limit` images of each."""
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit: expected 1 or more images, got {limit}.")
+    by_key: dict[tuple[object, ...], list[Series]] = {}
+    for series in _series(uploads):
+        header = series.first.header
+        shared = dataclasses.asdict(header)
+        rest = repr(sorted((k, v) for k, v in shared.items() if k not in OWN_OF_EACH))
+        later = [(u.header.round, u.header.weights, u.header.lr) for u in series.uploads]
+        rest = f"{rest} {later}"
+        key = (header.label, header.round, header.batch, header.steps, header.weights, rest)
+        by_key.setdefault(key, []).append(series)
+    ordered = [by_key[key] for key in sorted(by_key, key=repr_of)]
+    names = _names([members[0].first.header for members in ordered])
+    return [_group(n, members, limit) for n, members in zip(names, ordered, strict=True)]
+
+
+def repr_of(key: tuple[object, ...]) -> tuple[str, int, int, int, str, str]:
+    """Keys sort by their numbers, not by their digits."""
+    label, round, batch, steps, weights, rest = key
+    return str(label), int(str(round)), int(str(batch)), int(str(steps)), str(weights), str(rest)
+
+
+def _series(uploads: Sequence[RecordedUpload]) -> list[Series]:
+    members: dict[tuple[str, ...], list[RecordedUpload]] = {}
+    for upload in uploads:
+        header = upload.header
+        key = (header.label, "series", header.series) if header.series else ("", "", upload.name)
+        members.setdefault(key, []).append(upload)
+    found = []
+    for one in members.values():
+        ordered = sorted(one, key=lambda upload: (upload.header.round, upload.name))
+        found.append(Series(tuple(ordered), _records(ordered[0])))
+    return found
+
+
+def _records(upload: RecordedUpload) -> tuple[ImageRecord, ...]:
+    """One an image of the batch: by the private images' names where they are known."""
+    truth, batch = upload.truth(), upload.header.batch
+    if truth is None:
+        names = [f"{upload.name}/{place}" for place in range(batch)]
+    elif len(truth.image_ids) != batch:
+        raise UserError(
+            f"{upload.name}: expected the {batch} private image(s) of its batch in the truth "
+            f"folder, got {len(truth.image_ids)}."
+        )
+    else:
+        names = list(truth.image_ids)
+        if upload.header.recipe.get("augment", "none") != "none":
+            names = [f"{name}@{upload.header.round}" for name in names]
+    labels = upload.header.labels or (None,) * batch
+    return tuple(
+        ImageRecord(name, label, "none" if label is None else "file")
+        for name, label in zip(names, labels, strict=True)
+    )
+
+
+def _names(headers: Sequence[UploadHeader]) -> list[str]:
+    """What tables call the lines' models: the label, with its round, batch and steps where
+    there are several."""
+    names = []
+    for header in headers:
+        same = [other for other in headers if other.label == header.label]
+        parts = [header.label]
+        for fields, text in (
+            ("round", f"round {header.round}"),
+            ("batch", f"B {header.batch}"),
+            ("steps", f"E {header.steps}"),
+        ):
+            if len({getattr(other, fields) for other in same}) > 1:
+                parts.append(text)
+        names.append(", ".join(parts))
+    seen: dict[str, int] = {}
+    for place, name in enumerate(names):
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > 1:
+            names[place] = f"{name} #{seen[name]}"
+    return names
+
+
+def _group(name: str, members: Sequence[Series], limit: int | None) -> Group:
+    header = members[0].first.header
+    chosen = tuple(members) if limit is None else tuple(members[: max(limit // header.batch, 1)])
+    by_image = {record.image_id: one for one in chosen for record in one.records}
+    if len(by_image) != sum(len(one.records) for one in chosen):
+        raise UserError(
+            f"{name}: two uploads of one round hold an image of the same name. Expected uploads of "
+            "the same image in one `series`, or different names in the truth folder."
+        )
+    scored = all(one.first.truth() is not None for one in chosen)
+    return Group(name, header, chosen, scored, header.weights, by_image)

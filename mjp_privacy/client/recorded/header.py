@@ -1,0 +1,145 @@
+"""What a recorded upload says of itself: the JSON beside its tensors.
+
+    NAME.safetensors   tensors by parameter name, each of the parameter's own shape
+    NAME.json          this header; written last, so that an upload without one is unfinished
+
+Everything here is public to the server: the recipe it gave its clients. Private images, where
+somebody kept them for scoring, lie in a folder of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.fields import parse
+
+_STRICT = ConfigDict(extra="forbid")
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Channels = tuple[float, float, float]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class UploadHeader:
+    """One client's message in one round."""
+
+    label: str
+    """What tables call this client and its model."""
+    weights: str
+    """The file of the weights before the round, relative to the folder: safetensors, or any
+    checkpoint that `load_model` reads."""
+    mean: Channels
+    """What the client normalised its images with; never guessed."""
+    std: Channels
+    format: Literal[1] = 1
+    weights_sha256: str | None = None
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of `load_model` that the weights file does not say: model, num_heads, img_size."""
+    round: Annotated[int, Field(ge=0)] = 0
+    client: str = "0"
+    series: str | None = None
+    """Uploads of one series hold the same images, as an attacker assumes of one client's rounds;
+    None: this upload stands alone."""
+    kind: Literal["gradient", "weight_difference"] = "gradient"
+    """weight_difference: weights after minus weights before."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """In which the client computed."""
+    batch: Count = 1
+    steps: Count = 1
+    optimizer: str = "sgd"
+    momentum: Share = 0.0
+    lr: float | None = None
+    weight_decay: float = 0.0
+    gamma: Share = 0.0
+    """MJP's shuffle ratio; 0: nothing is shuffled."""
+    recipe: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Other fields of a client in the attack's configs: dal, mask, withhold, defenses, ..."""
+    noise: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By parameter the standard deviation of what the recipe's defences added to every entry."""
+    rounding: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
+    labels: tuple[int, ...] | None = None
+    """Classes of the images, where the attacker knows them; else read off the gradient."""
+    partial: bool = False
+    """Only some of what was sent was written down."""
+
+    def client_config(self, where: str) -> ClientConfig:
+        """As the attack's configs describe the same client."""
+        named = {field.name for field in dataclasses.fields(ClientConfig)}
+        own = {name: getattr(self, name) for name in OWN if name in named}
+        if self.lr is not None:
+            own["lr"] = self.lr
+        content = {**self.recipe, "upload": self.kind, **own}
+        return parse(ClientConfig, content, f"{where}, recipe", {})
+
+
+OWN = ("batch", "steps", "optimizer", "momentum", "weight_decay")
+"""Fields that a header and a client share."""
+
+
+def read_header(path: Path) -> UploadHeader:
+    """Checked: a typo or a missing field is an error that names the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path.name}: expected the JSON header of an upload, got a file that cannot be read "
+            f"({error}). Record this upload again, or take its files out."
+        ) from error
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path.name}: expected an object with fields such as label and weights, got "
+            f"{type(content).__name__}."
+        )
+    header = parse(UploadHeader, content, path.name, {})
+    _check(header, path.name)
+    return header
+
+
+def _check(header: UploadHeader, where: str) -> None:
+    weights = Path(header.weights)
+    if weights.is_absolute() or ".." in weights.parts:
+        raise UserError(
+            f"{where}, weights: expected a file inside the uploads' folder, got {header.weights!r}."
+        )
+    if not all(math.isfinite(n) for n in (*header.mean, *header.std)) or min(header.std) <= 0:
+        raise UserError(
+            f"{where}: expected finite mean and std above 0, got {header.mean} and {header.std}."
+        )
+    if header.kind == "weight_difference" and not (header.lr and 0 < header.lr < math.inf):
+        raise UserError(
+            f"{where}, lr: a weight difference is a gradient times the client's learning rate; "
+            f"expected a number above 0, got {header.lr}."
+        )
+    if header.labels is not None and len(header.labels) != header.batch:
+        raise UserError(
+            f"{where}, labels: expected one for each of {header.batch} images, got "
+            f"{len(header.labels)}."
+        )
+
+
+def header_text(header: UploadHeader) -> str:
+    """JSON, without the fields that are at their default."""
+    fields = {field.name: field for field in dataclasses.fields(header)}
+    always = ("label", "weights", "mean", "std", "format", "round", "client", "kind")
+    content = {
+        name: value
+        for name, value in dataclasses.asdict(header).items()
+        if name in always or value != _default(fields[name])
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

@@ -1,0 +1,89 @@
+"""Recorded uploads as the updates, labels and models that an attacker sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.recorded.folder import RecordedUpload
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.fields import parse
+from mjp_privacy.interfaces import ClientUpdate
+from mjp_privacy.models import Victim, load_model
+
+HEAD_BIAS = "head.bias"
+
+
+UNKNOWN_LABEL = -1
+
+
+def labels_of(upload: RecordedUpload, model: Victim) -> Tensor:
+    """(B,) as recorded; else, of one image, the class whose bias alone is pushed up."""
+    if upload.header.labels is not None:
+        return torch.tensor(upload.header.labels)
+    bias = upload.tensors([HEAD_BIAS]).get(HEAD_BIAS)
+    if bias is None or upload.header.batch > 1:
+        return torch.full((upload.header.batch,), UNKNOWN_LABEL)
+    if upload.header.kind == "weight_difference":
+        assert upload.header.lr
+        before = model.get_parameter(HEAD_BIAS).detach().to(bias)
+        bias = -bias / upload.header.lr - upload.header.weight_decay * before
+    return bias.argmin().view(1)
+
+
+def stacked(
+    uploads: Sequence[RecordedUpload], names: Sequence[str], device: torch.device
+) -> ClientUpdate:
+    """Uploads of one kind of client with a leading axis, of the names that all of them hold; what
+    is one for all, such as the learning rate, is the first one's."""
+    header = uploads[0].header
+    parts = [upload.tensors(names) for upload in uploads]
+    common = [name for name in names if all(name in part for part in parts)]
+    dtype = getattr(torch, header.dtype)
+    grads = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in common}
+    client = parse(ClientConfig, header.recipe, f"{uploads[0].name}, recipe", {})
+    return ClientUpdate(
+        grads,
+        kind=header.kind,
+        dtype=dtype,
+        batch=header.batch,
+        round=header.round,
+        client=header.client,
+        optimizer=header.optimizer,
+        lr=header.lr,
+        steps=header.steps,
+        weight_decay=header.weight_decay,
+        dal_lambda=client.dal_lambda if client.dal else 0.0,
+        position_noise=client.position_noise,
+        momentum=header.momentum,
+        noise=_levels([upload.header.noise for upload in uploads], common, device),
+        rounding=_levels([upload.header.rounding for upload in uploads], common, device),
+        clipped=client.clips,
+    )
+
+
+def _levels(
+    told: Sequence[Mapping[str, float]], names: Sequence[str], device: torch.device
+) -> dict[str, Tensor]:
+    """(n,) by name; of names that no upload speaks of nothing."""
+    return {
+        name: torch.tensor([one.get(name, 0.0) for one in told], dtype=torch.float64).to(device)
+        for name in names
+        if any(one.get(name) for one in told)
+    }
+
+
+def load_recorded(upload: RecordedUpload) -> Victim:
+    """The model whose weights the client started from, as the header describes it."""
+    header = upload.header
+    if not upload.weights_path.is_file():
+        raise UserError(
+            f"{upload.name}.json, weights: expected a file beside the uploads, got "
+            f"{header.weights!r}, which is not there. Put the weights before the round there."
+        )
+    fields = {"mean": header.mean, "std": header.std, **header.model}
+    name = fields.pop("model", None)
+    return load_model(name, checkpoint=upload.weights_path, **fields)

@@ -1,0 +1,1 @@
+"""What every other room uses and that knows nothing of models or attacks."""

@@ -1,0 +1,67 @@
+"""Config files in YAML, read safely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mjp_privacy.core.errors import UserError
+
+
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """The fields of a YAML file."""
+    if not path.is_file():
+        raise UserError(_no_config(path))
+    content = _read_yaml(path)
+    if not isinstance(content, Mapping):
+        raise UserError(
+            f"{path}: expected fields such as `name:`; got {type(content).__name__}. Start from a "
+            "file in configs/."
+        )
+    return content
+
+
+def _no_config(path: Path) -> str:
+    folder = path.parent
+    known = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
+    near = get_close_matches(path.name, known, n=1)
+    hint = f" Did you mean {folder / near[0]}?" if near else ""
+    return f"No config at {path}: expected a YAML file.{hint} Those shipped are in configs/."
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        repeated = _repeated_key(yaml.compose(text, Loader=yaml.SafeLoader), set())
+        if repeated is not None:
+            raise UserError(
+                f"{path}, line {repeated.start_mark.line + 1}: {repeated.value!r} is given twice "
+                "in one mapping. Expected each field and model once; YAML would drop the first."
+            )
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, bad date
+        raise UserError(f"{path} is no valid YAML: {error}") from error
+    except OSError as error:
+        raise UserError(f"Expected a readable config at {path}, got: {error.strerror}.") from error
+
+
+def _repeated_key(node: yaml.Node | None, seen: set[int]) -> yaml.ScalarNode | None:
+    """The first key that a mapping under `node` holds twice. `seen`: nodes that anchors share."""
+    if node is None or id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return None
+    seen.add(id(node))
+    pairs = node.value if isinstance(node, yaml.MappingNode) else [(None, n) for n in node.value]
+    keys: set[str] = set()
+    for key, value in pairs:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in keys:
+                return key
+            keys.add(key.value)
+        found = _repeated_key(value, seen)
+        if found is not None:
+            return found
+    return None

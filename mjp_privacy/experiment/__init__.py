@@ -1,0 +1,1 @@
+"""A grid of cells, attacked block by block and stored."""

@@ -1,0 +1,103 @@
+"""Reading a config file. A typo is an error that names the nearest field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attacks import ATTACKS, CONTROLS
+from mjp_privacy.client.config import ClientConfig, check_client
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.fields import parse
+from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.yaml_files import read_mapping
+from mjp_privacy.experiment.config import (
+    AttackConfig,
+    Experiment,
+    GridEntry,
+    ModelConfig,
+    client_fields,
+)
+
+_OWNERS: dict[str, Any] = {
+    "models": ModelConfig,
+    "grid": GridEntry,
+    "attacks": AttackConfig,
+    "client": ClientConfig,
+}
+"""Whose fields stand under a field of the experiment."""
+
+
+def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Experiment:
+    """From a YAML file, a mapping or an Experiment; checked."""
+    if isinstance(config, Experiment):
+        check_experiment(config, "the experiment")
+        return config
+    if isinstance(config, Mapping):
+        return parse_experiment(config, "the config")
+    return parse_experiment(read_mapping(Path(config)), str(config))
+
+
+def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
+    experiment = parse(Experiment, content, where, _OWNERS)
+    check_experiment(experiment, where)
+    return experiment
+
+
+# files --------------------------------------------------------------------------------------------
+
+
+def check_experiment(experiment: Experiment, where: str) -> None:
+    """Names and ranges that cross fields."""
+    for field in ("grid", "dtypes", "attacks"):
+        if not getattr(experiment, field) and (field != "grid" or experiment.models):
+            raise UserError(f"{where}, {field}: expected at least one entry, got none.")
+    _check_labels(experiment.attacks, where)
+    _check_names(experiment.attacks, where)
+    if experiment.block < 1:
+        raise UserError(f"{where}, block: expected at least 1, got {experiment.block}.")
+    check_client(experiment.client, experiment.block, f"{where}, client")
+    for place, entry in enumerate(experiment.grid):
+        _check_entry(entry, experiment, f"{where}, grid.{place}")
+
+
+def _check_labels(attacks: tuple[AttackConfig, ...], where: str) -> None:
+    """A label names one attack; without labels, one name may stand for several engines of it."""
+    for attack in attacks:
+        same = [other for other in attacks if other.title == attack.title]
+        if len(same) > 1 and any(other.label for other in same):
+            raise UserError(
+                f"{where}, attacks: expected labels that differ, got {attack.title!r} "
+                f"{len(same)} times. Give each its own label."
+            )
+
+
+def _check_names(attacks: tuple[AttackConfig, ...], where: str) -> None:
+    """Before the grid speaks of them: there a misspelt one would look like the right one."""
+    known = [*ATTACKS, *CONTROLS]
+    for place, attack in enumerate(attacks):
+        if attack.name not in known:
+            raise UserError(
+                f"{where}, attacks.{place}: {unknown_name('attack', attack.name, known)}"
+            )
+
+
+def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
+    labels = [attack.title for attack in experiment.attacks]
+    for field in ("models", "settings", "gammas", "attacks"):
+        given = getattr(entry, field)
+        if given is not None and not given:
+            raise UserError(f"{where}.{field}: expected at least one entry, got none.")
+    for model in entry.models:
+        if model not in experiment.models:
+            raise UserError(f"{where}: {unknown_name('model', model, list(experiment.models))}")
+    for attack in entry.attacks or ():
+        if attack not in labels:
+            raise UserError(f"{where}: {unknown_name('attack', attack, labels)}")
+    if entry.client is not None:
+        check_client(_client_of(entry, experiment, where), experiment.block, f"{where}.client")
+
+
+def _client_of(entry: GridEntry, experiment: Experiment, where: str) -> ClientConfig:
+    return parse(ClientConfig, client_fields(entry, experiment), f"{where}.client", {})

@@ -1,0 +1,47 @@
+"""What made the numbers: versions, commit, machine. Facts about software, no paths."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import TypeAdapter
+
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.version import commit
+from mjp_privacy.experiment.config import Experiment
+from mjp_privacy.experiment.store import RunStore
+
+PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image", "numpy", "pillow")
+
+
+def provenance(device: torch.device) -> dict[str, str | int]:
+    facts: dict[str, str | int] = {name: version(name) for name in PACKAGES}
+    facts["python"] = platform.python_version()
+    facts["commit"] = commit()
+    facts["device"] = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    )
+    facts["threads"] = torch.get_num_threads()
+    return facts
+
+
+def write_provenance(store: RunStore, experiment: Experiment, device: torch.device) -> None:
+    """The resolved experiment and what it runs on, as RUN/experiment.yaml."""
+    content = {"experiment": _plain(experiment), "made_with": provenance(device)}
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    path = store.root / "experiment.yaml"
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _plain(experiment: Experiment) -> dict[str, Any]:
+    """Fields for a YAML file: tuples as lists, and checkpoints by file name only."""
+    content: dict[str, Any] = TypeAdapter(Experiment).dump_python(experiment, mode="json")
+    for model in content["models"].values():
+        if model["checkpoint"]:
+            model["checkpoint"] = Path(model["checkpoint"]).name
+    return content

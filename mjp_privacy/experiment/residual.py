@@ -1,0 +1,65 @@
+"""A check of a reconstruction that needs no truth: does it give the gradient that was uploaded?
+
+    residual = || g(x) - g || / || g ||,   g = dL/dW of the patch embedding
+
+g(x) is the client's own gradient on the reconstruction, with the weights, labels and precision of
+the round. The attacker's mask is its own estimate, or else the rows of `pos_embed.grad` that
+carry nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attacks.equations.system import PATCH as RESIDUAL_OVER
+from attacks.equations.system import TABLE, gradient, located
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
+from mjp_privacy.models import Victim
+
+Mode = Literal["eval", "train"]
+
+
+def gradient_residual(
+    view: AttackerView,
+    images: Tensor,
+    mask: Tensor | None,
+    models: Sequence[Victim],
+    mode: Mode = "eval",
+) -> Tensor | None:
+    """(m,) residual of each image's step, the mean over the uploads; None where it cannot be made.
+
+    images (m, C, H, W) in [0, 1]; mask (m, N) the attacker's of the first upload; models: those
+    that the client trained, one an upload.
+    """
+    if view.labels is None or not view.updates:
+        return None
+    if any(RESIDUAL_OVER not in u.grads for u in view.updates):
+        return None
+    images = images.nan_to_num(0.5)  # such an image is a failure; its number is not read
+    ids = tuple(map(str, range(len(images))))
+    residuals = []
+    for model, update in zip(models, view.updates, strict=True):
+        hidden = (
+            mask if mask is not None and update is view.updates[0] else masked_rows(view, update)
+        )
+        client = FedSGDClient(model, ClientConfig(mode=mode, batch=update.batch))
+        inputs = ClientInput(images, view.labels, ids, hidden)
+        made = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
+        given = gradient(view, update, RESIDUAL_OVER)
+        difference = (made - given).double().flatten(1).norm(dim=1)
+        residuals.append(difference / given.double().flatten(1).norm(dim=1))
+    return torch.stack(residuals).mean(0).repeat_interleave(view.updates[0].batch).cpu()
+
+
+def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:
+    """(m, N) positions that the upload shows as masked, for each image of a step; None where no
+    gradient of the table was uploaded."""
+    if TABLE not in update.grads:
+        return None
+    return located(view, update).repeat_interleave(update.batch, dim=0)

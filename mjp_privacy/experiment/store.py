@@ -1,0 +1,247 @@
+"""A run's folder: what was computed, crash-safe, readable on any file system.
+
+    RUN/experiment.yaml                  the resolved experiment
+    RUN/cells.json                       the cells of the last command, in table order
+    RUN/images.csv                       one line per image: label, sha256, status, reason
+    RUN/rows/<run_id>/<block>.parquet    one row per image, metric and variant
+    RUN/reconstructions/<run_id>/<block>.safetensors
+    RUN/timings.jsonl                    seconds per stage and block (never part of the rows)
+
+Every file is written beside its place and renamed into it, so a run killed at any moment leaves
+whole files only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_atomically, write_json
+from mjp_privacy.experiment.packing import pack, unpack
+
+ROW_COLUMNS = (
+    "run_id",
+    "model",
+    "checkpoint_sha",
+    "architecture",
+    "setting",
+    "gamma",
+    "attack",
+    "dtype",
+    "seed",
+    "image_id",
+    "metric",
+    "variant",
+    "value",
+    "status",
+    "reason",
+)
+"""Columns of a row. Later columns are appended, never renamed."""
+
+CELL_COLUMNS = (
+    "trained_gamma",
+    "position_embedding",
+    "victim",
+    "engine",
+    "mode",
+    "loss",
+    "batch",
+    "dal",
+    "label_source",
+    "dal_lambda",
+    "attack_name",
+    "role",
+    "uploads",
+    "plain_share",
+    "mask",
+    "augment",
+    "withhold",
+    "positions",
+    "position_noise",
+    "server_lr",
+    "upload",
+    "lr",
+    "weight_decay",
+    "round",
+    "defenses",
+    "steps",
+    "optimizer",
+    "momentum",
+    "pseudo_gradient",
+)
+"""Columns appended to every row from its cell and its image."""
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """Reads and writes one run folder."""
+
+    root: Path
+
+    # rows -------------------------------------------------------------------------------------
+
+    def rows_path(self, run_id: str, block: int) -> Path:
+        return self.root / "rows" / run_id / f"{block:05d}.parquet"
+
+    def write_rows(self, run_id: str, block: int, rows: pd.DataFrame) -> None:
+        path = self.rows_path(run_id, block)
+        write_atomically(path, lambda temporary: rows.to_parquet(temporary, index=False))
+
+    def read_rows(self, run_id: str) -> pd.DataFrame:
+        """All rows of one cell in the order they were made; empty if none was.
+
+        An image that failed and then, other images having come or gone, was done in another block
+        has rows in both: those that did not fail count, else the later ones.
+        """
+        paths = sorted((self.root / "rows" / run_id).glob("[0-9]*.parquet"))
+        if not paths:
+            return pd.DataFrame(columns=[*ROW_COLUMNS, *CELL_COLUMNS])
+        rows = pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
+        keys = ["image_id", "metric", "variant"]
+        if not {*keys, "status"} <= set(rows):
+            return rows  # not ours; the reader says so
+        failed = rows["status"] == "failed"
+        failed_first = rows.loc[(~failed).sort_values(kind="stable").index]
+        superseded = failed & failed_first.duplicated(keys, keep="last")
+        return rows[~superseded].reset_index(drop=True)
+
+    def merge_rows(
+        self, run_id: str, block: int, parts: Sequence[pd.DataFrame], order: Sequence[str]
+    ) -> None:
+        """Add rows to a block, replacing those of the same images; images in the given order."""
+        new = pd.concat([part for part in parts if len(part)], ignore_index=True)
+        path = self.rows_path(run_id, block)
+        if path.is_file():
+            old = pd.read_parquet(path)
+            new = pd.concat([old[~old["image_id"].isin(set(new["image_id"]))], new])
+        rank = {image_id: place for place, image_id in enumerate(order)}
+        new = new.sort_values("image_id", key=lambda ids: ids.map(rank), kind="stable")
+        self.write_rows(run_id, block, new.reset_index(drop=True))
+
+    # reconstructions --------------------------------------------------------------------------
+
+    def reconstruction_path(self, run_id: str, block: int) -> Path:
+        return self.root / "reconstructions" / run_id / f"{block:05d}.safetensors"
+
+    def write_reconstructions(
+        self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: list[str]
+    ) -> None:
+        """`tensors`: images, target, input (m, C, H, W) and, where there are, mask, permutation."""
+        from safetensors.torch import save_file
+
+        packed, metadata = pack(tensors)
+        metadata["image_ids"] = json.dumps(image_ids)
+        write_atomically(
+            self.reconstruction_path(run_id, block),
+            lambda temporary: save_file(packed, temporary, metadata=metadata),
+        )
+
+    def read_reconstructions(self, path: Path) -> tuple[dict[str, Tensor], list[str]]:
+        """A block's tensors as they were given to `write_reconstructions`, and its image ids."""
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            return unpack(tensors, file.metadata()), json.loads(file.metadata()["image_ids"])
+
+    def merge_reconstructions(
+        self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: list[str]
+    ) -> None:
+        """Add images to a block, replacing those of the same ids."""
+        path = self.reconstruction_path(run_id, block)
+        if path.is_file():
+            old, old_ids = self.read_reconstructions(path)
+            kept = [at for at, image_id in enumerate(old_ids) if image_id not in image_ids]
+            tensors = {name: torch.cat((old[name][kept], new)) for name, new in tensors.items()}
+            image_ids = [*(old_ids[at] for at in kept), *image_ids]
+        self.write_reconstructions(run_id, block, tensors, image_ids)
+
+    def find_reconstruction(self, run_id: str, image_id: str) -> dict[str, Tensor] | None:
+        """The stored tensors of one image, without the leading axis; None if there are none."""
+        from safetensors import safe_open
+
+        for path in sorted((self.root / "reconstructions" / run_id).glob("[0-9]*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                image_ids = json.loads(file.metadata()["image_ids"])
+                if image_id in image_ids:
+                    at = image_ids.index(image_id)
+                    one = {name: file.get_slice(name)[at] for name in file.keys()}
+                    return unpack(one, file.metadata())
+        return None
+
+    # the run itself ---------------------------------------------------------------------------
+
+    def write_cells(self, cells: list[dict[str, Any]]) -> None:
+        write_json(self.root / "cells.json", {"format": 1, "cells": cells})
+
+    def merge_cells(self, cells: list[dict[str, Any]], planned: list[dict[str, Any]]) -> None:
+        """The cells of a command in the order it planned them, then older ones of other commands.
+
+        A planned cell that `cells` does not hold yet stays as an earlier command left it.
+        """
+        try:
+            older = {cell["cell_key"]: cell for cell in self.read_cells()}
+        except UserError:
+            older = {}
+        known = {
+            **{cell["cell_key"]: cell for cell in planned},
+            **older,
+            **{cell["cell_key"]: cell for cell in cells},
+        }
+        self.write_cells(list(known.values()))
+
+    def read_cells(self) -> list[dict[str, Any]]:
+        path = self.root / "cells.json"
+        if not path.is_file():
+            raise UserError(
+                f"{self.root} is not a run folder: expected {path.name} in it, as run_attack.py "
+                "writes it. Give the folder that was the --out of a run."
+            )
+        try:
+            cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} cannot be read ({error}). Run the attack again.") from error
+        return cells
+
+    def write_images(self, images: pd.DataFrame) -> None:
+        path = self.root / "images.csv"
+        write_atomically(path, lambda temporary: images.to_csv(temporary, index=False))
+
+    def read_images(self) -> pd.DataFrame:
+        path = self.root / "images.csv"
+        if not path.is_file():
+            columns = ["image_id", "label", "label_source", "sha256", "status", "reason"]
+            return pd.DataFrame(columns=columns)
+        names = ("image_id", "label_source", "sha256", "pixel_sha256", "status", "reason")
+        text: dict[Hashable, str] = dict.fromkeys(names, "str")
+        return pd.read_csv(path, dtype=text, keep_default_na=False, na_values={"label": [""]})
+
+    def append_timing(self, record: Mapping[str, Any]) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(record).encode() + b"\n"
+        with (self.root / "timings.jsonl").open("ab+") as file:
+            if file.tell():  # a line that a killed run left without its end stays alone
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            file.write(line)
+
+    def read_timings(self) -> pd.DataFrame:
+        path = self.root / "timings.jsonl"
+        if not path.is_file():
+            return pd.DataFrame()
+        records = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except ValueError:  # the line a killed run was writing
+                continue
+        return pd.DataFrame(records)

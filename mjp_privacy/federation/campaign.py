@@ -1,0 +1,42 @@
+"""One command from images to a picture: a federation is trained, and its uploads are attacked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mjp_privacy.experiment.config import Experiment
+from mjp_privacy.experiment.recorded_run import attack_uploads
+from mjp_privacy.federation.config import FederationConfig
+from mjp_privacy.federation.rounds import ATTACK, UPLOADS, federate
+
+DONE, SOME_FAILED = 0, 3
+
+
+def campaign(
+    config: FederationConfig,
+    data: Path,
+    out: Path,
+    val: Path | None = None,
+    device: str = "auto",
+    engine: str = "inprocess",
+) -> int:
+    """Exit code 0, or 3 where some image or cell of the attack failed."""
+    if engine == "inprocess":
+        print(federate(config, data, out, val, device))
+    else:
+        from mjp_privacy.federation.flower.run import run_flower
+
+        print(run_flower(config, data, out, engine, val=val, device=device))
+    if not config.attacks or not config.record.rounds:
+        return DONE
+    summary = attack_uploads(attack_experiment(config), out / UPLOADS, out / ATTACK, device=device)
+    from mjp_privacy.federation.picture import draw_rounds
+
+    print(draw_rounds([out], out))
+    print(f"Next: python report.py {out / ATTACK} --out {out / ATTACK / 'report'}")
+    return SOME_FAILED if summary.failures else DONE
+
+
+def attack_experiment(config: FederationConfig) -> Experiment:
+    """The config's attacks; models and clients come from the uploads."""
+    return Experiment(config.name, attacks=config.attacks, seed=config.seed)

@@ -1,0 +1,1 @@
+"""The federation's clients and server under Flower's engines."""

@@ -1,0 +1,143 @@
+"""The federation as a Flower app: `client_app` and `server_app`, over the functions of `task`.
+
+    flwr run . --run-config 'config="configs/federated/cifar10.yaml" data="/images" out="/run"'
+
+A SuperNode's clients are those of its partition: with `partition-id=p num-partitions=n` in its
+node config (simulated nodes have both), p, p + n, p + 2n, ... A node config may also name its own
+`data` and `device`. The server needs the images too: Task counts and splits them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mjp_privacy.core.device import pick_device
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder
+from mjp_privacy.core.lock import locked
+from mjp_privacy.federation.config import FederationConfig, load_federation
+from mjp_privacy.federation.flower.programs import MARK
+from mjp_privacy.federation.flower.records import arrays, read_order, reply_of
+from mjp_privacy.federation.flower.strategy import PARTITION, RecordingStrategy
+from mjp_privacy.federation.rounds import Federation
+from mjp_privacy.federation.task import Task
+from mjp_privacy.training.journal import Journal
+
+try:
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+except ImportError as error:
+    raise UserError("Flower: expected flwr 1.41 or newer. pip install '.[federated]'.") from error
+
+client_app = ClientApp()
+server_app = ServerApp()
+
+
+# client -------------------------------------------------------------------------------------
+
+
+@client_app.query()
+def introduce(message: Message, context: Context) -> Message:
+    """Which clients this node plays."""
+    at, of = _partition(context)
+    fields = ConfigRecord({"partition-id": at, "num-partitions": of})
+    return Message(RecordDict({PARTITION: fields}), reply_to=message)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """One client's upload in one round."""
+    config, weights, client, round = read_order(message.content)
+    at, of = _partition(context)
+    if client % of != at:
+        raise UserError(
+            f"Asked for client {client}: expected one of partition {at} of {of}. Give each "
+            "SuperNode a partition-id of its own."
+        )
+    task = _task(config, _setting(context, "data"), _setting(context, "device") or "cpu")
+    update = task.client_update(weights, client, round)
+    return Message(reply_of(update, task.examples(client)), reply_to=message)
+
+
+@lru_cache(maxsize=1)
+def _task(config: FederationConfig, data: str, device: str) -> Task:
+    """Decoded once a process, and a process serves many messages in a simulation."""
+    return Task.from_config(config, _folder(data, "data"), device=pick_device(device))
+
+
+def _partition(context: Context) -> tuple[int, int]:
+    try:
+        at, of = (int(context.node_config[n]) for n in ("partition-id", "num-partitions"))
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            "A SuperNode's clients: expected partition-id and num-partitions in its node config, "
+            f"got {dict(context.node_config)}. "
+            "flower-supernode --node-config 'partition-id=0 num-partitions=2' ..."
+        ) from error
+    if not 0 <= at < of:
+        raise UserError(f"partition-id: expected 0 to {of - 1} (num-partitions {of}), got {at}.")
+    return at, of
+
+
+def _setting(context: Context, name: str) -> str:
+    """The node's own value, or the run's."""
+    return str(context.node_config.get(name) or context.run_config.get(name) or "")
+
+
+# server -------------------------------------------------------------------------------------
+
+
+@server_app.main()
+def serve(grid: Grid, context: Context) -> None:
+    """All rounds, or what is left of them, in the folder of an in-process run."""
+    run = context.run_config
+    path = _folder(str(run["config"]), "config")
+    config = load_federation(path, str(run["row"]) or None)
+    data = _folder(str(run["data"]), "data")
+    val = Path(str(run["val"])) if run["val"] else None
+    folder = output_folder(_folder(str(run["out"]), "out"))
+    with locked(folder):
+        device = pick_device(str(run["device"]) or "cpu")
+        federation = Federation(Task.from_config(config, data, val, device), folder)
+        federation.journal = _Marked(folder, config.rounds)
+        if federation.begin():
+            return
+        strategy = RecordingStrategy(
+            federation,
+            record=str(run["record"]),
+            patience=_seconds(run, "patience"),
+        )
+        strategy.meet(grid)
+        strategy.start(
+            grid,
+            arrays(federation.weights),
+            num_rounds=config.rounds - federation.round,
+            timeout=_seconds(run, "round-timeout"),
+        )
+        federation.end()
+
+
+class _Marked(Journal):
+    """Says whose lines these are, among Flower's own."""
+
+    def say(self, message: str) -> None:
+        super().say(MARK + message)
+
+
+def _folder(value: str, name: str) -> Path:
+    if not value:
+        raise UserError(
+            f"{name}: expected a path in Flower's run config, got none. "
+            f"flwr run . --run-config '{name}=\"PATH\"'"
+        )
+    return Path(value)
+
+
+def _seconds(run: Any, name: str) -> float:
+    value = run[name]
+    if not isinstance(value, (int, float)) or value <= 0:
+        raise UserError(f"{name}: expected seconds above 0 in the run config, got {value!r}.")
+    return float(value)

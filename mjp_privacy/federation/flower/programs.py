@@ -1,0 +1,227 @@
+"""Flower's own programs on the loopback interface, started and ended.
+
+Nothing leaves the machine: no telemetry, no update check, no installing of packages. Ports are
+free ones. Whatever ends the process that started them ends them too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mjp_privacy.core.errors import UserError
+
+LINK = "loopback"  # what Flower's configuration calls our SuperLink
+MARK = "federation | "  # before what our server says, among Flower's lines
+START_SECONDS, STOP_SECONDS = 60.0, 10.0
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+"""Nothing phones home, and no package is installed while running. The last one is Ray's way to be
+told to listen on the loopback interface only, on any system."""
+
+Process = subprocess.Popen[bytes]
+
+
+@dataclass
+class SuperLink:
+    """A running SuperLink and the SuperNodes that were started for it."""
+
+    home: Path
+    address: str
+    simulated: int | None
+    environment: Mapping[str, str]
+    nodes: list[Process] = field(default_factory=list)
+
+    def start_nodes(self, number: int) -> None:
+        """SuperNodes, each with its share of the clients; they are connected on return."""
+        logs = [self.home / f"supernode{at}.log" for at in range(number)]
+        for at, log in enumerate(logs):
+            command = ["flower-supernode", "--insecure", "--superlink", self.address]
+            command += ["--port", str(_free_port())]
+            command += ["--node-config", f"partition-id={at} num-partitions={number}"]
+            self.nodes.append(_start(command, log, self.environment))
+        for at, (process, log) in enumerate(zip(self.nodes, logs, strict=True)):
+            _wait_for(f"SuperNode {at}", process, log, partial(_is_connected, log))
+
+    def run(self, app: Path, config: Mapping[str, str | float]) -> None:
+        """Submit the app, show what its server says, and return when it has finished."""
+        values = self.home / "run.toml"
+        values.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items()), "utf-8")
+        given = ["--run-config", str(values)]
+        if self.simulated:
+            given += ["--federation-config", _simulation(self.simulated)]
+        self._command(["run", str(app), LINK, *given, "--stream"])
+        listed = self._command(["list", LINK, "--format", "json"])
+        last = json.loads(listed[listed.index("{") :])["runs"][0]
+        if last["status"] != "finished:completed":
+            raise UserError(
+                f"Flower's run ended as {last['status']}. {_cause(last)} "
+                f"What Flower said is in {self.home / 'run.log'}."
+            )
+
+    def _command(self, arguments: Sequence[str]) -> str:
+        """What a command of `flwr` prints; it goes to a log, and our server's lines are shown."""
+        said, log = [], self.home / f"{arguments[0]}.log"
+        process = _popen(["flwr", *arguments], subprocess.PIPE, self.environment)
+        assert process.stdout is not None
+        try:
+            with log.open("w", encoding="utf-8") as file:
+                for raw in process.stdout:
+                    said.append(raw.decode(errors="replace"))
+                    file.write(said[-1])
+                    file.flush()
+                    if said[-1].startswith(MARK):
+                        print(said[-1].removeprefix(MARK), end="", file=sys.stderr, flush=True)
+            if process.wait():
+                raise UserError(f"flwr {arguments[0]} failed. {log} ends with: {_tail(log)}")
+        finally:
+            _stop(process)
+        return "".join(said)
+
+
+@contextmanager
+def superlink(home: Path, simulated: int | None = None) -> Iterator[SuperLink]:
+    """A SuperLink; it and all that was started for it end with the block.
+
+    simulated  number of virtual SuperNodes; None: real ones are started
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    address = f"127.0.0.1:{_free_port()}"
+    lines = ("[superlink]", f'default = "{LINK}"', f"[superlink.{LINK}]")
+    connection = "\n".join((*lines, f'address = "{address}"', "insecure = true", ""))
+    (home / "config.toml").write_text(connection, encoding="utf-8")
+    command = ["flower-superlink", "--insecure", "--disable-runtime-dependency-installation"]
+    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
+    command += ["--simulation"] if simulated else []
+    # Ray's sockets need a short path, and it never takes its files away.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
+        log, environment = home / "superlink.log", _environment(home, scratch)
+        process = _start(command, log, environment)
+        link = SuperLink(home, address, simulated, environment)
+        try:
+            _wait_for("SuperLink", process, log, lambda: _answers(f"http://{address}/health"))
+            yield link
+        finally:
+            for one in (*link.nodes, process):
+                _stop(one)
+            shutil.rmtree(home / "apps", ignore_errors=True)  # Flower's copies of the app
+
+
+def _simulation(nodes: int) -> str:
+    processors = os.cpu_count() or 1
+    return f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={processors}"
+
+
+def _cause(run: Mapping[str, Any]) -> str:
+    return str(run.get("status-details", "")).partition("failed with exception: ")[2] or str(
+        run.get("status-details", "")
+    )
+
+
+# processes ----------------------------------------------------------------------------------
+
+
+def _environment(home: Path, scratch: str) -> dict[str, str]:
+    """Programs of this Python come first."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    own = {"FLWR_HOME": str(home.resolve()), "RAY_TMPDIR": scratch, "PATH": path}
+    return {**os.environ, **QUIET, **own}
+
+
+def _start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
+    with log.open("wb") as file:
+        return _popen(command, file, environment)
+
+
+def _popen(command: Sequence[str], output: Any, environment: Mapping[str, str]) -> Process:
+    """In a process group of its own, which ends when this process does."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+        start_new_session=True,
+        preexec_fn=_follow_parent if sys.platform == "linux" else None,
+    )
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_SET_DEATH_SIGNAL = 1
+
+
+def _follow_parent() -> None:
+    """Linux: SIGTERM when whoever started this one is gone, however that happened."""
+    if _LIBC is not None:
+        _LIBC.prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _stop(process: Process) -> None:
+    """Politely, then with all that it started."""
+    if process.poll() is None:
+        process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _wait_for(what: str, process: Process, log: Path, ready: Callable[[], bool]) -> None:
+    until = time.monotonic() + START_SECONDS
+    while not ready():
+        if process.poll() is not None or time.monotonic() > until:
+            raise UserError(
+                f"Flower's {what} did not start: expected it on the loopback interface within "
+                f"{START_SECONDS:.0f} s. {log} ends with: {_tail(log)}"
+            )
+        time.sleep(0.2)
+
+
+def _is_connected(log: Path) -> bool:
+    return b"SuperNode ID" in _read(log)
+
+
+def _answers(url: str) -> bool:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _tail(path: Path) -> str:
+    return " | ".join(_read(path).decode(errors="replace").split("\n")[-4:]).strip(" |")

@@ -1,0 +1,128 @@
+"""A federation under Flower: as a simulation, or as a SuperLink with SuperNodes on loopback.
+
+Both are one `flower-superlink`, to which the app is submitted by `flwr run` as a user would. A
+simulation's clients are Flower's virtual nodes; a deployment has a process a SuperNode.
+
+OUT/flower/   Flower's home: the app, its run config, and the programs' logs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, get_args
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder, write_json
+from mjp_privacy.core.lock import locked
+from mjp_privacy.federation.config import FederationConfig, plain
+from mjp_privacy.federation.flower.programs import superlink
+from mjp_privacy.federation.rounds import RESOLVED
+from mjp_privacy.training.snapshots import MODEL
+
+Engine = Literal["flower", "flower-deployment"]
+HOME = "flower"
+NAME = "mjp-federation"
+CLIENT_APP = "mjp_privacy.federation.flower.app:client_app"
+SERVER_APP = "mjp_privacy.federation.flower.app:server_app"
+
+RunConfig = Mapping[str, str | float]
+RUN_CONFIG: RunConfig = {
+    "config": "",
+    "row": "",
+    "data": "",
+    "val": "",
+    "out": "",
+    "device": "cpu",
+    "record": "attacked",
+    "patience": 60.0,
+    "round-timeout": 600.0,
+}
+"""What the app can be told, and what holds where nothing is said; also in pyproject.toml.
+
+record  what is written of each upload: all, attacked (`record.parameters`) or none
+patience  seconds until every client should have a SuperNode
+round-timeout  seconds until a client that has not answered is left out of its round
+"""
+
+
+def run_flower(
+    config: FederationConfig,
+    data: str | Path,
+    out: str | Path,
+    engine: str = "flower",
+    *,
+    val: str | Path | None = None,
+    nodes: int | None = None,
+    client: str = CLIENT_APP,
+    **options: str | float,
+) -> Path:
+    """All rounds under Flower, or what is left of them; the final model's path.
+
+    nodes  SuperNodes of a deployment; None: one a client, but no more than processors
+    client  another ClientApp, module:attribute, in Flower's notation
+    options  of RUN_CONFIG: device, record, patience, round_timeout
+    """
+    require_flower(engine)
+    folder = output_folder(Path(out)).resolve()
+    home = folder / HOME
+    run: dict[str, str | float] = {
+        "config": str(home / RESOLVED),
+        "data": str(Path(data).resolve()),
+        "val": str(Path(val).resolve()) if val else "",
+        "out": str(folder),
+        **{name.replace("_", "-"): value for name, value in options.items()},
+    }
+    if unknown := sorted(set(run) - set(RUN_CONFIG)):
+        raise UserError(f"Flower: expected {', '.join(RUN_CONFIG)}, got {', '.join(unknown)}.")
+    number = config.clients.number
+    if nodes is not None and not 1 <= nodes <= number:
+        raise UserError(
+            f"nodes: expected 1 to {number} SuperNodes for {number} clients, got {nodes}."
+        )
+    simulated = number if engine == "flower" else None
+    with locked(home), superlink(home, simulated) as link:
+        write_json(home / RESOLVED, plain(config))
+        if simulated is None:
+            link.start_nodes(nodes or min(number, max(2, os.cpu_count() or 2)))
+        link.run(write_app(home / NAME, client), run)
+    return folder / MODEL
+
+
+def require_flower(engine: str) -> None:
+    if engine not in get_args(Engine):
+        raise UserError(f"--engine: expected {' or '.join(get_args(Engine))}, got {engine!r}.")
+    needed = ("flwr", "ray") if engine == "flower" else ("flwr",)
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise UserError(
+            f"--engine {engine}: expected the package {missing[0]}, which is not installed here "
+            f"(Python {sys.version_info.major}.{sys.version_info.minor}). "
+            "pip install '.[federated]' on Python 3.11 or newer."
+        )
+
+
+def write_app(folder: Path, client: str = CLIENT_APP) -> Path:
+    """A Flower app around this installed package; no code of it is copied."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = "\n".join(f"{key} = {json.dumps(value)}" for key, value in RUN_CONFIG.items())
+    (folder / "pyproject.toml").write_text(
+        f"""[project]
+name = "{NAME}"
+version = "0.0.0"
+description = "A federation whose server records every upload"
+license = "MIT"
+[tool.flwr.app]
+publisher = "mjp-privacy"
+[tool.flwr.app.components]
+serverapp = "{SERVER_APP}"
+clientapp = "{client}"
+[tool.flwr.app.config]
+{config}
+""",
+        encoding="utf-8",
+    )
+    return folder

@@ -1,0 +1,230 @@
+"""A Flower strategy that writes down every upload, and makes the in-process federation's rounds.
+
+OUT/received/r00003_c0017.safetensors   client 17's upload in round 3, with its header
+OUT/rounds.jsonl                        a line a round: who was asked, who did not answer and why
+
+Probes, metrics, checkpoints and the final model are those of `rounds.Federation`, so a run that
+was stopped goes on, also with another engine. A client that fails is left out of its round.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from mjp_privacy.client.config import client_recipe
+from mjp_privacy.client.recorded.folder import UploadFolder
+from mjp_privacy.client.recorded.header import UploadHeader
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.federation.flower.records import arrays, cause, order_of, read_reply, whole
+from mjp_privacy.federation.recording import kept_names
+from mjp_privacy.federation.rounds import Federation
+from mjp_privacy.interfaces import ClientUpdate
+
+try:
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Strategy
+except ImportError as error:
+    raise UserError("Flower: expected flwr 1.41 or newer. pip install '.[federated]'.") from error
+
+RECEIVED, ROUNDS = "received", "rounds.jsonl"
+PARTITION = "partition"
+SHOWN = 8  # clients named in a message
+WAIT = 1.0  # seconds between two looks for SuperNodes
+
+Record = Literal["all", "attacked", "none"]
+"""What is written of an upload: every tensor, those of `record.parameters`, or no file."""
+
+
+class RecordingStrategy(Strategy):
+    """One message a participant and round; who is asked, and what is done, is the federation's."""
+
+    def __init__(self, federation: Federation, record: str = "attacked", patience: float = 60.0):
+        if record not in get_args(Record):
+            raise UserError(f"record: expected {', '.join(get_args(Record))}, got {record!r}.")
+        self.federation, self.keeps, self.patience = federation, record, patience
+        self.received = UploadFolder(federation.out / RECEIVED)
+        self.lines = federation.out / ROUNDS
+        self.nodes: dict[int, tuple[int, int] | None] = {}  # partition; None: it did not say
+        self._sent: list[tuple[int, Message]] = []
+        self._missing: dict[int, str] = {}
+
+    # who is there -----------------------------------------------------------------------------
+
+    def meet(self, grid: Grid) -> None:
+        """Wait until every client has a node, or patience ends."""
+        clients = range(self.federation.config.clients.number)
+        until = time.monotonic() + self.patience
+        while absent := [client for client in clients if self._host(client) is None]:
+            self._introduce(grid)
+            if time.monotonic() > until:
+                break
+            if any(self._host(client) is None for client in absent):
+                time.sleep(WAIT)
+        if len(absent) == len(clients):
+            raise UserError(
+                f"No client in {self.patience:.0f} s: expected SuperNodes with partition-id and "
+                "num-partitions in their node config. Start them, and give a longer `patience`."
+            )
+        if absent:
+            self._say(f"going on without clients {_few(absent)}: no SuperNode plays them")
+
+    def _introduce(self, grid: Grid) -> None:
+        """Ask new nodes which clients they play; forget those that are gone."""
+        present = set(grid.get_node_ids())
+        self.nodes = {node: part for node, part in self.nodes.items() if node in present}
+        new = sorted(present - set(self.nodes))
+        asked = [Message(RecordDict(), node, MessageType.QUERY) for node in new]
+        for reply in grid.send_and_receive(asked, timeout=self.patience) if asked else ():
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                self.nodes[node] = None
+                self._say(f"SuperNode {node} cannot take part: {cause(reply.error.reason or '')}")
+                continue
+            own = reply.content.config_records[PARTITION]
+            self.nodes[node] = whole(own["partition-id"]), whole(own["num-partitions"])
+
+    def _host(self, client: int) -> int | None:
+        for node, part in sorted(self.nodes.items()):
+            if part is not None and client % part[1] == part[0]:
+                return node
+        return None
+
+    # a round ----------------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        federation = self.federation
+        federation.record()
+        self._introduce(grid)
+        self._sent, self._missing = [], {}
+        for client in federation.task.participants(federation.round):
+            if (node := self._host(client)) is None:
+                self._missing[client] = "no SuperNode plays it"
+                continue
+            order = order_of(federation.config, arrays, client, federation.round)
+            self._sent.append((client, Message(order, node, MessageType.TRAIN)))
+        return [message for _, message in self._sent]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        federation = self.federation
+        uploads = self._read(replies)
+        for client, (update, _) in uploads.items():
+            self._keep(client, update)
+        self._note(sorted(uploads))
+        if not uploads:
+            federation.save()
+            raise UserError(
+                f"Round {federation.round}: no client sent an upload ("
+                f"{_few([f'{client}: {why}' for client, why in self._missing.items()])}). "
+                f"What was received before is in {self.received.root}. Mend the clients, and the "
+                "same command goes on from this round."
+            )
+        federation.advance(list(uploads.values()))
+        arrived = MetricRecord({"uploads": len(uploads), "missing": len(self._missing)})
+        return arrays(federation.weights), arrived
+
+    def _read(self, replies: Iterable[Message]) -> dict[int, tuple[ClientUpdate, int]]:
+        """Uploads by client, in order; who sent none goes to the missing."""
+        client_of = {message.metadata.message_id: client for client, message in self._sent}
+        uploads: dict[int, tuple[ClientUpdate, int]] = {}
+        for reply in replies:
+            client = client_of.pop(reply.metadata.reply_to_message_id)
+            try:
+                if reply.has_error():
+                    raise UserError(cause(reply.error.reason or f"error {reply.error.code}"))
+                update, examples = read_reply(reply.content, self.federation.task.device)
+                self._check(update)
+                uploads[client] = update, examples
+            except (UserError, KeyError, TypeError, ValueError) as error:
+                self._missing[client] = str(error)
+        self._missing |= dict.fromkeys(client_of.values(), "no answer in time")
+        self._missing = dict(sorted(self._missing.items()))  # not in the order of arrival
+        return dict(sorted(uploads.items()))
+
+    def _check(self, update: ClientUpdate) -> None:
+        weights = self.federation.weights
+        for name, grad in update.grads.items():
+            expected = (1, *weights[name].shape) if name in weights else None
+            if tuple(grad.shape) != expected:
+                raise UserError(f"{name}: expected shape {expected}, got {tuple(grad.shape)}")
+        if update.round != self.federation.round:
+            raise UserError(f"expected round {self.federation.round}, got {update.round}")
+
+    def _keep(self, client: int, update: ClientUpdate) -> None:
+        """The upload's files, before anything is made of it."""
+        if self.keeps == "none":
+            return
+        federation, config = self.federation, self.federation.config
+        model = federation.task.with_weights(federation.weights)
+        kept = set(update.grads) if self.keeps == "all" else set(kept_names(config, model))
+        header = UploadHeader(
+            label=config.title,
+            weights=self.received.record_weights(model),
+            mean=model.card.mean,  # type: ignore[arg-type]
+            std=model.card.std,  # type: ignore[arg-type]
+            client=str(client),
+            gamma=config.gamma,
+            recipe=client_recipe(config.client),
+            partial=not kept >= set(update.grads),
+        )
+        self.received.record(_part(update, kept), header, [f"r{update.round:05d}_c{client:04d}"])
+
+    def _note(self, arrived: list[int]) -> None:
+        """A line of rounds.jsonl; lines of a round that is made again are dropped."""
+        round, old = self.federation.round, []
+        if self.lines.is_file():
+            old = [json.loads(text) for text in self.lines.read_text("utf-8").splitlines()]
+        line = {"round": round, "arrived": arrived, "missing": self._missing}
+        lines = [*(one for one in old if one["round"] < round), line]
+        text = "".join(json.dumps(one) + "\n" for one in lines)
+        write_atomically(self.lines, lambda path: path.write_text(text, "utf-8"))
+        for client, why in self._missing.items():
+            self._say(
+                f"round {round}: client {client} sent no upload ({why}); going on with "
+                f"{len(arrived)} of {len(arrived) + len(self._missing)}"
+            )
+
+    # the rest of Flower's interface -----------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return []  # the server evaluates, on test images
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return None
+
+    def summary(self) -> None:
+        config = self.federation.config
+        self._say(
+            f"{config.name}: {config.clients.per_round} of {config.clients.number} clients a "
+            f"round, on {sum(part is not None for part in self.nodes.values())} SuperNodes"
+        )
+
+    def _say(self, message: str) -> None:
+        self.federation.journal.say(message)
+
+
+def _part(update: ClientUpdate, names: set[str]) -> ClientUpdate:
+    """What an upload holds of these parameters."""
+    grads, noise, rounding = (
+        {name: held[name] for name in held if name in names}
+        for held in (update.grads, update.noise, update.rounding)
+    )
+    return replace(update, grads=grads, noise=noise, rounding=rounding)
+
+
+def _few(things: Sequence[object]) -> str:
+    shown = "; ".join(map(str, things[:SHOWN]))
+    return shown + (f"; and {len(things) - SHOWN} more" if len(things) > SHOWN else "")

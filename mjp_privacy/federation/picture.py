@@ -1,0 +1,167 @@
+"""Accuracy and leakage over the rounds of federations, in one picture and one table.
+
+Leakage of a round is the worst case over its attacks: per image the best standard PSNR (capped at
+100 dB), of one upload and of any number, and no less than that of a uniform grey, which anybody can
+draw; success is the share of images at or above 20 dB. Images that no attack applies to, and those
+for which one broke down, are counted beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.federation.rounds import ATTACK
+from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
+from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.training.journal import METRICS, read_metrics
+
+THRESHOLD = 20.0  # dB: a person recognises the picture
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+SCOPES = ("1 upload", "any number of uploads")
+KEYS = ("client_label", "round", "batch", "steps")
+
+
+def leakage_table(runs: Sequence[Path]) -> pd.DataFrame:
+    """A row for each federation, round, batch, number of steps and scope."""
+    found = []
+    for run in runs:
+        attacked = run / ATTACK
+        if not attacked.is_dir():
+            raise UserError(
+                f"{run} holds no {ATTACK} folder: expected the --out of `python -m "
+                "mjp_privacy.clients` with attacks in its config."
+            )
+        for (label, round, batch, steps), lines in _by_round(load_runs([attacked]).lines).items():
+            shared = {"run": str(run), "label": label, "round": round, "batch": batch}
+            for scope in SCOPES:
+                found.append({**shared, "steps": steps, "scope": scope, **worst_case(lines, scope)})
+    return pd.DataFrame(found)
+
+
+def _by_round(lines: Sequence[Line]) -> dict[tuple[Any, ...], list[Line]]:
+    held: dict[tuple[Any, ...], list[Line]] = {}
+    for line in lines:
+        if "round" in line.cell:
+            key = tuple(line.cell.get(name, 1) for name in KEYS)
+            held.setdefault(key, []).append(line)
+            if line.cell["model"] != held[key][0].cell["model"]:
+                raise UserError(
+                    f"{line.store.root}: {line.cell['model']} and {held[key][0].cell['model']} "
+                    "are uploads of one label, round, batch and steps. Expected one kind of "
+                    "client under a label; give them labels of their own."
+                )
+    return held
+
+
+def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
+    """Mean, interval and success over images of the best attack of each."""
+    attacks = [line for line in lines if line.role == "attack"]
+    if scope == SCOPES[0]:
+        attacks = [line for line in attacks if line.uploads == 1]
+    floor = _floors(lines)
+    best: dict[str, float] = {}
+    failed: set[str] = set()
+    for line in attacks:
+        for image, value in _scored(line, "psnr", "standard").items():
+            best[image] = max(best.get(image, -np.inf), value)
+        failed |= set(line.rows.loc[line.rows["status"] == "failed", "image_id"].astype(str))
+    values = [max(best.get(image, low), low) for image, low in floor.items()]
+    told = summarise(values, ["ok"] * len(values), cap=PSNR_CAP)
+    share = float(np.mean([value >= THRESHOLD for value in values])) if values else np.nan
+    return {
+        "n": told.n,
+        "psnr": told.mean,
+        "low": told.low,
+        "high": told.high,
+        "success": share,
+        "exact": sum(value >= PSNR_CAP for value in values),
+        "floor": float(np.mean(list(floor.values()))) if floor else np.nan,
+        "unreached": len(floor) - len(best.keys() & floor.keys()),
+        "failed": len(failed),
+    }
+
+
+def _floors(lines: Sequence[Line]) -> dict[str, float]:
+    """PSNR of a uniform grey by image. A run that was not finished is an error: what is missing
+    would look like privacy."""
+    floor: dict[str, float] = {}
+    images: set[str] = set()
+    for line in lines:
+        own = set(line.rows["image_id"].astype(str))
+        if len(own) < int(line.cell.get("planned_images") or 0):
+            raise UserError(
+                f"{line.store.root}: {line.label} holds {len(own)} of "
+                f"{line.cell['planned_images']} images; expected a finished attack. Run the "
+                "federation's command again; it goes on where it stopped."
+            )
+        images |= own
+        floor.update(_scored(line, "grey_psnr", "diagnostic"))
+    if unknown := sorted(images - floor.keys()):
+        raise UserError(
+            f"{lines[0].store.root}: nothing says what a uniform grey scores on {unknown[0]}. "
+            "Expected private images and the control `grey` among the attacks; name it."
+        )
+    return floor
+
+
+def _scored(line: Line, metric: str, variant: str) -> dict[str, float]:
+    return {str(k): float(v) for k, v in line.scored(metric, variant).items()}
+
+
+def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
+    """rounds.png and rounds.csv in `out`: top-1 above, worst-case PSNR and success below."""
+    from matplotlib.figure import Figure
+
+    table = leakage_table(runs)
+    write_atomically(out / "rounds.csv", lambda path: table.to_csv(path, index=False))
+    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
+    accuracy, psnr, success = figure.subplots(1, 3)
+    for number, run in enumerate(runs):
+        own = table[table["run"] == str(run)]
+        colour, label = COLOURS[number % len(COLOURS)], str(own["label"].iloc[0])
+        measured = [line for line in read_metrics(run / METRICS) if line["val_top1"] is not None]
+        accuracy.plot(
+            [line["round"] for line in measured],
+            [line["val_top1"] for line in measured],
+            color=colour,
+            label=label,
+        )
+        for scope, style in zip(SCOPES, ("--", "-"), strict=True):
+            shown = own[(own["scope"] == scope) & (own["batch"] == own["batch"].min())]
+            shown = shown[shown["steps"] == shown["steps"].min()].sort_values("round")
+            psnr.plot(shown["round"], shown["psnr"], style, color=colour, marker="o", markersize=3)
+            psnr.fill_between(
+                shown["round"], shown["low"], shown["high"], color=colour, alpha=0.12, linewidth=0
+            )
+            success.plot(
+                shown["round"],
+                100 * shown["success"],
+                style,
+                color=colour,
+                marker="o",
+                markersize=3,
+            )
+    psnr.axhline(table["floor"].mean(), color="#888888", linewidth=0.8, linestyle=":")
+    for axes, title in (
+        (accuracy, "test top-1 (%)"),
+        (psnr, "worst-case PSNR (dB, capped at 100)"),
+        (success, f"images recovered at ≥ {THRESHOLD:.0f} dB (%)"),
+    ):
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("round")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    accuracy.legend(fontsize=7)
+    styles = (("--", SCOPES[0]), ("-", SCOPES[1]), (":", "uniform grey"))
+    keys = [psnr.plot([], [], style, color="#444444", label=text)[0] for style, text in styles]
+    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), fontsize=7)
+    path = out / "rounds.png"
+    write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=150))
+    return path

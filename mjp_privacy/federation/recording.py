@@ -1,0 +1,104 @@
+"""What a curious server writes down: the uploads that some private images would cause.
+
+At each of `record.rounds` a probe's images are fed to the federation's own client, with the
+weights of the round and as many of the following ones as the probe has uploads. What the server
+averages is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from mjp_privacy.client.config import ClientConfig, client_recipe
+from mjp_privacy.client.recorded.folder import UploadFolder
+from mjp_privacy.client.recorded.header import UploadHeader
+from mjp_privacy.client.upload import make_upload
+from mjp_privacy.data import spread_subset
+from mjp_privacy.federation.config import FederationConfig, Probe
+from mjp_privacy.federation.task import Task
+from mjp_privacy.models import Victim
+
+CLOSED_FORM = (
+    "pos_embed",
+    "unk_embed",
+    "patch_embed.proj.weight",
+    "blocks.0.attn.qkv.weight",
+)
+"""What the closed-form attacks read; of a model of 1.3 million parameters these are a tenth."""
+
+
+@dataclass
+class Recorder:
+    """Writes the probes' uploads of a federation into a folder."""
+
+    task: Task
+    folder: UploadFolder
+
+    def __post_init__(self) -> None:
+        config = self.task.config
+        chosen = spread_subset(self.task.train.records, config.record.images, config.seed)
+        place = {record: at for at, record in enumerate(self.task.train.records)}
+        self.places = [place[record] for record in chosen]
+
+    def due(self, round: int) -> Iterator[tuple[Probe, int]]:
+        """Probes that are recorded in this round, with the round that their series began."""
+        record = self.task.config.record
+        for probe in record.probes:
+            for start in record.rounds:
+                if start <= round < start + probe.uploads:
+                    yield probe, start
+
+    def record(self, weights: Mapping[str, Tensor], round: int) -> int:
+        """The uploads of a round; how many were written."""
+        written = 0
+        for probe, start in self.due(round):
+            written += self._record(probe, start, weights, round)
+        return written
+
+    def _record(self, probe: Probe, start: int, weights: Mapping[str, Tensor], round: int) -> int:
+        config, task = self.task.config, self.task
+        client = probe_client(config.client, probe)
+        inputs = task.steps(self.places, client, round)
+        model = task.with_weights(weights)
+        names = kept_names(config, model)
+        update = make_upload(model, inputs, client, names=names, round=round, seed=config.seed)
+        series = [
+            f"b{client.batch}s{client.steps}_r{start:05d}_{number:03d}"
+            for number in range(len(self.places) // probe.batch)
+        ]
+        header = UploadHeader(
+            label=config.title,
+            weights=self.folder.record_weights(model),
+            mean=model.card.mean,  # type: ignore[arg-type]
+            std=model.card.std,  # type: ignore[arg-type]
+            gamma=config.gamma,
+            recipe=client_recipe(client),
+            partial=len(names) < len(list(model.parameters())),
+        )
+        plain = task.photographs(self.places, client, round)
+        paths = self.folder.record(
+            update,
+            header,
+            [f"{one}_at{round:05d}" for one in series],
+            inputs=inputs[0],
+            plain=plain,
+            series=series,
+        )
+        return len(paths)
+
+
+def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
+    """The federation's client with the probe's images and local steps."""
+    if probe.steps is None:
+        return replace(client, batch=probe.batch)
+    return replace(client, batch=probe.batch, steps=probe.steps, upload="weight_difference")
+
+
+def kept_names(config: FederationConfig, model: Victim) -> tuple[str, ...]:
+    """The parameters that are written down."""
+    own = [name for name, _ in model.named_parameters()]
+    wanted = config.record.parameters
+    return tuple(name for name in own if name in (CLOSED_FORM if wanted is None else wanted))

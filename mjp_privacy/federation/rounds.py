@@ -1,0 +1,233 @@
+"""The federation in one process: the reference that other engines are compared with.
+
+OUT/federation.json   the resolved config
+OUT/metrics.jsonl     a line an evaluation: round, top-1, uploads' norm
+OUT/uploads/          what a curious server wrote down (`uploads.folder`)
+OUT/attack/           a run of the ladder on that (`clients.campaign`)
+OUT/checkpoint.pt     where the next command goes on
+OUT/model.safetensors at the end
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mjp_privacy.client.recorded.folder import UploadFolder, save_weights
+from mjp_privacy.core.device import pick_device
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder, write_json
+from mjp_privacy.core.lock import locked
+from mjp_privacy.federation.config import FederationConfig, plain
+from mjp_privacy.federation.recording import Recorder
+from mjp_privacy.federation.server import ServerState, Weights
+from mjp_privacy.federation.task import Task
+from mjp_privacy.interfaces import ClientUpdate
+from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.training.journal import Journal, read_metrics
+from mjp_privacy.training.snapshots import (
+    CHECKPOINT,
+    MODEL,
+    difference,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+UPLOADS, RESOLVED, ATTACK = "uploads", "federation.json", "attack"
+CHECKPOINT_SECONDS = 60.0
+SAY_SECONDS = 15.0
+
+
+class Federation:
+    """All rounds of one config; a run that was killed goes on and ends with the same weights."""
+
+    def __init__(self, task: Task, out: Path) -> None:
+        self.task, self.config, self.out = task, task.config, out
+        self.recorder = Recorder(task, UploadFolder(out / UPLOADS))
+        self.journal = Journal(out, self.config.rounds)
+        self.round = 0
+        self.weights: Weights = task.initial_weights()
+        self.state = ServerState()
+        self.seconds = 0.0
+        self._started = self._saved = self._said = 0.0
+
+    def run(self) -> Path:
+        """To the end; the path of the final model."""
+        if finished := self.begin():
+            return finished
+        while self.round < self.config.rounds:
+            self._one_round()
+        return self.end()
+
+    def _one_round(self) -> None:
+        self.record()
+        self.advance(self.task.round_uploads(self.weights, self.round))
+
+    def begin(self) -> Path | None:
+        """Where a killed run stopped, or at round 0; the final model's path if nothing is left."""
+        self._resume()
+        finished = self.out / MODEL
+        if self.round == self.config.rounds and finished.is_file():
+            self.journal.say("finished already; nothing to do")
+            return finished
+        write_json(self.out / RESOLVED, plain(self.config))
+        if self.round == 0:
+            self._measure(None)
+        self._saved = self._said = time.monotonic()
+        return None
+
+    def record(self) -> None:
+        """The round's probes. It comes before the round, so that one that is made again after a
+        kill writes the same files."""
+        self._started = time.monotonic()
+        self.recorder.record(self.weights, self.round)
+
+    def advance(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> None:
+        """The server's step on a round's uploads, with their numbers of images."""
+        norm = self._step(uploads)
+        took = time.monotonic() - self._started
+        self.seconds += took
+        if self._evaluates():
+            self._measure(norm)
+        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+            self.save()
+            self._saved = time.monotonic()
+        if time.monotonic() - self._said > SAY_SECONDS:
+            self._say(took)
+            self._said = time.monotonic()
+
+    def end(self) -> Path:
+        """The final weights as a model; its path."""
+        self.save()
+        if tested := self._tested():
+            self.journal.say(f"{self.config.name}: {self.round} rounds{tested}")
+        return self._export()
+
+    def _step(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> float:
+        """The norm of what moved the weights."""
+        before = self.weights
+        self.weights, self.state = self.task.server_step(before, self.state, uploads, self.round)
+        self.round += 1
+        moved = torch.stack([(self.weights[n] - before[n]).norm() for n in before]).norm()
+        if not bool(moved.isfinite()):
+            raise UserError(
+                f"In round {self.round} the weights are no longer finite numbers. "
+                f"{CHECKPOINT} in --out is from before. Start again in another --out with a "
+                "smaller server.lr or client.lr, or less noise."
+            )
+        return float(moved)
+
+    def _evaluates(self) -> bool:
+        last = self.round == self.config.rounds
+        return last or self.round % self.config.evaluate_every == 0
+
+    def _measure(self, norm: float | None) -> None:
+        """A line of metrics.jsonl: the weights after `round` rounds."""
+        known = {line["step"] for line in read_metrics(self.journal.path)}
+        if self.round in known:
+            return
+        tested = self.task.test is not None
+        top1 = round(self.task.evaluate(self.weights), 4) if tested else None
+        line: dict[str, Any] = {
+            "step": self.round,
+            "round": self.round,
+            "val_top1": top1,
+            "moved": norm,
+        }
+        line["val_images"] = len(self.task.test) if self.task.test else 0
+        per_round = self.seconds / self.round if self.round else None
+        self.journal.write({**line, "timing": {"seconds_per_round": per_round}})
+
+    def _tested(self) -> str:
+        """The last accuracy, where there is one."""
+        lines = [line for line in read_metrics(self.journal.path) if line["val_top1"] is not None]
+        return f" · top-1 {lines[-1]['val_top1']:.1f} %" if lines else ""
+
+    def _say(self, seconds: float) -> None:
+        left = (self.config.rounds - self.round) * seconds
+        images = self.config.clients.per_round * self.task.examples(0) / seconds
+        minutes, rest = divmod(round(left), 60)
+        self.journal.say(
+            f"{self.config.name}: round {self.round}/{self.config.rounds}{self._tested()} · "
+            f"{images:.0f} images/s · {minutes} min {rest:02d} s left"
+        )
+
+    # keeping ----------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, str]:
+        task, initial = self.task, self.config.initial
+        given = Path(initial.checkpoint) if initial else None
+        return {
+            "config": json.dumps(plain(self.config)),
+            "images": task.train.digest(),
+            "validation": task.test.digest() if task.test else "none",
+            "initial": file_sha256(given) if given and given.is_file() else "none",
+        }
+
+    def save(self) -> None:
+        state = {
+            **self._identity(),
+            "step": self.round,
+            "model": self.weights,
+            "optimizer": dataclasses.asdict(self.state),
+            "seconds": self.seconds,
+        }
+        save_checkpoint(self.out, state)
+
+    def _resume(self) -> None:
+        state = load_checkpoint(self.out, self._identity())
+        if state is not None:
+            self.round, self.weights = state["step"], self._placed(state["model"])
+            moments = {name: self._placed(state["optimizer"][name]) for name in ("first", "second")}
+            self.state = ServerState(state["optimizer"]["step"], **moments)
+            self.seconds = state["seconds"]
+            self.journal.say(f"going on from round {self.round} of {self.config.rounds}")
+        self._check_begun()
+        self.journal.keep_until(self.round)
+
+    def _placed(self, tensors: Weights) -> Weights:
+        return {name: tensor.to(self.task.device) for name, tensor in tensors.items()}
+
+    def _check_begun(self) -> None:
+        """A run that was killed before its first checkpoint belongs to its config all the same."""
+        path = self.out / RESOLVED
+        if self.round or not path.is_file():
+            return
+        before = json.loads(path.read_text(encoding="utf-8"))
+        now = json.loads(json.dumps(plain(self.config)))
+        if before != now:
+            raise UserError(
+                f"--out holds a run of another config: {difference(before, now)}. Expected the "
+                "same; give another --out."
+            )
+
+    def _export(self) -> Path:
+        return write_model(self.task, self.weights, self.out / MODEL)
+
+
+def write_model(task: Task, weights: Weights, path: Path) -> Path:
+    """The final weights as a checkpoint that `load_model` reads by its path alone."""
+    model = task.with_weights(weights)
+    facts: dict[str, Any] = {"name": task.config.name, "trained_gamma": task.config.gamma}
+    save_weights(path, model, facts)
+    return path
+
+
+def federate(
+    config: FederationConfig,
+    data: str | Path,
+    out: str | Path,
+    val: str | Path | None = None,
+    device: str = "cpu",
+) -> Path:
+    """All rounds in one process, or what is left of them; the final model's path."""
+    task = Task.from_config(config, data, val, pick_device(device))
+    folder = output_folder(Path(out))
+    with locked(folder):
+        return Federation(task, folder).run()

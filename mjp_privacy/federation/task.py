@@ -1,0 +1,259 @@
+"""What a federation's clients and server do, as functions; the in-process loop and Flower call
+the same ones.
+
+Everything is a function of (config, images, weights, client, round): nobody keeps a state but the
+server, so rounds can be run anywhere, in any order of clients, and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mjp_privacy.client.augmentation import augmented
+from mjp_privacy.client.config import local_round
+from mjp_privacy.client.gradients import FedSGDClient, predict
+from mjp_privacy.client.positions import with_sinusoidal_positions
+from mjp_privacy.client.puzzles import step_puzzles
+from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.client.upload import make_upload
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.data import spread_subset
+from mjp_privacy.experiment.config import ClientConfig
+from mjp_privacy.federation.config import FederationConfig
+from mjp_privacy.federation.partition import dirichlet, iid
+from mjp_privacy.federation.server import ServerState, Weights, server_step
+from mjp_privacy.interfaces import ClientInput, ClientUpdate
+from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models.loading import RANDOM
+from mjp_privacy.training.config import Architecture
+from mjp_privacy.training.examples import Examples, find_examples
+from mjp_privacy.training.memory_batches import decode_all
+
+TEST_BATCH = 250
+IMAGES_TOGETHER = 32  # differentiated at once; bounds the memory
+
+
+class Task:
+    """One federation's images, clients and network."""
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        train: Examples,
+        test: Examples | None,
+        device: torch.device,
+    ) -> None:
+        self.config, self.device = config, device
+        self.train = _part_of(train, config.train_images, config.seed)
+        self.test = None if test is None else _part_of(test, config.test_images, config.seed)
+        self.model = _initial_model(config).to(device)
+        side = config.model.img_size
+        self.images = decode_all(self.train, side)
+        self.test_images = None if self.test is None else decode_all(self.test, side)
+        self.parts = self._split()
+
+    @classmethod
+    def from_config(
+        cls,
+        config: FederationConfig,
+        data: str | Path,
+        val: str | Path | None = None,
+        device: str | torch.device = "cpu",
+    ) -> Task:
+        """The images at `data`, in any layout the trainer takes; `val` for evaluation."""
+        found = find_examples(config.training(), Path(data), Path(val) if val else None)
+        return cls(config, *found, torch.device(device))
+
+    def _split(self) -> list[list[int]]:
+        clients, seed = self.config.clients, self.config.seed
+        if len(self.train) < clients.number:
+            raise UserError(
+                f"clients.number: expected at most one client an image ({len(self.train)}), got "
+                f"{clients.number}. Give fewer clients or more images."
+            )
+        if clients.split == "iid":
+            return iid(self.train.labels, clients.number, seed=seed)
+        least = min(self.config.client.batch, len(self.train) // clients.number)
+        return dirichlet(
+            self.train.labels, clients.number, alpha=clients.alpha, least=least, seed=seed
+        )
+
+    # server -----------------------------------------------------------------------------------
+
+    def initial_weights(self) -> Weights:
+        """By parameter name, on the task's device."""
+        return {
+            name: p.detach().clone()
+            for name, p in _initial_model(self.config).to(self.device).named_parameters()
+        }
+
+    def participants(self, round: int) -> list[int]:
+        """The clients of a round, drawn for (seed, round), in order of their numbers."""
+        clients = self.config.clients
+        order = torch.randperm(
+            clients.number, generator=torch_generator("participants", self.config.seed, round)
+        )
+        return sorted(order[: clients.per_round].tolist())
+
+    def server_step(
+        self,
+        weights: Mapping[str, Tensor],
+        state: ServerState,
+        uploads: Iterable[tuple[ClientUpdate, int]],
+        round: int,
+    ) -> tuple[Weights, ServerState]:
+        return server_step(
+            self.config.server, weights, state, uploads, round=round, rounds=self.config.rounds
+        )
+
+    def evaluate(self, weights: Mapping[str, Tensor]) -> float:
+        """Top-1 in percent on the test images, unshuffled."""
+        if self.test is None or self.test_images is None:
+            raise UserError("--val: expected test images to evaluate on, got none.")
+        model = self.with_weights(weights)
+        labels = torch.tensor(self.test.labels)
+        right = 0
+        for chosen in torch.arange(len(labels)).split(TEST_BATCH):
+            pixels = self.test_images[chosen].float() / 255
+            right += int((predict(model, pixels, None) == labels[chosen]).sum())
+        return 100 * right / len(labels)
+
+    # clients ----------------------------------------------------------------------------------
+
+    def examples(self, client: int) -> int:
+        """Images that this client trains on in a round, in each of its local steps."""
+        return self.config.client.batch
+
+    def round_uploads(
+        self, weights: Mapping[str, Tensor], round: int
+    ) -> Iterator[tuple[ClientUpdate, int]]:
+        """What the server averages, with numbers of images: every client's upload or, of clients
+        that send their gradient as it is, one that is their mean, in a third of the time."""
+        clients = self.participants(round)
+        client = self.config.client
+        if client.defenses or client.position_noise or client.upload != "gradient":
+            updates = self.client_updates(weights, clients, round)
+            yield from zip(updates, map(self.examples, clients), strict=True)
+            return
+        places = [place for number in clients for place in self._drawn(number, round)]
+        trainer = FedSGDClient(self.with_weights(weights), client)
+        mean = trainer.mean_gradient(self.inputs(places, client, round))
+        yield ClientUpdate({name: g.unsqueeze(0) for name, g in mean.items()}), len(places)
+
+    def client_update(self, weights: Mapping[str, Tensor], client: int, round: int) -> ClientUpdate:
+        """The upload of one client in one round, complete; its leading axis is 1."""
+        return next(self.client_updates(weights, [client], round))
+
+    def client_updates(
+        self, weights: Mapping[str, Tensor], clients: Sequence[int], round: int
+    ) -> Iterator[ClientUpdate]:
+        """The uploads of several clients, in their order; those of a few are made together."""
+        batch, config = self.config.client.batch, self.config
+        model = self.with_weights(weights)
+        together = max(IMAGES_TOGETHER // batch, 1)
+        for start in range(0, len(clients), together):
+            members = clients[start : start + together]
+            places = [place for client in members for place in self._drawn(client, round)]
+            inputs = self.steps(places, config.client, round)
+            update = make_upload(model, inputs, config.client, round=round, seed=config.seed)
+            yield from (one_of(update, place) for place in range(len(members)))
+
+    def _drawn(self, client: int, round: int) -> list[int]:
+        """Images of a round: without repetition where the client has enough."""
+        own = self.parts[client]
+        generator = torch_generator("client images", self.config.seed, client, round)
+        wanted, order = self.examples(client), torch.randperm(len(own), generator=generator)
+        repeated = order.repeat(-(-wanted // len(own)))[:wanted]
+        return [own[place] for place in repeated.tolist()]
+
+    def steps(self, places: Sequence[int], client: ClientConfig, round: int) -> list[ClientInput]:
+        """What the model is fed of these training images in each local step of a round."""
+        return [
+            self.inputs(places, client, local_round(round, step)) for step in range(client.steps)
+        ]
+
+    def inputs(self, places: Sequence[int], client: ClientConfig, round: int) -> ClientInput:
+        """What the model is fed of these training images in a round: the client's augmentation
+        and puzzle."""
+        config, ids = self.config, self._ids(places)
+        plain = self.photographs(places, client, round)
+        labels = torch.tensor([self.train.labels[place] for place in places])
+        drawn = {"patch_size": config.model.patch_size, "round": round, "seed": config.seed}
+        fed = SETTINGS[config.setting].prepare(plain, labels, ids, gamma=config.gamma, **drawn)
+        return step_puzzles(fed, plain, client, **drawn)
+
+    def photographs(self, places: Sequence[int], client: ClientConfig, round: int) -> Tensor:
+        """These training images as they enter a round, before any shuffle."""
+        pixels = self.images[list(places)].float() / 255
+        seed = self.config.seed
+        return augmented(pixels, self._ids(places), client.augment, round=round, seed=seed)
+
+    def _ids(self, places: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self.train.records[place].image_id for place in places)
+
+    def with_weights(self, weights: Mapping[str, Tensor]) -> Victim:
+        """The network, holding these weights."""
+        own = dict(self.model.named_parameters())
+        if absent := [name for name in own if name not in weights]:
+            raise UserError(
+                f"The weights lack {', '.join(absent[:3])}: expected every parameter of the "
+                "federation's model."
+            )
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(weights[name])
+        return self.model
+
+
+def one_of(update: ClientUpdate, place: int) -> ClientUpdate:
+    """One client's upload out of several."""
+
+    def of(tensors: Mapping[str, Tensor]) -> Weights:
+        return {name: tensor[place : place + 1] for name, tensor in tensors.items()}
+
+    return replace(
+        update, grads=of(update.grads), noise=of(update.noise), rounding=of(update.rounding)
+    )
+
+
+def _part_of(examples: Examples, limit: int | None, seed: int) -> Examples:
+    if limit is None:
+        return examples
+    return Examples(examples.source, tuple(spread_subset(examples.records, limit, seed)))
+
+
+def _initial_model(config: FederationConfig) -> Victim:
+    """Random weights from the seed, or those to start from with E_unk at the mean position; with
+    the client's fixed positions where it has some."""
+    model = _random_or_given(config)
+    if config.client.positions == "sinusoidal":
+        return with_sinusoidal_positions(model)
+    return model
+
+
+def _random_or_given(config: FederationConfig) -> Victim:
+    shape = config.model
+    fields = {name: getattr(shape, name) for name in FIELDS}
+    if shape.position_embedding == "none":
+        fields["position_embedding"] = "strict"
+    if config.initial is None:
+        return load_model(checkpoint=RANDOM, seed=config.seed, resize=shape.img_size, **fields)
+    return load_model(
+        config.initial.model,
+        checkpoint=config.initial.checkpoint,
+        unknown_init="mean_position",
+        **{**fields, "dal": None, "unknown_embedding": shape.unknown_embedding or None},
+    )
+
+
+FIELDS = tuple(
+    name
+    for name in Architecture.__dataclass_fields__
+    if name not in ("drop_path", "position_embedding")
+)

@@ -1,0 +1,27 @@
+"""What a metric is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    pass
+
+
+class MetricFunction(Protocol):
+    def __call__(self, reconstructions: Tensor, references: Tensor) -> Tensor:
+        """(m, C, H, W) twice, float64 in [0, 1] -> (m,). Never averaged here."""
+        ...
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One score. `higher_is_better` is for the model owner's privacy, as the paper's arrows."""
+
+    name: str
+    variant: Literal["paper", "standard"]
+    higher_is_better: bool
+    fn: MetricFunction

@@ -1,0 +1,168 @@
+"""The jigsaw solver: conventions, planted answers, edges, determinism."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.jigsaw.borders import border_costs
+from attacks.jigsaw.solver import oracle_assignment, solve
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import load_images
+from mjp_privacy.models.jigsaw import (
+    blockwise_mask,
+    shuffle_patches,
+    shuffled_order,
+    to_images,
+    to_patches,
+)
+
+GRID, PATCH = 12, 16
+
+
+@pytest.fixture(scope="module")
+def photographs() -> Tensor:
+    """(n, 3, 192, 192) crops of scikit-image's photographs."""
+    crops = load_images("embedded", size=GRID * PATCH)
+    return torch.stack([item.image for item in crops if item.image_id.endswith("0_1")])
+
+
+def puzzle(image: Tensor, gamma: float = 0.27) -> tuple[Tensor, Tensor, Tensor]:
+    """(shuffled patches, mask, permutation)."""
+    rng = random.Random(1)
+    mask = blockwise_mask(GRID, gamma, rng)
+    permutation = shuffled_order(mask, rng)
+    shuffled = shuffle_patches(image[None], permutation[None], PATCH)
+    return to_patches(shuffled, PATCH)[0], mask, permutation
+
+
+def solved(shuffled: Tensor, mask: Tensor, **options: object) -> Tensor:
+    known = shuffled.masked_fill(mask[:, None], torch.nan)  # what must not be read
+    return solve(known, mask, shuffled[mask], grid=GRID, patch_size=PATCH, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("gamma", "least"), [(0.27, 0.9), (0.5, 0.9)])
+def test_the_pieces_of_photographs_are_put_back(
+    photographs: Tensor, gamma: float, least: float
+) -> None:
+    right = []
+    for image in photographs:
+        shuffled, mask, _ = puzzle(image, gamma)
+        found = solved(shuffled, mask)
+        # Equal patches are interchangeable: what counts is the picture.
+        restored = torch.empty_like(shuffled)
+        restored[found] = shuffled
+        same = (restored == to_patches(image, PATCH)).all(-1)
+        assert same[~mask].all()
+        right.append(same[mask].double().mean())
+        assert sorted(found.tolist()) == list(range(GRID**2))
+        assert (found[~mask] == torch.arange(GRID**2)[~mask]).all()
+    assert torch.stack(right).mean() >= least
+
+
+def test_the_permutation_is_the_clients_own(photographs: Tensor) -> None:
+    """Round trip: shuffling the restored picture by the answer gives the shuffled picture."""
+    image = photographs[0]
+    shuffled, mask, permutation = puzzle(image)
+    found = solved(shuffled, mask)
+    assert (found == permutation)[mask].double().mean() > 0.9
+    assert not (permutation[mask] == permutation.argsort()[mask]).all()  # the inverse differs
+    restored = torch.empty_like(shuffled)
+    restored[found] = shuffled
+    again = shuffle_patches(to_images(restored, PATCH)[None], found[None], PATCH)
+    assert torch.equal(to_patches(again, PATCH)[0], shuffled)
+
+
+def test_noise_costs_pieces_and_not_the_solver(photographs: Tensor) -> None:
+    shuffled, mask, permutation = puzzle(photographs[0])
+    noise = torch.randn(shuffled.shape, generator=torch.Generator().manual_seed(0))
+    found = solved((shuffled + 10 ** (-25 / 20) * noise).clamp(0, 1), mask)
+    chance = 1 / int(mask.sum())
+    assert (found == permutation)[mask].double().mean() > 10 * chance
+
+
+def test_the_answer_does_not_depend_on_the_pieces_order(photographs: Tensor) -> None:
+    image = photographs[0]
+    shuffled, mask, _ = puzzle(image)
+    plain = to_patches(image, PATCH)
+    results = []
+    for patches in (shuffled, plain):
+        found = solved(patches, mask)
+        restored = torch.empty_like(patches)
+        restored[found] = patches
+        results.append((restored == plain).all(-1).double().mean())
+    assert min(results) > 0.97
+
+
+def test_nothing_masked_is_the_identity(photographs: Tensor) -> None:
+    patches = to_patches(photographs[0], PATCH)
+    none = torch.zeros(GRID**2, dtype=torch.bool)
+    assert torch.equal(solved(patches, none), torch.arange(GRID**2))
+    one = none.clone()
+    one[5] = True
+    assert torch.equal(solved(patches, one), torch.arange(GRID**2))
+
+
+def test_everything_masked_gives_a_permutation_with_neighbours_together() -> None:
+    image = torch.linspace(0, 1, 32)[None, None, :] * torch.linspace(0.1, 1, 32)[None, :, None]
+    image = image.expand(3, -1, -1)
+    plain = to_patches(image, 8)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(16, dtype=torch.bool)
+    found = solve(plain, mask, plain[order], grid=4, patch_size=8)
+    assert sorted(found.tolist()) == list(range(16))
+    at = order[found.argsort()].reshape(4, 4)  # the plain patch at each position
+    right = (at[:, 1:] - at[:, :-1] == 1).double().mean()
+    assert right > 0.5
+
+
+def test_the_same_answer_every_time(photographs: Tensor) -> None:
+    shuffled, mask, _ = puzzle(photographs[1], 0.5)
+    torch.manual_seed(5)
+    first = solved(shuffled, mask, rounds=5)
+    torch.manual_seed(6)
+    assert torch.equal(first, solved(shuffled, mask, rounds=5))
+
+
+def test_the_oracle_finds_the_true_patches() -> None:
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.rand(9, 12, generator=generator)
+    order = torch.randperm(9, generator=generator)
+    noise = 0.02 * torch.randn(9, 12, generator=generator)
+    assert torch.equal(oracle_assignment(truth[order] + noise, truth), order)
+    assert oracle_assignment(truth[:0], truth[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("cost", ["mgc", "difference"])
+def test_true_neighbours_fit_best(photographs: Tensor, cost: str) -> None:
+    patches = to_patches(photographs[0], PATCH)
+    sideways, downwards = border_costs(patches, PATCH, cost)  # type: ignore[arg-type]
+    sideways.fill_diagonal_(torch.inf)
+    downwards.fill_diagonal_(torch.inf)
+    places = torch.arange(GRID**2).view(GRID, GRID)
+    left, upper = places[:, :-1].flatten(), places[:-1].flatten()
+    assert (sideways[left].argmin(1) == left + 1).double().mean() > 0.7
+    assert (downwards[upper].argmin(1) == upper + GRID).double().mean() > 0.7
+
+
+def test_costs_of_flat_and_of_tiny_patches_are_finite() -> None:
+    for patch in (1, 2, 4):
+        patches = torch.full((4, 3 * patch * patch), 0.5)
+        patches[0] = 0
+        for costs in border_costs(patches, patch):
+            assert costs.isfinite().all()
+            assert (costs >= 0).all()
+    assert border_costs(torch.rand(1, 12), 2)[0].shape == (1, 1)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    patches = torch.rand(16, 12)
+    mask = torch.zeros(16, dtype=torch.bool)
+    mask[:3] = True
+    with pytest.raises(UserError, match="one piece for each masked position, 3"):
+        solve(patches, mask, patches[:2], grid=4, patch_size=2)
+    with pytest.raises(UserError, match="takes 25 patches"):
+        solve(patches, mask, patches[:3], grid=5, patch_size=2)
+    with pytest.raises(UserError, match="border cost"):
+        solve(patches, mask, patches[:3], grid=4, patch_size=2, cost="l1")  # type: ignore[arg-type]

@@ -1,0 +1,166 @@
+"""Gaussian priors: against formulas, against NumPy, through files and the command line."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from attacks.prior import GaussianPrior, find_prior, load_prior, save_prior, stationary_prior
+from attacks.prior.__main__ import main
+from attacks.prior.files import SHIPPED
+from attacks.prior.fitting import fit_prior
+from attacks.prior.gaussian import cosine_basis
+from attacks.prior.stationary import CHANNELS, SPREAD
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import load_images
+from mjp_privacy.interfaces import Pixels
+
+UNIT = Pixels(32, (0.0,) * 3, (1.0,) * 3)
+
+
+def fields(prior: GaussianPrior, size: int, count: int) -> torch.Tensor:
+    """Pictures drawn from a prior, (count, 3, size, size)."""
+    pixels = Pixels(size, (0.0,) * 3, (1.0,) * 3)
+    factor = torch.linalg.cholesky(prior.field_spectrum(size, pixels))
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(count, size, size, 3, generator=generator, dtype=torch.float64)
+    coefficients = torch.einsum("hwcd,nhwd->nchw", factor, noise)
+    basis = cosine_basis(size)
+    return basis.mT @ coefficients @ basis + prior.mean.view(3, 1, 1)
+
+
+def test_cosine_basis_is_scipys_orthonormal_dct() -> None:
+    from scipy.fft import dctn
+
+    picture = np.random.default_rng(0).normal(size=(12, 12))
+    basis = cosine_basis(12).numpy()
+    assert np.allclose(basis @ picture @ basis.T, dctn(picture, norm="ortho"))
+
+
+def test_the_stationary_patch_covariance_is_its_formula() -> None:
+    size, patch = 64, 4
+    covariance = stationary_prior(size).patch(patch, Pixels(size, (0.0,) * 3, (1.0,) * 3))[1]
+    place = np.stack(np.meshgrid(range(patch), range(patch), indexing="ij"), -1).reshape(-1, 2)
+    distance = np.linalg.norm(place[:, None] - place[None], axis=-1)
+    expected = SPREAD**2 * np.exp(-distance / (size / 8))
+    same, other = covariance[:16, :16].numpy(), covariance[:16, 16:32].numpy()
+    # The spectrum ends at three quarters of a cycle and the torus is finite: a few percent.
+    assert np.allclose(same, expected, rtol=0.06)
+    assert np.allclose(other, CHANNELS * same, rtol=1e-6)
+
+
+def test_a_prior_moves_to_the_models_mean_and_std() -> None:
+    prior = stationary_prior(32)
+    moved = Pixels(32, (0.4, 0.5, 0.6), (0.2, 0.25, 0.5))
+    mean, covariance = prior.patch(2, moved)
+    plain = prior.patch(2, UNIT)[1]
+    std = torch.tensor(moved.std).double().repeat_interleave(4)
+    assert torch.allclose(covariance, plain / std / std.unsqueeze(1))
+    assert torch.allclose(mean[::4], (0.5 - torch.tensor(moved.mean).double()) / std[::4])
+    assert torch.allclose(prior.mean_colour(moved), mean[::4])
+    ratio = prior.field_spectrum(32, UNIT) / prior.field_spectrum(32, moved)
+    assert torch.allclose(ratio[3, 5], std[::4].outer(std[::4]))
+
+
+def test_fitting_recovers_the_field_that_pictures_were_drawn_from() -> None:
+    truth = stationary_prior(32)
+    pictures = fields(truth, 32, 400)
+    found = fit_prior(pictures, patch=4, size=32)
+    assert torch.allclose(found.mean, truth.mean, atol=0.02)
+    ours, theirs = found.field_spectrum(32, UNIT), truth.field_spectrum(32, UNIT)
+    ring = ours[4:28, 4:28].diagonal(dim1=-2, dim2=-1)
+    assert torch.allclose(ring, theirs[4:28, 4:28].diagonal(dim1=-2, dim2=-1), rtol=0.25)
+
+
+def test_the_fitted_patch_covariance_is_numpys_over_tiles_and_their_mirrors() -> None:
+    pictures = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
+    found = fit_prior(pictures, patch=4, size=8)
+    tiles = []
+    for picture in pictures.numpy():
+        for image in (picture, picture[:, :, ::-1]):
+            for row in (0, 4):
+                for column in (0, 4):
+                    tiles.append(image[:, row : row + 4, column : column + 4].ravel())
+    assert found.patch_covariance is not None
+    assert found.patch_mean is not None
+    assert np.allclose(found.patch_mean.numpy(), np.mean(tiles, 0))
+    assert np.allclose(found.patch_covariance.numpy(), np.cov(np.array(tiles).T, ddof=0))
+
+
+def test_a_saved_prior_comes_back(tmp_path: Path) -> None:
+    prior = fit_prior(fields(stationary_prior(16), 16, 30), patch=4, size=16)
+    save_prior(prior, tmp_path / "p.safetensors")
+    again = load_prior(tmp_path / "p.safetensors")
+    assert again.description == prior.description
+    assert again.patch_size == 4
+    assert prior.patch_covariance is not None
+    assert again.patch_covariance is not None
+    assert torch.allclose(again.patch_covariance, prior.patch_covariance, atol=1e-7)
+    assert torch.equal(again.patch_covariance, again.patch_covariance.mT)
+    assert torch.allclose(again.spectrum, prior.spectrum, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("patch", "size"), [(16, 192), (7, 56)])
+def test_shipped_priors_are_covariances_of_many_pictures(patch: int, size: int) -> None:
+    prior = find_prior("fitted", patch=patch, size=size)
+    mean, covariance = prior.patch(patch, Pixels(size, (0.5,) * 3, (0.5,) * 3))
+    values = torch.linalg.eigvalsh(covariance)
+    assert values.min() > -1e-5 * values.max()
+    assert mean.abs().max() < 0.3  # near grey
+    assert "400 pictures" in prior.description
+
+
+def test_shipped_priors_are_small() -> None:
+    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) <= 1_500_000
+
+
+def test_the_command_fits_and_the_file_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index, image in enumerate(load_images("embedded", size=64, limit=12)):
+        array = (image.image * 255).byte().permute(1, 2, 0).numpy()
+        Image.fromarray(array).save(tmp_path / f"{index}.png")
+    out = tmp_path / "fitted.safetensors"
+    options = ["--images", str(tmp_path), "--patch", "4", "--size", "64", "--out", str(out)]
+    assert main(["fit", *options]) == 0
+    assert "fitted from 12 pictures at 64×64" in capsys.readouterr().out
+    prior = find_prior(str(out), patch=4, size=64)
+    assert math.isclose(float(prior.mean.mean()), 0.4, abs_tol=0.15)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--patch", "1"], "at least 2 pixels, got 1"),
+        (["--size", "30"], "multiple of the patch's 4 pixels, got 30"),
+        (["--out", "x.pt"], "ends in .safetensors"),
+        (["--images", "nowhere"], "nowhere"),
+        (["--limit", "1"], "needs 192 patches or more, got"),
+    ],
+)
+def test_wrong_commands_are_told(
+    change: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index, image in enumerate(load_images("embedded", size=32, limit=2)):
+        array = (image.image * 255).byte().permute(1, 2, 0).numpy()
+        Image.fromarray(array).save(tmp_path / f"{index}.png")
+    options = {"--images": str(tmp_path), "--patch": "4", "--size": "32", "--out": "x.safetensors"}
+    options |= {change[0]: change[1]}
+    assert main(["fit", *(word for pair in options.items() for word in pair)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_priors_and_other_files_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="shipped for patch sizes 16, 7"):
+        find_prior("fitted", patch=5, size=50)
+    with pytest.raises(UserError, match=r"python -m attacks\.prior fit"):
+        find_prior("somewhere.safetensors", patch=16, size=192)
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"no safetensors")
+    with pytest.raises(UserError, match="is no prior"):
+        load_prior(other)

@@ -1,0 +1,92 @@
+"""The span of hidden patches: planted systems, one upload and several."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attacks.equations.span import Knowledge, combine, upload_span
+from attacks.equations.system import PatchSystem
+
+N, D, P = 10, 16, 30
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def system(x: Tensor, hidden: list[int], seed: int) -> PatchSystem:
+    """What an upload holds: the rows of hidden patches are missing, their share of G is not."""
+    rows = draw(N, D, seed=seed)
+    total = rows.mT @ x
+    mask = torch.zeros(1, N, dtype=torch.bool)
+    mask[0, hidden] = True
+    return PatchSystem(torch.where(mask.unsqueeze(-1), 0.0, rows[None]), total[None], mask)
+
+
+def holds(knowledge: Knowledge, x: Tensor) -> None:
+    """known + a basis = x for some a."""
+    part = x @ knowledge.basis.mT
+    assert torch.allclose(knowledge.known + part @ knowledge.basis, x, atol=1e-8)
+    assert torch.allclose(knowledge.known @ knowledge.basis.mT, torch.zeros_like(part), atol=1e-8)
+
+
+def test_one_upload_leaves_the_span_of_the_hidden_patches() -> None:
+    x, hidden = draw(N, P, seed=0), [1, 4, 7]
+    knowledge = combine([upload_span(system(x, hidden, seed=1), 0)])
+    assert knowledge.hidden.nonzero().flatten().tolist() == hidden
+    assert len(knowledge.basis) == 3
+    assert torch.linalg.matrix_rank(torch.cat((knowledge.basis, x[hidden]))) == 3
+    holds(knowledge, x)
+
+
+def test_no_mask_is_an_exact_picture() -> None:
+    x = draw(N, P, seed=0)
+    knowledge = combine([upload_span(system(x, [], seed=1), 0)])
+    assert knowledge.basis.shape == (0, P)
+    assert torch.allclose(knowledge.known, x)
+
+
+def test_everything_hidden_leaves_everything_open() -> None:
+    x = draw(N, P, seed=0)
+    knowledge = combine([upload_span(system(x, list(range(N)), seed=1), 0)])
+    assert len(knowledge.basis) == N
+    holds(knowledge, x)
+
+
+def test_several_uploads_leave_only_the_patches_that_were_always_hidden() -> None:
+    x = draw(N, P, seed=0)
+    spans = [upload_span(system(x, h, seed=s), 0) for s, h in enumerate(([1, 4, 7], [4, 2], [4]))]
+    knowledge = combine(spans)
+    assert knowledge.hidden.nonzero().flatten().tolist() == [4]
+    assert len(knowledge.basis) == 1
+    assert torch.allclose(knowledge.basis[0].abs(), (x[4] / x[4].norm()).abs(), atol=1e-8)
+    holds(knowledge, x)
+
+
+def test_with_no_patch_always_hidden_the_picture_is_exact() -> None:
+    x = draw(N, P, seed=0)
+    spans = [upload_span(system(x, h, seed=s), 0) for s, h in enumerate(([1, 4, 7], [0, 2, 3]))]
+    assert torch.allclose(combine(spans).known, x, atol=1e-8)
+
+
+def test_other_pixels_in_each_round_break_it() -> None:
+    spans = [
+        upload_span(system(draw(N, P, seed=s), h, seed=s), 0)
+        for s, h in enumerate(([1, 4, 7], [0, 2, 3]))
+    ]
+    knowledge = combine(spans)
+    error = (knowledge.known - draw(N, P, seed=0)).norm() / draw(N, P, seed=0).norm()
+    assert error > 0.3
+
+
+def test_a_visible_row_that_carries_nothing_gets_the_least_norm() -> None:
+    """Such as one that quantisation rounded away in one upload and not in another."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(4, 12, generator=generator, dtype=torch.float64)
+    rows[3] = 0
+    patches = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    system = PatchSystem(rows[None], (rows.mT @ patches)[None], torch.zeros(1, 4, dtype=torch.bool))
+    found = combine([upload_span(system, 0)]).known
+    assert torch.allclose(found[:3], patches[:3])
+    assert not found[3].any()

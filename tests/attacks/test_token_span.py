@@ -1,0 +1,106 @@
+"""Block 0's equations: exact without the position table's gradient where there are enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attacks.controls import psnr
+from attacks.equations.span import upload_span
+from attacks.equations.system import PATCH, patch_system
+from attacks.equations.tokens import QKV, refine, token_equations
+from attacks.token_span import TokenSpan
+from mjp_privacy.experiment.config import ClientConfig
+from mjp_privacy.models.jigsaw import to_patches
+from tests.helpers.planted import planted_images, planted_model, planted_view
+
+ENOUGH = {"embed_dim": 160}  # 160 - 64 - 2 equations against 65 unknowns
+
+
+def found_by(width: dict[str, int], setting: str = "a", **model: object) -> torch.Tensor:
+    attack = TokenSpan(prior="stationary")
+    view, _ = planted_view(planted_model(**width, **model), attack, setting)
+    assert sorted(view.updates[0].grads) == sorted((PATCH, QKV))  # no pos_embed
+    assert attack.unsupported(view) is None
+    found = attack.run(view, generator=torch.Generator())
+    assert found.images is not None
+    return psnr(found.images, planted_images())
+
+
+def test_a_frozen_position_table_hides_nothing_from_a_wide_model() -> None:
+    assert found_by(ENOUGH).min() > 90
+
+
+def test_too_few_equations_leave_directions_to_the_prior() -> None:
+    reached = found_by({"embed_dim": 96})
+    assert reached.max() < 40
+    assert reached.mean() > 12
+
+
+def test_masks_are_told_by_which_embedding_fits() -> None:
+    attack = TokenSpan(prior="stationary")
+    model = planted_model(unknown_embedding=True, embed_dim=160)
+    view, inputs = planted_view(model, attack, "c")
+    found = attack.run(view, generator=torch.Generator())
+    assert torch.equal(found.mask, inputs.mask)
+
+
+def test_the_equations_hold_for_the_true_patches() -> None:
+    model = planted_model(unknown_embedding=True, embed_dim=160)
+    attack = TokenSpan()
+    view, inputs = planted_view(model, attack, "c")
+    equations = token_equations(view, view.updates[0], 0)
+    x = to_patches(model.normalize(inputs.images), 4)[0]
+    assert inputs.mask is not None
+    assert equations.unknown is not None
+    added = torch.where(inputs.mask[0].unsqueeze(1), equations.unknown, equations.own)
+    z = x @ equations.weight.mT + added
+    spread = z.var(-1, unbiased=False).add(model.blocks[0].norm1.eps).sqrt()
+    shift = equations.shift.unsqueeze(1) * spread
+    assert (equations.system @ z.mT + shift).abs().max() < 1e-10
+    others = x @ equations.weight.mT + equations.own  # as if nothing had been masked
+    hidden = inputs.mask[0]
+    assert (equations.system @ others.mT + shift)[:, hidden].abs().max() > 1e-3
+
+
+def test_they_close_a_direction_that_the_span_leaves_open() -> None:
+    from attacks.masked_span import MaskedSpan
+
+    model = planted_model(unknown_embedding=True, embed_dim=160)
+    view, inputs = planted_view(model, MaskedSpan(), "b")
+    before = upload_span(patch_system(view, view.updates[0]), 0)
+    after = refine(before, token_equations(view, view.updates[0], 0))
+    assert len(after.basis) < len(before.basis)
+    assert inputs.mask is not None
+    x = to_patches(model.normalize(inputs.images), 4)[0]
+    visible = ~inputs.mask[0]
+    closed = after.complement + (x @ after.basis.mT) @ after.basis
+    # A direction that stands out of the noise by little more than MARGIN may be off by 1 / MARGIN.
+    assert (closed - x)[visible].norm() < 0.05 * x[visible].norm()
+
+
+@pytest.mark.parametrize(
+    ("model", "client", "reason"),
+    [
+        ({"first_block": "closed_form", **ENOUGH}, {}, "no LayerNorm"),
+        ({"position_embedding": "strict", **ENOUGH}, {}, "no position embeddings"),
+        ({"embed_dim": 64}, {}, "65 tokens span all 64 dimensions"),
+        (ENOUGH, {"batch": 2}, "batch 1 is needed"),
+    ],
+)
+def test_where_it_does_not_apply(
+    model: dict[str, object], client: dict[str, int], reason: str
+) -> None:
+    attack = TokenSpan()
+    config = ClientConfig(**client)  # type: ignore[arg-type]
+    view, _ = planted_view(planted_model(**model), attack, "a", client=config)
+    assert reason in (attack.unsupported(view) or "")
+
+
+def test_a_missing_gradient_is_named() -> None:
+    view, _ = planted_view(planted_model(**ENOUGH), TokenSpan(), "a")
+    grads = {PATCH: view.updates[0].grads[PATCH]}
+    lacking = replace(view, updates=[replace(view.updates[0], grads=grads)])
+    assert f"no gradient of {QKV}" in (TokenSpan().unsupported(lacking) or "")

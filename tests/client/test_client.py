@@ -1,0 +1,240 @@
+"""The FedSGD client against a plain autograd loop, one step after another."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, predict
+from mjp_privacy.client.per_image import is_simple
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config import ClientConfig
+from mjp_privacy.interfaces import ClientInput
+from mjp_privacy.models import Victim
+from mjp_privacy.models.mjp_vit import with_closed_form_block
+from tests.helpers.models import some_images, some_labels, some_masks, tiny
+
+APRIL = ["pos_embed", "blocks.0.attn.qkv.weight"]
+PATCH = ["pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"]
+SIMPLE = [*APRIL, *PATCH[1:], "unk_embed", "cls_token", "blocks.1.mlp.fc1.bias", "head.weight"]
+MIXED = ["blocks.0.norm1.weight", "pos_embed", "norm.bias"]
+
+
+def step_inputs(number: int, masks: Tensor | None = None) -> ClientInput:
+    ids = tuple(f"image-{i}" for i in range(number))
+    return ClientInput(some_images(number), some_labels(number), ids, masks)
+
+
+def autograd_loop(
+    model: Victim, inputs: ClientInput, *, batch: int = 1, dal: float = 0.0
+) -> dict[str, Tensor]:
+    """Every parameter's gradient, (steps, *shape), by backward() after backward()."""
+    steps = []
+    for first in range(0, len(inputs.images), batch):
+        own = slice(first, first + batch)
+        mask = None if inputs.mask is None else inputs.mask[own]
+        images = inputs.images[own].to(model.cls_token.dtype)
+        loss = nn.functional.cross_entropy(model(model.normalize(images), mask), inputs.labels[own])
+        if dal:
+            loss = loss + dal * model.dal_loss(mask)
+        parameters = dict(model.named_parameters())
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        pairs = zip(parameters.items(), found, strict=True)
+        steps.append({name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs})
+    return {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
+
+
+def assert_same(found: Any, expected: dict[str, Tensor], names: Sequence[str] | None) -> None:
+    assert list(found) == list(expected if names is None else names)
+    for name, gradient in found.items():
+        assert not gradient.requires_grad
+        scale = expected[name].abs().max().item()
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12 * scale)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("names", [None, APRIL, PATCH, SIMPLE, MIXED, ["head.bias"]])
+def test_gradients_of_single_images(masked: bool, names: list[str] | None) -> None:
+    model = tiny(unknown_embedding=True)
+    inputs = step_inputs(3, some_masks(3) if masked else None)
+    update = FedSGDClient(model).update(inputs, names=names)
+    assert_same(update.grads, autograd_loop(model, inputs), names)
+    assert (update.kind, update.batch, update.dtype) == ("gradient", 1, torch.float64)
+
+
+def test_the_names_tested_take_both_ways() -> None:
+    model = tiny(unknown_embedding=True)
+    assert all(is_simple(model, name) for name in SIMPLE)
+    assert not all(is_simple(model, name) for name in MIXED)
+
+
+@pytest.mark.parametrize("names", [None, SIMPLE])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_of_a_batch_are_the_mean_of_its_images(
+    names: list[str] | None, masked: bool
+) -> None:
+    model = tiny(unknown_embedding=True)
+    inputs = step_inputs(6, some_masks(6) if masked else None)
+    update = FedSGDClient(model, ClientConfig(batch=2)).update(inputs, names=names)
+    expected = autograd_loop(model, inputs, batch=2)
+    assert expected["pos_embed"].shape == (3, 1, 17, 24)
+    assert_same(update.grads, expected, names)
+    assert update.batch == 2
+
+
+@pytest.mark.parametrize("names", [None, APRIL])
+def test_more_steps_than_are_differentiated_at_once(names: list[str] | None) -> None:
+    model, number = tiny(unknown_embedding=True, depth=1), STEPS_AT_ONCE + 3
+    inputs = step_inputs(number, some_masks(number))
+    found = FedSGDClient(model).update(inputs, names=names).grads
+    assert_same(found, autograd_loop(model, inputs), names)
+
+
+@pytest.mark.parametrize("names", [APRIL, None])
+def test_empty_and_full_masks(names: list[str] | None) -> None:
+    model = tiny(unknown_embedding=True)
+    masks = torch.stack([torch.zeros(16), torch.ones(16), some_masks(1)[0]]).bool()
+    inputs = step_inputs(3, masks)
+    found = FedSGDClient(model).update(inputs, names=names).grads
+    assert_same(found, autograd_loop(model, inputs), names)
+    assert (found["pos_embed"][:, 0, 1:][masks] == 0).all()
+    assert (found["pos_embed"][:, 0, 1:][~masks].abs().sum(-1) > 0).all()
+
+
+@pytest.mark.parametrize("kind", ["linear", "nonlinear", "pca"])
+@pytest.mark.parametrize("names", [None, APRIL])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_localization_in_the_loss(kind: str, names: list[str] | None, batch: int) -> None:
+    model = tiny(unknown_embedding=True, dal=kind)
+    inputs = step_inputs(4, some_masks(4))
+    config = ClientConfig(dal=True, dal_lambda=0.3, batch=batch)
+    found = FedSGDClient(model, config).update(inputs, names=names).grads
+    assert_same(found, autograd_loop(model, inputs, batch=batch, dal=0.3), names)
+    without = autograd_loop(model, inputs, batch=batch)
+    assert not torch.allclose(found["pos_embed"], without["pos_embed"])
+
+
+@pytest.mark.parametrize("names", [["dal_regressor.layers.weight"], ["dal_regressor.layers.bias"]])
+@pytest.mark.parametrize("dal", [True, False])
+def test_gradients_of_the_regressor_itself(names: list[str], dal: bool) -> None:
+    model, inputs = tiny(unknown_embedding=True, dal="linear"), step_inputs(2, some_masks(2))
+    found = FedSGDClient(model, ClientConfig(dal=dal)).update(inputs, names=names).grads
+    assert_same(found, autograd_loop(model, inputs, dal=0.01 if dal else 0.0), names)
+    assert found[names[0]].any() == dal
+
+
+@pytest.mark.parametrize("given", [{"dal": "linear"}, {"dal": "none"}])
+def test_localization_needs_both_the_option_and_a_regressor(given: dict[str, str]) -> None:
+    model, inputs = tiny(unknown_embedding=True, **given), step_inputs(2)
+    config = ClientConfig(dal=given["dal"] == "none")
+    found = FedSGDClient(model, config).update(inputs, names=APRIL).grads
+    assert_same(found, autograd_loop(model, inputs), APRIL)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"position_embedding": "exposed"},
+        {"position_embedding": "strict"},
+        {"index_embedding": True},
+        {"unknown_embedding": True, "index_embedding": True, "dal": "nonlinear"},
+    ],
+)
+def test_every_variant_of_the_model(variant: dict[str, Any]) -> None:
+    model, inputs = tiny(**variant), step_inputs(2, some_masks(2))
+    expected = autograd_loop(model, inputs)
+    assert_same(FedSGDClient(model).update(inputs).grads, expected, None)
+    tables = [name for name in ("pos_embed", "index_embed", "unk_embed") if name in expected]
+    assert_same(FedSGDClient(model).update(inputs, names=tables).grads, expected, tables)
+    assert ("pos_embed" in expected) == (variant.get("position_embedding") != "strict")
+    assert all(expected[name].any() for name in tables)
+
+
+@pytest.mark.parametrize("names", [None, APRIL])
+def test_the_victim_of_the_closed_form(names: list[str] | None) -> None:
+    model = with_closed_form_block(tiny(unknown_embedding=True))
+    inputs = step_inputs(3, some_masks(3))
+    found = FedSGDClient(model).update(inputs, names=names).grads
+    expected = autograd_loop(model, inputs)
+    assert_same(found, expected, names)
+    # What APRIL rests on: q'dq + k'dk + v'dv = sum over tokens of g z'.
+    weight = model.blocks[0].attn.qkv.weight.detach()
+    first = FedSGDClient(model).update(step_inputs(3), names=APRIL).grads
+    z = model.embed(model.normalize(inputs.images)).detach()
+    left = torch.einsum("od,noe->nde", weight, first["blocks.0.attn.qkv.weight"])
+    right = torch.einsum("nti,ntj->nij", first["pos_embed"][:, 0], z)
+    torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("names", [None, SIMPLE])
+def test_float32_is_close_and_comes_in_the_models_dtype(names: list[str] | None) -> None:
+    model = tiny(unknown_embedding=True)
+    inputs = step_inputs(3, some_masks(3))
+    exact = FedSGDClient(model).update(inputs, names=names)
+    update = FedSGDClient(model.float()).update(inputs, names=names)
+    assert (exact.dtype, update.dtype) == (torch.float64, torch.float32)
+    for name, gradient in update.grads.items():
+        assert gradient.dtype == torch.float32
+        error = (gradient - exact.grads[name]).norm() / exact.grads[name].norm()
+        assert error < 1e-5, name
+
+
+@pytest.mark.parametrize("names", [None, APRIL])
+def test_the_model_is_left_as_it_was(names: list[str] | None) -> None:
+    model, inputs = tiny(unknown_embedding=True), step_inputs(2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    FedSGDClient(model).update(inputs, names=names)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    hooks = [hook for m in model.modules() for hook in m._forward_hooks]
+    assert not hooks
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("names", [None, APRIL])
+def test_the_training_flag_is_the_modes_and_comes_back(
+    mode: Any, training: bool, names: list[str] | None
+) -> None:
+    model, seen = tiny().train(training), []
+    model.blocks[0].register_forward_pre_hook(lambda module, _: seen.append(module.training))
+    FedSGDClient(model, ClientConfig(mode=mode)).update(step_inputs(1), names=names)
+    assert set(seen) == {mode == "train"}
+    assert {module.training for module in model.modules()} == {training}
+
+
+@pytest.mark.parametrize("names", [None, APRIL])
+def test_the_training_flag_comes_back_after_an_error(names: list[str] | None) -> None:
+    model = tiny(unknown_embedding=True).train()
+    with pytest.raises(UserError, match="bool mask over the 16 patches"):
+        FedSGDClient(model).update(step_inputs(2, torch.zeros(2, 9).bool()), names=names)
+    assert model.training
+
+
+def test_an_unknown_parameter_is_named_with_the_nearest() -> None:
+    message = r"no parameter 'pos_embd', so no gradient of it exists. Did you mean pos_embed\?"
+    with pytest.raises(UserError, match=message):
+        FedSGDClient(tiny()).update(step_inputs(1), names=["cls_token", "pos_embd"])
+    message = (
+        r"no parameter 'pos_embed', .* See model.named_parameters\(\)|Did you mean patch_embed"
+    )
+    with pytest.raises(UserError, match=message):
+        FedSGDClient(tiny(position_embedding="strict")).update(step_inputs(1), names=APRIL)
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_images_that_fill_no_step_are_refused(number: int) -> None:
+    client = FedSGDClient(tiny(), ClientConfig(batch=2))
+    message = rf"{number} images do not fill steps of 2: expected a multiple of 2.*client.batch: 1"
+    with pytest.raises(UserError, match=message):
+        client.update(step_inputs(number))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_predictions_are_the_largest_logits(dtype: torch.dtype) -> None:
+    model, inputs = tiny(dtype, unknown_embedding=True), step_inputs(4, some_masks(4))
+    x = model.normalize(inputs.images.to(dtype))
+    assert torch.equal(predict(model, inputs.images, inputs.mask), model(x, inputs.mask).argmax(-1))
+    assert torch.equal(predict(model, inputs.images, None), model(x).argmax(-1))

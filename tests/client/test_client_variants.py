@@ -1,0 +1,431 @@
+"""What a client may do otherwise: plain steps, one puzzle a step, augmentation, withheld and noisy
+gradients, other positions, weight differences, and weights that move between rounds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks import ATTACKS
+from mjp_privacy import load_model
+from mjp_privacy.client.augmentation import augmented
+from mjp_privacy.client.federation_step import moved
+from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient
+from mjp_privacy.client.positions import noisy, sinusoidal_table, with_sinusoidal_positions
+from mjp_privacy.client.puzzles import step_puzzles
+from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config import ClientConfig, expand
+from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.facts import cell_key, run_id
+from mjp_privacy.interfaces import ClientInput
+from mjp_privacy.models.jigsaw import shuffle_patches
+from tests.helpers.models import PATCH, some_images, some_labels, some_masks
+from tests.helpers.models import tiny as tiny_model
+from tests.helpers.rounds_attack import SEEN, mjp, rounds
+from tests.helpers.runs import MJP, TINY, attack, cell, cells, photographs, rows, tensors, values
+
+NAMES = ["pos_embed", "blocks.0.attn.qkv.weight", "unk_embed", "patch_embed.proj.weight"]
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    SEEN.clear()
+    monkeypatch.setitem(ATTACKS._entries, "rounds", "tests.helpers.rounds_attack:Rounds")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photographs(tmp_path_factory.mktemp("images"), 4)
+
+
+def fed(
+    client: ClientConfig, ids: list[str], round: int = 0, plain: Tensor | None = None
+) -> ClientInput:
+    """What such a client feeds in setting c."""
+    plain = some_images(len(ids)) if plain is None else plain
+    named = {"patch_size": PATCH, "round": round, "seed": 0}
+    inputs = SETTINGS["c"].prepare(plain, some_labels(len(ids)), ids, gamma=0.5, **named)
+    return step_puzzles(inputs, plain, client, **named)
+
+
+def step_inputs(count: int) -> ClientInput:
+    ids = tuple(f"image {i}" for i in range(count))
+    return ClientInput(some_images(count), some_labels(count), ids, some_masks(count))
+
+
+# identity and mistakes ----------------------------------------------------------------------------
+
+
+def test_a_field_enters_the_identity_where_it_is_not_at_its_default() -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"plain_share": 0.5},
+        {"mask": "batch"},
+        {"augment": "flip"},
+        {"withhold": ["pos_embed"]},
+        {"positions": "sinusoidal"},
+        {"position_noise": 0.1},
+        {"server_lr": 0.1},
+        {"upload": "weight_difference"},
+        {"lr": 0.2},
+        {"weight_decay": 0.1},
+    ]
+    keys, ids = [], []
+    for change in changes:
+        experiment = load_experiment(mjp("c", {"name": "april"}, client=change))
+        (only,) = expand(experiment)
+        keys.append(cell_key(only, experiment))
+        ids.append(run_id(only, experiment, None, True))
+    assert len(set(keys)) == len(set(ids)) == len(changes)
+    spelled = {"plain_share": 0, "mask": "image", "withhold": [], "server_lr": 0, "lr": 0.1}
+    experiment = load_experiment(mjp("c", {"name": "april"}, client=spelled))
+    assert cell_key(expand(experiment)[0], experiment) == keys[0]
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        ({"plain_share": 1.5}, "client.plain_share: Input should be less than or equal to 1"),
+        ({"mask": "block"}, "client.mask: Input should be 'image' or 'batch'"),
+        ({"augment": "blur"}, "client.augment: Input should be 'none', 'flip', 'crop' or 'mixup'"),
+        ({"withhold": "pos_embed"}, "client.withhold: Input should be a valid tuple"),
+        ({"positions": "sine"}, "client.positions: Input should be 'own' or 'sinusoidal'"),
+        ({"position_noise": -1}, "client.position_noise: expected 0 or a number above, got -1"),
+        ({"server_lr": float("inf")}, "client.server_lr: expected 0 or a number above, got inf"),
+        ({"upload": "weights"}, "client.upload: Input should be 'gradient' or 'weight_difference'"),
+        ({"lr": 0}, "client.lr: expected a number above 0, got 0"),
+        ({"weight_decay": float("nan")}, "client.weight_decay: expected 0 or a number above"),
+        ({"server_lr": 1, "position_noise": 1}, "client.position_noise: expected 0 where server"),
+        ({"plain_shar": 0.5}, "client.plain_shar: unknown field. Did you mean plain_share?"),
+    ],
+)
+def test_a_mistake_is_named(client: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_experiment(mjp("c", {"name": "april"}, client=client))
+    assert said in str(caught.value)
+
+
+def test_a_withheld_name_that_the_model_does_not_have_is_named() -> None:
+    client = FedSGDClient(tiny_model(), ClientConfig(withhold=("patch_embed.proj.wieght",)))
+    with pytest.raises(UserError, match=r"Did you mean patch_embed\.proj\.weight"):
+        client.update(step_inputs(1))
+
+
+def test_cells_and_rows_say_what_the_client_did(images: Path, tmp_path: Path) -> None:
+    client = {
+        "plain_share": 0.25,
+        "positions": "sinusoidal",
+        "withhold": ["unk_embed"],
+        "upload": "weight_difference",
+        "weight_decay": 0.5,
+    }
+    attack(images, tmp_path, mjp("c", {"name": "grey"}, client=client))
+    (entry,) = cells(tmp_path)
+    expected = client | {
+        "withhold": "unk_embed, pos_embed",
+        "mask": "image",
+        "augment": "none",
+        "position_noise": 0.0,
+        "server_lr": 0.0,
+        "lr": 0.1,
+    }
+    assert {name: entry[name] for name in expected} == expected
+    found = rows(tmp_path)
+    assert {name: set(found[name]) for name in expected} == {k: {v} for k, v in expected.items()}
+
+
+# puzzles ------------------------------------------------------------------------------------------
+
+
+def test_half_of_the_steps_are_plain_whatever_else_is_in_the_block() -> None:
+    client = ClientConfig(plain_share=0.5)
+    ids = [f"image {i}" for i in range(40)]
+    empty = torch.stack([~fed(client, ids, r).mask.any(-1) for r in range(10)])  # type: ignore[union-attr]
+    assert 0.4 < empty.double().mean() < 0.6
+    assert any(0 < int(of_one.sum()) < 10 for of_one in empty.T)
+    whole = fed(client, ids, 3)
+    alone = fed(client, ids[7:8], 3, some_images(40)[7:8])
+    assert alone.mask.equal(whole.mask[7:8])  # type: ignore[union-attr, index]
+    assert alone.images.equal(whole.images[7:8])
+    always, never = ClientConfig(plain_share=1.0), ClientConfig()
+    assert fed(always, ids).images.equal(some_images(40))
+    kept = ~empty[0]
+    assert fed(client, ids).mask[kept].equal(fed(never, ids).mask[kept])  # type: ignore[index]
+
+
+def test_a_plain_step_of_two_images_is_plain_for_both() -> None:
+    client = ClientConfig(plain_share=0.5, batch=2)
+    empty = ~fed(client, [f"image {i}" for i in range(40)]).mask.any(-1)  # type: ignore[union-attr]
+    assert empty[::2].equal(empty[1::2])
+    assert 0 < empty.sum() < 40
+
+
+def test_images_of_a_step_have_the_first_ones_puzzle() -> None:
+    ids = [f"image {i}" for i in range(6)]
+    own = fed(ClientConfig(batch=3), ids)
+    one = fed(ClientConfig(batch=3, mask="batch"), ids)
+    assert one.mask is not None
+    assert one.permutation is not None
+    assert own.mask is not None
+    for start in (0, 3):
+        assert (one.mask[start : start + 3] == own.mask[start]).all()
+        assert (one.permutation[start : start + 3] == one.permutation[start]).all()
+    assert not one.mask[0].equal(one.mask[3])
+    assert one.images.equal(shuffle_patches(some_images(6), one.permutation, PATCH))
+
+
+def test_plain_steps_of_a_run_are_those_of_the_upload(images: Path, tmp_path: Path) -> None:
+    attack(images, tmp_path, mjp("c", rounds(rounds=8), client={"plain_share": 0.5}))
+    hidden = torch.cat(
+        [u.grads["pos_embed"][:, 0, 1:].eq(0).all(-1).any(-1) for v in SEEN for u in v.updates]
+    )
+    assert 0.2 < hidden.double().mean() < 0.8
+    stored = tensors(tmp_path, cells(tmp_path)[0]["run_id"])
+    empty = values(tmp_path).xs("empty_mask", level="metric").droplevel("variant")
+    for image_id, own in stored.items():
+        assert empty[image_id] == (not own["mask"].any())
+
+
+# augmentation -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["flip", "crop", "mixup"])
+def test_augmentations_are_fresh_in_every_round_and_the_same_again(kind: str) -> None:
+    plain, ids = some_images(12), [f"image {i}" for i in range(12)]
+    made = [augmented(plain, ids, kind, round=round, seed=0) for round in range(4)]
+    assert all(one.shape == plain.shape for one in made)
+    assert all(one.min() >= 0 and one.max() <= 1 for one in made)
+    assert made[1].equal(augmented(plain, ids, kind, round=1, seed=0))
+    assert not made[0].equal(made[1])
+    assert not made[0].equal(augmented(plain, ids, kind, round=0, seed=1))
+    if kind != "mixup":
+        assert made[2][5:6].equal(augmented(plain[5:6], ids[5:6], kind, round=2, seed=0))
+
+
+def test_what_the_augmentations_do() -> None:
+    plain, ids = some_images(40), [f"image {i}" for i in range(40)]
+    flipped = augmented(plain, ids, "flip", round=0, seed=0)
+    turned = (flipped == plain.flip(-1)).flatten(1).all(-1)
+    assert (turned | (flipped == plain).flatten(1).all(-1)).all()
+    assert 10 < turned.sum() < 30
+    even = torch.full_like(plain, 0.2)
+    assert augmented(even, ids, "crop", round=0, seed=0).allclose(even)
+    assert augmented(plain, ids, "none", round=0, seed=0).equal(plain)
+    basis = torch.eye(40).view(40, 40, 1, 1)
+    shares = augmented(basis, ids, "mixup", round=0, seed=0)[:, :, 0, 0]
+    assert shares.sum(-1).allclose(torch.ones(40))
+    assert (shares.diagonal() >= 0.5).all()
+    assert ((shares > 0).sum(-1) <= 2).all()
+    with pytest.raises(UserError, match="mixup needs another image"):
+        augmented(plain[:1], ids[:1], "mixup", round=0, seed=0)
+
+
+def test_an_augmented_image_is_what_is_scored_and_the_photograph_stands_beside(
+    images: Path, tmp_path: Path
+) -> None:
+    attack(images, tmp_path / "own", mjp("c", {"name": "grey"}))
+    attack(images, tmp_path / "crop", mjp("c", {"name": "grey"}, client={"augment": "crop"}))
+    own, crop = (tensors(tmp_path / n, cells(tmp_path / n)[0]["run_id"]) for n in ("own", "crop"))
+    ids = list(own)
+    photos = torch.stack([own[i]["plain"] for i in ids])
+    expected = augmented(photos, ids, "crop", round=0, seed=0)
+    assert torch.stack([crop[i]["target"] for i in ids]).equal(expected)
+    found = values(tmp_path / "crop")
+    wanted = values(tmp_path / "own").xs(("psnr", "standard"), level=("metric", "variant"))
+    beside = found.xs(("original_psnr", "diagnostic"), level=("metric", "variant"))
+    assert beside.to_dict() == pytest.approx(wanted.to_dict(), abs=1e-6)
+    assert "original_psnr" not in set(rows(tmp_path / "own")["metric"])
+
+
+# what leaves the client ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [None, NAMES])
+def test_withheld_names_are_absent_and_the_others_as_they_were(names: list[str] | None) -> None:
+    model = tiny_model(unknown_embedding=True)
+    config = ClientConfig(withhold=("pos_embed", "unk_embed", "index_embed"))
+    whole = FedSGDClient(model).update(step_inputs(2), names=names).grads
+    less = FedSGDClient(model, config).update(step_inputs(2), names=names).grads
+    assert set(whole) - set(less) == {"pos_embed", "unk_embed"}
+    for name, gradient in less.items():
+        torch.testing.assert_close(gradient, whole[name], rtol=1e-9, atol=1e-14)
+
+
+def test_april_does_not_apply_to_a_withheld_table(images: Path, tmp_path: Path) -> None:
+    config = mjp("c", {"name": "april"}, client={"withhold": ["pos_embed"]})
+    assert attack(images, tmp_path, config).exit_code == 0
+    assert set(rows(tmp_path)["reason"]) == {"the upload holds no gradient of pos_embed"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_weight_difference_is_one_step_of_sgd(dtype: torch.dtype) -> None:
+    model = tiny_model(dtype, unknown_embedding=True)
+    config = ClientConfig(upload="weight_difference", lr=0.2, weight_decay=0.03)
+    gradient = FedSGDClient(model).update(step_inputs(3), names=NAMES)
+    update = FedSGDClient(model, config).update(step_inputs(3), names=NAMES)
+    assert (update.kind, update.lr, update.weight_decay) == ("weight_difference", 0.2, 0.03)
+    assert (gradient.kind, gradient.lr, gradient.weight_decay) == ("gradient", None, 0.0)
+    for name in NAMES:
+        weight = model.get_parameter(name).detach()
+        expected = -0.2 * (gradient.grads[name] + 0.03 * weight)
+        step = torch.finfo(dtype).eps * float(weight.abs().max() + expected.abs().max())
+        assert update.grads[name].dtype == dtype
+        assert (update.grads[name] - expected).abs().max() <= step
+        after = weight + update.grads[name]
+        assert (after - (weight + expected)).abs().max() <= 2 * step
+
+
+def test_the_residual_reads_a_weight_difference(images: Path, tmp_path: Path) -> None:
+    difference = {"upload": "weight_difference", "lr": 0.1, "weight_decay": 0.01}
+    for name, client in (("gradient", {}), ("difference", difference)):
+        config = mjp("c", rounds(rounds=1), client=client, dtypes=["float64"])
+        attack(images, tmp_path / name, config)
+    one, other = (
+        values(tmp_path / name).xs("gradient_residual", level="metric").droplevel("variant")
+        for name in ("gradient", "difference")
+    )
+    assert len(one) == 4
+    assert (one > 0.5).all()
+    assert other.between(0.5 * one, 2 * one).all()
+
+
+def test_noise_on_the_position_gradient_is_dense_and_of_the_stated_size() -> None:
+    model = tiny_model(unknown_embedding=True)
+    inputs = step_inputs(4)
+    clean = FedSGDClient(model).update(inputs, names=NAMES)
+    loud = noisy(clean, 0.5, inputs.image_ids, seed=0)
+    added = (loud.grads["pos_embed"] - clean.grads["pos_embed"]).flatten(1)
+    given = clean.grads["pos_embed"].flatten(1)
+    rms = (given.square().sum(-1) / (given != 0).sum(-1)).sqrt()
+    assert (added.std(-1) / rms).tolist() == pytest.approx([0.5] * 4, rel=0.15)
+    assert not (loud.grads["pos_embed"] == 0).any()
+    assert all(loud.grads[n].equal(clean.grads[n]) for n in NAMES if n != "pos_embed")
+    assert loud.grads["pos_embed"].equal(
+        noisy(clean, 0.5, inputs.image_ids, seed=0).grads["pos_embed"]
+    )
+    assert noisy(clean, 0.0, inputs.image_ids, seed=0) is clean
+    normal = (added / rms[:, None]).flatten()
+    assert not normal[: len(normal) // 4].equal(normal[len(normal) // 4 : len(normal) // 2])
+
+
+def test_sinusoidal_positions_replace_the_table_and_are_not_uploaded(
+    images: Path, tmp_path: Path
+) -> None:
+    attack(images, tmp_path, mjp("c", {"name": "april"}, client={"positions": "sinusoidal"}))
+    assert set(rows(tmp_path)["status"]) == {"unsupported"}
+    model = load_model(**{**MJP, "seed": 0})
+    altered = with_sinusoidal_positions(model)
+    assert not altered.table[0, 1:].equal(model.table[0, 1:])
+    assert not altered.table[0, 0].any()
+    assert altered.blocks[0].attn.qkv.weight.equal(model.blocks[0].attn.qkv.weight)
+    table = sinusoidal_table(4, 192)
+    assert table.shape == (16, 192)
+    assert torch.cdist(table, table).fill_diagonal_(9).min() > 0.5
+    assert (table[1] - table[0])[:96].eq(0).all()  # one column on: the row's half is the same
+    with pytest.raises(UserError, match="replaces a learned position table"):
+        with_sinusoidal_positions(load_model(**{**TINY, "position_embedding": "exposed"}))
+    with pytest.raises(UserError, match="a width that 4 divides, got 18"):
+        sinusoidal_table(4, 18)
+
+
+def test_sinusoidal_positions_are_the_attackers_model_and_the_accuracys(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mjp_privacy.client.gradients import predict
+
+    asked = []
+
+    def noted(model: Any, x: Tensor, mask: Tensor | None) -> Tensor:
+        asked.append(model.table[0, 0].any().item())
+        return predict(model, x, mask)
+
+    monkeypatch.setattr("mjp_privacy.experiment.simulated.predict", noted)
+    client = {"positions": "sinusoidal", "withhold": ["unk_embed"]}
+    config = mjp("c", {"name": "grey"}, client=client)
+    attack(images, tmp_path, config)
+    assert asked
+    assert not any(asked)
+
+
+# weights that move --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dal", [False, True])
+def test_the_server_steps_along_the_mean_gradient_of_all_clients(dal: bool) -> None:
+    model = tiny_model(unknown_embedding=True, dal="linear")
+    inputs = step_inputs(STEPS_AT_ONCE + 4)
+    config = ClientConfig(server_lr=0.5, dal=dal, batch=2, withhold=("norm.bias",))
+    client = FedSGDClient(model, config)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    after = moved(client, inputs)
+    each = client.gradients(inputs)
+    for name, parameter in after.named_parameters():
+        if name == "norm.bias":
+            assert parameter.equal(before[name])
+            continue
+        expected = before[name] - 0.5 * each[name].mean(0)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-9, atol=1e-12)
+    assert all(p.equal(before[name]) for name, p in model.named_parameters())
+
+
+def test_the_attack_is_given_each_rounds_own_weights(images: Path, tmp_path: Path) -> None:
+    attack(images, tmp_path, mjp("c", rounds(), client={"server_lr": 0.1}, block=4))
+    (view,) = SEEN
+    names = {name for name, _ in view.model.named_parameters()}
+    states = [update.weights_before for update in view.updates]
+    assert all(state is not None and set(state) == names for state in states)
+    key = "blocks.0.attn.qkv.weight"
+    assert states[0][key].equal(view.model.get_parameter(key))  # type: ignore[index]
+    assert not states[0][key].equal(states[1][key])  # type: ignore[index]
+    assert not states[1][key].equal(states[2][key])  # type: ignore[index]
+    assert set(rows(tmp_path)["status"]) == {"ok"}
+    residual = values(tmp_path).xs("gradient_residual", level="metric")
+    assert residual.between(0, 10).all()
+
+
+def test_the_second_upload_is_made_with_the_moved_weights(images: Path, tmp_path: Path) -> None:
+    config = mjp("c", rounds(rounds=2), dtypes=["float64"], block=4)
+    attack(images, tmp_path / "still", config)
+    attack(images, tmp_path / "moving", config | {"client": {"server_lr": 0.1}})
+    still, moving = (view.updates for view in SEEN)
+    assert still[0].grads["pos_embed"].equal(moving[0].grads["pos_embed"])
+    assert not still[1].grads["pos_embed"].allclose(moving[1].grads["pos_embed"], rtol=1e-3)
+    zero = [u.grads["pos_embed"].eq(0).all(-1) for u in (still[1], moving[1])]
+    assert zero[0].equal(zero[1])  # the same puzzle
+    assert still[1].weights_before is None
+
+
+def test_moving_weights_are_made_once_for_all_attacks(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def counted(client: FedSGDClient, inputs: ClientInput) -> Any:
+        made.append(inputs)
+        return moved(client, inputs)
+
+    monkeypatch.setattr("mjp_privacy.experiment.simulated.moved", counted)
+    attacks = [rounds(f"{r} rounds", rounds=r) for r in (1, 4, 3)]
+    attack(images, tmp_path, mjp("c", *attacks, client={"server_lr": 0.1}, block=4))
+    assert len(made) == 3
+    assert SEEN[1].updates[2] is SEEN[2].updates[2]
+
+
+def test_clients_of_entries_do_not_share_what_differs(images: Path, tmp_path: Path) -> None:
+    config = mjp("c", {"name": "april"}, dtypes=["float64"])
+    first = config["grid"][0]
+    clients: list[dict[str, Any]] = [{}, {"plain_share": 1.0}, {"position_noise": 3.0}]
+    config["grid"] = [first | {"client": client} for client in clients]
+    attack(images, tmp_path, config)
+    facts = [{"plain_share": 0, "position_noise": 0}, {"plain_share": 1}, {"position_noise": 3}]
+    psnr = [
+        values(tmp_path, **fact).xs(("psnr", "standard"), level=("metric", "variant")).mean()
+        for fact in facts
+    ]
+    assert psnr[1] > psnr[0] + 1
+    assert abs(psnr[2] - psnr[0]) > 1e-6
+    assert values(tmp_path, plain_share=1).xs("empty_mask", level="metric").eq(1).all()
+    assert cell(tmp_path, plain_share=1)["run_id"] != cell(tmp_path, position_noise=3)["run_id"]

@@ -1,0 +1,185 @@
+"""What stands beside the scores: masks found, regions, patches put back, the residual."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.controls import mean_image, psnr
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.experiment import diagnostics
+from mjp_privacy.experiment.config import ClientConfig
+from mjp_privacy.experiment.residual import RESIDUAL_OVER, gradient_residual
+from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
+from mjp_privacy.metrics.jigsaw import (
+    direct_accuracy,
+    matched_patches,
+    neighbour_accuracy,
+    rearranged,
+)
+from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches, to_images, to_patches
+from tests.helpers.models import PATCH, some_images, some_labels, some_masks, tiny
+
+NAMES = ["pos_embed", RESIDUAL_OVER]
+
+
+def puzzle(count: int = 3, gamma: float = 0.5) -> tuple[Tensor, ClientInput]:
+    plain, ids = some_images(count), [f"image {i}" for i in range(count)]
+    mask, permutation = draw_masks(ids, grid=4, gamma=gamma, round=0, seed=1)
+    fed = shuffle_patches(plain, permutation, PATCH)
+    return plain, ClientInput(fed, some_labels(count), ids, mask, permutation)
+
+
+def view_of(inputs: ClientInput, against: str = "plain", **client: object) -> AttackerView:
+    model = tiny(unknown_embedding=True)
+    config = ClientConfig(**client)  # type: ignore[arg-type]
+    update = FedSGDClient(model, config).update(inputs, names=NAMES)
+    pixels = Pixels(32, model.card.mean, model.card.std)
+    return AttackerView(model, [update], pixels, inputs.labels, against)  # type: ignore[arg-type]
+
+
+def test_mask_agreement() -> None:
+    true = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]])
+    named = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
+    images = torch.zeros(5, 3, 2, 2)
+    inputs = ClientInput(images, torch.zeros(5), list("abcde"), true.bool(), torch.zeros(5, 4))
+    found = diagnostics.mask_agreement(named.bool(), inputs)
+    expected = {
+        "mask_precision": [1, 1 / 3, 1, 0, math.nan],
+        "mask_recall": [1, 0.5, 1, math.nan, 0],
+    }
+    for name, values in expected.items():
+        assert found[name].tolist() == pytest.approx(values, nan_ok=True)
+    assert diagnostics.mask_agreement(None, inputs) == {}
+    unshuffled = ClientInput(images, torch.zeros(5), list("abcde"))
+    found = diagnostics.mask_agreement(torch.zeros(5, 4).bool(), unshuffled)
+    assert found["mask_precision"].tolist() == [1] * 5
+
+
+def test_regions_are_scored_apart() -> None:
+    plain, inputs = puzzle()
+    assert inputs.mask is not None
+    view = view_of(inputs)
+    wrong = to_patches(plain, PATCH).clone()
+    wrong[inputs.mask] += 0.1
+    wrong[~inputs.mask] -= 0.01
+    found = diagnostics.regions(view, to_images(wrong, PATCH), inputs, plain)
+    assert found["masked_psnr"].tolist() == pytest.approx([20] * 3)
+    assert found["visible_psnr"].tolist() == pytest.approx([40] * 3)
+    mean = mean_image(view).to(plain).expand_as(plain)
+    error = to_patches(mean - plain, PATCH)[0][~inputs.mask[0]].square().mean()
+    assert found["mean_visible_psnr"][0].item() == pytest.approx(-10 * math.log10(error))
+    plain, empty = puzzle(gamma=0.0)
+    found = diagnostics.regions(view, plain, empty, plain)
+    assert all(values.isnan().all() for values in found.values())
+    unshuffled = ClientInput(plain, some_labels(3), list("abc"))
+    assert diagnostics.regions(view, plain, unshuffled, plain) == {}
+
+
+def test_the_mean_image_is_public_and_of_one_colour() -> None:
+    image = mean_image(view_of(puzzle()[1]))
+    assert image.shape == (3, 32, 32)
+    assert image[:, 5, 7].tolist() == pytest.approx([0.485, 0.456, 0.406])
+    assert (image == image[:, :1, :1]).all()
+
+
+# patches put back ---------------------------------------------------------------------------------
+
+
+def test_patches_in_their_places_are_all_right_and_swapped_ones_are_not() -> None:
+    plain = some_images(1)
+    mask = torch.zeros(1, 16, dtype=torch.bool)
+    mask[0, [0, 1, 5]] = True
+    order = torch.arange(16)
+    order[[0, 1]] = torch.tensor([1, 0])
+    swapped = shuffle_patches(plain, order[None], PATCH)
+    for images, expected in ((plain, torch.arange(16)), (swapped, order)):
+        placed = matched_patches(images + 0.01, plain, mask, PATCH)
+        assert placed.tolist() == [expected.tolist()]
+    assert direct_accuracy(order[None], mask).item() == pytest.approx(1 / 3)
+    assert direct_accuracy(torch.arange(16)[None], mask).item() == 1
+    # Pairs touching 0, 1 or 5: 0-1 0-4 1-2 1-5 4-5 5-6 5-9; the swap leaves 4-5, 5-6 and 5-9.
+    assert neighbour_accuracy(order[None], mask).item() == pytest.approx(3 / 7)
+    assert neighbour_accuracy(torch.arange(16)[None], mask).item() == 1
+    assert direct_accuracy(order[None], torch.zeros_like(mask)).isnan().all()
+    assert neighbour_accuracy(order[None], torch.zeros_like(mask)).isnan().all()
+
+
+def test_neighbours_count_also_away_from_their_own_place() -> None:
+    order = torch.arange(16)
+    order[[0, 1, 4, 5, 10, 11, 14, 15]] = torch.tensor([10, 11, 14, 15, 0, 1, 4, 5])
+    mask = order != torch.arange(16)
+    assert direct_accuracy(order[None], mask[None]).item() == 0
+    # Two blocks of four keep their four inner pairs each; their eight outer pairs break.
+    assert neighbour_accuracy(order[None], mask[None]).item() == pytest.approx(8 / 16)
+
+
+def test_equal_patches_are_interchangeable() -> None:
+    mask = torch.ones(1, 16, dtype=torch.bool)
+    white = torch.ones(1, 3, 32, 32)
+    assert direct_accuracy(matched_patches(white, white, mask, PATCH), mask).item() == 1
+
+
+@pytest.mark.parametrize("against", ["input", "plain"])
+def test_an_attack_that_knows_the_order_is_all_right(against: str) -> None:
+    plain, inputs = puzzle()
+    view = view_of(inputs, against)
+    images = inputs.images if against == "input" else plain
+    known = Reconstruction(images, permutation=inputs.permutation)
+    found = diagnostics.jigsaw(known, images, inputs, plain, view)
+    assert found["jigsaw_direct"].tolist() == [1] * 3
+    assert found["jigsaw_neighbour"].tolist() == [1] * 3
+    left = Reconstruction(inputs.images, permutation=torch.arange(16).repeat(3, 1))
+    found = diagnostics.jigsaw(left, inputs.images, inputs, plain, view)
+    assert (found["jigsaw_direct"] < 1).all()
+    assert (found["oracle_permutation_psnr"] > 200).all()
+    assert diagnostics.jigsaw(Reconstruction(images), images, inputs, plain, view) == {}
+
+
+def test_the_oracle_order_is_the_best_of_the_same_patches() -> None:
+    plain, inputs = puzzle(1)
+    assert inputs.mask is not None
+    noisy = (inputs.images + 0.02).clamp(0, 1)
+    best = rearranged(noisy, matched_patches(noisy, plain, inputs.mask, PATCH), PATCH)
+    assert psnr(best, plain).item() == pytest.approx(34, abs=0.5)
+    assert psnr(noisy, plain) < 20
+
+
+# the residual -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_residual_is_zero_for_the_truth_and_large_for_another_image(batch: int) -> None:
+    _, inputs = puzzle(4)
+    view = view_of(inputs, batch=batch)
+    right = gradient_residual(view, inputs.images, inputs.mask, [view.model])
+    other = gradient_residual(view, inputs.images.flip(0), inputs.mask, [view.model])
+    assert right is not None
+    assert other is not None
+    assert right.shape == (4,)
+    assert (right < 1e-9).all()
+    assert (other > 0.1).all()
+
+
+def test_without_an_estimate_the_zero_rows_are_the_mask_and_the_order_does_not_matter() -> None:
+    plain, inputs = puzzle()
+    view = view_of(inputs)
+    for images in (inputs.images, plain):
+        found = gradient_residual(view, images, None, [view.model])
+        assert found is not None
+        assert (found < 1e-6).all()
+    wrong = gradient_residual(view, inputs.images, some_masks(3), [view.model])
+    assert wrong is not None
+    assert (wrong > 1e-3).all()
+
+
+def test_no_residual_without_the_gradient_or_the_labels() -> None:
+    _, inputs = puzzle()
+    view = view_of(inputs)
+    blind = replace(view, labels=None)
+    grads = {"pos_embed": view.updates[0].grads["pos_embed"]}
+    bare = replace(view, updates=[replace(view.updates[0], grads=grads)])
+    for less in (blind, bare):
+        assert gradient_residual(less, inputs.images, None, [view.model]) is None

@@ -1,0 +1,313 @@
+"""The in-process federation against torch's own optimisers, and after it was killed."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mjp_privacy.client.positions import sinusoidal_table
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.yaml_files import read_mapping
+from mjp_privacy.federation.config import Server, load_federation
+from mjp_privacy.federation.partition import dirichlet, iid
+from mjp_privacy.federation.rounds import Federation, federate
+from mjp_privacy.federation.server import ServerState, learning_rate, mean_gradient, server_step
+from mjp_privacy.federation.task import Task
+from mjp_privacy.interfaces import ClientUpdate
+from mjp_privacy.models import load_model
+from tests.helpers.federations import MJP, config, content, plain_forward, run, task
+
+
+def rounds_of(federation: Task, number: int) -> dict[str, torch.Tensor]:
+    weights, state = federation.initial_weights(), ServerState()
+    for round in range(number):
+        uploads = [
+            (federation.client_update(weights, client, round), federation.examples(client))
+            for client in federation.participants(round)
+        ]
+        weights, state = federation.server_step(weights, state, uploads, round)
+    return weights
+
+
+def torch_rounds(federation: Task, number: int, optimizer: Any) -> dict[str, torch.Tensor]:
+    """The union of a round's batches as one batch of an ordinary training loop."""
+    model = copy.deepcopy(federation.with_weights(federation.initial_weights()))
+    steps = optimizer(model.parameters())
+    for round in range(number):
+        places = [
+            place
+            for client in federation.participants(round)
+            for place in federation._drawn(client, round)
+        ]
+        steps.zero_grad()
+        plain_forward(model, federation, places).backward()
+        steps.step()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def assert_close(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], atol: float
+) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name], tensor, atol=atol), name
+
+
+def test_fedsgd_is_sgd_on_the_union_of_the_batches(tmp_path: Path) -> None:
+    federation = task(tmp_path)
+    expected = torch_rounds(federation, 3, lambda p: torch.optim.SGD(p, lr=0.1))
+    assert_close(rounds_of(federation, 3), expected, 1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"model": {**MJP, "dal": "nonlinear"}, "gamma": 0.5}])
+def test_the_mean_of_undefended_clients_is_made_at_once(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """And is that of their single uploads, also with masks and DAL."""
+    client = {"batch": 3, "dal": bool(changes), "withhold": ["head.bias"]}
+    federation = task(tmp_path, client=client, **changes)
+    weights = federation.initial_weights()
+    single = [
+        (update, 3) for update in federation.client_updates(weights, federation.participants(1), 1)
+    ]
+    ((mean, images),) = federation.round_uploads(weights, 1)
+    assert images == 6
+    assert_close(mean_gradient([(mean, images)]), mean_gradient(single), 1e-6)
+
+
+def test_fedadam_is_torchs_adamw() -> None:
+    """On the same gradients: those of a network would differ by rounding, which Adam magnifies
+    where they are zero."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(5, 3, generator=generator)
+    parameter = torch.nn.Parameter(start.clone())
+    reference = torch.optim.AdamW([parameter], lr=0.01, weight_decay=0.1)
+    server = Server(optimizer="adam", lr=0.01, weight_decay=0.1)
+    weights, state = {"w": start}, ServerState()
+    for round in range(4):
+        gradient = torch.randn(5, 3, generator=generator)
+        parameter.grad = gradient
+        reference.step()
+        upload = ClientUpdate({"w": -gradient.unsqueeze(0)}, kind="weight_difference")
+        weights, state = server_step(server, weights, state, [(upload, 1)], round=round, rounds=4)
+        assert torch.allclose(weights["w"], parameter.detach(), atol=1e-6)
+
+
+def test_the_servers_rate_warms_up_and_falls_to_zero() -> None:
+    server = Server(lr=1.0, warmup=2, schedule="cosine")
+    rates = [learning_rate(server, round, 10) for round in range(11)]
+    assert rates[0] == 0.5
+    assert rates[5] == pytest.approx(0.5)
+    assert rates[10] == pytest.approx(0.0)
+    assert learning_rate(Server(lr=0.3), 7, 10) == 0.3
+
+
+def test_fedavg_is_the_mean_of_the_clients_weights(tmp_path: Path) -> None:
+    client = {"batch": 3, "upload": "weight_difference", "lr": 0.05, "weight_decay": 0.01}
+    federation = task(tmp_path, client=client, server={"lr": 1.0})
+    start = federation.initial_weights()
+    trained = []
+    for client_number in federation.participants(0):
+        model = copy.deepcopy(federation.with_weights(start))
+        places = federation._drawn(client_number, 0)
+        loss = plain_forward(model, federation, places)
+        step = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.01)
+        loss.backward()
+        step.step()
+        trained.append({name: p.detach() for name, p in model.named_parameters()})
+    mean = {name: (trained[0][name] + trained[1][name]) / 2 for name in start}
+    assert_close(rounds_of(federation, 1), mean, 1e-6)
+
+
+def test_uploads_count_by_their_images() -> None:
+    one = ClientUpdate({"w": torch.ones(1, 2)})
+    three = ClientUpdate({"w": torch.full((1, 2), 5.0)})
+    assert mean_gradient([(one, 1), (three, 3)])["w"].tolist() == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("other", [{"v": torch.ones(1)}, {}])
+def test_uploads_of_other_names_are_refused(other: dict[str, torch.Tensor]) -> None:
+    given = [(ClientUpdate({"w": torch.ones(1)}), 1), (ClientUpdate(other), 1)]
+    with pytest.raises(UserError, match="same names from each"):
+        mean_gradient(given)
+
+
+def test_a_round_without_uploads_is_an_error() -> None:
+    with pytest.raises(UserError, match="expected at least one"):
+        mean_gradient([])
+
+
+def test_a_killed_federation_ends_with_the_same_weights_and_uploads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mjp = {"model": MJP, "gamma": 0.5, "server": {"optimizer": "adam", "lr": 0.01}}
+    whole = run(tmp_path, "whole", **mjp)
+    monkeypatch.setattr("mjp_privacy.federation.rounds.CHECKPOINT_SECONDS", -1.0)
+    one_round = Federation._one_round
+
+    def dies(self: Federation) -> float:
+        if self.round == 2:
+            raise KeyboardInterrupt
+        return one_round(self)
+
+    monkeypatch.setattr(Federation, "_one_round", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "killed", **mjp)
+    monkeypatch.setattr(Federation, "_one_round", one_round)
+    killed = run(tmp_path, "killed", **mjp)
+    models = [load_model(checkpoint=out / "model.safetensors") for out in (whole, killed)]
+    for (name, one), (_, other) in zip(*(m.named_parameters() for m in models), strict=True):
+        assert one.equal(other), name
+    written = sorted(p.name for p in (whole / "uploads").iterdir())
+    assert written == sorted(p.name for p in (killed / "uploads").iterdir())
+    lines = [
+        [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in text]
+        for text in ((out / "metrics.jsonl").read_text().splitlines() for out in (whole, killed))
+    ]
+    assert lines[0] == lines[1]
+    assert [line["round"] for line in lines[0]] == [0, 2, 4]
+
+
+def test_another_config_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(UserError, match=r"server.lr was 0.1 and is 0.2"):
+        run(tmp_path, server={"optimizer": "sgd", "lr": 0.2})
+
+
+def test_a_run_killed_before_its_first_checkpoint_belongs_to_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(self: Federation) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Federation, "_one_round", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    with pytest.raises(UserError, match=r"server.lr was 0.1 and is 0.2"):
+        run(tmp_path, server={"optimizer": "sgd", "lr": 0.2})
+    assert (run(tmp_path) / "model.safetensors").is_file()
+
+
+def test_weights_that_break_down_stop_the_federation(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no longer finite"):
+        run(tmp_path, server={"optimizer": "sgd", "lr": 1e38})
+
+
+def test_participants_and_images_depend_on_seed_and_round_alone(tmp_path: Path) -> None:
+    one, two = task(tmp_path), task(tmp_path)
+    assert [one.participants(r) for r in (2, 0, 1)] == [two.participants(r) for r in (2, 0, 1)]
+    assert len({tuple(one._drawn(0, r)) for r in range(6)}) > 1
+    assert set(one._drawn(1, 3)) <= set(one.parts[1])
+
+
+def test_a_fixed_table_stays_and_is_not_uploaded(tmp_path: Path) -> None:
+    client = {"batch": 3, "positions": "sinusoidal"}
+    federation = task(tmp_path, model=MJP, gamma=0.5, client=client)
+    weights = federation.initial_weights()
+    assert "pos_embed" not in federation.client_update(weights, 0, 0).grads
+    table = sinusoidal_table(4, 40).to(torch.float32)
+    assert rounds_of(federation, 2)["pos_embed"][0, 1:].equal(table)
+
+
+def test_local_steps_and_defences_are_the_clients_own(tmp_path: Path) -> None:
+    """Noise differs between clients, and the mean of many local steps is not one step's."""
+    noisy = task(tmp_path, client={"batch": 3, "defenses": [{"gaussian_noise": 1.0}]})
+    plain, weights = task(tmp_path), noisy.initial_weights()
+    parts = [
+        noisy.client_update(weights, c, 0).grads["cls_token"]
+        - plain.client_update(weights, c, 0).grads["cls_token"]
+        for c in (0, 1)
+    ]
+    assert not torch.allclose(parts[0], parts[1])
+    stepped = {"batch": 3, "steps": 3, "upload": "weight_difference", "lr": 0.05}
+    local = task(tmp_path, client=stepped, server={"lr": 1.0})
+    model = copy.deepcopy(local.with_weights(weights))
+    places = local._drawn(0, 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        plain_forward(model, local, places).backward()
+        optimizer.step()
+    sent = local.client_update(weights, 0, 0).grads
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(sent[name][0], parameter.detach() - weights[name], atol=1e-6), name
+
+
+# splits -------------------------------------------------------------------------------------------
+
+
+def test_iid_deals_every_image_once() -> None:
+    parts = iid([0] * 23, 5, seed=0)
+    assert sorted(place for part in parts for place in part) == list(range(23))
+    assert {len(part) for part in parts} == {4, 5}
+
+
+def test_a_small_alpha_gives_clients_few_classes() -> None:
+    labels = [place % 10 for place in range(2000)]
+    shares = {}
+    for alpha in (0.1, 100.0):
+        parts = dirichlet(labels, 10, alpha=alpha, least=1, seed=0)
+        assert sorted(place for part in parts for place in part) == list(range(2000))
+        largest = [max([labels[p] for p in part].count(k) for k in range(10)) for part in parts]
+        shares[alpha] = sum(m / len(part) for m, part in zip(largest, parts, strict=True)) / 10
+    assert shares[0.1] > 0.4 > 0.15 > shares[100.0]
+
+
+def test_a_split_that_cannot_be_is_an_error() -> None:
+    with pytest.raises(UserError, match="No Dirichlet split"):
+        dirichlet([0, 1, 2], 3, alpha=0.01, least=2, seed=0)
+
+
+def test_more_clients_than_images_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="at most one client an image"):
+        task(tmp_path, clients={"number": 500})
+
+
+# mistakes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gamma": 0.3}, "no unknown embedding"),
+        ({"clients": {"number": 2, "per_round": 3}}, "at most clients.number"),
+        ({"record": {"rounds": [4]}}, "expected rounds from 0 on"),
+        ({"record": {"rounds": [0], "images": 3, "probes": [{"batch": 2}]}}, "expected a divisor"),
+        ({"client": {"batch": 2, "server_lr": 0.1}}, "the server's is server.lr"),
+        ({"client": {"bach": 2}}, "Did you mean batch"),
+        ({"client": {"batch": 2, "augment": "mixup"}}, "images of different clients"),
+        ({"sever": {}}, "Did you mean server"),
+    ],
+)
+def test_mistakes_in_a_config_are_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        config(**changes)
+
+
+def test_rows_are_laid_over_the_base() -> None:
+    rows = {"mjp": {"model": {"unknown_embedding": True}, "gamma": 0.5}}
+    found = load_federation({**content(), "rows": rows}, "mjp", rounds=3)
+    assert (found.name, found.gamma, found.rounds) == ("small-mjp", 0.5, 3)
+    assert found.model.embed_dim == 40
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="every parameter of the federation's model"):
+        task(tmp_path).with_weights({"cls_token": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs/federated").glob("*.yaml")), ids=str)
+def test_every_row_of_the_shipped_configs_is_sound(path: Path) -> None:
+    rows = read_mapping(path).get("rows") or {None: None}
+    found = [load_federation(path, row) for row in rows]
+    assert len({config.title for config in found}) == len(rows)
+
+
+def test_a_wrong_path_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none"):
+        federate(config(), tmp_path / "none", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

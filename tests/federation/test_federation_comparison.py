@@ -1,0 +1,158 @@
+"""Accuracy against leakage: the figures of table and pictures against the runs they are of."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import binomtest
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_json
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.federation.commands import main
+from mjp_privacy.federation.comparison import defence_text, wilson
+from mjp_privacy.federation.config import load_federation, plain
+from mjp_privacy.federation.picture import leakage_table, worst_case
+from mjp_privacy.report.loading import load_runs
+from tests.helpers.federations import MJP, content, images
+
+STATIONARY = {"prior": "stationary"}
+ATTACKS = [
+    {"name": "grey"},
+    {"name": "patch_gradient"},
+    {"name": "masked_span", "options": STATIONARY},
+    {"name": "multi_round", "options": {"uploads": 2, **STATIONARY}},
+]
+
+
+@pytest.fixture(scope="module")
+def federations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A plain one and MJP, trained and attacked from the command line."""
+    root = tmp_path_factory.mktemp("federations")
+    data = str(images(root / "data"))
+    for name, changes in (("plain", {}), ("mjp", {"model": MJP, "gamma": 0.5})):
+        config = content(name=name, attacks=ATTACKS, **changes)
+        write_json(root / f"{name}.yaml", config)  # JSON is YAML
+        argv = [str(root / f"{name}.yaml"), "--data", data, "--val", data]
+        assert main([*argv, "--out", str(root / name), "--device", "cpu"]) == 0
+    return [root / "plain", root / "mjp"]
+
+
+def test_one_command_trains_attacks_and_draws(federations: list[Path]) -> None:
+    for run in federations:
+        for name in ("model.safetensors", "rounds.png", "rounds.csv", "attack/cells.json"):
+            assert (run / name).stat().st_size > 0
+
+
+def test_leakage_is_the_best_attack_of_each_image(federations: list[Path]) -> None:
+    table = leakage_table(federations)
+    for run in federations:
+        lines = load_runs([run / "attack"]).lines
+        for scope, most in (("1 upload", 1), ("any number of uploads", 2)):
+            rows = pd.concat([line.rows for line in lines if line.uploads <= most])
+            rows = rows[(rows.role == "attack") & (rows.metric == "psnr")]
+            rows = rows[(rows.variant == "standard") & (rows.status == "ok")]
+            best = rows.groupby("image_id").value.max().clip(upper=100)
+            found = table[(table.run == str(run)) & (table.scope == scope)].iloc[0]
+            assert found.psnr == pytest.approx(best.mean())
+            assert found.success == pytest.approx((best >= 20).mean())
+            assert (found["round"], found.n) == (1, 2)
+    plain = table[table.label == "plain"]
+    assert (plain.psnr > 60).all()
+    assert (plain.floor < 15).all()
+
+
+def test_an_image_that_no_attack_reaches_counts_as_grey(federations: list[Path]) -> None:
+    lines = [
+        line
+        for line in load_runs([federations[0] / "attack"]).lines
+        if line.cell["attack"] in ("grey",)
+    ]
+    found = worst_case(lines, "1 upload")
+    assert found["psnr"] == pytest.approx(found["floor"])
+    assert (found["unreached"], found["success"]) == (2, 0.0)
+
+
+def test_compare_writes_table_and_pictures(
+    federations: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *map(str, federations), "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "table.md")
+    text = (tmp_path / "table.md").read_text()
+    table = pd.read_csv(tmp_path / "comparison.csv")
+    for run, label in zip(federations, ("plain", "mjp"), strict=True):
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        own = table[table.label == label]
+        assert set(own.top1) == {lines[-1]["val_top1"]}
+        assert f"| {label} |" in text
+    assert "MJP γ=0.5" in text
+    assert (tmp_path / "tradeoff.png").stat().st_size > 0
+    assert (tmp_path / "rounds.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("made", ["nothing", "training alone"])
+def test_folders_that_are_no_federation_are_refused(
+    tmp_path: Path, made: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if made != "nothing":
+        (tmp_path / "metrics.jsonl").write_text("")
+        write_json(tmp_path / "federation.json", {"client": {}, "gamma": 0})
+    assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "expected the --out of" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 10), (3, 10), (777, 2000), (2000, 2000)])
+def test_the_interval_of_accuracy_is_wilsons(right: int, n: int) -> None:
+    expected = binomtest(right, n).proportion_ci(method="wilson")
+    assert wilson(right / n, n) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert np.isnan(wilson(0.5, 0)).all()
+
+
+def test_a_defence_is_named_by_what_differs_from_a_plain_client() -> None:
+    assert defence_text({"client": {"batch": 4, "dal": False}, "gamma": 0}) == "none"
+    client = {"withhold": ["pos_embed"], "defenses": [{"dp_sgd": {"noise": 1.0}}, {"top_k": 0.1}]}
+    config = load_federation(content(client={"batch": 1, **client}, model=MJP, gamma=0.27))
+    written = json.loads(json.dumps(plain(config)))
+    assert defence_text(written) == "MJP γ=0.27; withhold pos_embed; dp_sgd 1; top_k 0.1"
+
+
+def test_an_attack_that_was_not_finished_is_refused(
+    federations: list[Path], tmp_path: Path
+) -> None:
+    """What is missing would look like privacy."""
+    run = tmp_path / "run"
+    shutil.copytree(federations[0], run)
+    cells = RunStore(run / "attack").read_cells()
+    gone = next(cell for cell in cells if cell["attack"] == "patch_gradient")
+    shutil.rmtree(run / "attack" / "rows" / gone["run_id"])
+    with pytest.raises(UserError, match="holds 0 of 2 images; expected a finished attack"):
+        leakage_table([run])
+
+
+def test_a_score_below_grey_counts_as_grey_and_failures_are_counted(
+    federations: list[Path],
+) -> None:
+    lines = load_runs([federations[0] / "attack"]).lines
+    attack = next(line for line in lines if line.cell["attack"] == "patch_gradient")
+    grey = next(line for line in lines if line.cell["attack"] == "grey")
+    rows = attack.rows.copy()
+    own = (rows.metric == "psnr") & (rows.variant == "standard")
+    rows.loc[own, "value"] = [3.0, 50.0]
+    rows.loc[own, "status"] = ["ok", "failed"]
+    found = worst_case([dataclasses.replace(attack, rows=rows), grey], "1 upload")
+    assert found["psnr"] == pytest.approx(found["floor"])
+    assert (found["failed"], found["unreached"]) == (1, 1)
+
+
+def test_without_a_floor_there_is_no_worst_case(federations: list[Path]) -> None:
+    lines = load_runs([federations[0] / "attack"]).lines
+    attack = next(line for line in lines if line.cell["attack"] == "patch_gradient")
+    rows = attack.rows[attack.rows.metric != "grey_psnr"]
+    with pytest.raises(UserError, match="control `grey` among the attacks"):
+        worst_case([dataclasses.replace(attack, rows=rows)], "1 upload")

@@ -1,0 +1,420 @@
+"""The Flower app without its engines: a grid that calls the client app in this process."""
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.helpers.flower import federated_images, small_federation
+
+pytest.importorskip("flwr", reason="the extra `federated` is not installed")
+
+import tomli
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+from flwr.supercore.task_identity import TaskIdentity
+
+import mjp_privacy
+from mjp_privacy.client.recorded.folder import UploadFolder
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.federation.config import FederationConfig, plain
+from mjp_privacy.federation.flower import app as flower_app
+from mjp_privacy.federation.flower.records import cause, order_of, read_reply, reply_of
+from mjp_privacy.federation.flower.run import CLIENT_APP, RUN_CONFIG, SERVER_APP
+from mjp_privacy.federation.rounds import federate
+from mjp_privacy.federation.server import ServerState
+from mjp_privacy.federation.task import Task
+from mjp_privacy.interfaces import ClientUpdate
+
+ROOT = Path(__file__).parents[2]
+Answer = Callable[[Message, Context], Message]
+
+
+class Grid:
+    """Nodes in this process; `answer` stands for a node's ClientApp."""
+
+    def __init__(self, data: Path, nodes: int = 2, answer: Answer | None = None) -> None:
+        self.answer = answer or flower_app.train
+        self.contexts = {
+            10 + at: context(node={"partition-id": at, "num-partitions": nodes}, data=str(data))
+            for at in range(nodes)
+        }
+        self.gone: set[int] = set()
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.contexts if node not in self.gone]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        return [reply for message in messages if (reply := self._one(message)) is not None]
+
+    def _one(self, message: Message) -> Message | None:
+        metadata = message.metadata
+        metadata.__dict__["_message_id"] = message.object_id
+        node = metadata.dst_node_id
+        answer = self.answer if metadata.message_type == "train" else flower_app.introduce
+        try:
+            return answer(message, self.contexts[node])
+        except TimeoutError:
+            return None
+        except Exception as error:
+            return Message(Error(code=0, reason=str(error)), reply_to=message)
+
+
+def context(*, node: dict[str, Any], **run: Any) -> Context:
+    return Context(
+        run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={**RUN_CONFIG, **run}
+    )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _identity() -> None:
+    """Flower's messages know whose run they are of."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return federated_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def config() -> FederationConfig:
+    return small_federation()
+
+
+def serve(grid: Grid, images: Path, out: Path, config: FederationConfig, **run: Any) -> None:
+    """What the ServerApp does, told by a run config."""
+    path = out.parent / f"{out.name}.json"
+    path.write_text(json.dumps(plain(config)))
+    given = {"config": str(path), "data": str(images), "out": str(out), "patience": 0.1, **run}
+    flower_app.serve(grid, context(node={}, **given))  # type: ignore[arg-type]
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+# what agrees --------------------------------------------------------------------------------
+
+
+def test_rounds_are_those_of_one_process(
+    data: Path, config: FederationConfig, tmp_path: Path
+) -> None:
+    """Weights, probes and what is measured."""
+    federate(config, data, tmp_path / "one", data)
+    serve(Grid(data), data, tmp_path / "flower", config, val=str(data), record="all")
+    assert_equal_weights(tmp_path / "one", tmp_path / "flower")
+    one, other = measured(tmp_path / "one"), measured(tmp_path / "flower")
+    assert [line["val_top1"] for line in one] == [line["val_top1"] for line in other]
+    moved = [[line["moved"] for line in lines[1:]] for lines in (one, other)]
+    assert moved[0] == pytest.approx(moved[1], rel=1e-5)
+    probes = [UploadFolder(tmp_path / run / "uploads").entries() for run in ("one", "flower")]
+    assert len(probes[0]) == 2
+    for one, other in zip(*probes, strict=True):
+        assert (one.name, one.header.round) == (other.name, other.header.round)
+        truths = one.truth(), other.truth()
+        assert torch.equal(truths[0].images, truths[1].images)  # type: ignore[union-attr]
+        assert_close(one.tensors(), other.tensors())
+
+
+@pytest.mark.parametrize(
+    ("client", "server"),
+    [
+        ({"upload": "weight_difference", "steps": 2, "momentum": 0.9}, {"lr": 1.0}),
+        ({"defenses": [{"gaussian_noise": 0.01}, "int8"]}, {"optimizer": "adam"}),
+    ],
+)
+def test_other_clients_and_servers_agree_too(
+    client: dict[str, Any], server: dict[str, Any], data: Path, tmp_path: Path
+) -> None:
+    """Local steps, FedAdam, and defences with what they say of their noise."""
+    config = small_federation(client={"batch": 2, **client}, server={"lr": 0.01, **server})
+    federate(config, data, tmp_path / "one")
+    serve(Grid(data), data, tmp_path / "run", config, record="all")
+    assert_equal_weights(tmp_path / "one", tmp_path / "run")
+    task = Task.from_config(config, data)
+    for entry in UploadFolder(tmp_path / "run/received").entries():
+        weights = load_file(entry.weights_path)
+        made = task.client_update(weights, int(entry.header.client), entry.header.round)
+        assert_close(entry.tensors(), {name: grad[0] for name, grad in made.grads.items()})
+        assert entry.header.noise == {name: float(level[0]) for name, level in made.noise.items()}
+
+
+def test_every_upload_is_a_file(data: Path, config: FederationConfig, tmp_path: Path) -> None:
+    """Every tensor of every client in every round, with the weights that it was made from."""
+    serve(Grid(data), data, tmp_path / "run", config, record="all")
+    task = Task.from_config(config, data)
+    entries = UploadFolder(tmp_path / "run/received").entries()
+    named = [f"r{round:05d}_c{client:04d}" for round in range(3) for client in range(3)]
+    assert [entry.name for entry in entries] == named
+    for entry in entries:
+        header = entry.header
+        weights = load_file(entry.weights_path)
+        update = task.client_update(weights, int(header.client), header.round)
+        found = entry.tensors()
+        assert set(found) == set(update.grads)
+        assert all(torch.equal(found[name], update.grads[name][0]) for name in found)
+        assert (header.batch, header.gamma, header.partial) == (2, 0.27, False)
+        assert header.recipe == {"batch": 2, "dal": True, "plain_share": 0.5}
+
+
+@pytest.mark.parametrize(("record", "tensors"), [("attacked", 4), ("none", 0)])
+def test_less_is_kept_where_less_is_asked_for(
+    record: str, tensors: int, data: Path, config: FederationConfig, tmp_path: Path
+) -> None:
+    serve(Grid(data), data, tmp_path / "run", config, record=record)
+    folder = tmp_path / "run/received"
+    entries = UploadFolder(folder).entries() if tensors else []
+    assert [len(entry.tensors()) for entry in entries] == [tensors] * (9 if tensors else 0)
+    assert all(entry.header.partial for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("<class 'MemoryError'>:<'no memory'>", "no memory"),
+        ("<class 'ray.E'>:<'\x1b[36mray::run()\x1b[39m\n Message: no\n memory'>", "no memory"),
+        ("Error: Node Unavailable", "Error: Node Unavailable"),
+        ("x" * 500, "x" * 300 + "..."),
+    ],
+)
+def test_what_is_said_of_a_client_that_failed(reason: str, said: str) -> None:
+    assert cause(reason) == said
+
+
+def test_an_upload_survives_its_message() -> None:
+    grads = {"a.weight": torch.randn(1, 3, 2, dtype=torch.float64), "b": torch.randn(1, 2)}
+    noise = {"a.weight": torch.tensor([0.1], dtype=torch.float64)}
+    told: dict[str, Any] = {"batch": 4, "round": 7, "lr": 0.1, "momentum": 0.5}
+    update = ClientUpdate(grads, "weight_difference", torch.float64, noise=noise, **told)
+    found, examples = read_reply(reply_of(update, 8), torch.device("cpu"))
+    assert examples == 8
+    for one, other in ((found.grads, grads), (found.noise, noise), (found.rounding, {})):
+        assert_close(one, other)
+    tensors = dict.fromkeys(("grads", "noise", "rounding"))
+    assert found.__dict__ | tensors == update.__dict__ | tensors
+
+
+def test_a_run_that_was_stopped_goes_on(
+    data: Path, config: FederationConfig, tmp_path: Path
+) -> None:
+    """Under Flower to round 1, where every client fails; then in one process to the end."""
+    federate(config, data, tmp_path / "one")
+    with pytest.raises(UserError, match=r"Round 1: no client sent an upload \(0: no memory; 1:"):
+        serve(Grid(data, answer=failing(1, {0, 1, 2})), data, tmp_path / "run", config)
+    assert len(UploadFolder(tmp_path / "run/received").entries()) == 3
+    serve(Grid(data), data, tmp_path / "run", config)
+    assert_equal_weights(tmp_path / "one", tmp_path / "run")
+    assert [line["round"] for line in lines(tmp_path / "run")] == [0, 1, 2]
+    assert len(UploadFolder(tmp_path / "run/received").entries()) == 9
+    serve(Grid(data, answer=failing(0, {0, 1, 2})), data, tmp_path / "run", config)  # nothing left
+
+
+# who does not answer ------------------------------------------------------------------------
+
+
+def failing(at: int, clients: set[int], error: type[Exception] = MemoryError) -> Answer:
+    def train(message: Message, context: Context) -> Message:
+        order = message.content["order"]
+        if order["round"] == at and order["client"] in clients:
+            raise error("no memory")
+        return flower_app.train(message, context)
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("error", "why"), [(MemoryError, "no memory"), (TimeoutError, "no answer in time")]
+)
+def test_a_client_that_fails_is_left_out_of_its_round(
+    error: type[Exception],
+    why: str,
+    data: Path,
+    config: FederationConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    serve(Grid(data, answer=failing(1, {2}, error)), data, tmp_path / "run", config)
+    task = Task.from_config(config, data)
+    weights, state = task.initial_weights(), ServerState()
+    for round, clients in enumerate(((0, 1, 2), (0, 1), (0, 1, 2))):
+        uploads = [(task.client_update(weights, c, round), 2) for c in clients]
+        weights, state = task.server_step(weights, state, uploads, round)
+    final = load_file(tmp_path / "run/model.safetensors")
+    assert_close(final, weights)
+    assert [line["missing"] for line in lines(tmp_path / "run")] == [{}, {"2": why}, {}]
+    said = f"round 1: client 2 sent no upload ({why}); going on with 2 of 3"
+    assert said in capsys.readouterr().err
+
+
+def test_clients_of_a_node_that_is_gone(
+    data: Path, config: FederationConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = Grid(data, nodes=3)
+
+    def train(message: Message, own: Context) -> Message:
+        grid.gone.add(11)
+        return flower_app.train(message, own)
+
+    grid.answer = train
+    serve(grid, data, tmp_path / "run", config)
+    missing = [line["missing"] for line in lines(tmp_path / "run")]
+    assert missing == [{}, *[{"1": "no SuperNode plays it"}] * 2]
+
+
+def test_a_node_that_never_came(
+    data: Path, config: FederationConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = Grid(data, nodes=2)
+    grid.gone.add(11)
+    serve(grid, data, tmp_path / "run", config)
+    assert "going on without clients 1: no SuperNode plays them" in capsys.readouterr().err
+    grid.gone.add(10)
+    with pytest.raises(UserError, match=r"No client in 0 s: expected SuperNodes with partition-id"):
+        serve(grid, data, tmp_path / "none", config)
+
+
+def test_a_node_without_a_partition_cannot_take_part(
+    data: Path, config: FederationConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = Grid(data, nodes=2)
+    grid.contexts[11].node_config = {"partition-id": 2, "num-partitions": 2}
+    grid.contexts[12] = context(node={})
+    serve(grid, data, tmp_path / "run", config)
+    said = capsys.readouterr().err
+    assert "SuperNode 11 cannot take part: partition-id: expected 0 to 1" in said
+    assert "SuperNode 12 cannot take part: A SuperNode's clients: expected partition-id" in said
+
+
+# refusals -----------------------------------------------------------------------------------
+
+
+def test_a_client_of_another_node_is_refused(data: Path, config: FederationConfig) -> None:
+    order = order_of(config, ArrayRecord(), 1, 0)
+    own = context(node={"partition-id": 0, "num-partitions": 2}, data=str(data))
+    with pytest.raises(UserError, match=r"Asked for client 1: expected one of partition 0 of 2"):
+        flower_app.train(Message(order, 10, "train"), own)
+
+
+def changed(change: Callable[[RecordDict], None]) -> Answer:
+    def train(message: Message, own: Context) -> Message:
+        reply = flower_app.train(message, own)
+        if message.content["order"]["client"] == 0:
+            change(reply.content)
+        return reply
+
+    return train
+
+
+def _cut(content: RecordDict) -> None:
+    content["grads"] = ArrayRecord({"norm.weight": torch.zeros(1, 5)})
+
+
+def _strange(content: RecordDict) -> None:
+    content["grads"] = ArrayRecord({"nothing": torch.zeros(1, 5)})
+
+
+def _late(content: RecordDict) -> None:
+    content["upload"]["round"] = 9
+
+
+def _unknown(content: RecordDict) -> None:
+    content["upload"]["colour"] = "red"
+
+
+def _wordy(content: RecordDict) -> None:
+    content["metrics"]["examples"] = 2.5
+
+
+def _empty(content: RecordDict) -> None:
+    del content["upload"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_cut, r"norm.weight: expected shape \(1, 16\), got \(1, 5\)"),
+        (_strange, r"nothing: expected shape None"),
+        (_late, "expected round 0, got 9"),
+        (_unknown, "has the fields colour, which this server does not know"),
+        (_wordy, "holds 2.5 where a whole number was expected"),
+        (_empty, "upload"),
+    ],
+)
+def test_an_upload_that_does_not_fit_is_no_upload(
+    change: Callable[[RecordDict], None], why: str, data: Path, tmp_path: Path
+) -> None:
+    config = small_federation(rounds=1, record={})
+    serve(Grid(data, answer=changed(change)), data, tmp_path / "run", config)
+    (line,) = lines(tmp_path / "run")
+    assert line["arrived"] == [1, 2]
+    assert re.search(why, line["missing"]["0"])
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        ({"data": ""}, r"data: expected a path in Flower's run config, got none. flwr run"),
+        ({"record": "most"}, "record: expected all, attacked, none, got 'most'"),
+        ({"patience": 0}, "patience: expected seconds above 0 in the run config, got 0"),
+        ({"round-timeout": "ten"}, "round-timeout: expected seconds above 0"),
+    ],
+)
+def test_a_run_config_with_a_mistake(
+    run: dict[str, Any], says: str, data: Path, config: FederationConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=says):
+        serve(Grid(data), data, tmp_path / "run", config, **run)
+
+
+def test_a_field_that_no_message_carries() -> None:
+    update = ClientUpdate({}, optimizer=["sgd"])  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match=r"ClientUpdate.optimizer: expected a number, a string or tensors"
+    ):
+        reply_of(update, 1)
+
+
+# the app's block in pyproject.toml ----------------------------------------------------------
+
+
+def test_flwr_run_finds_the_app() -> None:
+    """The block says what `write_app` says, and bundles nothing that would hide the package."""
+    content = tomli.loads((ROOT / "pyproject.toml").read_text())
+    app = content["tool"]["flwr"]["app"]
+    assert app["components"] == {"serverapp": SERVER_APP, "clientapp": CLIENT_APP}
+    assert app["config"] == RUN_CONFIG
+    assert content["project"]["version"] == mjp_privacy.__version__
+    load_and_validate(ROOT / "pyproject.toml")
+    bundle = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT)))
+    assert sorted(bundle.namelist()) == [".info/CONTENT", "LICENSE", "pyproject.toml"]
+
+
+# helpers ------------------------------------------------------------------------------------
+
+
+def assert_equal_weights(one: Path, other: Path) -> None:
+    assert_close(*(load_file(run / "model.safetensors") for run in (one, other)))
+
+
+def assert_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    """One process makes several clients' gradients together, which rounds otherwise."""
+    assert set(one) == set(other)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
+
+
+def measured(run: Path) -> list[dict[str, Any]]:
+    found = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "timing"} for line in found]

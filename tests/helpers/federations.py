@@ -1,0 +1,66 @@
+"""Small federations on generated images."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mjp_privacy.federation.config import FederationConfig, load_federation
+from mjp_privacy.federation.rounds import federate
+from mjp_privacy.federation.task import Task
+from tests.helpers.training import CLASSES, class_folders
+
+SIDE = 32  # LPIPS needs 31 pixels
+
+MODEL: dict[str, Any] = {
+    "img_size": SIDE,
+    "patch_size": 8,
+    "embed_dim": 40,
+    "depth": 1,
+    "num_heads": 2,
+    "num_classes": CLASSES,
+    "mean": [0.4, 0.5, 0.6],
+    "std": [0.25, 0.25, 0.3],
+}
+MJP: dict[str, Any] = {**MODEL, "unknown_embedding": True}
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "name": "small",
+        "rounds": 4,
+        "model": MODEL,
+        "clients": {"number": 4, "per_round": 2},
+        "client": {"batch": 3},
+        "server": {"optimizer": "sgd", "lr": 0.1},
+        "record": {"rounds": [1], "images": 2, "probes": [{"uploads": 2}]},
+        "evaluate_every": 2,
+    }
+    return fields | changes
+
+
+def config(**changes: Any) -> FederationConfig:
+    return load_federation(content(**changes))
+
+
+def images(root: Path) -> Path:
+    return root if root.exists() else class_folders(root, images=8, side=SIDE)
+
+
+def task(root: Path, **changes: Any) -> Task:
+    return Task.from_config(config(**changes), images(root / "data"), images(root / "data"))
+
+
+def run(root: Path, out: str = "out", **changes: Any) -> Path:
+    data = images(root / "data")
+    federate(config(**changes), data, root / out, data)
+    return root / out
+
+
+def plain_forward(model: torch.nn.Module, task: Task, places: list[int]) -> torch.Tensor:
+    """Cross-entropy of some training images, written out."""
+    pixels = task.images[places].float() / 255
+    mean = torch.tensor(MODEL["mean"]).view(3, 1, 1)
+    std = torch.tensor(MODEL["std"]).view(3, 1, 1)
+    labels = torch.tensor([task.train.labels[place] for place in places])
+    return torch.nn.functional.cross_entropy(model((pixels - mean) / std), labels)

@@ -1,0 +1,116 @@
+"""Runs of several attacks on one thing, with figures small enough to reduce by hand."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.reductions import DerivedLine, derived_lines, reduced_groups
+from tests.helpers.report_rows import cell, image_id, image_rows, write_rows
+
+LADDER = {
+    "april": (10.0, "failed", 30.0, "failed"),
+    "patch_gradient": (20.0, 15.0, "unsupported", "unsupported"),
+    "masked_span": (20.0, 25.0, "failed", "failed"),
+}
+"""PSNR of four images by attack, or why there is none: the last image nobody reconstructs."""
+
+RESIDUALS = {
+    "april": (0.5, None, 0.1, None),
+    "patch_gradient": (0.1, 0.2, None, None),
+    "masked_span": (0.3, 0.4, None, None),
+}
+SSIM = {"april": 0.9, "patch_gradient": 0.2, "masked_span": 0.3}
+"""Not in the order of PSNR, so that a metric taken from another attack shows."""
+
+
+def ladder_run(folder: Path, *, residuals: bool = True, altered: str | None = None) -> RunStore:
+    """Three attacks on one thing, in this order, between a floor and a ceiling; `altered` is one
+    that needs a client with another block 0."""
+    store = RunStore(folder)
+    shared: dict[str, Any] = {"setting": "b", "gamma": 0.27, "victim": "intact"}
+    cells = {name: cell(name, attack=name, **shared) for name in LADDER}
+    if altered:
+        cells[altered]["victim"] = "april_block"
+    cells["april"]["paper_row"] = {"model": "DeiT-S", "setting": "b"}
+    controls = {"grey": "floor", "other_image": "floor", "oracle_inverse": "ceiling"}
+    paper = {"model": "DeiT-S", "setting": "b"}  # controls have none; one that came is not used
+    for name, role in controls.items():
+        cells[name] = cell(name, attack=name, role=role, paper_row=paper, **shared)
+    store.write_cells(list(cells.values()))
+    for name, scores in LADDER.items():
+        rows = [
+            ladder_rows(cells[name], i, score, RESIDUALS[name][i] if residuals else None)
+            for i, score in enumerate(scores)
+        ]
+        write_rows(store, cells[name], list(chain(*rows)))
+    for name, psnr in (("grey", 11.0), ("other_image", 8.0), ("oracle_inverse", 99.0)):
+        rows = [image_rows(cells[name], image_id(i), psnr) for i in range(4)]
+        write_rows(store, cells[name], list(chain(*rows)))
+    return store
+
+
+def ladder_rows(
+    entry: Mapping[str, Any], index: int, score: float | str, residual: float | None = None
+) -> list[dict[str, Any]]:
+    """Rows of one image: scored, or with the reason why not."""
+    if isinstance(score, str):
+        known: dict[str, Any] = {"status": score, "reason": f"{entry['attack']} says so"}
+        return image_rows(entry, image_id(index), 0.0, **known)
+    diagnostics = {"grey_psnr": 11.0, "ceiling_psnr": 40.0, "cond_a": 1e3, "shuffled_patches": 7.0}
+    diagnostics |= {} if residual is None else {"gradient_residual": residual}
+    top1 = {"intact": float(index % 2), "altered": 0.0}
+    known = {"diagnostics": diagnostics, "top1": top1, "ssim": SSIM.get(entry["attack"], 0.5)}
+    return image_rows(entry, image_id(index), score, **known)
+
+
+def simple_line(
+    store: RunStore, entry: Mapping[str, Any], psnr: Sequence[float | str], **diagnostics: float
+) -> None:
+    """Rows of one line: PSNR or a status by image, and diagnostics equal for all of them."""
+    rows: list[dict[str, Any]] = []
+    for i, value in enumerate(psnr):
+        if isinstance(value, str):
+            rows += image_rows(entry, image_id(i), 0.0, status=value, reason="so it is")
+        else:
+            rows += image_rows(entry, image_id(i), value, diagnostics=diagnostics)
+    write_rows(store, entry, rows)
+
+
+def curve_run(folder: Path, gammas: Sequence[float] = (0.09, 0.27)) -> RunStore:
+    """multi_round with 1, 2 and 4 uploads at each γ, and an attack that has one only."""
+    store = RunStore(folder)
+    cells: list[dict[str, Any]] = []
+    for gamma in gammas:
+        shared: dict[str, Any] = {"setting": "c", "gamma": gamma, "victim": "intact"}
+        cells.append(cell(f"span {gamma}", attack="masked_span", uploads=1, **shared))
+        for uploads in (1, 2, 4):
+            known = {"attack": f"multi_round R={uploads}", "attack_name": "multi_round"}
+            known |= {"uploads": uploads, "attack_options": f'{{"uploads": {uploads}}}'}
+            cells.append(cell(f"{uploads} {gamma}", **known, **shared))
+    store.write_cells(cells)
+    for entry in cells:
+        level = 60.0 * (entry["uploads"] - 1) + 12.0 / (1 + entry["gamma"])
+        psnr = [level + i for i in range(5)]
+        simple_line(store, entry, psnr, grey_psnr=11.0, ceiling_psnr=40.0)
+    return store
+
+
+def lines_of(folder: Path) -> list[Line]:
+    return list(load_runs([folder]).lines)
+
+
+def derived_of(folder: Path) -> dict[str, DerivedLine]:
+    derived = derived_lines(reduced_groups(lines_of(folder)))
+    return {str(line.cell["attack"]): line for line in derived}
+
+
+def ladder_of(folder: Path, *entries: tuple[dict[str, Any], list[float | str]]) -> Path:
+    """A run of these lines; a word in place of a PSNR is the status of an image without one."""
+    store = RunStore(folder)
+    store.write_cells([entry for entry, _ in entries])
+    for entry, psnr in entries:
+        simple_line(store, entry, psnr)
+    return folder

@@ -1,0 +1,100 @@
+"""A tiny float64 client whose images are known, and what its attacker sees."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attacks import find_attack
+from attacks.controls import psnr
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.experiment.config import ClientConfig
+from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels
+from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models.mjp_vit import with_closed_form_block
+
+SIDE, PATCH = 32, 4
+IMAGES = 4
+
+
+def planted_images(count: int = IMAGES, side: int = SIDE) -> Tensor:
+    """Smooth random colours with some noise, (count, 3, side, side) in [0, 1]."""
+    generator = torch.Generator().manual_seed(3)
+    coarse = torch.rand(count, 3, 5, 5, generator=generator, dtype=torch.float64)
+    smooth = torch.nn.functional.interpolate(coarse, size=side, mode="bicubic")
+    noise = 0.1 * torch.randn(smooth.shape, generator=generator, dtype=torch.float64)
+    return (smooth + noise).clamp(0.02, 0.98)
+
+
+def planted_model(**options: object) -> Victim:
+    """Width 96 above patch length 48 and above 65 tokens; weights large enough to condition A."""
+    options = {"embed_dim": 96, "num_heads": 4, "img_size": SIDE, "depth": 2} | options
+    model = load_model(
+        checkpoint="random",
+        patch_size=PATCH,
+        num_classes=10,
+        mean=(0.4, 0.5, 0.6),
+        std=(0.2, 0.25, 0.3),
+        **options,  # type: ignore[arg-type]
+    ).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("weight") and parameter.ndim > 1:
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(noise / parameter[0].numel() ** 0.5)
+            if name == "pos_embed" and model.position_embedding == "learned":
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(0.5 * noise)
+            if name == "unk_embed":
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(0.5 * noise)
+    return model
+
+
+def planted_view(
+    model: Victim,
+    attack: Attack,
+    setting: str,
+    *,
+    gamma: float = 0.27,
+    images: Tensor | None = None,
+    client: ClientConfig | None = None,
+) -> tuple[AttackerView, ClientInput]:
+    """What the attacker sees of planted images in a setting, and what the client fed."""
+    images = planted_images(side=model.card.img_size) if images is None else images
+    ids = [f"image {index}" for index in range(len(images))]
+    labels = torch.arange(len(images)) % 10
+    rounds = [
+        SETTINGS[setting].prepare(
+            images, labels, ids, patch_size=PATCH, gamma=gamma, round=round, seed=0
+        )
+        for round in range(attack.uploads)
+    ]
+    victim = with_closed_form_block(model) if attack.victim == "april_block" else model
+    own = {name for name, _ in victim.named_parameters()}
+    names = [name for name in attack.needs(victim) if name in own]
+    trained = FedSGDClient(victim, client or ClientConfig())
+    updates = [trained.update(inputs, names=names) for inputs in rounds]
+    pixels = Pixels(model.card.img_size, model.card.mean, model.card.std)
+    against = SETTINGS[setting].against
+    return AttackerView(victim, updates, pixels, labels=labels, against=against), rounds[0]
+
+
+def attacked(
+    name: str,
+    options: dict[str, object],
+    model: Victim,
+    setting: str,
+    images: int = IMAGES,
+) -> Tensor:
+    """PSNR (m,) against the setting's image, capped at 100 dB."""
+    attack = find_attack(name, options)
+    planted = planted_images(images, model.card.img_size)
+    view, inputs = planted_view(model, attack, setting, images=planted)
+    assert attack.unsupported(view) is None
+    found = attack.run(view, generator=torch.Generator())
+    assert found.images is not None
+    target = planted if view.against == "plain" else inputs.images
+    return psnr(found.images, target).clamp(max=100)

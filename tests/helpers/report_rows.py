@@ -1,0 +1,227 @@
+"""A run folder without an attack: cells and rows as the runner writes them, with known figures."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from mjp_privacy.experiment.store import CELL_COLUMNS, ROW_COLUMNS, RunStore
+from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.notes import all_notes
+
+METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips")
+HOSTILE = r"<script>alert(1)</script> & 50%_x|y $^2$ {\o}"
+"""A model label that is markup in every language a report is written in."""
+
+
+def cell(run_id: str, **changes: Any) -> dict[str, Any]:
+    """One entry of cells.json."""
+    entry: dict[str, Any] = {
+        **{"run_id": run_id, "model": "DeiT-S", "architecture": "vit_small_patch16_224"},
+        **{"setting": "a", "gamma": 0.0, "attack": "april", "dtype": "float32", "seed": 0},
+        **{"trained_gamma": None, "position_embedding": "learned", "victim": "april_block"},
+        **{"engine": "ours", "mode": "eval", "loss": "cross_entropy", "batch": 1, "dal": False},
+        **{"checkpoint": "timm:deit_small", "checkpoint_sha": "ab" * 32, "size": 224},
+        **{"mean": [0.5] * 3, "std": [0.5] * 3, "paper_row": None, "notes": [], "status": "ok"},
+        **{"reason": "", "data": "imagenet-sample-600.zip", "data_is_papers": False},
+        **{"labels": "Labels come from labels.csv.", "true_labels": True},
+    }
+    return entry | changes
+
+
+def row(entry: Mapping[str, Any], image_id: str, metric: str, variant: str) -> dict[str, Any]:
+    known = {name: entry.get(name) for name in (*ROW_COLUMNS, *CELL_COLUMNS)}
+    return known | {
+        **{"image_id": image_id, "metric": metric, "variant": variant},
+        **{"value": math.nan, "status": "ok", "reason": "", "label_source": "labels.csv"},
+    }
+
+
+def image_rows(
+    entry: Mapping[str, Any],
+    image_id: str,
+    psnr: float,
+    *,
+    diagnostics: Mapping[str, float] | None = None,
+    top1: Mapping[str, float] | None = None,
+    status: str = "ok",
+    reason: str = "",
+    **others: float,
+) -> list[dict[str, Any]]:
+    """All rows of one image; the scores follow from its PSNR, the paper's variant lies 1 % off.
+
+    `others` replaces scores by name.
+    """
+    mse = 10 ** (-psnr / 10)
+    scores = {"mse": mse, "psnr": psnr, "ssim": 1 - mse, "fft2d": mse / 7, "lpips": mse**0.5}
+    scores |= others
+    values = {(metric, "standard"): value for metric, value in scores.items()}
+    values |= {(metric, "paper"): 1.01 * value for metric, value in scores.items()}
+    if status == "ok":
+        values |= {(name, "diagnostic"): value for name, value in (diagnostics or {}).items()}
+    rows = []
+    for (metric, variant), value in values.items():
+        known = {"value": value if status == "ok" else math.nan, "status": status, "reason": reason}
+        rows.append(row(entry, image_id, metric, variant) | known)
+    for which, value in (top1 or {}).items():
+        scored = "unscored" if math.isnan(value) else "ok"
+        rows.append(row(entry, image_id, "top1", which) | {"value": value, "status": scored})
+    return rows
+
+
+def write_rows(store: RunStore, entry: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """In blocks of a few images, as a run does."""
+    for block, start in enumerate(range(0, len(rows), 100)):
+        store.write_rows(entry["run_id"], block, pd.DataFrame(rows[start : start + 100]))
+
+
+def psnr_values(seed: int, count: int, mean: float = 18.0, spread: float = 3.0) -> list[float]:
+    return list(np.random.default_rng(seed).normal(mean, spread, count))
+
+
+def photograph(index: int, side: int = 32) -> torch.Tensor:
+    """(3, side, side), every index another."""
+    generator = torch.Generator().manual_seed(index)
+    coarse = torch.rand(1, 3, 4, 4, generator=generator)
+    return torch.nn.functional.interpolate(coarse, side, mode="bicubic")[0].clamp(0, 1)
+
+
+def shuffled(image: torch.Tensor, patch: int = 8) -> torch.Tensor:
+    """The image with the patches of its upper half in reverse order."""
+    side, half = image.shape[-1], image.shape[-2] // 2
+    patches = image[:, :half].unfold(1, patch, patch).unfold(2, patch, patch)
+    flat = patches.reshape(3, -1, patch, patch).flip(1).reshape(patches.shape)
+    upper = flat.permute(0, 1, 3, 2, 4).reshape(3, half, side)
+    return torch.cat([upper, image[:, half:]], dim=1)
+
+
+def write_pictures(store: RunStore, entry: Mapping[str, Any], psnr: Mapping[str, float]) -> None:
+    """Reconstructions with noise of the PSNR that the rows say."""
+    ids = list(psnr)
+    plain = torch.stack([photograph(index) for index in range(len(ids))])
+    fed = plain if entry["setting"] == "a" else torch.stack([shuffled(image) for image in plain])
+    target = fed if entry["setting"] == "b" else plain
+    spread = torch.tensor([10 ** (-value / 20) for value in psnr.values()])
+    noise = torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))
+    images = (fed + noise * spread[:, None, None, None]).clamp(0, 1)
+    # safetensors refuses tensors that share memory, as these do in settings a and b
+    tensors = {"images": images, "target": target.clone(), "plain": plain, "input": fed.clone()}
+    store.write_reconstructions(entry["run_id"], 0, tensors, ids)
+
+
+def synthetic_run(folder: Path, count: int = 24) -> RunStore:
+    """Eight lines: plain, shuffled, exact, unsupported, unscored, interrupted, all failed, one."""
+    store = RunStore(folder)
+    paper = {"model": "DeiT-S", "setting": "a"}
+    cells = [
+        cell("plain", paper_row=paper, notes=["A note of the runner."]),
+        cell("shuffled", setting="b", gamma=0.27, paper_row=paper | {"setting": "b"}),
+        cell("exact", attack="patch_gradient", victim="intact", dtype="float64"),
+        cell(
+            *("unsupported",),
+            **{"model": "DeiT-S+MJP (w/o)", "trained_gamma": 0.03, "status": "unsupported"},
+            **{"reason": "needs N + 1 <= D", "paper_row": {**paper, "model": "DeiT-S+MJP (w/o)"}},
+        ),
+        cell("unscored", model=HOSTILE, true_labels=False),
+        cell("interrupted", model="ViT-S"),
+        cell("all-failed", model="ViT-S", seed=1),
+        cell("single", model="DeiT-Ti", setting="c", gamma=0.27),
+    ]
+    store.write_cells(cells)
+    _write_plain(store, cells[0], count)
+    _write_shuffled(store, cells[1], count)
+    _write_exact(store, cells[2], count)
+    _write_others(store, cells)
+    for stage, seconds in (("gradient", 1.0), ("attack", 4.0), ("score", 2.0)):
+        record = {"run_id": "plain", "stage": stage, "seconds": seconds, "images": count}
+        store.append_timing(record | {"device": "cpu", "threads": 2})
+        store.append_timing(record | {"device": "cpu", "threads": 2, "run_id": "shuffled"})
+    return store
+
+
+def image_id(index: int) -> str:
+    return f"n{index:08d}/photo {index}.JPEG"
+
+
+def _write_plain(store: RunStore, entry: Mapping[str, Any], count: int) -> None:
+    """Two of the images fail; a third of the others is conditioned beyond float32."""
+    psnr = {image_id(i): value for i, value in enumerate(psnr_values(1, count))}
+    rows = []
+    for i, (name, value) in enumerate(psnr.items()):
+        failed = {"status": "failed", "reason": "lstsq did not converge"} if i in (3, 4) else {}
+        diagnostics = {"ceiling_psnr": 24.0, "cond_a": 1e9 if i % 3 == 0 else 1e6, "zero_rows": 0}
+        top1 = {"intact": float(i % 4 > 0), "altered": 0.0}
+        rows += image_rows(entry, name, value, diagnostics=diagnostics, top1=top1, **failed)
+    write_rows(store, entry, rows)
+    write_pictures(store, entry, psnr)
+
+
+def _write_shuffled(store: RunStore, entry: Mapping[str, Any], count: int) -> None:
+    psnr = {image_id(i): value for i, value in enumerate(psnr_values(2, count, 11.0, 1.0))}
+    rows = []
+    for i, (name, value) in enumerate(psnr.items()):
+        diagnostics = {"ceiling_psnr": 24.0, "cond_a": math.inf, "zero_rows": 50.0}
+        diagnostics |= {"shuffled_patches": 0.0 if i == 0 else 50.0 + i % 3, "empty_mask": i == 0}
+        top1 = {"intact": float(i % 2), "altered": 0.0}
+        rows += image_rows(entry, name, value, diagnostics=diagnostics, top1=top1)
+    write_rows(store, entry, rows)
+    write_pictures(store, entry, psnr)
+
+
+def _write_exact(store: RunStore, entry: Mapping[str, Any], count: int) -> None:
+    """A quarter is exact, the rest lies around 130 dB."""
+    psnr = {image_id(i): 130.0 + i for i in range(count)}
+    psnr |= {image_id(i): math.inf for i in range(0, count, 4)}
+    rows = []
+    for name, value in psnr.items():
+        rows += image_rows(entry, name, value, top1={"intact": 1.0})
+    write_rows(store, entry, rows)
+    write_pictures(store, entry, psnr)
+
+
+def _write_others(store: RunStore, cells: Sequence[Mapping[str, Any]]) -> None:
+    unscored, failed, single = cells[4], cells[6], cells[7]
+    nan = {"intact": math.nan}
+    known: dict[str, Any] = {"status": "unscored", "reason": "no truth: a recorded upload"}
+    rows = [image_rows(unscored, image_id(i), 0.0, top1=nan, **known) for i in range(5)]
+    write_rows(store, unscored, list(chain(*rows)))
+    known = {"status": "failed", "reason": "the gradient is not finite"}
+    rows = [image_rows(failed, image_id(i), 0.0, **known) for i in range(4)]
+    write_rows(store, failed, list(chain(*rows)))
+    write_rows(store, single, image_rows(single, image_id(0), 9.5, top1={"intact": 1.0}))
+
+
+# reports ------------------------------------------------------------------------------------------
+
+COUNT = 24
+"""Images of the made-up run that the tests only read."""
+
+
+def small_run(folder: Path, psnr: Sequence[float] = (10.0, 12.0, 14.0), **changes: Any) -> Path:
+    """A run of one small line."""
+    store = RunStore(folder)
+    entry = cell("small", **changes)
+    store.write_cells([entry])
+    rows = [row for i, value in enumerate(psnr) for row in image_rows(entry, image_id(i), value)]
+    write_rows(store, entry, rows)
+    return folder
+
+
+def only_line(folder: Path) -> Line:
+    (line,) = load_runs([folder]).lines
+    return line
+
+
+def frame(out: Path, variant: str) -> pd.DataFrame:
+    """table.csv of a report, by run_id."""
+    table = pd.read_csv(out / "table.csv")
+    return table[table["variant"] == variant].set_index("run_id")
+
+
+def notes_of(folder: Path) -> str:
+    return "\n".join(item for part in all_notes(load_runs([folder]).lines) for item in part.items)

@@ -1,0 +1,172 @@
+"""Means and intervals against SciPy, against arithmetic by hand, and by their properties."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.metrics.statistics import (
+    PSNR_CAP,
+    Counts,
+    bootstrap_interval,
+    median_interval,
+    summarise,
+)
+from mjp_privacy.metrics import statistics
+
+
+def test_summary_by_hand() -> None:
+    summary = summarise([1.0, 2.0, 6.0], ["ok", "ok", "ok"])
+    assert (summary.mean, summary.median, summary.exact, summary.n) == (3.0, 2.0, 0, 3)
+    assert 1 <= summary.low < 3 < summary.high <= 6
+
+
+def test_every_status_is_counted_and_only_ok_is_averaged() -> None:
+    values = [1.0, 3.0, math.nan, math.nan, math.nan, math.nan, 50.0]
+    statuses = ["ok", "ok", "ok", "failed", "unsupported", "unscored", "failed"]
+    summary = summarise(values, statuses)
+    assert summary.mean == 2.0
+    # the ok value that is NaN counts as failed: it is not dropped in silence
+    assert summary.counts == Counts(ok=2, failed=3, unsupported=1, unscored=1)
+    assert summary.counts.total == len(values)
+
+
+def test_psnr_is_capped_in_the_mean_only() -> None:
+    values = [20.0, 130.0, math.inf, math.inf]
+    summary = summarise(values, ["ok"] * 4, cap=PSNR_CAP)
+    assert summary.mean == (20 + 100 + 100 + 100) / 4
+    assert summary.exact == 2
+    assert summary.median == math.inf
+    assert summary.high <= 100
+
+
+def test_a_single_image_has_no_interval() -> None:
+    summary = summarise([7.0], ["ok"])
+    assert (summary.mean, summary.median, summary.n) == (7.0, 7.0, 1)
+    assert math.isnan(summary.low)
+    assert math.isnan(summary.high)
+
+
+def test_no_image_has_no_mean() -> None:
+    summary = summarise([math.nan] * 2, ["failed", "unsupported"])
+    assert all(map(math.isnan, (summary.mean, summary.low, summary.high, summary.median)))
+    assert summary.counts == Counts(failed=1, unsupported=1)
+    assert summarise([], []).counts == Counts()
+
+
+def test_an_infinite_mean_has_no_interval() -> None:
+    summary = summarise([1.0, math.inf], ["ok", "ok"])
+    assert summary.mean == math.inf
+    assert math.isnan(summary.low)
+
+
+def test_an_unknown_status_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"came 'okay'.*run the attack again"):
+        summarise([1.0], ["okay"])
+
+
+def test_unequal_lengths_are_our_own_mistake() -> None:
+    with pytest.raises(ValueError, match="one entry an image"):
+        summarise([1.0, 2.0], ["ok"])
+    with pytest.raises(ValueError, match="one entry an image"):
+        summarise([1.0], ["ok"], groups=["a", "b"])
+
+
+@pytest.mark.parametrize("n", [12, 200])
+def test_interval_agrees_with_scipy(n: int) -> None:
+    values = np.random.default_rng(n).gamma(2.0, 3.0, n)
+    ours = bootstrap_interval(values, resamples=20_000)
+    reference = scipy.stats.bootstrap(
+        (values,), np.mean, n_resamples=20_000, method="percentile", random_state=5
+    ).confidence_interval
+    width = reference.high - reference.low
+    assert ours == pytest.approx((reference.low, reference.high), abs=0.03 * width)
+
+
+def test_interval_covers_the_mean_about_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    samples = generator.normal(5.0, 2.0, (200, 60))
+    covered = [low <= 5.0 <= high for low, high in map(bootstrap_interval, samples)]
+    assert 0.88 <= np.mean(covered) <= 0.99
+
+
+def test_interval_by_group_agrees_with_a_plain_loop() -> None:
+    """Crops of a photograph are alike: resampling crops would claim too much."""
+    generator = np.random.default_rng(1)
+    sizes = generator.integers(1, 6, 30)
+    names = np.repeat([f"photo {i}" for i in range(30)], sizes)
+    values = np.repeat(generator.normal(18, 3, 30), sizes) + generator.normal(0, 0.1, sizes.sum())
+    blocks = [values[names == name] for name in dict.fromkeys(names)]
+    means = [
+        np.concatenate([blocks[i] for i in generator.integers(0, 30, 30)]).mean()
+        for _ in range(5000)
+    ]
+    expected = np.quantile(means, [0.025, 0.975])
+    low, high = bootstrap_interval(values, list(names), resamples=5000)
+    width = expected[1] - expected[0]
+    assert (low, high) == pytest.approx(tuple(expected), abs=0.06 * width)
+    plain_low, plain_high = bootstrap_interval(values)
+    assert high - low > 1.3 * (plain_high - plain_low)
+
+
+def test_groups_of_one_are_no_groups() -> None:
+    values = np.random.default_rng(2).normal(size=25)
+    names = [f"{i:02d}" for i in range(25)]
+    assert bootstrap_interval(values, names) == pytest.approx(bootstrap_interval(values))
+
+
+def test_one_photograph_has_no_interval() -> None:
+    assert all(map(math.isnan, bootstrap_interval(np.arange(5.0), ["a"] * 5)))
+
+
+def test_groups_follow_the_images_that_were_scored() -> None:
+    values, groups = [1.0, 9.0, 2.0, 3.0], ["a", "b", "a", "c"]
+    summary = summarise(values, ["ok", "failed", "ok", "ok"], groups=groups)
+    low, high = bootstrap_interval(np.array([1.0, 2.0, 3.0]), ["a", "a", "c"])
+    assert (summary.mean, summary.low, summary.high) == (2.0, low, high)
+
+
+def test_memory_is_bounded_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunk only says how many resamples are held at a time, not which they are."""
+    values = np.random.default_rng(3).normal(size=500)
+    whole = bootstrap_interval(values)
+    monkeypatch.setattr(statistics, "_CHUNK", 500 * 7)
+    assert bootstrap_interval(values) == whole
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
+def test_interval_lies_within_the_values_and_repeats(values: list[float]) -> None:
+    array = np.array(values)
+    low, high = bootstrap_interval(array)
+    slack = 1e-9 * max(1.0, np.abs(array).max())
+    assert array.min() - slack <= low <= high <= array.max() + slack
+    assert bootstrap_interval(array) == (low, high)
+
+
+def test_interval_of_the_median_agrees_with_scipy() -> None:
+    values = np.random.default_rng(4).exponential(10.0, 101)
+    ours = median_interval(values)
+    known = scipy.stats.bootstrap(
+        (values,), np.median, n_resamples=20000, method="percentile", rng=1
+    ).confidence_interval
+    spread = known.high - known.low
+    assert ours == pytest.approx((known.low, known.high), abs=0.1 * spread)
+
+
+def test_interval_of_the_median_resamples_whole_groups() -> None:
+    values = np.repeat(np.random.default_rng(5).normal(0.0, 1.0, 25), 8)
+    groups = [str(i // 8) for i in range(200)]
+    alone, together = median_interval(values), median_interval(values, groups)
+    assert together == median_interval(values[::8])  # eight equal values are one
+    assert together[1] - together[0] > 2 * (alone[1] - alone[0])
+
+
+def test_a_single_value_has_no_interval_of_the_median() -> None:
+    assert all(map(math.isnan, median_interval(np.array([3.0]))))
+    assert all(map(math.isnan, median_interval(np.array([3.0, 4.0]), ["a", "a"])))
+    assert all(map(math.isnan, median_interval(np.array([3.0, math.inf]))))

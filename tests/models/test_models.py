@@ -1,0 +1,354 @@
+"""The Vision Transformer beside timm's own, and what MJP adds to it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.models import MJPVisionTransformer, load_model
+from mjp_privacy.models.mjp_vit import with_closed_form_block
+from mjp_privacy.models.zoo import spec_by_name
+from tests.helpers.models import (
+    ARCHITECTURE,
+    CLASSES,
+    DIM,
+    MEAN,
+    PATCH,
+    PATCHES,
+    SIZE,
+    STD,
+    some_images,
+    some_labels,
+    some_masks,
+    tiny,
+)
+
+# timm's own ---------------------------------------------------------------------------------------
+
+TIMM_NAMES = {
+    "vit_small": "vit_small_patch16_224",
+    "deit_small": "deit_small_patch16_224",
+    "vit_tiny_patch16_224": "vit_tiny_patch16_224",
+    "vit_small_patch32_384": "vit_small_patch32_384",
+    "vit_base_patch16_224": "vit_base_patch16_224",
+    "vit_base_patch8_224": "vit_base_patch8_224",
+    "vit_large_patch16_224": "vit_large_patch16_224",
+    "deit_base_patch16_384": "deit_base_patch16_384",
+}
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def on_meta(name: str, **changes: Any) -> MJPVisionTransformer:
+    """The named model without memory for its weights."""
+    known = {"num_classes": 1000, "mean": 0.5, "std": 0.5, **changes}
+    with torch.device("meta"):
+        return load_model(name, checkpoint="random", **known)
+
+
+@pytest.mark.parametrize("name", TIMM_NAMES)
+def test_parameter_names_and_shapes_are_timms(name: str) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(TIMM_NAMES[name])
+    ours = on_meta(name)
+    assert list(shapes(ours).items()) == list(shapes(theirs).items())
+    assert ours.blocks[0].attn.num_heads == theirs.blocks[0].attn.num_heads
+    assert ours.norm.eps == theirs.norm.eps
+    assert not list(ours.buffers())
+
+
+@pytest.mark.parametrize("changes", [{"img_size": 64}, {"patch_size": 32}, {"num_classes": 10}])
+def test_other_sizes_of_a_named_model_are_timms(changes: dict[str, int]) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model("deit_small_patch16_224", **changes)
+    assert shapes(on_meta("deit_small", **changes)) == shapes(theirs)
+
+
+def test_the_models_of_mjp_stand_beside_timms_names() -> None:
+    plain = shapes(on_meta("deit_small"))
+    mjp = shapes(on_meta("deit_small_mjp", dal="nonlinear", index_embedding=True))
+    added = {
+        "unk_embed": (1, 1, 384),
+        "index_embed": (1, 197, 384),
+        "dal_regressor.layers.0.weight": (384, 384),
+        "dal_regressor.layers.0.bias": (384,),
+        "dal_regressor.layers.2.weight": (2, 384),
+        "dal_regressor.layers.2.bias": (2,),
+    }
+    assert mjp == {**plain, **added}
+    assert shapes(on_meta("deit_small_mjp_no_unk")) == plain
+    assert shapes(on_meta("deit_small_no_pe")) == plain  # exposed: the table's gradient is uploaded
+    strict = shapes(on_meta("deit_small_no_pe", position_embedding="strict"))
+    assert strict == {name: shape for name, shape in plain.items() if name != "pos_embed"}
+
+
+@pytest.mark.parametrize("image", [32, 48])
+@pytest.mark.parametrize("train", [False, True])
+def test_the_same_weights_give_timms_logits(image: int, train: bool) -> None:
+    model = tiny(img_size=image).train(train)
+    arguments = {**ARCHITECTURE, "img_size": image}
+    theirs = VisionTransformer(**arguments).double().train(train)
+    theirs.load_state_dict(model.state_dict(), strict=True)
+    x = some_images(2, image)
+    torch.testing.assert_close(model(x), theirs(x), rtol=1e-12, atol=1e-12)
+    features = model.forward_features(x)
+    torch.testing.assert_close(features, theirs.forward_features(x), rtol=1e-12, atol=1e-12)
+
+
+def test_a_model_is_loaded_in_eval_mode_without_dropout() -> None:
+    model = tiny()
+    assert not model.training
+    rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    assert rates
+    assert set(rates) == {0.0}
+    assert not [m for m in model.modules() if type(m).__name__ == "DropPath"]
+    x = some_images(2)
+    assert torch.equal(model(x), model(x))
+    torch.testing.assert_close(model.train()(x), model.eval()(x))
+
+
+def test_tables_are_kept_from_weight_decay() -> None:
+    names = tiny(unknown_embedding=True, index_embedding=True).no_weight_decay()
+    assert {"pos_embed", "cls_token", "unk_embed", "index_embed"} <= names
+
+
+def test_random_weights_come_from_the_seed_alone() -> None:
+    torch.manual_seed(0)
+    first = load_model(checkpoint="random", mean=0.5, std=0.5, **ARCHITECTURE)
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    second = load_model(checkpoint="random", mean=0.5, std=0.5, **ARCHITECTURE)
+    other = load_model(checkpoint="random", mean=0.5, std=0.5, seed=1, **ARCHITECTURE)
+    torch.manual_seed(0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.pos_embed, second.pos_embed)
+    assert not torch.equal(first.pos_embed, other.pos_embed)
+    assert (first.card.checkpoint.layout, first.card.checkpoint.sha256) == ("random", "random-0")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normalize_works_in_the_precision_of_the_images(dtype: torch.dtype) -> None:
+    model, x = tiny(), some_images(2).to(dtype)
+    mean, std = (np.array(v).reshape(3, 1, 1) for v in (MEAN, STD))
+    expected = (x.double().numpy() - mean) / std
+    found = model.normalize(x)
+    assert found.dtype == dtype
+    tolerance = 1e-14 if dtype == torch.float64 else 1e-5
+    np.testing.assert_allclose(found.numpy(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(model.denormalize(found), x)
+
+
+# the unknown embedding ----------------------------------------------------------------------------
+
+
+def gradient_of_z(model: MJPVisionTransformer, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Backward through the cross-entropy; the gradient at z, the input of block 0."""
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        inputs[0].retain_grad()
+        kept.append(inputs[0])
+
+    handle = model.blocks[0].register_forward_pre_hook(keep)
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(x, mask), some_labels(len(x)), reduction="sum")
+    loss.backward()
+    handle.remove()
+    assert kept[0].grad is not None
+    return kept[0].grad
+
+
+def test_z_has_the_unknown_embedding_at_masked_patches_and_the_class_row_kept() -> None:
+    model, x, mask = tiny(unknown_embedding=True), some_images(3), some_masks(3)
+    z = model.embed(x, mask)
+    tokens = model.patch_embed(x)
+    for image in range(3):
+        torch.testing.assert_close(z[image, 0], model.cls_token[0, 0] + model.table[0, 0])
+        for patch in range(PATCHES):
+            row = model.unk_embed[0, 0] if mask[image, patch] else model.table[0, patch + 1]
+            torch.testing.assert_close(z[image, patch + 1], tokens[image, patch] + row)
+    positions = model.positions(mask)
+    assert torch.equal(positions[:, 0], model.table[:, 0].expand(3, -1))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_masked_rows_of_the_table_get_no_gradient_and_the_unknown_gets_their_sum(
+    batch: int,
+) -> None:
+    model, x, mask = tiny(unknown_embedding=True), some_images(batch), some_masks(batch)
+    g = gradient_of_z(model, x, mask)
+    table, unknown = model.pos_embed.grad[0], model.unk_embed.grad[0, 0]
+    everywhere = mask.all(0)
+    if batch == 1:
+        assert torch.equal(everywhere, mask[0])
+        assert (table[1:][everywhere] == 0).all()
+    torch.testing.assert_close(unknown, g[:, 1:][mask].sum(0), rtol=1e-12, atol=1e-14)
+    visible = (~mask).unsqueeze(-1)
+    torch.testing.assert_close(table[1:], (g[:, 1:] * visible).sum(0), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(table[0], g[:, 0].sum(0), rtol=1e-12, atol=1e-14)
+    assert (table[~torch.cat((torch.tensor([False]), everywhere))].abs().sum(-1) > 0).all()
+
+
+def test_one_mask_of_a_batch_is_the_same_as_a_row_for_each() -> None:
+    model, x, mask = tiny(unknown_embedding=True), some_images(3), some_masks(1)[0]
+    expected = model(x, mask.expand(3, -1))
+    assert torch.equal(model(x, mask), expected)
+    assert torch.equal(model(x, mask[None]), expected)
+    assert torch.equal(model(x, mask=mask), expected)
+    assert not torch.allclose(model(x), expected)
+
+
+def test_each_row_of_a_mask_is_its_images() -> None:
+    model, x, mask = tiny(unknown_embedding=True), some_images(3), some_masks(3)
+    alone = torch.cat([model(x[i : i + 1], mask[i]) for i in range(3)])
+    torch.testing.assert_close(model(x, mask), alone, rtol=1e-12, atol=1e-12)
+
+
+def test_no_mask_and_an_empty_mask_are_the_same() -> None:
+    model, x = tiny(unknown_embedding=True), some_images(2)
+    empty = torch.zeros(PATCHES, dtype=torch.bool)
+    torch.testing.assert_close(model(x, empty), model(x), rtol=1e-14, atol=1e-14)
+
+
+def test_without_an_unknown_embedding_the_mask_is_ignored() -> None:
+    model, x = tiny(), some_images(2)
+    assert model.unk_embed is None
+    assert torch.equal(model(x, some_masks(2)), model(x))
+
+
+def test_the_answer_depends_on_the_masked_patches_as_a_set() -> None:
+    """Permuting masked patches among themselves changes nothing but rounding: only order hides."""
+    model, x, mask = tiny(unknown_embedding=True), some_images(1), some_masks(1)[0]
+    patches = x.reshape(1, 3, 4, 8, 4, 8).permute(0, 2, 4, 1, 3, 5).reshape(1, 16, -1).clone()
+    patches[:, mask] = patches[:, mask].roll(1, 1)
+    moved = patches.reshape(1, 4, 4, 3, 8, 8).permute(0, 3, 1, 4, 2, 5).reshape(1, 3, 32, 32)
+    assert not torch.allclose(moved, x)
+    torch.testing.assert_close(model(moved, mask), model(x, mask), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(model(moved), model(x))
+
+
+@pytest.mark.parametrize(
+    ("mask", "came"),
+    [
+        (torch.zeros(PATCHES), r"torch.float32 of \(16,\)"),
+        (torch.zeros(PATCHES, dtype=torch.int64), r"torch.int64 of \(16,\)"),
+        (torch.zeros(PATCHES + 1, dtype=torch.bool), r"torch.bool of \(17,\)"),
+        (torch.zeros(3, PATCHES, dtype=torch.bool), r"torch.bool of \(3, 16\)"),
+        (torch.zeros(2, PATCHES + 1, dtype=torch.bool), r"torch.bool of \(2, 17\)"),
+        (torch.zeros(2, 4, 4, dtype=torch.bool), r"torch.bool of \(2, 4, 4\)"),
+        (torch.tensor(True), r"torch.bool of \(\)"),
+    ],
+)
+@pytest.mark.parametrize("unknown", [True, False])
+def test_a_wrong_mask_is_refused(mask: Tensor, came: str, unknown: bool) -> None:
+    model = tiny(unknown_embedding=unknown)
+    expected = r"bool mask over the 16 patches \(no class position\), shape \(16,\) or \(2, 16\)"
+    with pytest.raises(UserError, match=f"{expected}; got {came}"):
+        model(some_images(2), mask)
+
+
+# without position embeddings ----------------------------------------------------------------------
+
+
+def test_exposed_has_a_table_of_zeros_whose_gradient_is_the_one_at_z() -> None:
+    model = tiny(position_embedding="exposed")
+    assert not model.pos_embed.any()
+    g = gradient_of_z(model, some_images(1), None)
+    torch.testing.assert_close(model.pos_embed.grad, g, rtol=1e-12, atol=1e-14)
+    assert (g.abs().sum(-1) > 0).all()
+
+
+def test_strict_has_no_table_and_gives_the_same_logits() -> None:
+    exposed, strict = tiny(position_embedding="exposed"), tiny(position_embedding="strict")
+    assert strict.pos_embed is None
+    assert "pos_embed" not in dict(strict.named_parameters())
+    with torch.no_grad():
+        for name, parameter in strict.named_parameters():
+            parameter.copy_(exposed.get_parameter(name))
+    x = some_images(2)
+    torch.testing.assert_close(strict(x), exposed(x), rtol=1e-12, atol=1e-12)
+    assert torch.equal(strict(x, some_masks(2)), strict(x))
+
+
+@pytest.mark.parametrize("reading", ["exposed", "strict"])
+@pytest.mark.parametrize("asked", [{"unknown_embedding": True}, {"dal": "linear"}])
+def test_nothing_can_be_masked_or_localized_without_a_table(
+    reading: str, asked: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=f"expected unknown_embedding=False.*'{reading}', got"):
+        tiny(position_embedding=reading, **asked)
+
+
+# the index embedding ------------------------------------------------------------------------------
+
+
+def test_the_index_embedding_is_added_and_never_masked() -> None:
+    model, x, mask = tiny(unknown_embedding=True, index_embedding=True), some_images(1), None
+    index = model.index_embed.detach().clone()
+    mask = some_masks(1)
+    z = model.embed(x, mask)
+    with torch.no_grad():
+        model.index_embed.zero_()
+    torch.testing.assert_close(z, model.embed(x, mask) + index)
+    g = gradient_of_z(model, x, mask)
+    torch.testing.assert_close(model.index_embed.grad, g, rtol=1e-12, atol=1e-14)
+
+
+# the altered block --------------------------------------------------------------------------------
+
+
+def test_the_closed_form_block_has_neither_norm1_nor_residuals() -> None:
+    model = tiny(unknown_embedding=True)
+    altered = with_closed_form_block(model)
+    block = model.blocks[0]
+    x, mask = some_images(2), some_masks(2)
+    z = model.embed(x, mask)
+    expected = block.mlp(block.norm2(block.attn(z)))
+    torch.testing.assert_close(altered.blocks[0](z), expected)
+    rest = model.forward_head(model.norm(model.blocks[1](expected)))
+    torch.testing.assert_close(altered(x, mask), rest)
+
+
+def test_the_closed_form_block_leaves_the_model_alone_and_keeps_names() -> None:
+    model = tiny()
+    before = model(some_images(1))
+    altered = with_closed_form_block(model)
+    with torch.no_grad():
+        altered.pos_embed.zero_()
+    assert torch.equal(model(some_images(1)), before)
+    missing = set(shapes(model)) - set(shapes(altered))
+    assert missing == {"blocks.0.norm1.weight", "blocks.0.norm1.bias"}
+    assert set(shapes(altered)) <= set(shapes(model))
+    assert altered.card == model.card
+
+
+# names --------------------------------------------------------------------------------------------
+
+
+def test_the_card_says_what_the_model_is() -> None:
+    card = load_model("deit_small_mjp", checkpoint="random", depth=1, img_size=32).card
+    assert (card.name, card.architecture) == ("deit_small_mjp", "vit d384 l1 h6 p16@32")
+    assert (card.mean, card.std, card.num_classes) == (MEAN, STD, 1000)
+    assert (card.interpolation, card.trained_gamma) == ("bicubic", None)  # nothing was trained
+    assert tiny().patch_size == PATCH
+    assert tiny().grid == SIZE // PATCH
+    assert tiny().embed_dim == DIM
+    assert tiny().num_classes == CLASSES
+
+
+def test_the_normalisation_of_named_models_is_known() -> None:
+    half = (0.5, 0.5, 0.5)
+    assert spec_by_name("vit_small").mean == spec_by_name("vit_small").std == half
+    for name in ("deit_small", "deit_small_no_pe", "deit_small_mjp", "deit_small_mjp_no_unk"):
+        assert (spec_by_name(name).mean, spec_by_name(name).std) == (MEAN, STD)
+    tagged = spec_by_name("vit_base_patch16_384.augreg_in21k_ft_in1k")
+    assert (tagged.mean, tagged.std, tagged.img_size, tagged.resize) == (half, half, 384, 384)
+    assert spec_by_name("deit_tiny_patch16_224.fb_in1k").mean == MEAN
+    assert spec_by_name("vit_base_patch16_224").mean is None  # an architecture is no checkpoint

@@ -1,0 +1,154 @@
+"""The figures of a made-up run, by hand."""
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report import ReportSummary, write_report
+from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.published import METRICS
+from mjp_privacy.report.tables import build_table
+from tests.helpers.report_rows import (
+    COUNT,
+    cell,
+    frame,
+    image_id,
+    image_rows,
+    notes_of,
+    only_line,
+    psnr_values,
+    small_run,
+    write_rows,
+)
+
+
+def test_line_by_hand(written: tuple[Path, ReportSummary]) -> None:
+    line = frame(written[0], "paper").loc["plain"]
+    psnr = np.array([v for i, v in enumerate(psnr_values(1, COUNT)) if i not in (3, 4)])
+    assert line["psnr_mean"] == pytest.approx((1.01 * psnr).mean())
+    assert line["psnr_median"] == pytest.approx(np.median(1.01 * psnr))
+    mse = (1.01 * 10 ** (-psnr / 10)).mean()
+    assert line["mse_mean"] == pytest.approx(mse)
+    assert line["mse_paper"] == 0.0350
+    assert line["mse_difference"] == pytest.approx(mse - 0.0350)
+    assert line["psnr_lo"] < line["psnr_mean"] < line["psnr_hi"]
+    half = 1.96 * (1.01 * psnr).std() / math.sqrt(len(psnr))
+    assert line["psnr_hi"] - line["psnr_lo"] == pytest.approx(2 * half, rel=0.1)
+    assert (line["n"], line["n_failed"], line["acc_n"]) == (COUNT - 2, 2, COUNT)
+    assert line["acc_mean"] == pytest.approx(75.0)
+    assert line["acc_altered_mean"] == 0.0
+    assert (line["ceiling_mean"], line["ceiling_n"]) == (24.0, COUNT - 2)
+    assert line["ceiling_distance"] == pytest.approx(24 - psnr.mean())
+    assert line["cond_a_median"] == 1e6
+
+
+def test_accuracy_has_a_difference_on_the_papers_images_only(tmp_path: Path) -> None:
+    paper = {"model": "DeiT-S", "setting": "a"}
+    differences = []
+    for name, comparable in (("other", False), ("papers", True)):
+        store = RunStore(tmp_path / name)
+        entry = cell("x", paper_row=paper, data_is_papers=comparable)
+        store.write_cells([entry])
+        write_rows(store, entry, image_rows(entry, image_id(0), 20.0, top1={"intact": 1.0}))
+        row = build_table([only_line(tmp_path / name)], "paper").frame.iloc[0]
+        assert row["acc_paper"] == 79.8
+        differences.append(row["acc_difference"])
+    assert math.isnan(differences[0])
+    assert differences[1] == pytest.approx(100 - 79.8)
+
+
+def test_shuffled_line_by_hand(written: tuple[Path, ReportSummary]) -> None:
+    line = frame(written[0], "standard").loc["shuffled"]
+    patches = [0.0] + [50.0 + i % 3 for i in range(1, COUNT)]
+    assert line["shuffled_patches_median"] == np.median(patches)
+    assert line["empty_masks"] == 1
+    assert line["cond_a_median"] == math.inf
+    assert math.isnan(line["psnr_paper"])  # the standard variant stands beside nothing
+
+
+def test_exact_images_are_capped_and_counted(written: tuple[Path, ReportSummary]) -> None:
+    line = frame(written[0], "standard").loc["exact"]
+    values = [math.inf if i % 4 == 0 else 130.0 + i for i in range(COUNT)]
+    assert line["psnr_mean"] == 100.0
+    assert line["psnr_exact"] == COUNT // 4
+    assert line["psnr_median"] == np.median(values)
+
+
+def test_lines_without_figures_say_why(written: tuple[Path, ReportSummary]) -> None:
+    table = frame(written[0], "paper")
+    assert list(table["line"]) == list(range(1, 9))
+    assert table.loc["unsupported", ["status", "reason"]].tolist() == [
+        *("unsupported", "needs N + 1 <= D")
+    ]
+    assert table.loc["interrupted", "status"] == "failed"
+    assert "no rows stored" in table.loc["interrupted", "reason"]
+    assert table.loc["unscored", ["n", "n_unscored"]].tolist() == [0, 5]
+    assert math.isnan(table.loc["unscored", "acc_mean"])
+    assert table.loc["all-failed", ["n", "n_failed"]].tolist() == [0, 4]
+    assert table.loc["all-failed", "reason"] == "the gradient is not finite"
+    assert table.loc["single", "n"] == 1
+    assert math.isnan(table.loc["single", "psnr_lo"])
+    markdown = (written[0] / "table.md").read_text()
+    assert "| 9.60 [–] |" in markdown
+    assert "unsupported: needs N + 1 &lt;= D |" in markdown
+    assert "2 images failed: lstsq did not converge" in markdown
+    assert "5 images unscored: no truth: a recorded upload" in markdown
+
+
+def test_crops_are_resampled_by_photograph(tmp_path: Path) -> None:
+    values = np.repeat([8.0, 12.0, 16.0, 20.0, 24.0], 8)
+    folder = small_run(tmp_path / "run", tuple(values))
+    plain = build_table([only_line(folder)], "standard").frame.iloc[0]
+    store = RunStore(folder)
+    rows = store.read_rows("small")
+    shutil.rmtree(folder / "rows")
+    store.write_rows("small", 0, rows.assign(group=rows["image_id"]))
+    assert only_line(folder).groups is None  # each its own photograph
+    rows["group"] = [f"photo {int(name[1:9]) // 8}" for name in rows["image_id"]]
+    store.write_rows("small", 0, rows)
+    grouped = build_table([only_line(folder)], "standard").frame.iloc[0]
+    assert grouped["psnr_mean"] == plain["psnr_mean"]
+    widths = [row["psnr_hi"] - row["psnr_lo"] for row in (grouped, plain)]
+    assert widths[0] == pytest.approx(widths[1] * math.sqrt(8), rel=0.15)
+    assert "crops of 5 photographs" in notes_of(folder)
+
+
+def test_columns_appear_where_lines_would_look_alike(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    cells = [
+        cell("x", cell_key="1", rounds=1),
+        cell("y", cell_key="2", rounds=4, mode="train"),
+        cell("no model", cell_key="3", rounds=4, size=0, status="failed", reason="no file"),
+    ]
+    store.write_cells(cells)
+    for entry in cells[:2]:
+        write_rows(store, entry, image_rows(entry, image_id(0), 15.0))
+    table = build_table(load_runs([tmp_path]).lines, "paper")
+    assert table.varying == ("mode", "rounds")
+    assert table.frame["rounds"].tolist() == [1, 4, 4]
+
+
+def test_both_variants_have_all_five_scores(written: tuple[Path, ReportSummary]) -> None:
+    for variant in ("paper", "standard"):
+        table = frame(written[0], variant)
+        assert (table[[f"{metric}_n" for metric in METRICS]].loc["plain"] == COUNT - 2).all()
+
+
+def test_runs_are_concatenated(tmp_path: Path) -> None:
+    first, second = small_run(tmp_path / "one"), small_run(tmp_path / "two", dtype="float64")
+    write_report([second, first], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out/table.csv")
+    assert table["run"].tolist() == ["two", "one"] * 2
+    assert table["line"].tolist() == [1, 2] * 2
+    assert "| # | Run | Model |" in (tmp_path / "out/table.md").read_text()
+    assert set(pd.read_csv(tmp_path / "out/samples.csv")["run"]) == {"one", "two"}
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [small_run(tmp_path / name / "run") for name in ("one", "two")]
+    assert [line.run for line in load_runs(runs).lines] == [str(path) for path in runs]

@@ -1,0 +1,123 @@
+"""What a report shows of its reductions: tables, notes, choices.csv and pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report import write_report
+from mjp_privacy.report.choices import choices_section
+from mjp_privacy.report.figures import write_overview
+from mjp_privacy.report.pictures import examples
+from mjp_privacy.report.reductions import derived_lines, reduced_groups
+from mjp_privacy.report.tables import build_table
+from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run, lines_of
+from tests.helpers.report_rows import cell, image_id, write_pictures
+
+ONE = "1 upload"
+
+
+def test_derived_lines_stand_behind_all_others(tmp_path: Path) -> None:
+    ladder_run(tmp_path / "run")
+    summary = write_report([tmp_path / "run"], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out/table.csv")
+    table = table[table["variant"] == "standard"].set_index("line")
+    assert table["attack"].tolist() == [
+        *("april", "patch_gradient", "masked_span", "grey", "other_image", "oracle_inverse"),
+        *(f"worst_case, {ONE}", f"attackers_choice, {ONE}"),
+    ]
+    assert table["role"].tolist() == [
+        *["attack"] * 3,
+        *("floor", "floor", "ceiling", "worst_case", "attackers_choice"),
+    ]
+    assert json.loads(table.loc[7, "chosen"]) == {
+        "april": 1,
+        "patch_gradient": 1,
+        "masked_span": 1,
+    }
+    assert table.loc[:6, "chosen"].isna().all()
+    assert table.loc[7, "psnr_mean"] == 25.0
+    assert (table.loc[7, "psnr_from_20"], table.loc[7, "psnr_from_30"]) == (75.0, 25.0)
+    assert (table.loc[1, "psnr_from_20"], table.loc[2, "psnr_from_20"]) == (25.0, 25.0)
+    assert table.loc[7, "psnr_n"] == 3
+    assert summary.lines == 6  # derived lines are no cells, and no failures
+    assert summary.failed_images == 4
+    assert "line 7" not in summary.console
+
+
+def test_derived_lines_and_controls_are_marked_in_every_text(tmp_path: Path) -> None:
+    ladder_run(tmp_path / "run")
+    console = write_report([tmp_path / "run"], tmp_path / "out").console
+    texts = [(tmp_path / "out" / name).read_text() for name in ("table.md", "table.html")]
+    texts.append((tmp_path / "out/table.tex").read_text().replace(r"\_", "_"))
+    for text in texts:
+        assert f"worst_case, {ONE} (oracle selection)" in text
+        assert f"attackers_choice, {ONE}" in text
+        for control in ("grey", "other_image", "oracle_inverse"):
+            assert f"{control} (control)" in text
+        assert "Chosen on 3 images: april 1, patch_gradient 1, masked_span 1." in text
+    words = " ".join(console.split())
+    for expected in ("worst_case,", "attackers_c", "(oracle", "(control)"):
+        assert expected in words
+
+
+def test_controls_and_reductions_stand_beside_no_published_figure(tmp_path: Path) -> None:
+    ladder_run(tmp_path / "run")
+    lines = lines_of(tmp_path / "run")
+    frame = build_table(lines, "paper", derived_lines(reduced_groups(lines))).frame
+    assert frame["paper_row"].notna().tolist() == [True] + [False] * 7
+
+
+def test_choices_are_written_image_by_image(tmp_path: Path) -> None:
+    ladder_run(tmp_path / "run")
+    summary = write_report([tmp_path / "run"], tmp_path / "out")
+    assert tmp_path / "out/choices.csv" in summary.files
+    choices = pd.read_csv(tmp_path / "out/choices.csv")
+    worst = choices[choices["line"] == 7]
+    assert worst["image_id"].tolist() == [image_id(i) for i in range(3)]
+    assert worst["chosen_line"].tolist() == [2, 3, 1]
+    assert worst["chosen_attack"].tolist() == ["patch_gradient", "masked_span", "april"]
+    RunStore(tmp_path / "one").write_cells([cell("x", status="unsupported", reason="D < N + 1")])
+    write_report([tmp_path / "one"], tmp_path / "out")
+    assert not (tmp_path / "out/choices.csv").exists()
+
+
+def test_notes_say_what_the_lines_are_made_of(tmp_path: Path) -> None:
+    ladder_run(tmp_path)
+    lines = lines_of(tmp_path)
+    section = choices_section(lines, derived_lines(reduced_groups(lines)))
+    text = "\n".join(section.items)
+    for expected in (
+        "Line 7, worst_case, 1 upload: an oracle selection",
+        "an upper bound of what any selector gets",
+        "Line 8, attackers_choice, 1 upload: per image the attack of the least gradient residual",
+        "april 1, patch_gradient 2, masked_span 0.",
+        "On 2 of these images not every attack has a score.",
+        "On 2 of these images not every attack has a residual.",
+        "1 image failed: april failed: april says so; patch_gradient unsupported",
+        "(lines 7–8)",
+        "Controls (lines 4–6) are no attacks",
+    ):
+        assert expected in text
+    assert "uploads of one image" not in text
+
+
+def test_pictures_show_the_chosen_reconstruction(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    entries = [cell("x", attack="x"), cell("y", attack="y")]
+    ladder_of(tmp_path, (entries[0], [10.0, 30.0]), (entries[1], [20.0, 12.0]))
+    for entry, psnr in zip(entries, ([10.0, 30.0], [20.0, 12.0]), strict=True):
+        write_pictures(store, entry, {image_id(i): value for i, value in enumerate(psnr)})
+    worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
+    one, two = lines_of(tmp_path)
+    for line, index in ((two, 0), (one, 1)):
+        kept, other = (by.reconstruction(image_id(index)) for by in (worst, line))
+        assert kept is not None
+        assert other is not None
+        assert kept["images"].equal(other["images"])
+    assert worst.reconstruction("nobody") is None
+    assert [example.psnr for example in examples(worst, [0.0, 1.0])] == [20.0, 30.0]
+    assert write_overview([worst], tmp_path / "overview.png")

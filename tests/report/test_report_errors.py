@@ -1,0 +1,116 @@
+"""Every way a run folder can be wrong has its message."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report import write_report
+from tests.helpers.report_rows import (
+    cell,
+    small_run,
+)
+
+
+def a_file(tmp_path: Path) -> list[Path]:
+    (tmp_path / "file").touch()
+    return [tmp_path / "file"]
+
+
+def no_run(tmp_path: Path) -> list[Path]:
+    (tmp_path / "folder").mkdir()
+    return [tmp_path / "folder"]
+
+
+def twice(tmp_path: Path) -> list[Path]:
+    small_run(tmp_path / "run")
+    return [tmp_path / "run", tmp_path / "other" / ".." / "run"]
+
+
+def no_cells(tmp_path: Path) -> list[Path]:
+    RunStore(tmp_path / "run").write_cells([])
+    return [tmp_path / "run"]
+
+
+def no_rows(tmp_path: Path) -> list[Path]:
+    RunStore(tmp_path / "run").write_cells([cell("x"), cell("y")])
+    return [tmp_path / "run"]
+
+
+def cells_of_no_list(tmp_path: Path) -> list[Path]:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/cells.json").write_text(json.dumps({"cells": "x"}))
+    return [tmp_path / "run"]
+
+
+def a_cell_that_lacks_its_attack(tmp_path: Path) -> list[Path]:
+    entry = cell("x")
+    del entry["attack"]
+    RunStore(tmp_path / "run").write_cells([entry])
+    return [tmp_path / "run"]
+
+
+def broken_rows(tmp_path: Path) -> list[Path]:
+    small_run(tmp_path / "run")
+    RunStore(tmp_path / "run").rows_path("small", 0).write_bytes(b"PAR1 no more")
+    return [tmp_path / "run"]
+
+
+def rows_that_lack_a_column(tmp_path: Path) -> list[Path]:
+    store = RunStore(small_run(tmp_path / "run"))
+    store.write_rows("small", 0, store.read_rows("small").drop(columns="status"))
+    return [tmp_path / "run"]
+
+
+def an_image_twice(tmp_path: Path) -> list[Path]:
+    store = RunStore(small_run(tmp_path / "run"))
+    store.write_rows("small", 1, store.read_rows("small").head(3))
+    return [tmp_path / "run"]
+
+
+def an_unknown_status(tmp_path: Path) -> list[Path]:
+    store = RunStore(small_run(tmp_path / "run"))
+    store.write_rows("small", 0, store.read_rows("small").assign(status="fine"))
+    return [tmp_path / "run"]
+
+
+def an_unknown_paper_row(tmp_path: Path) -> list[Path]:
+    paper = {"model": "DeiT-S+MPJ", "setting": "a"}
+    return [small_run(tmp_path / "run", paper_row=paper)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _: [], "Expected one run folder or more, none was given"),
+        (lambda tmp_path: [tmp_path / "nowhere"], "does not exist. Give the folder"),
+        (a_file, "is a file. Give the folder"),
+        (no_run, "is not a run folder"),
+        (twice, "is the same folder as .* Name it once"),
+        (no_cells, "is an empty run: expected at least one cell"),
+        (no_rows, r"is an empty run: expected rows of its 2 cell\(s\)"),
+        (cells_of_no_list, "expected a list of cells"),
+        (a_cell_that_lacks_its_attack, "lacks attack; expected run_id"),
+        (broken_rows, "cannot be read .* Delete that folder"),
+        (rows_that_lack_a_column, r"lack the column\(s\) status"),
+        (an_image_twice, "holds image 'n00000000/photo 0.JPEG' twice for mse"),
+        (an_unknown_status, "came 'fine'"),
+        (an_unknown_paper_row, r"came model 'DeiT-S\+MPJ'.*Did you mean DeiT-S\+MJP a\?"),
+    ],
+)
+def test_errors_say_what_to_do(
+    tmp_path: Path, make: Callable[[Path], list[Path]], message: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match=message):
+        write_report(make(tmp_path), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_out_must_be_a_folder(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(UserError, match="is a file"):
+        write_report([run], tmp_path / "out")

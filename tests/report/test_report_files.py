@@ -1,0 +1,195 @@
+"""The files of a report, read by parsers, and the console."""
+
+import csv
+import math
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report import ReportSummary, write_report
+from mjp_privacy.report.console import WIDTH, console_table
+from mjp_privacy.report.export import SAMPLE_COLUMNS, latex_text, markdown_text
+from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.tables import build_table
+from mjp_privacy.report.views import number
+from tests.helpers.report_rows import (
+    COUNT,
+    HOSTILE,
+    cell,
+    image_id,
+    image_rows,
+    only_line,
+    psnr_values,
+    write_rows,
+)
+
+TEXTS = ("table.md", "table.html", "table.tex", "table.csv", "samples.csv")
+
+
+def test_every_file_is_there(written: tuple[Path, ReportSummary]) -> None:
+    out, summary = written
+    assert {path.relative_to(out).as_posix() for path in summary.files} == {
+        *TEXTS,
+        *("figures/overview.png", "figures/comparison.png", "figures/psnr.png"),
+        "figures/line_001_DeiT-S-a-april-float32.png",
+        "figures/line_002_DeiT-S-b-april-float32.png",
+        "figures/line_003_DeiT-S-a-patch_gradient-float64.png",
+    }
+    assert all(path.stat().st_size for path in summary.files)
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_summary_counts_failures(written: tuple[Path, ReportSummary], run: Path) -> None:
+    summary = written[1]
+    assert (summary.lines, summary.failed_lines, summary.failed_images) == (8, 1, 6)
+    assert summary.any_failed
+    assert not write_report([run], run / "report").any_failed
+
+
+def test_same_rows_same_bytes(written: tuple[Path, ReportSummary], tmp_path: Path) -> None:
+    """Also from another folder, and with the images of a line in another order."""
+    out = written[0]
+    shutil.copytree(out.parent / "run", tmp_path / "moved")
+    store = RunStore(tmp_path / "moved")
+    rows = store.read_rows("plain")
+    shutil.rmtree(tmp_path / "moved" / "rows" / "plain")
+    turned = rows.iloc[::-1].reset_index(drop=True)
+    store.write_rows("plain", 0, turned)
+    write_report([tmp_path / "moved"], tmp_path / "out")
+    for name in ("table.md", "table.html", "table.tex", "table.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == (out / name).read_bytes(), name
+    store.write_rows("plain", 0, rows)
+    write_report([tmp_path / "moved"], tmp_path / "out")
+    assert (tmp_path / "out/samples.csv").read_bytes() == (out / "samples.csv").read_bytes()
+
+
+def test_samples_hold_every_row(written: tuple[Path, ReportSummary]) -> None:
+    out = written[0]
+    with (out / "samples.csv").open(newline="") as file:
+        samples = list(csv.DictReader(file))
+    assert tuple(samples[0])[: len(SAMPLE_COLUMNS)] == SAMPLE_COLUMNS
+    lines = load_runs([out.parent / "run"]).lines
+    assert len(samples) == sum(max(1, len(line.rows)) for line in lines)
+    exact = [s for s in samples if s["run_id"] == "exact" and s["image_id"] == image_id(0)]
+    assert {s["value"] for s in exact if s["metric"] == "psnr"} == {"inf"}
+    (unsupported,) = (s for s in samples if s["run_id"] == "unsupported")
+    assert (unsupported["status"], unsupported["reason"]) == ("unsupported", "needs N + 1 <= D")
+    first = next(s for s in samples if (s["metric"], s["variant"]) == ("psnr", "standard"))
+    assert float(first["value"]) == psnr_values(1, COUNT)[0]  # full precision
+
+
+class Page(HTMLParser):
+    """Text, tags and sources of a page; a tag left open is an error."""
+
+    VOID = ("meta", "img", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.sources: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.open += [] if tag in self.VOID else [tag]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page_is_whole_and_escaped(written: tuple[Path, ReportSummary]) -> None:
+    out = written[0]
+    text = (out / "table.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert "script" not in page.tags
+    assert HOSTILE in page.text
+    assert 'name="viewport"' in text
+    assert len(page.sources) == 6
+    assert all((out / unquote(source)).is_file() for source in page.sources)
+
+
+def test_latex_is_escaped() -> None:
+    escaped = latex_text(HOSTILE)
+    assert escaped == (
+        r"\textless{}script\textgreater{}alert(1)\textless{}/script\textgreater{} \& 50\%\_x"
+        r"\textbar{}y \$\textasciicircum{}2\$ \{\textbackslash{}o\}"
+    )
+    assert latex_text("γ ↑ ↓ − – †") == r"$\gamma$ $\uparrow$ $\downarrow$ $-$ -- \textdagger{}"
+
+
+def test_latex_tables_have_equal_columns(written: tuple[Path, ReportSummary]) -> None:
+    text = (written[0] / "table.tex").read_text()
+    assert text.isascii()
+    for body in re.findall(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", text, re.S):
+        align = re.match(r"\{([lr]+)\}", body)
+        assert align
+        rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert {len(re.findall(r"(?<!\\)&", line)) + 1 for line in rows} == {len(align[1])}
+    opened = re.findall(r"\\begin\{(.*?)\}", text)
+    assert sorted(opened) == sorted(re.findall(r"\\end\{(.*?)\}", text))
+
+
+def test_markdown_tables_have_equal_columns(written: tuple[Path, ReportSummary]) -> None:
+    text = (written[0] / "table.md").read_text()
+    assert markdown_text(HOSTILE) in text
+    assert "<script" not in text
+    tables = re.findall(r"(?:^\|.*\|\n)+", text, re.M)
+    assert len(tables) == 5
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
+
+
+def test_seconds_per_image(written: tuple[Path, ReportSummary]) -> None:
+    text = (written[0] / "table.md").read_text()
+    assert f"| april | float32 | attack | cpu | 2 | {2 * COUNT} | {4 / COUNT:.3g} |" in text
+    assert "Another machine gives other figures" in text
+
+
+def test_figure_of_a_line_beside_the_papers(written: tuple[Path, ReportSummary]) -> None:
+    text = (written[0] / "table.md").read_text()
+    assert "|  | (2) DeiT-S b | paper | 36.0 | 0.0391 | 0.0024 | 17.60 | 0.5991 | 0.3355 |" in text
+    assert "(3) DeiT-S+MJP (w/o) a †" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *((math.nan, "–"), (None, "–"), (math.inf, "inf"), (0.0, "0.00"), (1.234, "1.23")),
+        *((1e-5, "1.0e-05"), (-0.001, "-1.0e-03")),
+    ],
+)
+def test_numbers(value: float | None, expected: str) -> None:
+    assert number(value, 2) == expected
+
+
+def test_console_fits(written: tuple[Path, ReportSummary]) -> None:
+    text = written[1].console
+    assert max(map(len, text.splitlines())) <= WIDTH
+    words = text.split()
+    for expected in ("18.62", "18.94", "-0.32", "±0.66", "100.00", "unsupp"):
+        assert expected in words
+    assert "line 4: unsupported: needs N + 1 <= D" in text
+
+
+def test_console_fits_with_long_names(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    entry = cell("x", model="a model " * 9 + "w" * 50, attack="masked_span" * 4)
+    store.write_cells([entry])
+    write_rows(store, entry, image_rows(entry, image_id(0), 15.0))
+    line = only_line(tmp_path)
+    line = Line(1, "run" * 40, entry, line.rows, store)
+    text = console_table(build_table([line], "paper"), many_runs=True)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "15.15" in text

@@ -1,0 +1,103 @@
+"""What the notes under the tables say, and when."""
+
+from pathlib import Path
+
+import pytest
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report import ReportSummary, write_report
+from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.tables import build_table
+from tests.helpers.report_rows import (
+    cell,
+    image_id,
+    image_rows,
+    notes_of,
+    write_rows,
+)
+
+
+def test_notes_say_what_differs(written: tuple[Path, ReportSummary]) -> None:
+    text = (written[0] / "table.md").read_text()
+    for expected in (
+        "not declared to be ImageNet-1K validation images as the paper's",
+        "neither norm1 nor residuals",
+        "(lines 1–2, 4–8)",
+        "Client gradients in float64",
+        "mode eval, loss cross_entropy, batch 1, no DAL in the loss",
+        "A note of the runner. (line 1)",
+        "although no row of A is zero",
+        "(cond(A) over 2^24 on 7 of 22 images)",
+        "A has zero rows, those of shuffled patches, on 24 of 24 images",
+        "not over the same images",
+        "repeats all five scores",
+        "poster's caption says .27",
+        "min(PSNR, 100)",
+        "2000 resamples",
+    ):
+        assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("psnr", "zero_rows", "said"),
+    [
+        (12.0, 0.0, "8.00 dB below the ceiling in the mean, although no row of A is zero"),
+        (12.0, 3.0, "A has zero rows, those of shuffled patches, on 1 of 1 images"),
+        (19.95, 0.0, ""),
+    ],
+)
+def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
+    tmp_path: Path, psnr: float, zero_rows: float, said: str
+) -> None:
+    store = RunStore(tmp_path)
+    entry = cell("x")
+    store.write_cells([entry])
+    diagnostics = {"cond_a": 1e9, "zero_rows": zero_rows, "ceiling_psnr": 20.0}
+    write_rows(store, entry, image_rows(entry, image_id(0), psnr, diagnostics=diagnostics))
+    text = notes_of(tmp_path)
+    assert said in text
+    assert ("below the ceiling" in text) == ("below the ceiling" in said)
+
+
+def test_a_model_trained_with_the_altered_block_is_told_from_one_that_got_it(
+    tmp_path: Path,
+) -> None:
+    for block, said in (
+        ("closed_form", "was trained with the block that april needs"),
+        ("intact", "carrying weights trained for the intact one"),
+    ):
+        store = RunStore(tmp_path / block)
+        entry = cell("x", first_block=block)
+        store.write_cells([entry])
+        write_rows(store, entry, image_rows(entry, image_id(0), 12.0))
+        assert said in notes_of(tmp_path / block)
+
+
+def test_an_unfinished_line_says_so(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    entry = cell("x", planned_images=5)
+    store.write_cells([entry])
+    diagnostics = {"grey_psnr": 12.5, "ceiling_psnr": 20.0}
+    write_rows(store, entry, image_rows(entry, image_id(0), 12.0, diagnostics=diagnostics))
+    assert "UNFINISHED: 4 of 5 images were not run" in notes_of(tmp_path)
+    lines = load_runs([tmp_path]).lines
+    frame = build_table(lines, "paper").frame
+    assert frame["n_not_run"].tolist() == [4]
+    assert frame["grey_mean"].tolist() == [12.5]
+    assert frame["below_grey"].tolist() == [100.0]
+    summary = write_report([tmp_path], tmp_path / "out")
+    assert "4 not run" in (tmp_path / "out" / "table.md").read_text()
+    assert summary.any_failed
+
+
+def test_many_reasons_are_cut_short(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    entry = cell("x")
+    store.write_cells([entry])
+    known = [{"status": "failed", "reason": f"reason {i}"} for i in range(7)]
+    rows = [r for i, k in enumerate(known) for r in image_rows(entry, image_id(i), 0.0, **k)]
+    write_rows(store, entry, rows)
+    text = notes_of(tmp_path)
+    assert "reason 4" in text
+    assert "reason 5" not in text
+    assert "2 further reasons, see samples.csv" in text

@@ -1,0 +1,242 @@
+"""Worst case and attacker's choice of a made-up ladder: by hand, image by image."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.reductions import NO_RESIDUAL, DerivedLine, derived_lines, reduced_groups
+from mjp_privacy.report.tables import build_table
+from tests.helpers.ladder_rows import SSIM, derived_of, ladder_of, ladder_run
+from tests.helpers.report_rows import cell, image_id, image_rows, write_rows
+
+ONE, ANY = "1 upload", "any number of uploads"
+
+
+@pytest.fixture
+def ladder(tmp_path: Path) -> dict[str, DerivedLine]:
+    ladder_run(tmp_path / "run")
+    return derived_of(tmp_path / "run")
+
+
+def by_image(line: DerivedLine, metric: str, variant: str = "standard") -> list[float]:
+    scores = line.scored(metric, variant)
+    return [scores[image_id(i)] for i in range(len(scores))]
+
+
+# by hand ------------------------------------------------------------------------------------------
+
+
+def test_worst_case_is_the_best_attack_of_each_image(ladder: dict[str, DerivedLine]) -> None:
+    """A tie, a failure, an attack that is unsupported, an image that nobody reconstructs."""
+    worst = ladder[f"worst_case, {ONE}"]
+    chosen = {image: str(line.cell["attack"]) for image, line in worst.chosen.items()}
+    assert chosen == {
+        image_id(0): "patch_gradient",  # as good as masked_span, and before it
+        image_id(1): "masked_span",
+        image_id(2): "april",
+    }
+    assert by_image(worst, "psnr") == [20.0, 25.0, 30.0]
+    assert worst.counts == {"april": 1, "patch_gradient": 1, "masked_span": 1}
+
+
+def test_an_attack_on_an_altered_client_is_no_candidate(tmp_path: Path) -> None:
+    ladder_run(tmp_path / "run", altered="april")
+    worst = derived_of(tmp_path / "run")[f"worst_case, {ONE}"]
+    assert worst.counts == {"patch_gradient": 1, "masked_span": 1}
+    assert by_image(worst, "psnr") == [20.0, 25.0]
+
+
+def test_every_metric_comes_from_the_chosen_reconstruction(ladder: dict[str, DerivedLine]) -> None:
+    """Also those in which another attack is better, and the paper's variant."""
+    worst = ladder[f"worst_case, {ONE}"]
+    taken = ["patch_gradient", "masked_span", "april"]
+    assert by_image(worst, "ssim") == [SSIM[name] for name in taken]
+    assert by_image(worst, "psnr", "paper") == [1.01 * value for value in (20.0, 25.0, 30.0)]
+    assert by_image(worst, "ssim", "paper") == [1.01 * SSIM[name] for name in taken]
+    assert by_image(worst, "gradient_residual", "diagnostic") == [0.1, 0.4, 0.1]
+    rows = worst.rows[worst.rows["variant"].isin(["paper", "standard"])]
+    rows = rows[rows["status"] == "ok"]
+    assert (rows.groupby("image_id")["attack"].nunique() == 1).all()
+
+
+def test_attackers_choice_needs_no_truth(ladder: dict[str, DerivedLine]) -> None:
+    """It takes patch_gradient's 15 dB where masked_span has 25, for its residual is less."""
+    choice = ladder[f"attackers_choice, {ONE}"]
+    assert by_image(choice, "psnr") == [20.0, 15.0, 30.0]
+    assert choice.counts == {"april": 1, "patch_gradient": 2, "masked_span": 0}
+
+
+def test_an_image_without_a_candidate_is_a_row_with_the_reason(
+    ladder: dict[str, DerivedLine],
+) -> None:
+    for line in ladder.values():
+        rows = line.scores("psnr", "standard").set_index("image_id")
+        assert rows.loc[image_id(3), "status"] == "failed"
+        assert rows.loc[image_id(3), "reason"] == (
+            "april failed: april says so; patch_gradient unsupported: patch_gradient says so; "
+            "masked_span failed: masked_span says so"
+        )
+        assert math.isnan(rows.loc[image_id(3), "value"])
+        frame = build_table([], "standard", [line]).frame.iloc[0]
+        assert (frame["n"], frame["n_failed"], frame["lpips_n"]) == (3, 1, 3)
+
+
+def test_what_is_of_the_image_stays_and_what_is_of_the_attack_goes(
+    ladder: dict[str, DerivedLine],
+) -> None:
+    worst = ladder[f"worst_case, {ONE}"]
+    assert list(worst.scored("grey_psnr", "diagnostic")) == [11.0] * 3
+    assert list(worst.scored("ceiling_psnr", "diagnostic")) == [40.0] * 3
+    assert list(worst.scored("shuffled_patches", "diagnostic")) == [7.0] * 3
+    assert worst.scored("cond_a", "diagnostic").empty
+    assert list(worst.scored("top1", "intact")) == [0.0, 1.0, 0.0]
+    assert worst.scored("top1", "altered").empty
+    frame = build_table([], "standard", [worst]).frame.iloc[0]
+    assert frame["ceiling_distance"] == pytest.approx(40 - 25)
+
+
+def test_controls_are_never_chosen(ladder: dict[str, DerivedLine]) -> None:
+    """The ceiling control has 99 dB everywhere, the grey floor 11 dB on the image nobody has."""
+    for line in ladder.values():
+        assert {member.role for member in line.members} == {"attack"}
+        assert line.scored("psnr", "standard").max() == 30.0
+
+
+def test_a_score_that_is_no_number_is_no_candidate(tmp_path: Path) -> None:
+    entries = [cell("x", attack="x"), cell("y", attack="y")]
+    ladder_of(tmp_path, (entries[0], [math.nan, math.nan]), (entries[1], [9.0, math.nan]))
+    worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
+    assert list(worst.scored("psnr", "standard")) == [9.0]
+    reason = worst.scores("psnr", "standard").set_index("image_id").loc[image_id(1), "reason"]
+    assert reason.startswith("x failed: its PSNR is not a number")
+
+
+def test_exact_beats_all_and_counts_as_exact(tmp_path: Path) -> None:
+    entries = [cell("x", attack="x"), cell("y", attack="y")]
+    ladder_of(tmp_path, (entries[0], [150.0, 20.0]), (entries[1], [math.inf, 20.0]))
+    worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
+    assert worst.counts == {"x": 1, "y": 1}
+    frame = build_table([], "standard", [worst]).frame.iloc[0]
+    assert (frame["psnr_exact"], frame["psnr_mean"]) == (1, 60.0)
+
+
+# groups -------------------------------------------------------------------------------------------
+
+
+def test_one_attack_is_nothing_to_choose_from(tmp_path: Path) -> None:
+    """Another attack on another dtype, one without rows and controls make no ladder."""
+    entries = [
+        cell("x"),
+        cell("x64", dtype="float64", attack="y"),
+        cell("grey", attack="grey", role="floor"),
+    ]
+    ladder_of(tmp_path, *((entry, [10.0]) for entry in entries))
+    store = RunStore(tmp_path)
+    store.write_cells([*entries, cell("none", attack="z", status="unsupported", reason="D < N")])
+    assert derived_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gamma": 0.5},
+        {"setting": "b"},
+        {"seed": 1},
+        {"checkpoint_sha": "cd" * 32},
+        {"dal": True},
+        {"augment": "flip"},
+        {"withhold": ["pos_embed"]},
+        {"position_noise": 0.1},
+        {"a fact of tomorrow": "x"},
+    ],
+)
+def test_two_targets_are_never_one_group(tmp_path: Path, change: dict[str, Any]) -> None:
+    entries = [cell("x", attack="x"), cell("y", attack="y", **change)]
+    ladder_of(tmp_path, *((entry, [10.0]) for entry in entries))
+    assert derived_of(tmp_path) == {}
+
+
+def test_an_older_cell_says_by_silence_what_a_newer_one_says_in_words(tmp_path: Path) -> None:
+    newer: dict[str, Any] = {"attack_name": "y", "attack_options": "{}"}
+    newer |= {"role": "attack", "uploads": 1, "plain_share": 0, "mask": "image", "withhold": []}
+    newer |= {"engine": "batched", "lr": 0.1, "planned_images": 1, "labels": "Other words."}
+    entries = [cell("x", attack="x"), cell("y", attack="y", **newer)]
+    ladder_of(tmp_path, *((entry, [10.0]) for entry in entries))
+    assert list(derived_of(tmp_path)) == [f"worst_case, {ONE}"]
+
+
+def test_uploads_are_counted(tmp_path: Path) -> None:
+    """Who may use one upload is not compared with who has three."""
+    entries = [
+        cell("x", attack="x"),
+        cell("y", attack="y", uploads=1),
+        cell("r", attack="r", uploads=3),
+    ]
+    ladder_of(
+        tmp_path, (entries[0], [10.0, 30.0]), (entries[1], [20.0, 12.0]), (entries[2], [25.0] * 2)
+    )
+    derived = derived_of(tmp_path)
+    assert list(derived) == [f"worst_case, {ONE}", f"worst_case, {ANY}"]
+    once, several = derived.values()
+    assert list(once.scored("psnr", "standard")) == [20.0, 30.0]
+    assert list(several.scored("psnr", "standard")) == [25.0, 30.0]
+    assert (once.uploads, several.uploads) == (1, 3)
+    assert several.counts == {"x": 1, "y": 0, "r": 1}
+
+
+def test_equal_labels_are_told_apart_by_their_line(tmp_path: Path) -> None:
+    entries = [cell("x", engine="batched"), cell("y", engine="breaching")]
+    ladder_of(tmp_path, (entries[0], [10.0, 11.0]), (entries[1], [10.0, 12.0]))
+    assert derived_of(tmp_path)[f"worst_case, {ONE}"].counts == {
+        "april, line 1": 1,
+        "april, line 2": 1,
+    }
+
+
+def test_runs_are_not_mixed(tmp_path: Path) -> None:
+    folders = [
+        ladder_of(tmp_path / name, (cell("x", attack=name), [10.0])) for name in ("one", "two")
+    ]
+    assert derived_lines(reduced_groups(load_runs(folders).lines)) == []
+
+
+def test_a_run_without_residuals_has_no_choice_by_them(tmp_path: Path) -> None:
+    ladder_run(tmp_path, residuals=False)
+    assert list(derived_of(tmp_path)) == [f"worst_case, {ONE}"]
+
+
+def test_a_reconstruction_without_a_residual_cannot_be_chosen(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    entries = [cell("x", attack="x"), cell("y", attack="y")]
+    store.write_cells(entries)
+    for entry in entries:
+        rows = image_rows(entry, image_id(0), 10.0, diagnostics={"gradient_residual": 0.3})
+        write_rows(store, entry, [*rows, *image_rows(entry, image_id(1), 40.0)])
+    choice = derived_of(tmp_path)[f"attackers_choice, {ONE}"]
+    rows = choice.scores("psnr", "standard").set_index("image_id")
+    assert rows.loc[image_id(1), ["status", "reason"]].tolist() == ["unsupported", NO_RESIDUAL]
+    assert choice.counts == {"x": 1, "y": 0}
+
+
+def test_the_order_of_the_rows_does_not_show(tmp_path: Path) -> None:
+    store = ladder_run(tmp_path / "run")
+    before = derived_of(tmp_path / "run")
+    for name in ("april", "patch_gradient", "masked_span"):
+        rows = store.read_rows(name).iloc[::-1].reset_index(drop=True)
+        for path in (tmp_path / "run/rows" / name).glob("*.parquet"):
+            path.unlink()
+        store.write_rows(name, 0, rows)
+    after = derived_of(tmp_path / "run")
+    for label, line in before.items():
+        left, right = (
+            build_table([], "standard", [one]).frame.drop(columns="line")
+            for one in (line, after[label])
+        )
+        pd.testing.assert_frame_equal(left, right)

@@ -1,0 +1,311 @@
+"""The two commands: exit codes, messages without tracebacks, overrides."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mjp_privacy import cli
+from tests.helpers.runs import TINY, cell, cells, one_cell, photographs, rows, tiny
+
+ROOT = Path(__file__).parents[1]
+
+
+class Workplace:
+    """A folder with a config and images; commands in it."""
+
+    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.root, self.capsys = root, capsys
+        self.images = photographs(root / "images", 3)
+        self.run = root / "run"
+        self.config = self.write("one.yaml", one_cell())
+
+    def write(self, name: str, content: dict[str, Any]) -> Path:
+        path = self.root / name
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    def attack(self, *more: object, **replaced: object) -> tuple[int, str]:
+        """Exit code and what was printed; a keyword replaces an argument, None leaves it out."""
+        given = {"config": self.config, "images": self.images, "out": self.run, "device": "cpu"}
+        given |= replaced
+        argv = [given.pop("config")]
+        for name, value in given.items():
+            argv += [] if value is None else [f"--{name}", value]
+        return self.command(cli.run_attack, *argv, *more)
+
+    def report(self, *argv: object) -> tuple[int, str]:
+        return self.command(cli.report, *argv)
+
+    def command(self, entry: Callable[[list[str]], int], *argv: object) -> tuple[int, str]:
+        self.capsys.readouterr()
+        try:
+            code = entry([str(argument) for argument in argv])
+        except SystemExit as stop:  # tyro's own: a wrong flag, or --help
+            code = int(stop.code or 0)
+        printed = self.capsys.readouterr()
+        text = printed.out + printed.err
+        assert "Traceback" not in text
+        return code, text
+
+
+@pytest.fixture
+def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Workplace:
+    return Workplace(tmp_path, capsys)
+
+
+# done, failed, wrong ------------------------------------------------------------------------------
+
+
+def test_a_run_and_its_report(place: Workplace) -> None:
+    code, said = place.attack()
+    assert code == 0
+    assert f"3 images in 1 cells: {place.run}" in said
+    assert f"Next: python report.py {place.run} --out {place.run / 'report'}" in said
+    code, said = place.report(place.run, "--out", place.run / "report")
+    assert code == 0
+    assert "ViT" in said
+    for name in ("table.md", "table.csv", "table.tex", "table.html", "samples.csv"):
+        assert (place.run / "report" / name).is_file()
+
+
+def test_failures_are_exit_code_3_with_their_reasons(place: Workplace) -> None:
+    (place.images / "1.png").write_bytes(b"")
+    code, said = place.attack()
+    assert code == 3
+    assert "1 failure(s); each is a row with its reason" in said
+    assert "1.png: the file is empty (0 bytes)" in said
+
+
+def test_a_checkpoint_that_is_not_there_is_exit_code_3_and_mended_by_weights(
+    place: Workplace, tmp_path: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    from mjp_privacy import load_model
+
+    config = place.write("two.yaml", tiny(models={"ViT": TINY, "MJP": TINY | {"checkpoint": None}}))
+    code, said = place.attack(config=config)
+    assert code == 3
+    assert "MJP: FAILED" in said
+    code, said = place.attack("--weights", "MJP=nowhere.pth", config=config)
+    assert code == 3
+    assert "No checkpoint at nowhere.pth" in said
+    save_file(load_model(**TINY).state_dict(), tmp_path / "w.safetensors")
+    code, said = place.attack("--weights", f"MJP={tmp_path / 'w.safetensors'}", config=config)
+    assert code == 0
+    assert set(rows(place.run)["status"]) == {"ok"}
+
+
+def test_not_applicable_is_no_failure(place: Workplace) -> None:
+    strict = one_cell(models={"ViT": TINY | {"position_embedding": "strict"}})
+    assert place.attack(config=place.write("strict.yaml", strict))[0] == 0
+
+
+def broken_zip(place: Workplace) -> Path:
+    path = place.root / "broken.zip"
+    path.write_bytes(b"PK\x03\x04 and then nothing")
+    return path
+
+
+def zip_without_images(place: Workplace) -> Path:
+    path = place.root / "empty.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "no image")
+    return path
+
+
+def folder_without_images(place: Workplace) -> Path:
+    (place.root / "empty").mkdir()
+    return place.root / "empty"
+
+
+def wrong_labels(place: Workplace) -> Path:
+    path = place.root / "labels.csv"
+    path.write_text("file,label\n0.png,cat\n")
+    return path
+
+
+def list_config(place: Workplace) -> Path:
+    path = place.root / "list.yaml"
+    path.write_text("- name: x\n")
+    return path
+
+
+def a_file(place: Workplace) -> Path:
+    (place.root / "file").write_text("x")
+    return place.root / "file"
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "said"),
+    [
+        ("config", lambda p: p.root / "oen.yaml", "Did you mean"),
+        ("config", lambda p: p.root / "none" / "x.yaml", "No config at"),
+        ("config", list_config, "got list"),
+        ("images", lambda p: p.root / "imagse", "Did you mean"),
+        ("images", folder_without_images, "No image in"),
+        ("images", broken_zip, "is not a readable zip"),
+        ("images", zip_without_images, "No image in"),
+        ("images", lambda p: "~nobody-of-this-name/images", "No folder or zip of images at"),
+        ("images", a_file, "Expected a folder or a zip"),
+        ("images", lambda p: None, "No images given: expected --images PATH"),
+        ("labels", lambda p: p.root / "lables.csv", "No label file at"),
+        ("labels", wrong_labels, "labels.csv"),
+        ("limit", lambda p: 0, "Expected a limit of at least 1 image, got 0"),
+        ("limit", lambda p: -3, "at least 1 image, got -3"),
+        ("limit", lambda p: "few", "limit"),
+        ("gamma", lambda p: 2, "--gamma is a share of the patches, 0 to 1; got 2"),
+        ("gamma", lambda p: "nan", "0 to 1; got nan"),
+        ("device", lambda p: "gpu", "device"),
+        ("out", a_file, "--out"),
+        ("out", lambda p: a_file(p) / "run", "--out"),
+        ("out", lambda p: None, "--out"),
+        ("outt", lambda p: p.run, "--outt"),
+        ("weights", lambda p: "Vit=x.pth", "Unknown model 'Vit'. Did you mean ViT?"),
+        ("block", lambda p: 0, "block: expected at least 1, got 0"),
+        ("client.batch", lambda p: 2, "block: a block holds whole client steps"),
+        ("client.mode", lambda p: "test", "client.mode"),
+        ("dtypes", lambda p: "float16", "dtypes"),
+    ],
+)
+def test_a_mistake_is_exit_code_2_and_said(
+    place: Workplace, argument: str, value: Callable[[Workplace], object], said: str
+) -> None:
+    code, printed = place.attack(**{argument: value(place)})
+    assert code == 2
+    assert said in " ".join(printed.split())
+    assert not list(place.root.glob("run/rows/*"))
+
+
+def test_weights_given_twice_are_refused(place: Workplace) -> None:
+    code, said = place.attack("--weights", "ViT=a.pth", "--weights", "ViT=b.pth")
+    assert code == 2
+    assert "--weights NAME=PATH NAME=PATH" in said
+
+
+def test_no_arguments_at_all(place: Workplace) -> None:
+    for entry in (cli.run_attack, cli.report):
+        code, said = place.command(entry)
+        assert code == 2
+        assert "--out" in said
+
+
+def test_reports_of_what_is_no_run(place: Workplace) -> None:
+    out = place.root / "report"
+    for run, expected in (
+        (place.images, "is not a run folder"),
+        (place.root / "nothing", "does not exist"),
+        (place.config, "is a file"),
+    ):
+        code, said = place.report(run, "--out", out)
+        assert (code, expected in said) == (2, True), said
+    assert place.report("--out", out)[0] == 2
+    place.attack()
+    code, said = place.report(place.run, "--out", place.config)
+    assert (code, "is a file" in said) == (2, True)
+
+
+def test_other_pixels_are_exit_code_2(place: Workplace) -> None:
+    place.attack()
+    (place.images / "0.png").write_bytes((place.images / "1.png").read_bytes())
+    code, said = place.attack()
+    assert code == 2
+    assert "had other pixels: 0.png" in said
+
+
+def test_an_interrupt_says_that_the_same_command_goes_on(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mjp_privacy.experiment.runner.run_experiment", interrupted)
+    code, said = place.attack()
+    assert code == 130
+    assert "the same command goes on from here" in said
+
+
+# the config's values and overrides ----------------------------------------------------------------
+
+
+def test_help_shows_the_configs_values_as_defaults(place: Workplace) -> None:
+    config = one_cell(seed=41, dtypes=["float64"], images="my/pictures", client={"dal": True})
+    path = place.write("mine.yaml", config)
+    code, said = place.command(cli.run_attack, path, "--help")
+    assert code == 0
+    said = " ".join(said.replace("│", " ").split())
+    for default in ("default: 41", "default: 3", "default: float64", "default: my/pictures"):
+        assert default in said
+    assert "--client.dal, --client.no-dal" in said
+    assert "(default: True)" in said
+    for flag in ("--images", "--out", "--weights", "--labels", "--limit", "--gamma", "--device"):
+        assert flag in said
+    assert place.command(cli.run_attack, "--help")[0] == 0
+    assert place.command(cli.report, "--help")[0] == 0
+
+
+def test_overrides_replace_the_configs_values(place: Workplace) -> None:
+    code, _ = place.attack("--client.dal", "--seed", 7, "--dtypes", "float64", "--block", 2)
+    assert code == 0
+    entry = cell(place.run)
+    assert (entry["seed"], entry["dtype"]) == (7, "float64")
+    written = yaml.safe_load((place.run / "experiment.yaml").read_text())["experiment"]
+    assert (written["block"], written["client"]["dal"]) == (2, True)
+    assert len(list(place.run.glob("rows/*/*.parquet"))) == 2
+
+
+def test_what_is_not_overridden_is_the_configs_whatever_its_name(place: Workplace) -> None:
+    """Also of a config without .yaml, and beside another argument that ends in .yaml."""
+    content = one_cell(seed=41, dtypes=["float64"])
+    plain = place.write("experiment", content)
+    assert place.attack(config=plain, out=place.root / "plain")[0] == 0
+    assert cell(place.root / "plain")["seed"] == 41
+    out = place.root / "out.yaml"
+    assert place.command(
+        *(cli.run_attack, "--out", out, "--images", place.images, plain, "--device", "cpu")
+    )[0] == 0  # fmt: skip
+    assert (cell(out)["seed"], cell(out)["dtype"]) == (41, "float64")
+
+
+def test_gamma_and_limit_from_the_command_line(place: Workplace) -> None:
+    config = place.write("tiny.yaml", tiny())
+    assert place.attack(config=config, gamma=0.75, limit=2)[0] == 0
+    assert [entry["gamma"] for entry in cells(place.run)] == [0, 0.75, 0, 0.75, 0.75]
+    assert rows(place.run)["image_id"].nunique() == 2
+
+
+def test_a_label_file_from_the_command_line(place: Workplace) -> None:
+    (place.images / "labels.csv").rename(place.root / "mine.csv")
+    assert place.attack(labels=place.root / "mine.csv")[0] == 0
+    found = rows(place.run)
+    assert set(found["label_source"]) == {"csv"}
+    assert set(found.loc[found["metric"] == "top1", "status"]) == {"ok"}
+
+
+# as a process -------------------------------------------------------------------------------------
+
+
+def process(*argv: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, argv)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_scripts_pass_exit_codes_and_messages_on(place: Workplace) -> None:
+    for argv in (("run_attack.py", place.root / "oen.yaml"), ("report.py", place.images)):
+        done = process(*argv, "--out", place.root / "out")
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert "Traceback" not in done.stderr

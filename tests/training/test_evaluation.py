@@ -1,0 +1,193 @@
+"""Accuracy, Diff. Norm. and consistency: by hand, at the limits, and through the command."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mjp_privacy.data import ImageSource, open_images
+from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from mjp_privacy.training.config import plain
+from mjp_privacy.training.consistency import measure
+from mjp_privacy.training.evaluation import main
+from mjp_privacy.training.evaluation_report import Evaluated, markdown, summary_table
+from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4
+from tests.helpers.models import tiny
+from tests.helpers.training import class_folders, small
+
+FACTS = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25], "num_heads": 3, "resize": 32}
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> ImageSource:
+    return open_images(class_folders(tmp_path / "data", images=3, classes=5, side=32))
+
+
+def saved(path: Path, model: Victim, **more: object) -> Path:
+    metadata = {key: json.dumps(value) for key, value in {**FACTS, **more}.items()}
+    tensors = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
+    save_file(tensors, path, metadata)
+    return path
+
+
+def undecided(model: Victim) -> Victim:
+    """Without the biases that make all images alike, so that shuffling changes some answers."""
+    with torch.no_grad():
+        if model.position_embedding == "learned":
+            model.table.mul_(3)
+        if model.unk_embed is not None:
+            model.unk_embed.mul_(3)
+        model.patch_embed.proj.bias.zero_()
+        model.head.bias.zero_()
+    return model
+
+
+def test_every_figure_by_hand(images: ImageSource) -> None:
+    model = undecided(tiny(torch.float32, unknown_embedding=True, resize=32))
+    rows = measure(model, images, images.records, [0.5]).set_index("image_id")
+    assert 0 < rows["consistency"].mean() < 1
+    assert 0 < rows["top1"].astype(float).mean() < 1
+    for record in images.records:
+        pixels = torch.from_numpy(np.array(images.decode(record)))
+        image = (pixels.permute(2, 0, 1) / 255)[None]
+        mask, order = draw_masks([record.image_id], grid=4, gamma=0.5, round=0, seed=0)
+        shuffled = shuffle_patches(image, order, 8)
+        features = [
+            model.forward_features(model.normalize(x), m)[:, 0]
+            for x, m in ((image, None), (shuffled, mask))
+        ]
+        logits = [model(model.normalize(image))[0], model(model.normalize(shuffled), mask)[0]]
+        row = rows.loc[record.image_id]
+        assert row["diff_norm"] == pytest.approx(
+            (features[0] - features[1]).norm().item(), rel=1e-4
+        )
+        assert row["predicted"] == logits[0].argmax().item()
+        assert row["consistency"] == float(logits[0].argmax() == logits[1].argmax())
+        assert row["top1"] == float(logits[0].argmax().item() == record.label)
+        assert row["top5"] == 1.0  # of five classes
+        assert row["top1_shuffled"] == float(logits[1].argmax().item() == record.label)
+        assert row["masked_patches"] == mask.sum().item()
+
+
+@pytest.mark.parametrize("reading", ["exposed", "strict"])
+def test_without_position_embeddings_all_stay_the_same(images: ImageSource, reading: str) -> None:
+    model = undecided(tiny(torch.float32, position_embedding=reading))
+    rows = measure(model, images, images.records, [0.27, 0.9])
+    assert rows["predicted"].nunique() > 1
+    assert (rows["consistency"] == 1).all()
+    assert rows["diff_norm"].max() < 1e-3
+    assert rows["masked_patches"].max() > 4
+
+
+def test_at_gamma_zero_nothing_changes(images: ImageSource) -> None:
+    rows = measure(tiny(torch.float32), images, images.records, [0.0])
+    assert (rows["diff_norm"] == 0).all()
+    assert (rows["consistency"] == 1).all()
+    assert (rows["top1"] == rows["top1_shuffled"]).all()
+
+
+def test_an_unreadable_image_is_a_failure_and_counted(images: ImageSource) -> None:
+    (images.path / "class_0" / "001.png").write_bytes(b"no image")
+    rows = measure(tiny(torch.float32), images, images.records, [0.27, 0.5])
+    failed = rows[rows["status"] == "failed"]
+    assert len(rows) == 30
+    assert list(failed["image_id"]) == ["class_0/001.png"] * 2
+    table = summary_table([Evaluated("model", rows, None, None)])
+    assert list(table["n"]) == [14, 14]
+    assert list(table["failed"]) == [1, 1]
+    ok = rows[(rows["status"] == "ok") & (rows["gamma"] == 0.5)]
+    assert table["consistency"][1] == pytest.approx(100 * ok["consistency"].astype(float).mean())
+    assert "14 (1 failed)" in markdown(table, [Evaluated("model", rows, None, None)])
+
+
+def test_the_papers_figures_stand_beside_with_the_difference(images: ImageSource) -> None:
+    rows = measure(tiny(torch.float32), images, images.records, [0.27])
+    models = [Evaluated("ours", rows, 0.03, TABLE3[0.03])]
+    table = summary_table(models)
+    text = markdown(table, models)
+    assert f"82.9 ({table['consistency'][0] - 82.9:+.1f})" in text
+    assert f"80.5 ({table['top1'][0] - 80.5:+.1f})" in text
+    assert f"8.96 ({table['diff_norm'][0] - 8.96:+.2f})" in text
+    assert "unadjusted" in text
+
+
+def test_the_printed_figures_agree_with_one_another() -> None:
+    deit, mjp = TABLE1[2], TABLE1[3]
+    assert (TABLE4["A"].top1, TABLE4["A"].consistency) == (deit.top1, deit.consistency)
+    assert (TABLE4["J"].top1, TABLE4["J"].consistency) == (mjp.top1, mjp.consistency)
+    assert TABLE3[0.03].diff_norm == mjp.diff_norm
+    assert TABLE4["B"].consistency == 100
+
+
+def test_the_command_writes_a_table_and_a_sweep(
+    images: ImageSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without = {"position_embedding": "none", "unknown_embedding": False, "dal": "none"}
+    recipe = plain(small(model=without, jigsaw={"shuffle": "none"}))
+    one = saved(tmp_path / "one.safetensors", tiny(torch.float32, unknown_embedding=True))
+    two = saved(
+        tmp_path / "two.safetensors",
+        tiny(torch.float32, position_embedding="exposed"),
+        position_embedding="exposed",
+        recipe=recipe,
+    )
+    out = tmp_path / "out"
+    command = ["--checkpoint", str(one), f"no PEs={two}", "--data", str(images.path)]
+    assert main([*command, "--gamma", "0.27", "0.5", "--out", str(out), "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "| no PEs |" in printed
+    assert "Table 4, B: A − PEs" in printed
+    assert {path.name for path in out.iterdir()} == {
+        *("per_image.csv", "summary.csv", "table.md", "sweep.png")
+    }
+    table = pd.read_csv(out / "summary.csv").set_index(["model", "gamma"])
+    assert table.loc[("no PEs", 0.5), "consistency"] == 100
+    assert table.loc[("no PEs", 0.5), "paper_consistency"] == 100
+    assert len(pd.read_csv(out / "per_image.csv")) == 2 * 2 * 15
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--gamma", "1.2"], "expected 0 to 1, got 1.2"),
+        (["--paper-row", "Z"], "expected one of A, B"),
+        (["--checkpoint", "nowhere.pth"], "No checkpoint at nowhere.pth"),
+        (["--checkpoint", "packaged:nothing"], "Unknown packaged checkpoint 'nothing'"),
+    ],
+)
+def test_mistakes_are_said_without_a_traceback(
+    images: ImageSource,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    words: str,
+) -> None:
+    path = saved(tmp_path / "one.safetensors", tiny(torch.float32))
+    command = ["--checkpoint", str(path), "--data", str(images.path), "--device", "cpu", *more]
+    assert main(command) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_part_of_the_class_folders_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would be numbered anew, and the accuracy be that of other classes."""
+    path = saved(tmp_path / "one.safetensors", tiny(torch.float32))
+    data = class_folders(tmp_path / "part", images=2, side=32)
+    command = ["--checkpoint", str(path), "--data", str(data), "--device", "cpu"]
+    assert main(command) == 2
+    assert "3 class folders, but one has 5 classes" in capsys.readouterr().err
+    for label in range(3):
+        (data / f"class_{label}").rename(data / str(label))
+    assert main(command) == 0
+
+
+def test_metadata_that_is_no_choice_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "one.safetensors", tiny(torch.float32), first_block="closed")
+    with pytest.raises(Exception, match=r"first_block 'closed'. Did you mean closed_form"):
+        load_model(checkpoint=path)
