@@ -9,6 +9,7 @@ add its line below, and name it under `attacks:` in a config. Controls
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from importlib import import_module
 from inspect import get_annotations
 from typing import Any, get_type_hints
@@ -16,61 +17,91 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import Registry, unknown_name
+from mjp_privacy.core.registry import Entry, Registry, unknown_name
 from mjp_privacy.interfaces import Attack, Control
 
-ATTACKS: Registry[str] = Registry("attack")
-ATTACKS.register("april", "attacks.april:April")
-ATTACKS.register("april_unk_aware", "attacks.april:UnknownAwareApril")
-ATTACKS.register("april_prior", "attacks.april_prior:AprilPrior")
-ATTACKS.register("patch_gradient", "attacks.patch_gradient:PatchGradient")
-ATTACKS.register("patch_prior", "attacks.patch_gradient:PatchPriorAttack")
-ATTACKS.register("plain_step", "attacks.patch_gradient:PlainStep")
-ATTACKS.register("mask_locator", "attacks.mask_locator:MaskLocator")
-ATTACKS.register("masked_span", "attacks.masked_span:MaskedSpan")
-ATTACKS.register("pixel_lattice", "attacks.pixel_lattice:PixelLattice")
-ATTACKS.register("multi_round", "attacks.masked_span:MultiRound")
-ATTACKS.register("token_span", "attacks.token_span:TokenSpan")
-ATTACKS.register("inverting_gradients", "attacks.gradient_matching:InvertingGradients")
-ATTACKS.register("april_optimization", "attacks.gradient_matching:AprilOptimization")
+__all__ = ["ATTACKS", "CONTROLS", "find_attack"]
+
+ATTACKS: Registry[Entry] = Registry("attack")
+CONTROLS: Registry[Entry] = Registry("control")
 
 
-CONTROLS: Registry[str] = Registry("control")
-CONTROLS.register("grey", "attacks.controls:Grey")
-CONTROLS.register("mean_image", "attacks.controls:MeanImage")
-CONTROLS.register("other_image", "attacks.controls:OtherImage")
-CONTROLS.register("oracle_inverse", "attacks.controls:OracleInverse")
+def _attack(name: str, where: str, summary: str, preset: Mapping[str, Any] | None = None) -> None:
+    ATTACKS.register(name, Entry(f"attacks.{where}", summary, preset or {}))
 
+
+def _control(name: str, where: str, summary: str) -> None:
+    CONTROLS.register(name, Entry(f"attacks.{where}", summary))
+
+
+_attack("april", "april:April", "the published closed form, on a client with an altered block 0")
+_attack("april_unk_aware", "april:UnknownAwareApril", "the same, knowing MJP's unknown embedding")
+_attack("april_prior", "april_prior:AprilPrior", "the same equations with a picture prior")
+_attack("patch_gradient", "patch_gradient:PatchGradient", "two gradients of the model as it is")
+_attack("patch_prior", "patch_gradient:PatchPriorAttack", "the same with a prior, for noise")
+_attack("plain_step", "patch_gradient:PlainStep", "waits for a step that MJP left unshuffled")
+_attack("mask_locator", "mask_locator:MaskLocator", "names the masked positions, makes no picture")
+_attack("masked_span", "masked_span:MaskedSpan", "knows MJP: the masked patches' span, and a prior")
+_attack("pixel_lattice", "pixel_lattice:PixelLattice", "the same where pixels are 8-bit: a lattice")
+_attack(
+    "multi_round",
+    "masked_span:MaskedSpan",
+    "several uploads of the same pixels: their spans intersect",
+    {"name": "multi_round", "uploads": 6},
+)
+_attack("token_span", "token_span:TokenSpan", "needs no gradient of the position embeddings")
+_attack(
+    "inverting_gradients",
+    "gradient_matching:GradientMatching",
+    "gradient matching as breaching runs it",
+)
+_attack(
+    "april_optimization",
+    "gradient_matching:GradientMatching",
+    "the same with a term for the position embeddings",
+    {"name": "april_optimization", "positions": 1.0},
+)
+
+_control("grey", "controls:Grey", "floor: every pixel 0.5")
+_control("mean_image", "controls:MeanImage", "floor: the mean colour of photographs")
+_control("other_image", "controls:OtherImage", "floor: another photograph")
+_control("oracle_inverse", "controls:OracleInverse", "ceiling: the true embeddings, inverted")
 
 MEMBERS = ("name", "published", "victim", "uploads", "needs", "unsupported", "run")
 CONTROL_MEMBERS = ("name", "role", "run")
 
 
 def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Control:
-    """The attack or control of that name with these options; both are checked kindly."""
+    """The attack or control of that name with these options; both are checked.
+
+    find_attack("multi_round", {"uploads": 3})
+    """
     if name not in ATTACKS and name not in CONTROLS:
         raise unknown_name("attack", name, [*ATTACKS, *CONTROLS])
-    module, _, attribute = (CONTROLS if name in CONTROLS else ATTACKS)[name].partition(":")
+    entry = (CONTROLS if name in CONTROLS else ATTACKS)[name]
+    module, _, attribute = entry.where.partition(":")
     cls = getattr(import_module(module), attribute)
-    found = _made(name, cls, options or {})
+    made = _made(name, cls, entry.preset, options or {})
     members = CONTROL_MEMBERS if name in CONTROLS else MEMBERS
-    if missing := [member for member in members if not hasattr(found, member)]:
+    if missing := [member for member in members if not hasattr(made, member)]:
         raise UserError(
             f"Attack {name}: {attribute} in {module} lacks {', '.join(missing)}. Expected "
             f"{', '.join(members)}, as `mjp_privacy.interfaces` describes them; what is no option "
             "is a ClassVar."
         )
-    return found
+    return made
 
 
-def _made(name: str, cls: Any, options: dict[str, Any]) -> Attack | Control:
+def _made(
+    name: str, cls: Any, preset: Mapping[str, Any], options: dict[str, Any]
+) -> Attack | Control:
     """With known options; what the attack itself says of their values goes first."""
-    fields = [field.name for field in dataclasses.fields(cls) if field.init]
+    fields = [f.name for f in dataclasses.fields(cls) if f.init and f.name != "name"]
     for option in options:
         if option not in fields:
             raise UserError(f"Attack {name}: {unknown_name('option', option, fields)}")
     try:
-        made: Attack | Control = cls(**options)
+        made: Attack | Control = cls(**{**preset, **options})
     except (TypeError, ValueError):
         _check_types(name, cls, options)
         raise
@@ -83,20 +114,17 @@ def _check_types(name: str, cls: Any, options: dict[str, Any]) -> None:
         try:
             TypeAdapter(_type_of(cls, option)).validate_python(value)
         except ValidationError as error:
-            told = error.errors()[0]["msg"]
-            raise UserError(f"Attack {name}, option {option}: {told}; got {value!r}.") from error
+            mistake = error.errors()[0]["msg"]
+            raise UserError(f"Attack {name}, option {option}: {mistake}; got {value!r}.") from error
 
 
 def _type_of(cls: Any, option: str) -> Any:
     """Of this field alone: others may name what is imported for type checkers only."""
     owned = (get_annotations(base) for base in cls.__mro__)
     owner, annotation = next(
-        (base, found[option])
-        for base, found in zip(cls.__mro__, owned, strict=True)
-        if option in found
+        (base, annotations[option])
+        for base, annotations in zip(cls.__mro__, owned, strict=True)
+        if option in annotations
     )
     body = {"__module__": owner.__module__, "__annotations__": {option: annotation}}
     return get_type_hints(type(owner.__name__, (), body))[option]
-
-
-__all__ = ["ATTACKS", "CONTROLS", "find_attack"]

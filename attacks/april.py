@@ -20,18 +20,16 @@ import torch
 from torch import Tensor
 
 from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.names import QKV, TABLE, UNKNOWN
 from attacks.equations.pictures import to_unit_range
+from attacks.equations.requirements import lacks_positions
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
 
 if TYPE_CHECKING:
     from attacks.breaching.closed_form import BatchedAprilAttacker
-
-TABLE = "pos_embed"
-UNKNOWN = "unk_embed"
-QKV = "blocks.0.attn.qkv.weight"
 
 
 @dataclass(frozen=True)
@@ -58,23 +56,8 @@ class April:
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         return (TABLE, QKV)
 
-    def unsupported(self, view: AttackerView) -> str | None:
-        model, update = view.model, view.updates[0]
-        if model.pos_embed is None:
-            return "the model has no position embeddings, so their gradient is not uploaded"
-        missing = [name for name in self.needs(model) if name not in update.grads]
-        if missing:
-            return f"the upload holds no gradient of {', '.join(missing)}"
-        if update.batch != 1:
-            return f"APRIL is for batch 1; the client's batch is {update.batch}"
-        if update.kind != "gradient":
-            return "APRIL needs a gradient; the upload is a weight difference"
-        if model.index_embed is not None:
-            return "APRIL subtracts the position table alone; the model adds an index table too"
-        tokens, width = model.patch_embed.num_patches + 1, model.embed_dim
-        if tokens > width:
-            return f"underdetermined: {tokens} tokens, {width} equations (N+1 <= D is needed)"
-        return None
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        return refused(view, self.needs(view.model))
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         update = view.updates[0]
@@ -105,8 +88,31 @@ class April:
         return self._attackers[model]
 
 
+def refused(view: AttackerView, names: Sequence[str]) -> Refusal | None:
+    """Why APRIL's equations cannot be solved with the gradients of these parameters, or None."""
+    model, update = view.model, view.updates[0]
+    if (refusal := lacks_positions(model)) is not None:
+        return refusal
+    if missing := [name for name in names if name not in update.grads]:
+        text = f"the upload holds no gradient of {', '.join(missing)}"
+        return Refusal("missing_gradient", text)
+    if update.batch != 1:
+        return Refusal("batch", f"APRIL is for batch 1; the client's batch is {update.batch}")
+    if update.kind != "gradient":
+        text = "APRIL needs a gradient; the upload is a weight difference"
+        return Refusal("weight_difference", text)
+    if model.index_embed is not None:
+        text = "APRIL subtracts the position table alone; the model adds an index table too"
+        return Refusal("model", text)
+    tokens, width = model.patch_embed.num_patches + 1, model.embed_dim
+    if tokens > width:
+        text = f"underdetermined: {tokens} tokens, {width} equations (N+1 <= D is needed)"
+        return Refusal("underdetermined", text)
+    return None
+
+
 @dataclass(frozen=True)
-class UnknownAwareApril(April):
+class UnknownAwareApril:
     """APRIL by somebody who has read the MJP paper.
 
     The zero rows of `pos_embed.grad` name the masked positions, and `unk_embed.grad` is the sum of
@@ -117,8 +123,12 @@ class UnknownAwareApril(April):
     and at masked positions z_unk - E_unk is inverted: their common content, not each patch's.
     """
 
+    engine: Literal["batched"] = "batched"
+    april: April = field(default_factory=April, init=False, repr=False, compare=False)
     name: ClassVar[str] = "april_unk_aware"
     published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
+    uploads: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.engine != "batched":
@@ -127,17 +137,17 @@ class UnknownAwareApril(April):
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         return (TABLE, QKV, UNKNOWN) if model.unk_embed is not None else (TABLE, QKV)
 
-    def unsupported(self, view: AttackerView) -> str | None:
+    def unsupported(self, view: AttackerView) -> Refusal | None:
         if view.model.unk_embed is None:
-            return "the model has no unknown embedding"
-        return super().unsupported(view)
+            return Refusal("unknown_embedding", "the model has no unknown embedding")
+        return refused(view, self.needs(view.model))
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         model, update = view.model, view.updates[0]
         assert model.unk_embed is not None
         table_grads = update.grads[TABLE].squeeze(1)
         rows = torch.cat((table_grads, update.grads[UNKNOWN].squeeze(1)), dim=1)
-        attacker = self.attacker(model)
+        attacker = self.april.attacker(model)
         z, singular_values = attacker.embeddings(rows, update.grads[QKV])
         hidden = (table_grads[:, 1:] == 0).all(-1)
         unknown = z[:, -1:] - model.unk_embed.detach().double()

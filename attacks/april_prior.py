@@ -20,13 +20,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from attacks.april import QKV, TABLE, UNKNOWN, April
+from attacks.april import April
 from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.names import QKV, TABLE, UNKNOWN
 from attacks.equations.pictures import pictures
+from attacks.equations.requirements import unless_underdetermined
 from attacks.equations.system import is_disturbed, located
 from attacks.prior import find_prior
 from attacks.prior.wiener import PatchPrior, noise_variance, posterior_patches
-from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction
+from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 
@@ -43,11 +45,8 @@ class AprilPrior:
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         return (TABLE, QKV, UNKNOWN) if model.unk_embed is not None else (TABLE, QKV)
 
-    def unsupported(self, view: AttackerView) -> str | None:
-        reason = April().unsupported(view)
-        if reason is None or reason.startswith("underdetermined"):  # the prior stands in
-            return None
-        return reason
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        return unless_underdetermined(April().unsupported(view))
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         model, update = view.model, view.updates[0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attacks.equations.least_squares import pseudo_inverse
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction, Truth
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_images, to_patches
 
 MEAN_COLOUR = (0.485, 0.456, 0.406)
@@ -74,12 +74,12 @@ class OracleInverse:
         self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
     ) -> Reconstruction:
         wanted = inputs.images if view.against == "input" else truth.images
-        assert isinstance(view.model, Victim)
+        assert isinstance(view.model, LoadedModel)
         device = view.model.cls_token.device
         return Reconstruction(oracle_inverse(view.model, wanted.to(device)).cpu())
 
 
-def oracle_inverse(model: Victim, images: Tensor) -> Tensor:
+def oracle_inverse(model: LoadedModel, images: Tensor) -> Tensor:
     """The rank ceiling: the true embedding of every patch through the same inverse.
 
     Images (m, C, H, W) in [0, 1] as the client fed them -> W^+ (W x), in [0, 1], float64. An attack
@@ -96,9 +96,3 @@ def oracle_inverse(model: Victim, images: Tensor) -> Tensor:
 def mean_image(view: AttackerView) -> Tensor:
     """(C, S, S) in [0, 1]: the mean colour of photographs, tiled; what is right on average."""
     return torch.tensor(MEAN_COLOUR).view(-1, 1, 1).expand(-1, view.pixels.size, view.pixels.size)
-
-
-def psnr(images: Tensor, references: Tensor) -> Tensor:
-    """(m,) dB at peak 1, float64; inf where identical. For diagnostics; scores are `metrics`'."""
-    error = (images.double() - references.double()).square().flatten(1).mean(-1)
-    return -10 * torch.log10(error)

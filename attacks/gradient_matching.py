@@ -26,12 +26,13 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from attacks.april import TABLE, UNKNOWN
 from attacks.equations.clip_factor import clip_factors
+from attacks.equations.names import PATCH, TABLE, UNKNOWN
 from attacks.equations.pictures import to_unit_range
-from attacks.equations.system import PATCH, located
+from attacks.equations.requirements import lacks_positions
+from attacks.equations.system import located
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 Signed = Literal["hard", "soft", "none"]
@@ -39,7 +40,7 @@ Decay = Literal["step-lr", "cosine-decay", "linear", "none"]
 
 
 @dataclass(frozen=True)
-class InvertingGradients:
+class GradientMatching:
     """Cosine distance of all uploaded gradients, and total variation.
 
     steps      of the optimiser, in each restart
@@ -48,6 +49,8 @@ class InvertingGradients:
     decay      of the step size: `step-lr` is breaching's, to a tenth at 3/8, 5/8 and 7/8
     signed     the optimiser sees the derivative's sign (`hard`), a softened one, or all of it
     tv         weight of the total variation; 0.2 is breaching's, for large ResNets
+    positions  weight of the cosine distance of the position table's gradient alone; None: no such
+               term
     """
 
     steps: int = 2000
@@ -56,7 +59,8 @@ class InvertingGradients:
     decay: Decay = "step-lr"
     signed: Signed = "hard"
     tv: float = 0.2
-    name: ClassVar[str] = "inverting_gradients"
+    positions: float | None = None
+    name: str = "inverting_gradients"
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
     uploads: ClassVar[int] = 1
@@ -70,6 +74,9 @@ class InvertingGradients:
             raise self._refusal("step_size", "a number above 0", self.step_size)
         if not _is_number(self.tv) or self.tv < 0:
             raise self._refusal("tv", "0 or a number above", self.tv)
+        if self.positions is not None and (not _is_number(self.positions) or self.positions <= 0):
+            expected = "a number above 0 (without the term: inverting_gradients)"
+            raise self._refusal("positions", expected, self.positions)
         for option, choices in (("decay", get_args(Decay)), ("signed", get_args(Signed))):
             if getattr(self, option) not in choices:
                 raise self._refusal(option, f"one of {', '.join(choices)}", getattr(self, option))
@@ -82,14 +89,19 @@ class InvertingGradients:
         names = [name for name, _ in model.named_parameters()]
         return [name for name in names if not name.startswith("dal_regressor.")]
 
-    def unsupported(self, view: AttackerView) -> str | None:
+    def unsupported(self, view: AttackerView) -> Refusal | None:
         update = view.updates[0]
+        if self.positions is not None and (refusal := _lacks_table(view)) is not None:
+            return refusal
         if update.kind != "gradient":
-            return "gradient matching needs a gradient; the upload is a weight difference"
+            text = "gradient matching needs a gradient; the upload is a weight difference"
+            return Refusal("weight_difference", text)
         if not any(name in update.grads for name in self.needs(view.model) if name != UNKNOWN):
-            return "the upload holds no gradient of any parameter that the images enter"
+            text = "the upload holds no gradient of any parameter that the images enter"
+            return Refusal("missing_gradient", text)
         if view.labels is None:
-            return "gradient matching needs the labels, and this attacker does not know them"
+            text = "gradient matching needs the labels, and this attacker does not know them"
+            return Refusal("labels", text)
         return None
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
@@ -138,7 +150,7 @@ class InvertingGradients:
                 mask,
                 view.pixels,
                 configuration,
-                positions=self._position_term(),
+                positions=None if self.positions is None else (TABLE, self.positions),
             )
 
     def _changes(self) -> Mapping[str, Mapping[str, Any]]:
@@ -153,36 +165,14 @@ class InvertingGradients:
             },
         }
 
-    def _position_term(self) -> tuple[str, float] | None:
-        """Name and weight of a term of its own in the objective."""
-        return None
 
-
-@dataclass(frozen=True)
-class AprilOptimization(InvertingGradients):
-    """The same, and `positions` times the cosine distance of the position table's gradient."""
-
-    positions: float = 1.0
-    name: ClassVar[str] = "april_optimization"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not _is_number(self.positions) or self.positions <= 0:
-            raise self._refusal(
-                "positions",
-                "a number above 0 (without the term: inverting_gradients)",
-                self.positions,
-            )
-
-    def unsupported(self, view: AttackerView) -> str | None:
-        if view.model.pos_embed is None:
-            return "the model has no position embeddings, so their gradient is not uploaded"
-        if TABLE not in view.updates[0].grads:
-            return f"the upload holds no gradient of {TABLE}"
-        return super().unsupported(view)
-
-    def _position_term(self) -> tuple[str, float] | None:
-        return TABLE, self.positions
+def _lacks_table(view: AttackerView) -> Refusal | None:
+    """Why the position table's own term cannot be had, or None."""
+    if (refusal := lacks_positions(view.model)) is not None:
+        return refusal
+    if TABLE not in view.updates[0].grads:
+        return Refusal("missing_gradient", f"the upload holds no gradient of {TABLE}")
+    return None
 
 
 def _is_number(value: object) -> bool:

@@ -13,9 +13,11 @@ from typing import ClassVar, Literal
 
 import torch
 
+from attacks.equations.names import TABLE
 from attacks.equations.pictures import per_image
-from attacks.equations.system import TABLE, located, missing
-from mjp_privacy.interfaces import AttackerView, Reconstruction
+from attacks.equations.requirements import lacks_gradients, lacks_positions
+from attacks.equations.system import located
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 
@@ -31,10 +33,8 @@ class MaskLocator:
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         return (TABLE,)
 
-    def unsupported(self, view: AttackerView) -> str | None:
-        if view.model.pos_embed is None:
-            return "the model has no position embeddings, so their gradient is not uploaded"
-        return missing(view, TABLE)
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        return lacks_positions(view.model) or lacks_gradients(view, TABLE)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         return Reconstruction(None, mask=per_image(view, located(view, view.updates[0])))

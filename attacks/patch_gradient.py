@@ -21,7 +21,11 @@ from torch import Tensor
 
 from attacks.equations.least_squares import condition_and_rank, minimum_norm_solve
 from attacks.equations.pictures import per_image, pictures
-from attacks.equations.requirements import lacks_patch_system, needs_patch_system
+from attacks.equations.requirements import (
+    lacks_patch_system,
+    needs_patch_system,
+    unless_underdetermined,
+)
 from attacks.equations.system import (
     PATCH,
     TABLE,
@@ -33,7 +37,7 @@ from attacks.equations.system import (
 from attacks.prior import find_prior
 from attacks.prior.wiener import PatchPrior, known_variance, noise_variance, posterior_patches
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 
@@ -49,7 +53,7 @@ class PatchGradient:
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         return needs_patch_system(model)
 
-    def unsupported(self, view: AttackerView) -> str | None:
+    def unsupported(self, view: AttackerView) -> Refusal | None:
         return lacks_patch_system(view)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
@@ -91,11 +95,8 @@ class PatchPriorAttack:
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         return needs_patch_system(model)
 
-    def unsupported(self, view: AttackerView) -> str | None:
-        reason = lacks_patch_system(view)
-        if reason is None or reason.startswith("underdetermined"):  # the prior stands in
-            return None
-        return reason
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        return unless_underdetermined(lacks_patch_system(view))
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         update = view.updates[0]
@@ -135,7 +136,7 @@ class PlainStep:
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         return needs_patch_system(model)
 
-    def unsupported(self, view: AttackerView) -> str | None:
+    def unsupported(self, view: AttackerView) -> Refusal | None:
         return lacks_patch_system(view)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:

@@ -19,48 +19,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from attacks.equations.filling import Completion, check_completion
+from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
 from attacks.equations.pictures import pictures
 from attacks.equations.span import ABOVE_NOISE, off_the_visible, upload_span
-from attacks.equations.system import PATCH, TABLE, UNKNOWN, PatchSystem, gradient, patch_system
-from attacks.equations.tokens import QKV
+from attacks.equations.system import PatchSystem, gradient, patch_system
 from attacks.jigsaw.solver import solve
 from attacks.lattice.unmixing import sum_coordinates, unmix
 from attacks.masked_span import MaskedSpan
-from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images, to_patches
 
 
 @dataclass(frozen=True)
-class PixelLattice(MaskedSpan):
-    """`most`: masked patches beyond which no lattice is tried."""
+class PixelLattice:
+    """`most`: masked patches beyond which no lattice is tried; the others as in `masked_span`."""
 
+    prior: str = "fitted"
+    completion: Completion = "field"
+    tokens: bool = True
     most: int = 80
     name: ClassVar[str] = "pixel_lattice"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+    uploads: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_completion(self.name, self.completion)
+
+    @property
+    def span(self) -> MaskedSpan:
+        """What it begins with and falls back to."""
+        return MaskedSpan(self.prior, self.completion, self.tokens)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         return (TABLE, PATCH, QKV, UNKNOWN)
 
-    def unsupported(self, view: AttackerView) -> str | None:
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        batch = view.updates[0].batch
         if view.model.unk_embed is None:
-            return "the model has no unknown embedding, so no patch is missing from the system"
+            text = "the model has no unknown embedding, so no patch is missing from the system"
+            return Refusal("unknown_embedding", text)
         if UNKNOWN not in view.updates[0].grads:
-            return f"the upload holds no gradient of {UNKNOWN}"
-        if view.updates[0].batch != 1:
-            return f"the pixels of {view.updates[0].batch} pictures are mixed; batch 1 is needed"
-        return super().unsupported(view)
+            return Refusal("missing_gradient", f"the upload holds no gradient of {UNKNOWN}")
+        if batch != 1:
+            text = f"the pixels of {batch} pictures are mixed; batch 1 is needed"
+            return Refusal("batch", text)
+        return self.span.unsupported(view)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         update = view.updates[0]
         system = patch_system(view, update)
         unknown = gradient(view, update, UNKNOWN)[:, 0, 0]
         images, orders, found = [], [], []
-        for index, filled in enumerate(self.filled(view, [self.spans(view, update)])[1]):
+        for index, filled in enumerate(self.span.solve(view, [system]).patches):
             guess = pictures(view, filled.unsqueeze(0))[0]
             exact = self._exact(view, system, index, unknown[index], guess)
             masked = bool(system.hidden[index].any())
@@ -74,7 +93,7 @@ class PixelLattice(MaskedSpan):
             mask=system.hidden,
             permutation=torch.stack(orders) if view.against == "plain" else None,
             diagnostics={
-                **self.conditions(view),
+                **condition_and_rank(system.rows, update.dtype),
                 "lattice_found": torch.tensor(found).double(),
             },
         )

@@ -16,53 +16,63 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from torch import Tensor
+import torch
 
-from attacks.equations.span import Knowledge, UploadSpan, noise_edge
-from attacks.equations.system import PATCH, error_of, gradient, missing
-from attacks.equations.tokens import QKV, from_tokens_alone, lacks_tokens, token_equations
-from attacks.masked_span import MultiRound
-from mjp_privacy.interfaces import AttackerView, ClientUpdate
+from attacks.equations.filling import Completion, Filling, Solution, check_completion
+from attacks.equations.names import PATCH, QKV
+from attacks.equations.requirements import lacks_gradients
+from attacks.equations.span import UploadSpan, combine, noise_edge
+from attacks.equations.system import error_of, gradient
+from attacks.equations.tokens import from_tokens_alone, lacks_tokens, token_equations
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 
 @dataclass(frozen=True)
-class TokenSpan(MultiRound):
-    """`uploads` of the same pixels; one is enough where the equations are."""
+class TokenSpan:
+    """`uploads` of the same pixels; one is enough where the equations are. `prior` and
+    `completion` as in `masked_span`."""
 
-    uploads: int = 1  # type: ignore[misc]
+    prior: str = "fitted"
+    completion: Completion = "field"
+    uploads: int = 1
     name: ClassVar[str] = "token_span"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+
+    def __post_init__(self) -> None:
+        check_completion(self.name, self.completion)
+        if self.uploads < 1:
+            raise UserError(f"{self.name}: uploads is 1 or more, got {self.uploads}.")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         return (PATCH, QKV)
 
-    def unsupported(self, view: AttackerView) -> str | None:
-        reason = missing(view, PATCH, QKV)
-        return reason or next(filter(None, (lacks_tokens(view, u) for u in view.updates)), None)
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        without = (lacks_tokens(view, update) for update in view.updates)
+        return lacks_gradients(view, PATCH, QKV) or next(filter(None, without), None)
 
-    def spans(self, view: AttackerView, update: ClientUpdate) -> list[UploadSpan]:
-        total = gradient(view, update, PATCH).flatten(2)
-        error = error_of(update, PATCH)
-        return [
-            from_tokens_alone(
-                rows,
-                token_equations(view, update, index),
-                noise_edge(float(error[index]), *rows.shape),
-            )
-            for index, rows in enumerate(total)
-        ]
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        rounds = [_spans(view, update) for update in view.updates]
+        knowledge = [combine(spans) for spans in zip(*rounds, strict=True)]
+        patches = Filling(self.prior, self.completion).patches(view, knowledge)
+        # Errors are not weighed: noise that drowns the equations leaves directions open.
+        exact = [False] * len(knowledge)
+        return Solution(rounds, knowledge, patches, exact).reconstruction(view)
 
-    def weighs_noise(self, view: AttackerView) -> list[bool]:
-        """Its equations are not weighed; noise that drowns them leaves directions open."""
-        return [False] * len(view.updates[0].grads[PATCH])
 
-    def closed(
-        self, view: AttackerView, index: int, knowledge: Knowledge, spans: Sequence[UploadSpan]
-    ) -> Knowledge:
-        """They are in the spans already."""
-        return knowledge
-
-    def conditions(self, view: AttackerView) -> dict[str, Tensor]:
-        return {}
+def _spans(view: AttackerView, update: ClientUpdate) -> list[UploadSpan]:
+    """What one upload says of each of its pictures."""
+    total = gradient(view, update, PATCH).flatten(2)
+    error = error_of(update, PATCH)
+    return [
+        from_tokens_alone(
+            rows,
+            token_equations(view, update, index),
+            noise_edge(float(error[index]), *rows.shape),
+        )
+        for index, rows in enumerate(total)
+    ]

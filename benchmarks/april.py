@@ -25,7 +25,7 @@ from attacks import find_attack
 from attacks.april import April
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, ClientUpdate, Pixels
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 
 T = TypeVar("T")
@@ -49,17 +49,17 @@ def main(arguments: Arguments) -> None:
             compare(label, victim(name, size, dtype, arguments.device), dtype, arguments)
 
 
-def victim(name: str, size: int, dtype: torch.dtype, device: str) -> Victim:
+def victim(name: str, size: int, dtype: torch.dtype, device: str) -> LoadedModel:
     """Untrained weights: the time does not depend on them."""
     model = load_model(
         name, checkpoint="random", img_size=size, num_classes=1000, mean=0.5, std=0.5
     )
     altered = with_closed_form_block(model).to(device, dtype)
-    assert isinstance(altered, Victim)
+    assert isinstance(altered, LoadedModel)
     return altered
 
 
-def compare(label: str, model: Victim, dtype: torch.dtype, arguments: Arguments) -> None:
+def compare(label: str, model: LoadedModel, dtype: torch.dtype, arguments: Arguments) -> None:
     size = model.card.img_size
     images = torch.rand(arguments.images, 3, size, size, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(arguments.images)
@@ -93,7 +93,7 @@ def timed(record: list[float], work: Callable[[], T]) -> T:
     return result
 
 
-def gradients_one_by_one(model: Victim, inputs: ClientInput) -> ClientUpdate:
+def gradients_one_by_one(model: LoadedModel, inputs: ClientInput) -> ClientUpdate:
     """As breaching's user: every parameter, one image at a time."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     wanted = [names.index(name) for name in April().needs(model)]
@@ -111,7 +111,7 @@ def gradients_one_by_one(model: Victim, inputs: ClientInput) -> ClientUpdate:
     return ClientUpdate(stacked, dtype=x.dtype)
 
 
-def attack(april: Attack, model: Victim, update: ClientUpdate, size: int) -> Tensor:
+def attack(april: Attack, model: LoadedModel, update: ClientUpdate, size: int) -> Tensor:
     view = AttackerView(model, [update], Pixels(size, model.card.mean, model.card.std))
     images = april.run(view, generator=torch.Generator()).images
     assert images is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mjp_privacy.data import load_images as load_images
-    from mjp_privacy.experiment.runner import run_experiment as run_experiment
+    from mjp_privacy.experiment.run import run_experiment as run_experiment
     from mjp_privacy.metrics import score as score
     from mjp_privacy.models import load_model as load_model
 
@@ -19,7 +19,7 @@ __all__ = ["__version__", "load_images", "load_model", "run_experiment", "score"
 _HOMES = {
     "load_images": "mjp_privacy.data",
     "load_model": "mjp_privacy.models",
-    "run_experiment": "mjp_privacy.experiment.runner",
+    "run_experiment": "mjp_privacy.experiment.run",
     "score": "mjp_privacy.metrics",
 }
 

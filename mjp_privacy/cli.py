@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, kindly
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import ClientConfig, DtypeName, Experiment
+from mjp_privacy.experiment.config import DtypeName, Experiment
 from mjp_privacy.experiment.config_files import check_experiment, load_experiment
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _attack(argv: list[str]) -> int:
 
 def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
     if arguments.uploads is None:
-        from mjp_privacy.experiment.runner import run_experiment
+        from mjp_privacy.experiment.run import run_experiment
 
         return run_experiment(
             experiment,
@@ -126,7 +127,7 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
             "gamma and the client's recipe. Leave it out, or correct the headers in "
             f"{arguments.uploads}."
         )
-    from mjp_privacy.experiment.recorded_run import attack_uploads
+    from mjp_privacy.experiment.run import attack_uploads
 
     return attack_uploads(
         experiment,

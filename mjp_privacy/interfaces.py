@@ -1,8 +1,8 @@
 """What crosses the borders between client, attacker and scorer. Start reading here.
 
-    images -> Setting.prepare -> ClientInput -> Victim.update -> ClientUpdate
-                                                                     |
-    Truth (stays behind) -> Metric <- Reconstruction <- Attack.run <- AttackerView
+    images -> Setting.prepare -> ClientInput -> make_upload -> ClientUpdate
+                                                                    |
+    Truth (stays behind) -> score <- Reconstruction <- Attack.run <- AttackerView
 
 Shapes: m images, grouped into n = m / B client steps of B images each (B = 1 unless the client
 says otherwise). Images are (m, C, H, W) in [0, 1]; masks and permutations are per image, (m, N)
@@ -12,8 +12,8 @@ over the N patches in row-major order; a gradient's leading axis is the n indepe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Grads = Mapping[str, Tensor]
 """Gradients by parameter name, (n, *parameter.shape); never a positional list."""
 
-Status = Literal["ok", "failed", "unsupported", "unscored"]
-
 
 @dataclass(frozen=True)
 class ClientInput:
@@ -35,9 +33,18 @@ class ClientInput:
     labels: Tensor  # (m,) int64
     image_ids: Sequence[str]
     mask: Tensor | None = None  # (m, N) bool, True = shuffled; None: nothing was shuffled
-    permutation: Tensor | None = (
-        None  # (m, N) int64: shuffled patch j is plain patch permutation[j]
-    )
+    permutation: Tensor | None = None
+    """(m, N) int64: shuffled patch j is plain patch permutation[j]."""
+
+    def part(self, images: slice) -> ClientInput:
+        """The same for some of the images: `inputs.part(slice(0, 4))` holds the first four."""
+        return ClientInput(
+            self.images[images],
+            self.labels[images],
+            self.image_ids[images],
+            None if self.mask is None else self.mask[images],
+            None if self.permutation is None else self.permutation[images],
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,14 @@ class ClientUpdate:
     """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
     clipped: bool = False  # the recipe shrinks each example's gradient by a factor nobody is told
     weights_before: Mapping[str, Tensor] | None = None  # None: the weights of AttackerView.model
+
+    def part(self, steps: slice) -> ClientUpdate:
+        """The same for some of the n steps: `update.part(slice(2, 3))` holds the third alone."""
+
+        def of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: tensor[steps] for name, tensor in tensors.items()}
+
+        return replace(self, grads=of(self.grads), noise=of(self.noise), rounding=of(self.rounding))
 
 
 @dataclass(frozen=True)
@@ -93,7 +108,42 @@ class AttackerView:
     pixels: Pixels
     labels: Tensor | None = None  # (m,), where the threat model lets the attacker know them
     against: Literal["input", "plain"] = "input"  # the image wanted: as fed, or before the shuffle
-    side_info: Mapping[str, Any] = field(default_factory=dict)
+
+    def part(self, step: int) -> AttackerView:
+        """What the attacker sees of one client step."""
+        batch = self.updates[0].batch
+        images = slice(step * batch, (step + 1) * batch)
+        return replace(
+            self,
+            updates=[update.part(slice(step, step + 1)) for update in self.updates],
+            labels=None if self.labels is None else self.labels[images],
+        )
+
+
+RefusalKind = Literal[
+    "positions",  # the model has no position embeddings
+    "unknown_embedding",  # the model cannot mask
+    "missing_gradient",  # the upload holds no gradient of a parameter that is needed
+    "weight_difference",  # no gradient can be had from the weights that were sent
+    "batch",  # too many images a step
+    "underdetermined",  # fewer equations than unknowns
+    "labels",  # they are not known
+    "block",  # the client trained another block 0 than the attack needs
+    "uploads",  # too few uploads of the same images
+    "model",  # something else about the model
+    "target",  # there is no image to compare with
+]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something does not apply: a kind for programs to decide by, a text for people."""
+
+    kind: RefusalKind
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -138,14 +188,6 @@ class Setting(Protocol):
     def target(self, truth: Truth, inputs: ClientInput) -> Tensor: ...
 
 
-class Victim(Protocol):
-    """A client: turns its input into an upload. `names=None` uploads every gradient."""
-
-    def update(
-        self, inputs: ClientInput, *, names: Sequence[str] | None = None
-    ) -> ClientUpdate: ...
-
-
 class Attack(Protocol):
     """An attack, found by its name.
 
@@ -171,8 +213,8 @@ class Attack(Protocol):
         """Names of the gradients it reads; the client computes only those."""
         ...
 
-    def unsupported(self, view: AttackerView) -> str | None:
-        """Why the attack is not applicable to this view, or None."""
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why the attack does not apply to this view, or None."""
         ...
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction: ...

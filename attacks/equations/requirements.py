@@ -1,29 +1,55 @@
-"""What the patch system needs of an upload."""
+"""What the equations need of a model and its uploads, as reasons not to apply."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attacks.equations.system import (
-    PATCH,
-    TABLE,
-    missing,
-)
-from mjp_privacy.interfaces import AttackerView
+from attacks.equations.names import PATCH, TABLE
+from attacks.equations.weight_difference import holds_no_gradient
+from mjp_privacy.interfaces import AttackerView, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 
+def lacks_positions(model: MJPVisionTransformer) -> Refusal | None:
+    """Why there is no gradient of the position table, or None."""
+    if model.pos_embed is not None:
+        return None
+    return Refusal(
+        "positions", "the model has no position embeddings, so their gradient is not uploaded"
+    )
+
+
+def lacks_gradients(view: AttackerView, *names: str) -> Refusal | None:
+    """Why the gradients of these parameters cannot be had from the view's uploads, or None."""
+    for update in view.updates:
+        absent = [name for name in names if name not in update.grads]
+        if absent:
+            text = f"the upload holds no gradient of {', '.join(absent)}"
+            return Refusal("missing_gradient", text)
+        refusal = holds_no_gradient(update)
+        if refusal is not None:
+            return refusal
+    return None
+
+
 def needs_patch_system(model: MJPVisionTransformer) -> Sequence[str]:
+    """The two gradients that the patch system G = A^T X is made of."""
     return (TABLE, PATCH)
 
 
-def lacks_patch_system(view: AttackerView) -> str | None:
+def lacks_patch_system(view: AttackerView) -> Refusal | None:
     """Why a view has no patch system that determines the patches, or None."""
     model = view.model
-    if model.pos_embed is None:
-        return "the model has no position embeddings, so their gradient is not uploaded"
-    reason = missing(view, TABLE, PATCH)
+    refusal = lacks_positions(model) or lacks_gradients(view, TABLE, PATCH)
     patches, width = model.patch_embed.num_patches, model.embed_dim
-    if reason is None and patches > width:
-        return f"underdetermined: {patches} patches, {width} equations (N <= D is needed)"
-    return reason
+    if refusal is None and patches > width:
+        text = f"underdetermined: {patches} patches, {width} equations (N <= D is needed)"
+        return Refusal("underdetermined", text)
+    return refusal
+
+
+def unless_underdetermined(refusal: Refusal | None) -> Refusal | None:
+    """The refusal of an attack whose prior stands in for missing equations."""
+    if refusal is not None and refusal.kind == "underdetermined":
+        return None
+    return refusal

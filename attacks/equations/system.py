@@ -22,18 +22,14 @@ from torch import Tensor
 from torch.func import functional_call, grad
 
 from attacks.equations.clip_factor import clip_factors
+from attacks.equations.names import PATCH, TABLE
 from attacks.equations.weight_difference import (
     effective_rate,
-    holds_no_gradient,
     pseudo_gradient,
     weight_rounding,
 )
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import MJPVisionTransformer
-
-TABLE = "pos_embed"
-PATCH = "patch_embed.proj.weight"
-UNKNOWN = "unk_embed"
 
 ROUNDING = 16.0  # units in the last place of a weight that a weight difference may be off
 NOISE_TAIL = 5.0  # standard deviations by which the norm of pure noise may exceed its mean
@@ -47,18 +43,6 @@ class PatchSystem:
     rows: Tensor  # A (n, N, D); zero where a patch is hidden
     total: Tensor  # G (n, D, p)
     hidden: Tensor  # (n, N) bool: the patch was masked
-
-
-def missing(view: AttackerView, *names: str) -> str | None:
-    """Why these gradients cannot be had from the view's uploads, or None."""
-    for update in view.updates:
-        absent = [name for name in names if name not in update.grads]
-        if absent:
-            return f"the upload holds no gradient of {', '.join(absent)}"
-        reason = holds_no_gradient(update)
-        if reason:
-            return reason
-    return None
 
 
 def weights(view: AttackerView, update: ClientUpdate) -> Mapping[str, Tensor]:

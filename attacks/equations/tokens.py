@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
 from attacks.equations.span import UploadSpan, noise_edge
-from attacks.equations.system import TABLE, UNKNOWN, error_of, gradient, weights
-from mjp_privacy.interfaces import AttackerView, ClientUpdate
+from attacks.equations.system import error_of, gradient, weights
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 
-QKV = "blocks.0.attn.qkv.weight"
 WEIGHTS = (
-    *(TABLE, UNKNOWN, "index_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"),
+    *(TABLE, UNKNOWN, "index_embed", PATCH, "patch_embed.proj.bias"),
     *("blocks.0.norm1.weight", "blocks.0.norm1.bias"),
 )
 MARGIN = 3.0  # by which a singular value must exceed the gradient's rounding to count
@@ -61,24 +61,29 @@ class TokenEquations:
         return -self.system @ (known @ self.weight.mT + added).mT
 
 
-def lacks_tokens(view: AttackerView, update: ClientUpdate) -> str | None:
+def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
     """Why an upload has no such equations, or None."""
     model = view.model
     if model.first_block != "intact" or not isinstance(
         getattr(model.blocks[0], "norm1", None), torch.nn.LayerNorm
     ):
-        return "block 0 has no LayerNorm before its attention"
+        return Refusal("block", "block 0 has no LayerNorm before its attention")
     if model.pos_embed is None:
-        return "the model has no position embeddings, so nothing tells its patches apart"
+        return Refusal(
+            "positions", "the model has no position embeddings, so nothing tells its patches apart"
+        )
     if update.batch != 1:
-        return f"the tokens of {update.batch} pictures share one span; batch 1 is needed"
+        return Refusal(
+            "batch", f"the tokens of {update.batch} pictures share one span; batch 1 is needed"
+        )
     if QKV not in update.grads:
-        return f"the upload holds no gradient of {QKV}"
+        return Refusal("missing_gradient", f"the upload holds no gradient of {QKV}")
     tokens = model.patch_embed.num_patches + 1
     if tokens + 1 >= model.embed_dim:
-        return (
+        return Refusal(
+            "underdetermined",
             f"underdetermined: {tokens} tokens span all {model.embed_dim} dimensions of block 0's "
-            "input (N + 2 < D is needed)"
+            "input (N + 2 < D is needed)",
         )
     return None
 
@@ -104,7 +109,7 @@ def token_equations(view: AttackerView, update: ClientUpdate, index: int) -> Tok
     return TokenEquations(
         (rest * scale) @ centring,
         rest @ state["blocks.0.norm1.bias"],
-        state["patch_embed.proj.weight"].flatten(1),
+        state[PATCH].flatten(1),
         added + state[TABLE][0, 1:],
         added + state[UNKNOWN][0] if UNKNOWN in state else None,
         noise / math.sqrt(width),

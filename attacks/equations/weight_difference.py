@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mjp_privacy.client.optimizers import EPSILON, shares_of_steps
 from mjp_privacy.core.registry import Registry
-from mjp_privacy.interfaces import ClientUpdate
+from mjp_privacy.interfaces import ClientUpdate, Refusal
 
 State = Mapping[str, Tensor]
 
@@ -30,7 +30,7 @@ State = Mapping[str, Tensor]
 class Inversion(Protocol):
     """From a weight difference back to a gradient, for one optimiser."""
 
-    def refuses(self, update: ClientUpdate) -> str | None: ...
+    def refuses(self, update: ClientUpdate) -> Refusal | None: ...
 
     def invert(self, update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor: ...
 
@@ -40,7 +40,7 @@ class Inversion(Protocol):
 
 
 class OfSgd:
-    def refuses(self, update: ClientUpdate) -> str | None:
+    def refuses(self, update: ClientUpdate) -> Refusal | None:
         return None
 
     def invert(self, update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor:
@@ -52,12 +52,13 @@ class OfSgd:
 
 
 class OfAdamW:
-    def refuses(self, update: ClientUpdate) -> str | None:
+    def refuses(self, update: ClientUpdate) -> Refusal | None:
         if update.steps == 1:
             return None
-        return (
+        return Refusal(
+            "weight_difference",
             f"the upload is a weight difference of {update.steps} AdamW steps, each entry divided "
-            "by its own running scale, which holds no gradient"
+            "by its own running scale, which holds no gradient",
         )
 
     def invert(self, update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor:
@@ -78,14 +79,19 @@ INVERSIONS.register("sgd", OfSgd())
 INVERSIONS.register("adamw", OfAdamW())
 
 
-def holds_no_gradient(update: ClientUpdate) -> str | None:
+def holds_no_gradient(update: ClientUpdate) -> Refusal | None:
     """Why nothing like a gradient can be had from an upload, or None."""
     if update.kind == "gradient":
         return None
     if not update.lr:
-        return "the upload is a weight difference of an unknown learning rate"
+        return Refusal(
+            "weight_difference", "the upload is a weight difference of an unknown learning rate"
+        )
     if update.optimizer not in INVERSIONS:
-        return f"the upload is a weight difference of {update.optimizer}, which holds no gradient"
+        return Refusal(
+            "weight_difference",
+            f"the upload is a weight difference of {update.optimizer}, which holds no gradient",
+        )
     return INVERSIONS[update.optimizer].refuses(update)
 
 

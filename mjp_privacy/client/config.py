@@ -7,14 +7,14 @@ import math
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from mjp_privacy.client.defenses.registry import StepDefense, canonical, check_order, defense_of
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.fields import STRICT
 
-_STRICT = ConfigDict(extra="forbid")
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -38,7 +38,7 @@ def _mapping(text: str) -> Any:
 DefenseText = Annotated[str, BeforeValidator(_one_line)]
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class ClientConfig:
     """How the client makes its gradient. Each field is a column of every row."""
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.optimizers import Sgd
 from mjp_privacy.client.per_image import TABLES, is_simple, per_image_gradients
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import ClientConfig
+from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 
 STEPS_AT_ONCE = 20  # independent steps differentiated together; bounds the memory
 
@@ -28,7 +28,7 @@ class Objective(nn.Module):
     A model without a localization regressor has no such term, and its rows say `dal: false`.
     """
 
-    def __init__(self, model: Victim, config: ClientConfig) -> None:
+    def __init__(self, model: LoadedModel, config: ClientConfig) -> None:
         super().__init__()
         self.model = model
         self.config = config
@@ -49,7 +49,7 @@ class FedSGDClient:
     The model carries the precision and the device: gradients come in the model's own dtype.
     """
 
-    model: Victim
+    model: LoadedModel
     config: ClientConfig = field(default_factory=ClientConfig)
 
     def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
@@ -133,20 +133,28 @@ class FedSGDClient:
 
     def _per_step(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
         """Any parameter, any loss: the whole step differentiated under vmap."""
+        shared = {name: self.model.get_parameter(name).detach() for name in names}
+        return self.step_gradients(shared, steps, own_weights=False)
+
+    def step_gradients(
+        self, weights: Mapping[str, Tensor], steps: Sequence[Tensor], *, own_weights: bool
+    ) -> dict[str, Tensor]:
+        """(n, *shape): the gradient of each step at these weights, which all steps share or, with
+        `own_weights`, each has for itself on a leading axis; other parameters are the model's."""
         objective = Objective(self.model, self.config)
-        parameters = {name: p.detach() for name, p in objective.named_parameters()}
-        free = {f"model.{name}": parameters.pop(f"model.{name}") for name in names}
+        free = {f"model.{name}": weight for name, weight in weights.items()}
+        fixed = {name: p.detach() for name, p in objective.named_parameters() if name not in free}
 
         def loss(free: dict[str, Tensor], *step: Tensor) -> Tensor:
             images, labels, mask = (*step, None) if len(step) == 2 else step
-            return functional_call(objective, {**parameters, **free}, (images, labels, mask))
+            return functional_call(objective, {**fixed, **free}, (images, labels, mask))
 
-        in_dims = (None, *[0] * len(steps))
+        in_dims = (0 if own_weights else None, *[0] * len(steps))
         per_step: Callable[..., dict[str, Tensor]] = vmap(
             grad(loss), in_dims, chunk_size=STEPS_AT_ONCE, randomness="different"
         )
-        found = per_step(free, *steps)
-        return {name: found[f"model.{name}"].detach() for name in names}
+        gradients = per_step(free, *steps)
+        return {name: gradients[f"model.{name}"].detach() for name in weights}
 
     def wanted(self, names: Sequence[str] | None) -> list[str]:
         """The parameters asked for, or all, less those that are withheld."""
@@ -155,10 +163,9 @@ class FedSGDClient:
         # A grid may withhold a table that only some of its models have.
         for name in (*(names or ()), *(name for name in withheld if name not in TABLES)):
             if name not in own:
-                near = get_close_matches(name, own, n=1)
-                hint = f"Did you mean {near[0]}?" if near else "See model.named_parameters()."
+                hint = did_you_mean(name, own, " See model.named_parameters().")
                 raise UserError(
-                    f"The model has no parameter {name!r}, so no gradient of it exists. {hint}"
+                    f"The model has no parameter {name!r}, so no gradient of it exists.{hint}"
                 )
         return [name for name in (own if names is None else names) if name not in withheld]
 
@@ -177,7 +184,7 @@ class FedSGDClient:
 
 
 @torch.no_grad()
-def predict(model: Victim, images: Tensor, mask: Tensor | None) -> Tensor:
+def predict(model: LoadedModel, images: Tensor, mask: Tensor | None) -> Tensor:
     """Predicted class (m,) of images in [0, 1]."""
     like = model.cls_token
     x = model.normalize(images.to(like))

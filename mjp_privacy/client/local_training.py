@@ -5,17 +5,16 @@ A client trains on its step's own images, with a `StepDefense` inside every step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
 
 from mjp_privacy.client.config import local_round
 from mjp_privacy.client.defenses.disturbance import Draws
 from mjp_privacy.client.defenses.registry import StepDefense
-from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, Objective
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.optimizers import OPTIMIZERS
 from mjp_privacy.interfaces import ClientInput
 
@@ -73,37 +72,8 @@ class LocalTraining:
 
     def _at(self, inputs: ClientInput, weights: Weights) -> dict[str, Tensor]:
         """(n, *shape): the gradient of each client's step at its own weights."""
-        objective = Objective(self.client.model, self.client.config)
-        fixed = {name: p.detach() for name, p in objective.named_parameters()}
-        own = {f"model.{name}": w for name, w in weights.items()}
-        fixed = {name: p for name, p in fixed.items() if name not in own}
-
-        def loss(own: dict[str, Tensor], *step: Tensor) -> Tensor:
-            images, labels, mask = (*step, None) if len(step) == 2 else step
-            return functional_call(objective, {**fixed, **own}, (images, labels, mask))
-
-        steps = self.client.steps(inputs)
-        per_step: Callable[..., dict[str, Tensor]] = vmap(
-            grad(loss), (0, *[0] * len(steps)), chunk_size=STEPS_AT_ONCE, randomness="different"
-        )
         with self.client.differentiating():
-            found = per_step(own, *steps)
-        return {name: found[f"model.{name}"].detach() for name in weights}
-
-
-def part_of(inputs: ClientInput, start: int, stop: int) -> ClientInput:
-    """Images start to stop."""
-
-    def cut(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[start:stop]
-
-    return ClientInput(
-        inputs.images[start:stop],
-        inputs.labels[start:stop],
-        inputs.image_ids[start:stop],
-        cut(inputs.mask),
-        cut(inputs.permutation),
-    )
+            return self.client.step_gradients(weights, self.client.steps(inputs), own_weights=True)
 
 
 def clients_at_once(model: torch.nn.Module, batch: int, entries: int = 2**27) -> int:

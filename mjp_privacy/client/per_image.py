@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
 
 TABLES = ("pos_embed", "unk_embed", "cls_token", "index_embed")
 
 
-def is_simple(model: Victim, name: str) -> bool:
+def is_simple(model: LoadedModel, name: str) -> bool:
     """Whether `per_image_gradients` can give this parameter's gradient."""
     if name in TABLES:
         return True
@@ -32,7 +32,7 @@ def is_simple(model: Victim, name: str) -> bool:
 
 
 def per_image_gradients(
-    model: Victim, x: Tensor, labels: Tensor, mask: Tensor | None, names: Sequence[str]
+    model: LoadedModel, x: Tensor, labels: Tensor, mask: Tensor | None, names: Sequence[str]
 ) -> dict[str, Tensor]:
     """Cross-entropy gradients (m, *parameter.shape) of simple parameters.
 

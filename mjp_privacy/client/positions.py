@@ -15,12 +15,12 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.interfaces import ClientUpdate
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 
 TABLE = "pos_embed"
 
 
-def with_sinusoidal_positions(model: Victim) -> Victim:
+def with_sinusoidal_positions(model: LoadedModel) -> LoadedModel:
     """A copy whose table is sines and cosines of row and column; the class row is zero."""
     if model.position_embedding != "learned":
         raise UserError(

@@ -18,16 +18,16 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.defenses.disturbance import Disturbed, Draws, added
 from mjp_privacy.client.defenses.registry import StepDefense, UploadDefense, defense_of
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.local_training import LocalTraining, clients_at_once, part_of
+from mjp_privacy.client.local_training import LocalTraining, clients_at_once
 from mjp_privacy.client.optimizers import noise_gain
 from mjp_privacy.client.positions import noisy
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 
 
 def make_upload(
-    model: Victim,
+    model: LoadedModel,
     inputs: Sequence[ClientInput],
     client: ClientConfig,
     *,
@@ -75,7 +75,7 @@ def _defended(
     client, total = trainer.config, len(inputs[0].image_ids)
     at_once = client.batch * clients_at_once(trainer.model, client.batch)
     parts = [
-        _upload(trainer, [part_of(step, start, start + at_once) for step in inputs], round, seed)
+        _upload(trainer, [s.part(slice(start, start + at_once)) for s in inputs], round, seed)
         for start in range(0, total, at_once)
     ]
     differs = client.upload == "weight_difference"
@@ -139,6 +139,6 @@ def _joined(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict
     return {n: torch.cat([part[n] for part in parts]) for n in names if n in parts[0]}
 
 
-def weights_of(model: Victim) -> Mapping[str, Tensor]:
+def weights_of(model: LoadedModel) -> Mapping[str, Tensor]:
     """The parameters by name, as they are stored; no copies."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from mjp_privacy.core.errors import UserError
@@ -18,3 +20,10 @@ def pick_device(name: str) -> torch.device:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
     return torch.device("cuda" if use_cuda else "cpu")
+
+
+def clock(device: torch.device) -> float:
+    """Seconds, once the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.monotonic()

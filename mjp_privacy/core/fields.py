@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import did_you_mean
 
 T = TypeVar("T")
+
+STRICT = ConfigDict(extra="forbid")
+"""For dataclasses that are read from a file: a field that nobody knows is an error."""
 
 
 def parse(kind: type[T], content: Mapping[str, Any], where: str, owners: Mapping[str, Any]) -> T:
@@ -27,8 +30,8 @@ def _explain(problem: Any, kind: Any, owners: Mapping[str, Any]) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "unexpected_keyword_argument":
         fields = sorted(_field_names(problem["loc"], kind, owners))
-        near = get_close_matches(str(problem["loc"][-1]), fields, n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" Known: {', '.join(fields)}."
+        known = f" Known: {', '.join(fields)}."
+        hint = did_you_mean(str(problem["loc"][-1]), fields, known)
         return f"{place}: unknown field.{hint}"
     if problem["type"] == "missing":
         return f"{place}: this field is needed and was not given."

@@ -1,19 +1,41 @@
-"""Names to things, looked up once, late and kindly."""
+"""Names to things, looked up when they are needed; a misspelt name gets the nearest one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mjp_privacy.core.errors import UserError
 
 T = TypeVar("T")
 
 
-def unknown_name(kind: str, name: str, available: list[str]) -> UserError:
+@dataclass(frozen=True)
+class Entry:
+    """Something that is imported when it is first asked for."""
+
+    where: str  # "package.module:attribute"
+    summary: str  # one line for people
+    preset: Mapping[str, Any] = field(default_factory=dict)  # options that this name stands for
+
+
+def nearest(name: str, available: Iterable[str]) -> str | None:
+    """The name most like a misspelt one: nearest("aprl", ["april", "grey"]) is "april"."""
+    return next(iter(get_close_matches(name, list(available), n=1)), None)
+
+
+def did_you_mean(name: str, available: Iterable[str], otherwise: str = "") -> str:
+    """A sentence with the nearest name behind an error message; `otherwise` where none is near."""
+    near = nearest(name, available)
+    return f" Did you mean {near}?" if near else otherwise
+
+
+def unknown_name(kind: str, name: str, available: Iterable[str]) -> UserError:
     """The error for a name nobody registered, with the nearest one that exists."""
-    near = get_close_matches(name, available, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return UserError(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(available) or 'none'}.")
+    names = list(available)
+    hint = did_you_mean(name, names)
+    return UserError(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names) or 'none'}.")
 
 
 class Registry(Generic[T]):
@@ -28,6 +50,15 @@ class Registry(Generic[T]):
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self._entries[name] = entry
         return entry
+
+    @contextmanager
+    def registered(self, name: str, entry: T) -> Iterator[None]:
+        """An entry for the time of a `with` block: for tests and notebooks."""
+        self.register(name, entry)
+        try:
+            yield
+        finally:
+            del self._entries[name]
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import nearest
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
@@ -28,8 +28,8 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
 def _no_config(path: Path) -> str:
     folder = path.parent
     known = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
-    near = get_close_matches(path.name, known, n=1)
-    hint = f" Did you mean {folder / near[0]}?" if near else ""
+    near = nearest(path.name, known)
+    hint = "" if near is None else f" Did you mean {folder / near}?"
     return f"No config at {path}: expected a YAML file.{hint} Those shipped are in configs/."
 
 

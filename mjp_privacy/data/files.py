@@ -9,11 +9,11 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import nearest
 from mjp_privacy.data.decoding import ImageError
 
 _SUFFIX_WORDS = """
@@ -144,12 +144,12 @@ def missing_path(kind: str, path: Path) -> UserError:
     while not parent.is_dir():
         absent, parent, rest = parent, parent.parent, absent.name / rest
     names = [entry.name for entry in parent.iterdir()] if os.access(parent, os.R_OK) else []
-    near = get_close_matches(absent.name, names, n=1)
-    if not near:
+    near = nearest(absent.name, names)
+    if near is None:
         return UserError(f"No {kind} at {path}: {parent} has no entry {absent.name!r} or similar.")
-    whole = parent / near[0] / rest
+    whole = parent / near / rest
     return UserError(
-        f"No {kind} at {path}. Did you mean {whole if whole.exists() else parent / near[0]}?"
+        f"No {kind} at {path}. Did you mean {whole if whole.exists() else parent / near}?"
     )
 
 

@@ -1,12 +1,9 @@
-"""A slice of a run's images, and what one cell made of it."""
+"""A slice of a run's images, and what was learnt of each of them when it was read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
-import pandas as pd
-from torch import Tensor
+from dataclasses import dataclass
 
 from mjp_privacy.data import ImageRecord
 
@@ -33,11 +30,10 @@ class Block:
 
 
 @dataclass(frozen=True)
-class BlockResult:
-    """Rows of every image of the block, and the tensors of those that were reconstructed."""
+class ImageNote:
+    """An image as it was read: by which it is known again, or why it cannot be used."""
 
-    rows: pd.DataFrame
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    image_ids: list[str] = field(default_factory=list)
-    failed: Mapping[ImageRecord, str] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    record: ImageRecord
+    sha256: str  # of the file; "" where there is none
+    pixel_sha256: str
+    reason: str = ""  # "": it can be used

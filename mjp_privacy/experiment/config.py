@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.client.config import ClientConfig, Share
+from mjp_privacy.core.fields import STRICT
 
 __all__ = [
     "AttackConfig",
     "Cell",
-    "ClientConfig",
     "DtypeName",
     "Experiment",
     "GridEntry",
@@ -28,13 +28,12 @@ __all__ = [
     "expand",
 ]
 
-_STRICT = ConfigDict(extra="forbid")
 
 SettingName = Literal["a", "b", "c"]
 DtypeName = Literal["float32", "float64"]
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class ModelConfig:
     """One model. Fields left out come from the named model or from the checkpoint."""
 
@@ -67,8 +66,13 @@ class ModelConfig:
     seed: int = 0
     """Seed of the weights where checkpoint is random."""
 
+    def loading(self) -> dict[str, Any]:
+        """The arguments of `load_model` besides the model's name."""
+        others = ("model", "paper", "note")
+        return {name: value for name, value in vars(self).items() if name not in others}
 
-@dataclass(frozen=True, config=_STRICT)
+
+@dataclass(frozen=True, config=STRICT)
 class GridEntry:
     """Cells: the product of these lists, in table order."""
 
@@ -85,7 +89,7 @@ class GridEntry:
     """Fields of the client that are others here than in the experiment's."""
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class AttackConfig:
     """An attack's name in the registry and its options."""
 
@@ -100,7 +104,7 @@ class AttackConfig:
         return self.label or self.name
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class ClassChoice:
     """Images whose class index leaves one of `remainders` when divided by `modulo`.
 
@@ -114,7 +118,7 @@ class ClassChoice:
         return label % self.modulo in self.remainders
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Experiment:
     """Everything that decides the numbers; paths, device and limits do not belong here."""
 

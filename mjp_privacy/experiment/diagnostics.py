@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.controls import mean_image, psnr
+from attacks.controls import mean_image, oracle_inverse
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.residual import Mode, gradient_residual
-from mjp_privacy.experiment.simulated import Workbench
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction
 from mjp_privacy.metrics.jigsaw import (
     direct_accuracy,
@@ -22,7 +21,8 @@ from mjp_privacy.metrics.jigsaw import (
     neighbour_accuracy,
     rearranged,
 )
-from mjp_privacy.models import Victim
+from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
 
 
@@ -34,7 +34,7 @@ class Scene:
     plain: Tensor  # (m, C, S, S), as they entered round 0: augmented, not shuffled
     inputs: ClientInput  # of round 0
     target: Tensor  # (m, C, S, S), what is scored against
-    models: Sequence[Victim]  # that the client trained, one an upload
+    models: Sequence[LoadedModel]  # that the client trained, one an upload
     view: AttackerView
 
     def tensors(self) -> dict[str, Tensor]:
@@ -47,12 +47,13 @@ class Scene:
 
 
 def diagnose(
-    bench: Workbench, cell: Cell, scene: Scene, found: Reconstruction, images: Tensor
+    cell: Cell, scene: Scene, found: Reconstruction, images: Tensor, oracle: Tensor
 ) -> dict[str, Tensor]:
-    """All that stands beside a score but the attack's own. images (m, C, S, S): as stored."""
+    """All that stands beside a score but the attack's own. images (m, C, S, S): as stored; oracle:
+    what `oracle` gave."""
     inputs, target, view = scene.inputs, scene.target, scene.view
     return {
-        **bounds(bench, cell, inputs, target),
+        **bounds(cell, inputs, target, oracle),
         **puzzle(inputs),
         **mask_agreement(found.mask, inputs),
         **regions(view, images, inputs, target),
@@ -62,14 +63,18 @@ def diagnose(
     }
 
 
-def bounds(bench: Workbench, cell: Cell, inputs: ClientInput, target: Tensor) -> dict[str, Tensor]:
+def oracle(model: LoadedModel, inputs: ClientInput) -> Tensor:
+    """The rank ceiling's images (m, C, S, S): what the client fed through W and its inverse."""
+    return oracle_inverse(model, inputs.images.to(model.cls_token.device)).cpu()
+
+
+def bounds(cell: Cell, inputs: ClientInput, target: Tensor, oracle: Tensor) -> dict[str, Tensor]:
     """Ceiling and floor.
 
     The ceiling is the oracle inverse against the image the client fed. In setting c that is out of
     an attack's reach until it puts the patches back; the same oracle left in the order it was fed
     stands beside it.
     """
-    oracle = bench.oracle(cell, inputs)
     found = {
         "ceiling_psnr": psnr(oracle, inputs.images),
         "grey_psnr": psnr(torch.full_like(target, 0.5), target),
@@ -160,7 +165,11 @@ def original(cell: Cell, scene: Scene, images: Tensor) -> dict[str, Tensor]:
 
 
 def residual(
-    view: AttackerView, found: Reconstruction, images: Tensor, models: Sequence[Victim], mode: Mode
+    view: AttackerView,
+    found: Reconstruction,
+    images: Tensor,
+    models: Sequence[LoadedModel],
+    mode: Mode,
 ) -> dict[str, Tensor]:
     """How far the gradient of the reconstruction is from the upload; no truth enters it."""
     measured = gradient_residual(view, images, found.mask, models, mode)

@@ -1,175 +1,202 @@
-"""A cell made definite: its model is loaded, its run_id fixed, its table facts written down."""
+"""What is known of a cell, in four parts and typed; flattened once into the columns of its rows.
+
+    model     what was attacked: the network and where its weights come from
+    client    how the client made its upload
+    attack    who attacked
+    outcome   which rows it has and what became of it
+    command   the images and circumstances of the command that ran it
+
+A field's column has the field's name unless it says another. Columns never change their names, so
+cells written by an earlier version are read with the defaults given here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
 
-from mjp_privacy.client.config import client_facts, client_identity
-from mjp_privacy.data import Preprocessing
-from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
-from mjp_privacy.interfaces import Attack, Control
-from mjp_privacy.metrics import lpips_backbone
-from mjp_privacy.models import ModelCard, Victim
+from mjp_privacy.client.config import ClientConfig
 
-UNRESOLVED = "unresolved"
+Column = str | float | int | bool | None
 
 
-def cell_key(cell: Cell, experiment: Experiment) -> str:
-    """Which line of the table this is, whatever checkpoint fills it."""
-    own = {
-        "model": cell.model,
-        "setting": cell.setting,
-        "gamma": cell.gamma,
-        "dtype": cell.dtype,
-        "attack": _attack_identity(cell.attack),
-        "note": None,
-        "paper_setting": None,
-    }
-    client = client_identity(cell.client)
-    return _digest({"cell": own, "client": client, "seed": experiment.seed})
+def _column(name: str, default: Any = "") -> Any:
+    return field(default=default, metadata={"column": name})
 
 
-def run_id(cell: Cell, experiment: Experiment, model: Victim | None, true_labels: bool) -> str:
-    """Hash of the resolved cell, all that decides its rows: no path, no device, no limit.
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model of a cell; most of it is unknown until its checkpoint was loaded."""
 
-    The model's label is part of it: a row carries it, so two labels of one checkpoint are two cells
-    with rows of their own. Labels of images are not: another label of a finished image is an error.
-    """
-    content: dict[str, Any] = {
-        "label": cell.model,
-        "model": _model_facts(model),
-        "setting": cell.setting,
-        "gamma": cell.gamma,
-        "attack": _attack_identity(cell.attack),
-        "dtype": cell.dtype,
-        "seed": experiment.seed,
-        "client": client_identity(cell.client),
-        "block": experiment.block,
-        "true_labels": true_labels,
-    }
-    if model is None:
-        content["model"] = UNRESOLVED
-    return _digest(content)
+    label: str = _column("model")
+    checkpoint_sha: str | None = None
+    architecture: str | None = None
+    trained_gamma: float | None = None
+    position_embedding: str | None = None
+    first_block: str | None = None
+    checkpoint: str | None = None
+    size: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize: int | None = None
+    interpolation: str | None = None
 
 
-def _attack_identity(attack: AttackConfig) -> dict[str, Any]:
-    """A label is part of it where there is one: rows carry it. Of a file given as an option its
-    content counts, not its path."""
-    content = dataclasses.asdict(attack)
-    content["options"] = {name: _content(value) for name, value in attack.options.items()}
-    return content if attack.label else {name: content[name] for name in ("name", "options")}
+@dataclass(frozen=True)
+class AttackFacts:
+    """The attack or control of a cell."""
+
+    title: str = _column("attack")
+    name: str = _column("attack_name")
+    role: str = "attack"
+    uploads: int = 1
+    victim: str | None = None
+    engine: str | None = None
+    options: str | None = _column("attack_options", None)  # JSON
+    paper_row: Mapping[str, str] | None = None
 
 
-def _content(value: Any) -> Any:
-    if isinstance(value, str) and Path(value).is_file():
-        return hashlib.sha256(Path(value).read_bytes()).hexdigest()
-    return value
+@dataclass(frozen=True)
+class ClientFacts:
+    """The client of a cell: every field of `ClientConfig`, in words where it is a list."""
+
+    mode: str | None = None
+    loss: str | None = None
+    batch: int | None = None
+    dal: bool | None = None
+    dal_lambda: float | None = 0.01
+    plain_share: float = 0.0
+    mask: str = "image"
+    augment: str = "none"
+    withhold: str = ""
+    positions: str = "own"
+    position_noise: float = 0.0
+    server_lr: float = 0.0
+    upload: str = "gradient"
+    lr: float = 0.1
+    weight_decay: float = 0.0
+    defenses: str = ""
+    steps: int = 1
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    pseudo_gradient: str = "exact"
+
+    @classmethod
+    def of(cls, client: ClientConfig, *, localizes: bool) -> ClientFacts:
+        """localizes: the model has a regressor, so that `dal` means something."""
+        dal = client.dal and localizes
+        words = {
+            "dal": dal,
+            "dal_lambda": client.dal_lambda if dal else None,
+            "withhold": ", ".join(client.withheld),
+            "defenses": " + ".join(client.defenses),
+            "pseudo_gradient": client.pseudo_gradient,
+        }
+        own = {f.name: getattr(client, f.name) for f in dataclasses.fields(client)}
+        return cls(**{**own, **words})
 
 
-def _digest(content: object) -> str:
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+@dataclass(frozen=True)
+class OutcomeFacts:
+    """Which rows are the cell's, and what became of it."""
+
+    run_id: str = ""
+    cell_key: str | None = None
+    planned_images: int = 0
+    notes: tuple[str, ...] = ()
+    status: str = "ok"
+    reason: str = ""
 
 
-def _model_facts(model: Victim | None) -> dict[str, Any]:
-    if model is None:
-        return {}
-    card = model.card
-    return {
-        "name": card.name,
-        "architecture": card.architecture,
-        "classes": card.num_classes,
-        "sha256": card.checkpoint.sha256,
-        "filled": card.checkpoint.notes,
-        "pixels": (card.img_size, card.resize, card.interpolation, card.mean, card.std),
-        "position_embedding": model.position_embedding,
-        "unknown_embedding": model.unk_embed is not None,
-        "index_embedding": model.index_embed is not None,
-        "dal": model.dal_kind,
-    }
+@dataclass(frozen=True)
+class CommandFacts:
+    """Of the command that ran the cell; a later one on the same folder may word them otherwise."""
+
+    data: str | None = None
+    data_is_papers: bool = False
+    labels: str | None = None
+    true_labels: bool = True
+    lpips: str | None = None
 
 
-def cell_facts(
-    cell: Cell,
-    experiment: Experiment,
-    model: Victim | None,
-    *,
-    true_labels: bool,
-    attack: Attack | Control,
-    images: int,
-    data: str,
-    labels: str,
-    reason: str = "",
-) -> dict[str, Any]:
-    """What cells.json holds of a cell: the constant columns of its rows, and its table notes."""
-    config = experiment.models[cell.model]
-    card = model.card if model else None
-    dal = cell.client.dal and model is not None and model.dal_regressor is not None
-    notes = [*(card.checkpoint.notes if card else ()), config.note, cell.note]
-    return {
-        "run_id": run_id(cell, experiment, model, true_labels),
-        "cell_key": cell_key(cell, experiment),
-        "model": cell.model,
-        "checkpoint_sha": card.checkpoint.sha256 if card else "",
-        "architecture": card.architecture if card else "",
-        "setting": cell.setting,
-        "gamma": cell.gamma,
-        "attack": cell.attack.title,
-        "attack_name": cell.attack.name,
-        "role": attack.role if isinstance(attack, Control) else "attack",
-        "uploads": 0 if isinstance(attack, Control) else attack.uploads,
-        "dtype": cell.dtype,
-        "seed": experiment.seed,
-        "trained_gamma": card.trained_gamma if card else config.trained_gamma,
-        "position_embedding": model.position_embedding if model else "",
-        "victim": "intact" if isinstance(attack, Control) else attack.victim,
-        "first_block": model.first_block if model else "",
-        "engine": str(cell.attack.options.get("engine", "batched")),
-        "attack_options": json.dumps(cell.attack.options, sort_keys=True, default=str),
-        "mode": cell.client.mode,
-        "loss": cell.client.loss,
-        "batch": cell.client.batch,
-        "dal": dal,
-        "dal_lambda": cell.client.dal_lambda if dal else None,
-        **client_facts(cell.client),
-        "checkpoint": card.checkpoint.source if card else "",
-        "size": card.img_size if card else 0,
-        "mean": list(card.mean) if card else [],
-        "std": list(card.std) if card else [],
-        "resize": _preprocessing(card)[0],
-        "interpolation": _preprocessing(card)[1],
-        "lpips": lpips_backbone(),
-        "planned_images": images,
-        "paper_row": _paper_row(cell, experiment) if _published(attack) else None,
-        "notes": [note for note in notes if note],
-        "status": "failed" if reason else "ok",
-        "reason": reason,
-        "data": data,
-        "data_is_papers": experiment.data_is_papers,
-        "labels": labels,
-        "true_labels": true_labels,
-    }
+@dataclass(frozen=True)
+class CellFacts:
+    """All that is known of a cell. `facts.columns` is what cells.json and rows hold."""
+
+    model: ModelFacts
+    attack: AttackFacts
+    setting: str
+    gamma: float
+    dtype: str
+    seed: int
+    client: ClientFacts = ClientFacts()
+    outcome: OutcomeFacts = OutcomeFacts()
+    command: CommandFacts = CommandFacts()
+    other: Mapping[str, Any] = field(default_factory=dict)
+    """What only some sources know, such as the round of recorded uploads."""
+
+    @property
+    def run_id(self) -> str:
+        return self.outcome.run_id
+
+    @cached_property
+    def columns(self) -> Mapping[str, Any]:
+        """Every fact by its column."""
+        own = {name: getattr(self, name) for name in OWN}
+        parts = [_columns_of(getattr(self, name)) for name in PARTS]
+        of_parts = {name: value for part in parts for name, value in part.items()}
+        return {**own, **of_parts, **self.other}
+
+    @classmethod
+    def read(cls, columns: Mapping[str, Any]) -> CellFacts:
+        """The facts of an entry of cells.json; what it does not say has its default."""
+        parts: dict[str, Any] = {name: _read(kind, columns) for name, kind in PARTS.items()}
+        attack: AttackFacts = parts["attack"]
+        parts["attack"] = dataclasses.replace(attack, name=attack.name or attack.title)
+        own = {name: columns[name] for name in OWN}
+        known = {*OWN, *(column for kind in PARTS.values() for column in columns_of(kind))}
+        other = {name: value for name, value in columns.items() if name not in known}
+        return cls(**parts, **own, other=other)
 
 
-def _published(attack: Attack | Control) -> bool:
-    """Whether the paper's figures may stand beside it."""
-    return not isinstance(attack, Control) and attack.published
+PARTS: Mapping[str, type[Any]] = {
+    "outcome": OutcomeFacts,
+    "model": ModelFacts,
+    "attack": AttackFacts,
+    "client": ClientFacts,
+    "command": CommandFacts,
+}
+OWN = ("setting", "gamma", "dtype", "seed")
+
+T = TypeVar("T")
 
 
-def _preprocessing(card: ModelCard | None) -> tuple[int, str]:
-    """Short side before the crop, and the filter; 0 and nothing where no model was loaded."""
-    if card is None:
-        return 0, ""
-    side = Preprocessing(card.img_size, card.resize, card.interpolation).short_side  # type: ignore[arg-type]
-    return side, card.interpolation
+def columns_of(kind: type[Any]) -> tuple[str, ...]:
+    """The columns of one part: columns_of(AttackFacts)[:2] is ("attack", "attack_name")."""
+    return tuple(_name(f) for f in dataclasses.fields(kind))
 
 
-def _paper_row(cell: Cell, experiment: Experiment) -> dict[str, str] | None:
-    paper = experiment.models[cell.model].paper
-    if paper is None:
-        return None
-    return {"model": paper, "setting": cell.paper_setting or cell.setting}
+def defaults_of(kind: type[Any]) -> dict[str, Column]:
+    """What a part's columns mean where a cell does not say them; those that mean nothing are
+    left out."""
+    given: dict[str, Any] = {_name(f): f.default for f in dataclasses.fields(kind)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _name(f: dataclasses.Field[Any]) -> str:
+    return str(f.metadata.get("column", f.name))
+
+
+def _columns_of(part: Any) -> dict[str, Any]:
+    values = {_name(f): getattr(part, f.name) for f in dataclasses.fields(part)}
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+
+
+def _read(kind: type[T], columns: Mapping[str, Any]) -> T:
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    given = {f.name: columns[_name(f)] for f in fields if _name(f) in columns}
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return kind(**{**given, **lists})

@@ -6,16 +6,10 @@ import dataclasses
 import json
 from pathlib import Path
 
-from mjp_privacy.client.config import client_identity
+from mjp_privacy.client.config import ClientConfig, client_identity
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.experiment.config import (
-    ClientConfig,
-    Experiment,
-    GridEntry,
-    attacks_of,
-    client_fields,
-)
+from mjp_privacy.experiment.config import Experiment, GridEntry, attacks_of, client_fields
 
 
 def with_gamma(experiment: Experiment, gamma: float) -> Experiment:

@@ -1,123 +1,216 @@
-"""A workbench whose uploads were recorded: nothing is computed that a client computed."""
+"""Uploads read from files: anybody's federation, attacked from what it recorded.
+
+Models, settings and clients are what the uploads' headers say; a config gives the attacks. Nothing
+is computed that a client computed. Without the private images rows are `unscored`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mjp_privacy.client.recorded.faults import faults
 from mjp_privacy.client.recorded.folder import RecordedUpload
 from mjp_privacy.client.recorded.groups import Group
 from mjp_privacy.client.recorded.loading import UNKNOWN_LABEL, labels_of, load_recorded, stacked
+from mjp_privacy.client.upload import weights_of
+from mjp_privacy.core.device import clock
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.simulated import Workbench
-from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate
-from mjp_privacy.models import Victim
+from mjp_privacy.experiment.block import Block, ImageNote
+from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
+from mjp_privacy.experiment.inventory import Inventory, check_labels
+from mjp_privacy.experiment.memo import Memo
+from mjp_privacy.experiment.source import Observation
+from mjp_privacy.experiment.variants import Block0, ModelVariants
+from mjp_privacy.interfaces import Attack, ClientInput, Refusal
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 
 
-class RecordedBench(Workbench):
-    """One group's model and its uploads."""
+def recorded_experiment(experiment: Experiment, groups: Mapping[str, Group]) -> Experiment:
+    """The config's attacks on the uploads' models."""
+    entries, models = [], {}
+    for name, group in groups.items():
+        header = group.header
+        client = vars(header.client_config(group.series[0].first.name))
+        models[name] = ModelConfig(checkpoint=str(group.series[0].first.weights_path))
+        shuffles = header.gamma > 0
+        entry = GridEntry((name,), ("c" if shuffles else "a",), (header.gamma,), client=client)
+        entries.append(entry)
+    batches = math.lcm(*(group.header.batch for group in groups.values()))
+    whole = -(-experiment.block // batches) * batches
+    dtypes = tuple(dict.fromkeys(group.header.dtype for group in groups.values()))
+    if len(dtypes) > 1:
+        raise UserError(
+            f"The uploads were computed in {' and '.join(dtypes)}: expected one precision in a "
+            "folder. Put them into folders of their own."
+        )
+    return replace(
+        experiment,
+        models=models,
+        grid=tuple(entries),
+        dtypes=dtypes,
+        block=whole,
+        images=None,
+        classes=None,
+        data_is_papers=False,
+    )
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A source of uploads: a folder of them, put into groups that are lines of a table."""
+
+    folder: Path
+    groups: Mapping[str, Group]  # by the name that tables call their model
+    device: torch.device
+    labels: str = "as recorded"
+
+    @property
+    def data(self) -> str:
+        return self.folder.resolve().name
+
+    def records(self, model: str) -> Sequence[ImageRecord]:
+        return self.groups[model].records
+
+    def columns(self, model: str) -> Mapping[str, Any]:
+        header = self.groups[model].header
+        return {"round": header.round, "client_label": header.label}
+
+    def open(self, model: str) -> RecordedModel:
+        """Its card names the uploads too, so that rows belong to these files alone."""
+        group = self.groups[model]
+        loaded = load_recorded(group.series[0].first)
+        check_labels(group.records, loaded)
+        report = loaded.card.checkpoint
+        note = f"{len(group.series)} recorded upload series, sha256 {group.digest()[:12]}"
+        loaded.card = replace(loaded.card, checkpoint=replace(report, notes=(*report.notes, note)))
+        return RecordedModel(group, ModelVariants(loaded, self.device))
+
+    def check(self, inventory: Inventory) -> list[str]:
+        """Each group has its own images; its digest tells it from others."""
+        return []
+
+
+@dataclass(frozen=True)
+class RecordedModel:
+    """One group's uploads, and the models they were made with."""
+
+    group: Group
+    variants: ModelVariants
+    later: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
+    """Models of later rounds by file and precision."""
+
+    @property
+    def model(self) -> LoadedModel:
+        return self.variants.model
+
+    def block(self, block: Block) -> RecordedBlock:
+        """The block's private images, where they were kept; NaN where they were not."""
+        size = self.model.card.img_size
+        images, notes = {}, []
+        for series in self.group.of(block.records):
+            uploads = series.uploads
+            reason = next((f for one in uploads for f in faults(one, self.model)), "")
+            truth = series.first.truth()
+            for place, record in enumerate(series.records):
+                blank = torch.full((3, size, size), torch.nan)
+                image = blank if truth is None else truth.images[place]
+                if not reason and image.shape != blank.shape:
+                    reason = (
+                        f"its private image is {tuple(image.shape)}, and the model takes "
+                        f"{tuple(blank.shape)}"
+                    )
+                images[record] = image
+                pixels = hashlib.sha256(image.numpy().tobytes()).hexdigest()
+                notes.append(ImageNote(record, "", pixels, reason))
+        return RecordedBlock(self, images, notes)
+
+    def at(self, upload: RecordedUpload, dtype: str) -> LoadedModel:
+        """The model that this upload was made with, in a precision."""
+        place = upload.header.weights
+        if place == self.group.weights:
+            return self.variants.of("intact", dtype)
+        if (place, dtype) not in self.later:
+            device = self.model.cls_token.device
+            loaded = load_recorded(upload).to(device).to(getattr(torch, dtype))
+            self.later[place, dtype] = loaded
+        return self.later[place, dtype]
+
+
+class RecordedBlock:
+    """The uploads of one block of images."""
 
     def __init__(
-        self, model: Victim, experiment: Experiment, device: torch.device, group: Group
+        self,
+        opened: RecordedModel,
+        images: Mapping[ImageRecord, Tensor],
+        notes: Sequence[ImageNote],
     ) -> None:
-        super().__init__(model, experiment, device)
-        self.group = group
-        self.has_truth = group.scored
-        self._weights: dict[str, Victim] = {group.weights: model}
+        self.opened, self.images, self.notes = opened, images, notes
+        self.scored = opened.group.scored
+        self.memo = Memo()
 
-    def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> str | None:
-        if attack.victim == "april_block" and self.model.first_block != "closed_form":
-            return (
+    def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
+        if attack.victim == "april_block" and self.opened.model.first_block != "closed_form":
+            return Refusal(
+                "block",
                 "it needs a client whose block 0 has neither norm1 nor residuals; this one trained "
-                "the intact model"
+                "the intact model",
             )
-        fewest = min(len(series.uploads) for series in self.group.of(records))
+        fewest = min(len(series.uploads) for series in self.opened.group.of(records))
         if fewest < attack.uploads:
-            return f"it needs {attack.uploads} uploads of the same images; {fewest} are recorded"
+            text = f"it needs {attack.uploads} uploads of the same images; {fewest} are recorded"
+            return Refusal("uploads", text)
         return None
 
-    def victim(self, kind: str, dtype: str, positions: str = "own") -> Victim:
-        """The recorded model; another one only to say how right the altered model would be."""
-        if kind == "april_block" and self.model.first_block == "closed_form":
-            kind = "intact"
-        return super().victim(kind, dtype)
+    def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
+        """The recorded weights hold whatever positions the client had."""
+        return self.opened.variants.of(block0, "float32")
 
-    def photographs(
-        self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int = 0
-    ) -> Tensor:
-        return images
+    def observe(
+        self,
+        cell: Cell,
+        attack: Attack | None,
+        names: Sequence[str],
+        records: Sequence[ImageRecord],
+    ) -> Observation:
+        images = torch.stack([self.images[record] for record in records])
+        inputs = self._inputs(records, images)
+        labels = None if (inputs.labels == UNKNOWN_LABEL).any() else inputs.labels
+        if attack is None:
+            return Observation(images, images, inputs, [self.opened.model], [], labels)
+        device = self.opened.model.cls_token.device
+        series = self.opened.group.of(records)
+        rounds = series[0].uploads[: attack.uploads]
+        models = [self.opened.at(upload, cell.dtype) for upload in rounds]
+        started = clock(device)
+        updates = []
+        for round, model in enumerate(models):
+            update = stacked([one.uploads[round] for one in series], names, device)
+            updates.append(replace(update, weights_before=weights_of(model) if round else None))
+        seconds = {"read": clock(device) - started}
+        return Observation(images, images, inputs, models, updates, labels, seconds)
 
-    def inputs(
-        self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int = 0
-    ) -> ClientInput:
-        uploads = self._uploads(records, round)
+    def _inputs(self, records: Sequence[ImageRecord], images: Tensor) -> ClientInput:
+        """What the client fed in its first step; of later ones nothing is recorded, and nobody
+        needs it."""
+        uploads = [one.first for one in self.opened.group.of(records)]
         ids = tuple(record.image_id for record in records)
-        labels = torch.cat([labels_of(upload, self._loaded(upload)) for upload in uploads])
+        labels = torch.cat([labels_of(u, self.opened.at(u, "float32")) for u in uploads])
         truths = [upload.truth() for upload in uploads]
         masks = [t.mask for t in truths if t is not None and t.mask is not None]
         orders = [t.permutation for t in truths if t is not None and t.permutation is not None]
-        if not self.has_truth or len(masks) < len(uploads) or len(orders) < len(uploads):
+        if not self.scored or len(masks) < len(uploads) or len(orders) < len(uploads):
             return ClientInput(images, labels, ids)
         mask, permutation = torch.cat(masks), torch.cat(orders)
-        fed = shuffle_patches(images, permutation, self.model.patch_size)
+        fed = shuffle_patches(images, permutation, self.opened.model.patch_size)
         return ClientInput(fed, labels, ids, mask, permutation)
-
-    def steps(
-        self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int
-    ) -> list[ClientInput]:
-        """Of the later local steps nothing is recorded, and nobody needs it."""
-        return [self.inputs(cell, records, images, round)]
-
-    def known_labels(self, inputs: ClientInput) -> Tensor | None:
-        return None if (inputs.labels == UNKNOWN_LABEL).any() else inputs.labels
-
-    def models(
-        self,
-        cell: Cell,
-        attack: Attack,
-        rounds: Sequence[ClientInput],
-        seconds: dict[str, float],
-    ) -> list[Victim]:
-        """The model of each round, which the uploads of that round share."""
-        first = self.group.of(self._by_id(rounds[0].image_ids))[0]
-        return [
-            self._loaded(upload).to(getattr(torch, cell.dtype))
-            for upload in first.uploads[: len(rounds)]
-        ]
-
-    def _loaded(self, upload: RecordedUpload) -> Victim:
-        place = upload.header.weights
-        if place not in self._weights:
-            self._weights[place] = load_recorded(upload).to(self.device)
-        return self._weights[place]
-
-    def updates(
-        self,
-        cell: Cell,
-        attack: Attack,
-        needs: Sequence[str],
-        rounds: Sequence[Sequence[ClientInput]],
-        models: Sequence[Victim],
-        seconds: dict[str, float],
-    ) -> list[ClientUpdate]:
-        series = self.group.of(self._by_id(rounds[0][0].image_ids))
-        started = self.clock()
-        found = []
-        for place, model in enumerate(models):
-            uploads = [one.uploads[place] for one in series]
-            weights = {name: p.detach() for name, p in model.named_parameters()}
-            update = stacked(uploads, needs, self.device)
-            found.append(replace(update, weights_before=weights if place else None))
-        seconds["read"] = self.clock() - started
-        return found
-
-    def _uploads(self, records: Sequence[ImageRecord], round: int) -> list[RecordedUpload]:
-        return [one.uploads[round] for one in self.group.of(records)]
-
-    def _by_id(self, image_ids: Sequence[str]) -> list[ImageRecord]:
-        return [ImageRecord(image_id) for image_id in image_ids]

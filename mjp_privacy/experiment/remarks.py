@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from attacks import ATTACKS, find_attack
+from attacks.equations.names import HEAD, HEAD_BIAS, PATCH, TABLE
+from attacks.equations.requirements import lacks_gradients
 from attacks.equations.span import combine, upload_span
-from attacks.equations.system import PATCH, TABLE, gradient, missing, patch_system, weights
+from attacks.equations.system import gradient, patch_system, weights
 from attacks.equations.weight_difference import holds_no_gradient
 from attacks.prior import find_prior
 from mjp_privacy.client.recorded.groups import Group, Series
 from mjp_privacy.client.recorded.loading import (
-    HEAD_BIAS,
     UNKNOWN_LABEL,
     labels_of,
     load_recorded,
@@ -29,17 +30,17 @@ from mjp_privacy.client.recorded.loading import (
 )
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.jigsaw import to_images
 
 OUTSIDE = 0.02  # of [0, 1]: what a right normalisation never leaves, up to rounding
 EIGHT_BIT = 0.02  # of a grey level
-HEAD, HEAD_FITS = "head.weight", 1e-3
+HEAD_FITS = 1e-3
 TRIED = 5  # series whose pixels are looked at
 
 
-def remarks(group: Group, model: Victim) -> Iterator[str]:
+def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     """What to know of a line's uploads; none of it makes them unusable."""
     header = group.header
     if header.kind == "weight_difference":
@@ -64,9 +65,9 @@ def remarks(group: Group, model: Victim) -> Iterator[str]:
 
 def _difference_remarks(group: Group) -> Iterator[str]:
     header, first = group.header, group.series[0].first
-    reason = holds_no_gradient(stacked([first], [], torch.device("cpu")))
-    if reason:
-        yield f"{reason}; train with plain SGD, or upload gradients"
+    refusal = holds_no_gradient(stacked([first], [], torch.device("cpu")))
+    if refusal is not None:
+        yield f"{refusal.text}; train with plain SGD, or upload gradients"
     elif header.client_config(first.name).pseudo_gradient == "approximate":
         yield (
             f"a weight difference of {header.steps} {header.optimizer} step(s) with momentum "
@@ -74,7 +75,7 @@ def _difference_remarks(group: Group) -> Iterator[str]:
         )
 
 
-def _head_remarks(group: Group, model: Victim) -> Iterator[str]:
+def _head_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     """Cross-entropy on one image x gives the classifier b = softmax(W f + c) - onehot and b f^T:
     f is read off, and with other weights than the client's the first equation fails."""
     header, first = group.header, group.series[0].first
@@ -82,7 +83,7 @@ def _head_remarks(group: Group, model: Victim) -> Iterator[str]:
         return
     view = view_of(Series((first,), group.series[0].records), model)
     update = view.updates[0]
-    if missing(view, HEAD, HEAD_BIAS) or update.optimizer != "sgd":
+    if lacks_gradients(view, HEAD, HEAD_BIAS) or update.optimizer != "sgd":
         return
     outer, pushed = gradient(view, update, HEAD)[0], gradient(view, update, HEAD_BIAS)[0]
     feature = outer.mT @ pushed / pushed.square().sum().clamp_min(1e-300)
@@ -98,7 +99,7 @@ def _head_remarks(group: Group, model: Victim) -> Iterator[str]:
         )
 
 
-def _pixel_remarks(group: Group, model: Victim) -> Iterator[str]:
+def _pixel_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     """Pixels that the header's mean and std take out of [0, 1] mean that they are not the
     client's. Tried on the first series whose gradients determine every patch."""
     if group.header.batch > 1 or group.header.steps > 1 or group.header.recipe.get("defenses"):
@@ -121,10 +122,10 @@ def _pixel_remarks(group: Group, model: Victim) -> Iterator[str]:
         return
 
 
-def recovered_pixels(series: Series, model: Victim) -> Tensor | None:
+def recovered_pixels(series: Series, model: LoadedModel) -> Tensor | None:
     """(C, S, S), not clipped, where the uploads leave no patch open; else None."""
     view = view_of(series, model)
-    if missing(view, TABLE, PATCH) or model.patch_embed.num_patches > model.embed_dim:
+    if lacks_gradients(view, TABLE, PATCH) or model.patch_embed.num_patches > model.embed_dim:
         return None
     spans = [upload_span(patch_system(view, update), 0) for update in view.updates]
     known = combine(spans)
@@ -136,7 +137,7 @@ def recovered_pixels(series: Series, model: Victim) -> Tensor | None:
     return image * std + mean
 
 
-def view_of(series: Series, model: Victim, uploads: int | None = None) -> AttackerView:
+def view_of(series: Series, model: LoadedModel, uploads: int | None = None) -> AttackerView:
     """What an attacker sees of a series, each upload with its own weights."""
     names = [name for name, _ in model.named_parameters()]
     updates = [stacked([one], names, torch.device("cpu")) for one in series.uploads[:uploads]]
@@ -151,7 +152,7 @@ def view_of(series: Series, model: Victim, uploads: int | None = None) -> Attack
     return AttackerView(model, updates, pixels, known, "plain" if header.gamma else "input")
 
 
-def applicability(group: Group, model: Victim) -> dict[str, str]:
+def applicability(group: Group, model: LoadedModel) -> dict[str, str]:
     """Each attack's name to why it does not apply to this line, or to nothing."""
     fewest = min(len(one.uploads) for one in group.series)
     reasons: dict[str, str] = {}
@@ -164,11 +165,12 @@ def applicability(group: Group, model: Victim) -> dict[str, str]:
             reasons[name] = f"needs {attack.uploads} uploads of the same images, {fewest} recorded"
         else:
             view = view_of(group.series[0], model, attack.uploads)
-            reasons[name] = attack.unsupported(view) or _lacks_prior(attack, model)
+            refusal = attack.unsupported(view)
+            reasons[name] = _lacks_prior(attack, model) if refusal is None else refusal.text
     return reasons
 
 
-def _lacks_prior(attack: Attack, model: Victim) -> str:
+def _lacks_prior(attack: Attack, model: LoadedModel) -> str:
     name = getattr(attack, "prior", None)
     if name is None:
         return ""

@@ -15,12 +15,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attacks.equations.system import PATCH as RESIDUAL_OVER
-from attacks.equations.system import TABLE, gradient, located
+from attacks.equations.names import PATCH as RESIDUAL_OVER
+from attacks.equations.names import TABLE
+from attacks.equations.system import gradient, located
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 
 Mode = Literal["eval", "train"]
 
@@ -29,7 +30,7 @@ def gradient_residual(
     view: AttackerView,
     images: Tensor,
     mask: Tensor | None,
-    models: Sequence[Victim],
+    models: Sequence[LoadedModel],
     mode: Mode = "eval",
 ) -> Tensor | None:
     """(m,) residual of each image's step, the mean over the uploads; None where it cannot be made.

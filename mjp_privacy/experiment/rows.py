@@ -12,6 +12,7 @@ import pandas as pd
 from torch import Tensor
 
 from mjp_privacy.data import ImageRecord
+from mjp_privacy.experiment.facts import CellFacts
 from mjp_privacy.experiment.store import CELL_COLUMNS, ROW_COLUMNS
 from mjp_privacy.metrics import METRICS
 
@@ -21,7 +22,7 @@ COLUMNS = [*ROW_COLUMNS, *CELL_COLUMNS, "group"]
 
 
 def scored_rows(
-    facts: Mapping[str, Any],
+    facts: CellFacts,
     records: Sequence[ImageRecord],
     scores: Mapping[tuple[str, str], npt.NDArray[np.float64]],
     diagnostics: Mapping[str, Tensor],
@@ -47,7 +48,7 @@ def scored_rows(
 
 
 def reasoned_rows(
-    facts: Mapping[str, Any], reasons: Mapping[ImageRecord, str], status: str
+    facts: CellFacts, reasons: Mapping[ImageRecord, str], status: str
 ) -> pd.DataFrame:
     """Rows of images without a reconstruction: every score is there, with the reason."""
     rows = [
@@ -58,8 +59,9 @@ def reasoned_rows(
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _shared(facts: Mapping[str, Any], record: ImageRecord) -> dict[str, Any]:
-    columns = {name: facts[name] for name in (*ROW_COLUMNS, *CELL_COLUMNS) if name in facts}
+def _shared(facts: CellFacts, record: ImageRecord) -> dict[str, Any]:
+    known = facts.columns
+    columns = {name: known[name] for name in (*ROW_COLUMNS, *CELL_COLUMNS) if name in known}
     for name in ("trained_gamma", "dal_lambda"):
         columns[name] = np.nan if columns[name] is None else float(columns[name])
     source = "prediction" if record.label is None else record.label_source

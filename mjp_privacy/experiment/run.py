@@ -1,39 +1,45 @@
-"""One command's work on one run folder: model by model, block of images by block, cell by cell.
-
-    decode -> Setting.prepare -> client gradient (once per input, precision and victim)
-           -> Attack.run -> stored -> scored -> rows
-
-A unit, one image in one cell, is finished when its rows are on disk. Blocks are fixed by the
-config, so a killed run goes on where it stopped and ends with the same rows.
-"""
+"""The way in: a config and images, or recorded uploads, to a finished run folder."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attacks import find_attack
+from mjp_privacy.client.recorded.folder import UploadFolder
+from mjp_privacy.client.recorded.groups import group_uploads
+from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder
+from mjp_privacy.core.lock import locked
 from mjp_privacy.core.progress import RunProgress
-from mjp_privacy.data import ImageRecord, ImageSource
-from mjp_privacy.experiment.block import Block
-from mjp_privacy.experiment.cell import CellWork
-from mjp_privacy.experiment.config import Cell, Experiment, expand
-from mjp_privacy.experiment.facts import cell_facts, cell_key
+from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
+from mjp_privacy.experiment.config import Experiment
+from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.description import describe
+from mjp_privacy.experiment.finished import Finished
 from mjp_privacy.experiment.inventory import Inventory
+from mjp_privacy.experiment.overrides import with_gamma, with_weights
+from mjp_privacy.experiment.plan import Plan, make_plan
 from mjp_privacy.experiment.provenance import provenance, write_provenance
-from mjp_privacy.experiment.residual import RESIDUAL_OVER
-from mjp_privacy.experiment.rows import reasoned_rows
-from mjp_privacy.experiment.simulated import Workbench
+from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
+from mjp_privacy.experiment.save import Saver
+from mjp_privacy.experiment.simulated import Simulated
+from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.interfaces import Control
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.experiment.work import (
+    BlockRead,
+    BlockResult,
+    BlockSkipped,
+    ModelOpened,
+    Result,
+    work,
+)
+
+__all__ = ["RunSummary", "attack_uploads", "run_experiment"]
 
 NOT_RUN = "not run yet: the run ended before this cell; run the same command again"
 
@@ -52,242 +58,171 @@ class RunSummary:
         return 3 if self.failures else 0
 
 
-@dataclass
-class Run:
-    """One command's work on one run folder."""
+def run_experiment(
+    config: str | Path | Mapping[str, Any] | Experiment,
+    *,
+    images: str | Path | None = None,
+    out: str | Path,
+    weights: Sequence[str] | Mapping[str, str | Path] = (),
+    labels: str | Path | None = None,
+    limit: int | None = None,
+    gamma: float | None = None,
+    device: str = "auto",
+) -> RunSummary:
+    """Attack every image in every cell; the same call again goes on or finds nothing to do.
 
-    experiment: Experiment
-    source: ImageSource
-    records: Sequence[ImageRecord]
-    store: RunStore
-    device: torch.device
+    run_experiment("configs/demo.yaml", images="embedded", out="results/demo", limit=2)
 
-    def execute(self) -> RunSummary:
-        self.cells = expand(self.experiment)
-        self.attacks = {c: find_attack(c.attack.name, c.attack.options) for c in self._distinct()}
-        self._check_steps()
-        self.inventory = self._inventory()
-        absent = self.inventory.check_known()
-        self.facts: dict[Cell, dict[str, Any]] = {}
-        self.failures: dict[str, None] = {}  # an ordered set
-        write_provenance(self.store, self.experiment, self.device)
-        self.planned = [self._facts(cell, None, NOT_RUN) for cell in self.cells]
-        self._write_cells()
-        total = sum(len(self._records(cell.model)) for cell in self.cells)
-        with RunProgress(total, self.store.root / "log.jsonl") as self.progress:
-            self._say_start()
-            if absent:
-                self.progress.say(
-                    f"{len(absent)} image(s) of this run folder are no longer among the images "
-                    f"({absent[0]}, …); their rows stay in its tables"
-                )
-            for name in self.experiment.models:
-                cells = [cell for cell in self.cells if cell.model == name]
-                if cells:
-                    self._run_model(name, cells)
-        self._write_cells()
-        return RunSummary(self.store.root, len(self.cells), len(self.records), tuple(self.failures))
-
-    def _inventory(self) -> Inventory:
-        return Inventory(self.store, self.source, self.records)
-
-    def _say_start(self) -> None:
-        """Each command's circumstances go to the log; a change of threads is said."""
-        facts = provenance(self.device)
-        self.progress.say(
-            f"{len(self.records)} images, {len(self.cells)} cells, {facts['threads']} thread(s) on "
-            f"{self.device}",
-            images=len(self.records),
-            **facts,
+    config   a YAML file, a mapping or an Experiment
+    images   a folder, a zip, or "embedded"; None: what the config says
+    weights  "PATH", "NAME=PATH" or {NAME: PATH}: checkpoints of the config's models
+    limit    a seeded, nested subset spread over the classes
+    """
+    experiment = load_experiment(config)
+    if gamma is not None:
+        experiment = with_gamma(experiment, gamma)
+    if isinstance(weights, Mapping):
+        weights = [f"{name}={path}" for name, path in weights.items()]
+    experiment = with_weights(experiment, tuple(weights))
+    if not experiment.grid:
+        raise UserError(
+            f"The config {experiment.name!r} holds no models: expected `models` and `grid`, or "
+            "--uploads DIR to attack recorded uploads."
         )
-        timed = self.store.read_timings()
-        before = set(timed["threads"]) if "threads" in timed else set()
-        if before - {facts["threads"]}:
-            self.progress.say(
-                f"earlier parts of this run had {sorted(before)} thread(s): float32 scores of "
-                "APRIL move with their number, float64 ones do not"
-            )
+    path = images if images is not None else experiment.images
+    if path is None:
+        raise UserError("No images given: expected --images PATH (a folder, a zip or 'embedded').")
+    opened = open_images(path, labels)
+    chosen = spread_subset(_of_classes(opened, experiment), limit, experiment.seed)
+    source = Simulated(experiment, opened, chosen, pick_device(device))
+    return _execute(experiment, source, len(chosen), output_folder(Path(out)), source.device)
 
-    def _distinct(self) -> Iterable[Cell]:
-        """The cells, each once: two of one key would fight over the same rows."""
-        seen: set[str] = set()
-        for cell in self.cells:
-            key = cell_key(cell, self.experiment)
-            if key in seen:
-                raise UserError(
-                    f"The grid holds {cell.model}, setting {cell.setting}, gamma {cell.gamma}, "
-                    f"{cell.dtype}, {cell.attack.title} twice. Expected each cell once."
-                )
-            seen.add(key)
-            yield cell
 
-    def _check_steps(self) -> None:
-        """Every model's images fill whole steps of all its clients."""
-        for name in dict.fromkeys(cell.model for cell in self.cells):
-            batches = {cell.client.batch for cell in self.cells if cell.model == name}
-            together, images = math.lcm(*batches), len(self._records(name))
-            if images % together:
-                raise UserError(
-                    f"{images} images do not fill the client steps of {name} "
-                    f"(client.batch {', '.join(map(str, sorted(batches)))}). Expected a multiple "
-                    f"of {together}, such as --limit {max(images // together, 1) * together}."
-                )
+def attack_uploads(
+    experiment: Experiment,
+    folder: str | Path,
+    out: str | Path,
+    *,
+    limit: int | None = None,
+    device: str = "auto",
+) -> RunSummary:
+    """Attack every recorded upload of a folder; the same call again goes on.
 
-    # one model --------------------------------------------------------------------------------
+    limit: uploads of each line of the table.
+    """
+    uploads = UploadFolder(Path(folder)).entries()
+    groups = {group.name: group for group in group_uploads(uploads, limit)}
+    images = len({record.image_id for group in groups.values() for record in group.records})
+    root = output_folder(Path(out))
+    source = Recorded(Path(folder), groups, pick_device(device))
+    return _execute(recorded_experiment(experiment, groups), source, images, root, source.device)
 
-    def _run_model(self, name: str, cells: list[Cell]) -> None:
-        model, reason = self._load(name)
-        for cell in cells:
-            self.facts[cell] = self._facts(cell, model, reason)
-        self._write_cells()
-        if model is None:
-            self._fail_cells(name, cells, reason)
-            return
-        bench = self._bench(name, model)
-        for block in self._blocks(name):
-            self._run_block(bench, block, cells)
 
-    def _load(self, name: str) -> tuple[Victim | None, str]:
-        try:
-            model = self._loaded(name)
-            self.inventory.check_model(model)
-        except UserError as error:
-            return None, str(error)
-        report = model.card.checkpoint
-        said = "; ".join(report.notes) or "complete"
-        self.progress.say(
-            f"{name}: {report.source} ({report.layout}), sha256 {report.sha256[:12]}, {said}",
-            missing=report.missing,
-            unexpected=report.unexpected,
-            beside=report.beside,
+def _of_classes(source: ImageSource, experiment: Experiment) -> tuple[ImageRecord, ...]:
+    """The images of the experiment's classes; all where they carry no labels."""
+    choice = experiment.classes
+    if choice is None:
+        return source.records
+    chosen = tuple(r for r in source.records if r.label is None or choice.holds(r.label))
+    if not chosen:
+        raise UserError(
+            f"None of the {len(source.records)} images of {source.path} has a class index that "
+            f"leaves {', '.join(map(str, choice.remainders))} when divided by {choice.modulo} "
+            "(the config's `classes`). Give images of these classes, or take `classes` out."
         )
-        if report.unexpected:
-            self.progress.say(f"{name}: not used of the checkpoint: {', '.join(report.unexpected)}")
-        return model, ""
+    return chosen
 
-    def _loaded(self, name: str) -> Victim:
-        config = self.experiment.models[name]
-        fields = {k: v for k, v in vars(config).items() if k not in ("model", "paper", "note")}
-        return load_model(config.model, **fields)
 
-    def _facts(self, cell: Cell, model: Victim | None, reason: str) -> dict[str, Any]:
-        return cell_facts(
-            cell,
-            self.experiment,
-            model,
-            true_labels=all(r.label is not None for r in self._records(cell.model)),
-            attack=self.attacks[cell],
-            images=len(self._records(cell.model)),
-            data=self.source.path.resolve().name,
-            labels=self.source.labels_described,
-            reason=reason,
+def _execute(
+    experiment: Experiment, source: UploadSource, images: int, root: Path, device: torch.device
+) -> RunSummary:
+    """Plan, work and save, one process in a folder."""
+    with locked(root):
+        store = RunStore(root)
+        plan = make_plan(experiment, source)
+        inventory = Inventory(store)
+        absent = source.check(inventory)
+        write_provenance(store, experiment, device)
+        planned = [
+            describe(cell, experiment, plan.attacks[cell], source, None, NOT_RUN)
+            for cell in plan.cells
+        ]
+        saver = Saver(store, inventory, planned, device)
+        saver.begin()
+        failures: dict[str, None] = {}  # an ordered set
+        with RunProgress(plan.units, root / "log.jsonl") as progress:
+            _say_start(progress, plan, images, store, device, absent)
+            for result in work(plan, source, Finished(store)):
+                saver.save(result)
+                _say(progress, result)
+                failures |= dict.fromkeys(_failures(result))
+    return RunSummary(root, len(plan.cells), images, tuple(failures))
+
+
+def _failures(result: Result) -> list[str]:
+    if isinstance(result, ModelOpened) and result.reason:
+        return [f"{result.model}: {result.reason}"]
+    if isinstance(result, BlockRead):
+        return [f"{n.record.image_id}: {n.reason}" for n in result.notes if n.reason]
+    if isinstance(result, BlockResult):
+        of = f"{result.facts.model.label}, {result.facts.setting}"
+        return [f"{of}, {r.image_id}: {reason}" for r, reason in result.made.failed.items()]
+    return []
+
+
+# what a person sees -------------------------------------------------------------------------------
+
+
+def _say_start(
+    progress: RunProgress,
+    plan: Plan,
+    images: int,
+    store: RunStore,
+    device: torch.device,
+    absent: Sequence[str],
+) -> None:
+    """Each command's circumstances go to the log; a change of threads is said."""
+    facts = provenance(device)
+    progress.say(
+        f"{images} images, {len(plan.cells)} cells, {facts['threads']} thread(s) on {device}",
+        images=images,
+        **facts,
+    )
+    timed = store.read_timings()
+    before = set(timed["threads"]) if "threads" in timed else set()
+    if before - {facts["threads"]}:
+        progress.say(
+            f"earlier parts of this run had {sorted(before)} thread(s): float32 scores of "
+            "APRIL move with their number, float64 ones do not"
+        )
+    if absent:
+        progress.say(
+            f"{len(absent)} image(s) of this run folder are no longer among the images "
+            f"({absent[0]}, …); their rows stay in its tables"
         )
 
-    def _fail_cells(self, name: str, cells: list[Cell], reason: str) -> None:
-        self.progress.say(f"{name}: FAILED. {reason}")
-        self.failures[f"{name}: {reason}"] = None
-        for cell in cells:
-            for block in self._blocks(name):
-                reasons = dict.fromkeys(block.records, reason)
-                rows = reasoned_rows(self.facts[cell], reasons, "failed")
-                self.store.write_rows(self.facts[cell]["run_id"], block.index, rows)
-            self.progress.advance(len(self._records(name)), name)
 
-    # one block --------------------------------------------------------------------------------
+def _say(progress: RunProgress, result: Result) -> None:
+    if isinstance(result, BlockSkipped):
+        progress.skip(result.units)
+    elif isinstance(result, BlockResult):
+        facts = result.facts
+        progress.advance(result.units, f"{facts.model.label} {facts.setting} {facts.dtype}")
+    elif isinstance(result, ModelOpened):
+        _say_model(progress, result)
 
-    def _bench(self, name: str, model: Victim) -> Workbench:
-        return Workbench(model, self.experiment, self.device)
 
-    def _records(self, name: str) -> Sequence[ImageRecord]:
-        """The images of this model's cells."""
-        return self.records
-
-    def _blocks(self, name: str) -> Iterable[Block]:
-        size, records = self.experiment.block, self._records(name)
-        for index, start in enumerate(range(0, len(records), size)):
-            yield Block(index, records[start : start + size])
-
-    def _run_block(self, bench: Workbench, block: Block, cells: list[Cell]) -> None:
-        pending = {}
-        for cell in cells:
-            left = self.inventory.unfinished(self.facts[cell]["run_id"], block)
-            self.progress.skip(len(block.records) - len(left))
-            if left:
-                pending[cell] = left
-        if not pending:
-            return
-        started = time.monotonic()
-        images, lost = self.inventory.decode(block, bench.model)
-        self._timing("decode", time.monotonic() - started, len(images), self.facts[cells[0]])
-        for record, reason in lost.items():
-            self.failures[f"{record.image_id}: {reason}"] = None
-        for cell, left in pending.items():
-            self._run_cell(bench, block, cell, left, images, lost)
-        bench.forget()
-
-    def _run_cell(
-        self,
-        bench: Workbench,
-        block: Block,
-        cell: Cell,
-        left: Sequence[ImageRecord],
-        images: Mapping[ImageRecord, torch.Tensor],
-        lost: Mapping[ImageRecord, str],
-    ) -> None:
-        facts = self.facts[cell]
-        lost = {**lost, **block.broken(lost, cell.client.batch)}
-        # The whole block, also where some of its images are finished: their float32 numbers move
-        # with the batch, and must be those of a run that never stopped.
-        todo = [record for record in block.records if record not in lost]
-        reasons = {record: lost[record] for record in block.records if record in lost}
-        parts = [reasoned_rows(facts, reasons, "failed")]
-        if todo:
-            work = CellWork(bench, cell, self.attacks[cell], self._needs(cell, bench.model), facts)
-            try:
-                result = work.run(todo, [images[record] for record in todo])
-            except UserError as error:  # such as images too small to score: the other cells run
-                result = work.failed(todo, str(error))
-            parts.append(result.rows)
-            if result.tensors:
-                self.store.merge_reconstructions(
-                    facts["run_id"], block.index, result.tensors, result.image_ids
-                )
-            for record, reason in result.failed.items():
-                self.failures[f"{cell.model}, {cell.setting}, {record.image_id}: {reason}"] = None
-            for stage, seconds in result.seconds.items():
-                self._timing(stage, seconds, len(todo), facts)
-        order = [record.image_id for record in block.records]
-        self.store.merge_rows(facts["run_id"], block.index, parts, order)
-        self.progress.advance(len(left), f"{cell.model} {cell.setting} {cell.dtype}")
-
-    def _needs(self, cell: Cell, model: Victim) -> list[str]:
-        """Union over the attacks that share this cell's gradient, so that it never depends on
-        which of them are finished already, and what every attack's residual is taken over."""
-
-        def gradient(cell: Cell) -> tuple[Any, ...]:
-            attack = self.attacks[cell]
-            victim = None if isinstance(attack, Control) else attack.victim
-            return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
-
-        sharing = [self.attacks[other] for other in self.cells if gradient(other) == gradient(cell)]
-        attacks = [attack for attack in sharing if not isinstance(attack, Control)]
-        named = [name for attack in attacks for name in attack.needs(model)]
-        return list(dict.fromkeys([*named, RESIDUAL_OVER]))
-
-    # records of the run -----------------------------------------------------------------------
-
-    def _timing(self, stage: str, seconds: float, images: int, facts: Mapping[str, Any]) -> None:
-        if images:
-            self.store.append_timing(
-                {
-                    "run_id": facts["run_id"],
-                    "stage": stage,
-                    "seconds": round(seconds, 6),
-                    "images": images,
-                    "device": str(self.device),
-                    "threads": torch.get_num_threads(),
-                }
-            )
-
-    def _write_cells(self) -> None:
-        self.store.merge_cells([*self.facts.values()], self.planned)
+def _say_model(progress: RunProgress, opened: ModelOpened) -> None:
+    report, name = opened.report, opened.model
+    if report is None:
+        progress.say(f"{name}: FAILED. {opened.reason}")
+        return
+    notes = "; ".join(report.notes) or "complete"
+    progress.say(
+        f"{name}: {report.source} ({report.layout}), sha256 {report.sha256[:12]}, {notes}",
+        missing=report.missing,
+        unexpected=report.unexpected,
+        beside=report.beside,
+    )
+    if report.unexpected:
+        progress.say(f"{name}: not used of the checkpoint: {', '.join(report.unexpected)}")

@@ -1,211 +1,250 @@
-"""A model and what its cells share: precisions, inputs, gradients, accuracies, each made once."""
+"""Uploads made here: clients of the config's models on a folder of images."""
 
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attacks.controls import oracle_inverse
-from mjp_privacy.client.augmentation import augmented
-from mjp_privacy.client.config import local_round
-from mjp_privacy.client.federation_step import moved
+from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient, predict
-from mjp_privacy.client.positions import with_sinusoidal_positions
-from mjp_privacy.client.puzzles import step_puzzles
-from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.client.upload import make_upload
-from mjp_privacy.data import ImageRecord
+from mjp_privacy.core.device import clock
+from mjp_privacy.data import ImageError, ImageRecord, ImageSource
+from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Pixels
-from mjp_privacy.models import Victim
-from mjp_privacy.models.mjp_vit import with_closed_form_block
+from mjp_privacy.experiment.inventory import Inventory, check_labels, pixel_sha256, preprocessing
+from mjp_privacy.experiment.memo import Memo
+from mjp_privacy.experiment.source import Observation
+from mjp_privacy.experiment.variants import Block0, ModelVariants
+from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Refusal
+from mjp_privacy.models import LoadedModel, load_model
 
 
-class Workbench:
-    """A model in the precisions and alterations that its cells need."""
+@dataclass(frozen=True)
+class Simulated:
+    """A source of uploads: every client is simulated from its private images."""
 
-    has_truth = True
+    experiment: Experiment
+    images: ImageSource
+    chosen: Sequence[ImageRecord]  # of the source's images, those that are attacked
+    device: torch.device
 
-    def __init__(self, model: Victim, experiment: Experiment, device: torch.device) -> None:
-        self.model = model.to(device)
-        self.experiment, self.device = experiment, device
-        card = model.card
-        self.pixels = Pixels(card.img_size, card.mean, card.std)
-        self._victims: dict[tuple[str, str, str], Victim] = {}
-        self._made: dict[tuple[Any, ...], Any] = {}
+    @property
+    def data(self) -> str:
+        return self.images.path.resolve().name
 
-    def forget(self) -> None:
-        """Drop what was made for one block."""
-        self._made.clear()
+    @property
+    def labels(self) -> str:
+        return self.images.labels_described
 
-    def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> str | None:
-        """Why uploads as this attack needs them cannot be had of these images, or None."""
+    def records(self, model: str) -> Sequence[ImageRecord]:
+        return self.chosen
+
+    def columns(self, model: str) -> Mapping[str, Any]:
+        return {}
+
+    def open(self, model: str) -> SimulatedModel:
+        config = self.experiment.models[model]
+        loaded = load_model(config.model, **config.loading())
+        preprocessing(loaded)  # refuses sizes that no image can be brought to
+        check_labels(self.chosen, loaded)
+        return SimulatedModel(self, ModelVariants(loaded, self.device))
+
+    def check(self, inventory: Inventory) -> list[str]:
+        return inventory.check_known(self.images, self.chosen)
+
+
+@dataclass(frozen=True)
+class SimulatedModel:
+    """One model of the config, loaded."""
+
+    source: Simulated
+    variants: ModelVariants
+
+    @property
+    def model(self) -> LoadedModel:
+        return self.variants.model
+
+    def block(self, block: Block) -> SimulatedBlock:
+        """The block's images, decoded as the model takes them."""
+        images, notes = {}, []
+        prepare, source = preprocessing(self.model), self.source.images
+        for record in block.records:
+            try:
+                picture = source.decode(record, min_side=self.model.patch_size)
+            except ImageError as error:
+                notes.append(ImageNote(record, _file_sha256(source, record), "", error.reason))
+                continue
+            images[record] = prepare(picture)
+            notes.append(ImageNote(record, _file_sha256(source, record), pixel_sha256(picture)))
+        return SimulatedBlock(self.variants, self.source.experiment.seed, images, notes)
+
+
+def _file_sha256(source: ImageSource, record: ImageRecord) -> str:
+    try:
+        return hashlib.sha256(source.read_bytes(record)).hexdigest()
+    except ImageError:
+        return ""
+
+
+class SimulatedBlock:
+    """The clients of one block of images; inputs, gradients and weights are made once for all
+    cells that share them."""
+
+    scored = True
+
+    def __init__(
+        self,
+        variants: ModelVariants,
+        seed: int,
+        images: Mapping[ImageRecord, Tensor],
+        notes: Sequence[ImageNote],
+    ) -> None:
+        self.variants, self.seed, self.images, self.notes = variants, seed, images, notes
+        self.memo = Memo()
+        self._gradient_seconds = 0.0
+
+    def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
         return None
 
-    def known_labels(self, inputs: ClientInput) -> Tensor | None:
-        """What the attacker knows of them."""
-        return inputs.labels
+    def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
+        return self.variants.of(block0, "float32", cell.client.positions)
 
-    def victim(self, kind: str, dtype: str, positions: str = "own") -> Victim:
-        """The model that the client trains; the intact float32 one is the model itself."""
-        key = (kind, dtype, positions)
-        if key == ("intact", "float32", "own"):
-            return self.model
-        if key not in self._victims:
-            base = self.model if positions == "own" else with_sinusoidal_positions(self.model)
-            make = with_closed_form_block if kind == "april_block" else copy.deepcopy
-            victim = make(base)  # a copy: the intact float32 model stays as it is
-            self._victims[key] = victim.to(getattr(torch, dtype))  # type: ignore[assignment]
-        return self._victims[key]
-
-    def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
-    def photographs(
-        self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int = 0
-    ) -> Tensor:
-        """The images as they enter a round, before any shuffle."""
-        ids = tuple(record.image_id for record in records)
-        kind, seed = cell.client.augment, self.experiment.seed
-        return self._once(
-            ("photographs", kind, ids, round),
-            lambda: augmented(images, ids, kind, round=round, seed=seed),
-        )
-
-    def inputs(
-        self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int = 0
-    ) -> ClientInput:
-        """What the client feeds its model in a round; scores are made with that of round 0."""
-        ids = tuple(record.image_id for record in records)
-        labels = self._once(("labels", ids), lambda: self._labels(records, images))
-        plain = self.photographs(cell, records, images, round)
-
-        def prepare() -> ClientInput:
-            named = {"patch_size": self.model.patch_size, "round": round}
-            seed = self.experiment.seed
-            fed = SETTINGS[cell.setting].prepare(
-                plain, labels, ids, gamma=cell.gamma, seed=seed, **named
+    def observe(
+        self,
+        cell: Cell,
+        attack: Attack | None,
+        names: Sequence[str],
+        records: Sequence[ImageRecord],
+    ) -> Observation:
+        feeding = self._feeding(cell)
+        photographs = torch.stack([self.images[record] for record in records])
+        batch = _Batch(tuple(record.image_id for record in records), photographs)
+        rounds = [
+            [self._input(feeding, batch, records, number) for number in feeding.rounds_of_steps(r)]
+            for r in range(1 if attack is None else attack.uploads)
+        ]
+        first = [steps[0] for steps in rounds]
+        plain = self._photographs(feeding, batch, 0)
+        if attack is None:
+            return Observation(
+                photographs, plain, first[0], [self.variants.model], [], first[0].labels
             )
-            return step_puzzles(fed, plain, cell.client, seed=seed, **named)
+        self._gradient_seconds = 0.0
+        models = self._models(cell, attack, first)
+        updates = self._updates(cell, attack, names, rounds, models)
+        seconds = {"gradient": self._gradient_seconds} if self._gradient_seconds else {}
+        return Observation(photographs, plain, first[0], models, updates, first[0].labels, seconds)
 
-        return self._once(("inputs", *_puzzle_of(cell), ids, round), prepare)
+    # inputs -----------------------------------------------------------------------------------
 
-    def steps(
-        self, cell: Cell, records: Sequence[ImageRecord], images: Tensor, round: int
-    ) -> list[ClientInput]:
-        """What the client feeds in each of a round's local steps: the same images, puzzled and
-        augmented anew."""
-        numbers = [local_round(round, step) for step in range(cell.client.steps)]
-        return [self.inputs(cell, records, images, number) for number in numbers]
+    def _feeding(self, cell: Cell) -> Feeding:
+        patch = self.variants.model.patch_size
+        return Feeding(cell.client, cell.setting, cell.gamma, patch, self.seed)
+
+    def _photographs(self, feeding: Feeding, batch: _Batch, round: int) -> Tensor:
+        photographs: Tensor = self.memo.once(
+            ("photographs", feeding, batch.ids, round),
+            lambda: feeding.photographs(batch.images, batch.ids, round),
+        )
+        return photographs
+
+    def _input(
+        self, feeding: Feeding, batch: _Batch, records: Sequence[ImageRecord], round: int
+    ) -> ClientInput:
+        labels = self.memo.once(("labels", batch.ids), lambda: self._labels(records, batch.images))
+        plain = self._photographs(feeding, batch, round)
+        fed: ClientInput = self.memo.once(
+            ("input", feeding, batch.ids, round),
+            lambda: feeding.puzzled(plain, labels, batch.ids, round),
+        )
+        return fed
 
     def _labels(self, records: Sequence[ImageRecord], images: Tensor) -> Tensor:
         """True labels; for images without one the intact model's prediction on the plain image."""
         labels = torch.tensor([-1 if r.label is None else r.label for r in records])
         if (labels < 0).any():
-            labels = torch.where(labels < 0, predict(self.model, images, None), labels)
+            labels = torch.where(labels < 0, predict(self.variants.model, images, None), labels)
         return labels
 
-    def models(
-        self,
-        cell: Cell,
-        attack: Attack,
-        rounds: Sequence[ClientInput],
-        seconds: dict[str, float],
-    ) -> list[Victim]:
+    # uploads ----------------------------------------------------------------------------------
+
+    def _models(
+        self, cell: Cell, attack: Attack, rounds: Sequence[ClientInput]
+    ) -> list[LoadedModel]:
         """The model that the clients train in each of these rounds."""
-        models = [self.victim(attack.victim, cell.dtype, cell.client.positions)]
+        models = [self.variants.of(attack.victim, cell.dtype, cell.client.positions)]
         for round, inputs in enumerate(rounds[:-1], 1):
-            key = ("model", *_federation_of(cell, attack), inputs.image_ids, round)
-            step = partial(moved, FedSGDClient(models[-1], cell.client), inputs)
-            models.append(self._timed(key, step, seconds) if cell.client.server_lr else models[0])
+            if not cell.client.server_lr:
+                models.append(models[0])
+                continue
+            client = FedSGDClient(models[-1], cell.client)
+            key = ("model", _federation_of(cell, attack), inputs.image_ids, round)
+            models.append(self._timed(key, partial(moved, client, inputs)))
         return models
 
-    def updates(
+    def _updates(
         self,
         cell: Cell,
         attack: Attack,
-        needs: Sequence[str],
+        names: Sequence[str],
         rounds: Sequence[Sequence[ClientInput]],
-        models: Sequence[Victim],
-        seconds: dict[str, float],
+        models: Sequence[LoadedModel],
     ) -> list[ClientUpdate]:
-        """The client's uploads of these rounds, each of one input for every local step; made once
-        for all attacks that see it."""
+        """The client's uploads of these rounds, each of one input for every local step."""
         updates = []
         for round, (model, steps) in enumerate(zip(models, rounds, strict=True)):
-            key = ("update", *_federation_of(cell, attack), steps[0].image_ids, round)
-            make = partial(self._update, cell, model, needs, steps, round)
-            updates.append(self._timed(key, make, seconds))
+            own = {name for name, _ in model.named_parameters()}
+            wanted = [name for name in names if name in own]
+            named = {"names": wanted, "round": round, "seed": self.seed}
+            make = partial(make_upload, model, steps, cell.client, **named)  # type: ignore[arg-type]
+            key = ("update", _federation_of(cell, attack), steps[0].image_ids, round)
+            updates.append(self._timed(key, make))
         return updates
 
-    def _timed(
-        self, key: tuple[Any, ...], make: Callable[[], Any], seconds: dict[str, float]
-    ) -> Any:
+    def _timed(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Once; its time goes to the first cell that asks for it."""
+        device = self.variants.model.cls_token.device
 
         def timed() -> Any:
-            started = self.clock()
+            started = clock(device)
             made = make()
-            seconds["gradient"] = seconds.get("gradient", 0.0) + self.clock() - started
+            self._gradient_seconds += clock(device) - started
             return made
 
-        return self._once(key, timed)
-
-    def _update(
-        self,
-        cell: Cell,
-        model: Victim,
-        needs: Sequence[str],
-        steps: Sequence[ClientInput],
-        round: int,
-    ) -> ClientUpdate:
-        own = {name for name, _ in model.named_parameters()}
-        names = [name for name in needs if name in own]
-        seed = self.experiment.seed
-        return make_upload(model, steps, cell.client, names=names, round=round, seed=seed)
-
-    def clock(self) -> float:
-        """Seconds, once the device has done all it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.monotonic()
-
-    def accuracy(self, cell: Cell, inputs: ClientInput, labelled: bool) -> dict[str, Tensor | None]:
-        """Whether the intact and the altered model are right on this row's input."""
-        if not labelled:
-            return {"intact": None, "altered": None}
-        correct: dict[str, Tensor | None] = {}
-        for variant, kind in (("intact", "intact"), ("altered", "april_block")):
-            positions = cell.client.positions
-            key = ("accuracy", kind, positions, *_puzzle_of(cell), inputs.image_ids)
-            model = self.victim(kind, "float32", positions)
-            predicted = self._once(key, partial(predict, model, inputs.images, inputs.mask))
-            correct[variant] = predicted == inputs.labels
-        return correct
-
-    def oracle(self, cell: Cell, inputs: ClientInput) -> Tensor:
-        """The rank ceiling's images: what the client fed through W and its inverse."""
-        return self._once(
-            ("oracle", *_puzzle_of(cell), inputs.image_ids),
-            lambda: oracle_inverse(self.model, inputs.images.to(self.device)).cpu(),
-        )
+        return self.memo.once(key, timed)
 
 
-def _puzzle_of(cell: Cell) -> tuple[Any, ...]:
-    """What decides a client's input."""
-    client = cell.client
-    step = (client.plain_share, client.mask, client.batch, client.augment)
-    return cell.setting, cell.gamma, *step
+@dataclass(frozen=True)
+class _Batch:
+    """Images of a block that are observed together."""
+
+    ids: tuple[str, ...]
+    images: Tensor
 
 
 def _federation_of(cell: Cell, attack: Attack) -> tuple[Any, ...]:
     """What decides a round's model and upload."""
     return attack.victim, cell.setting, cell.gamma, cell.dtype, cell.client
+
+
+def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:
+    """A copy of the client's model after a server's step on this round.
+
+    All clients of a round see the same weights w, and the server takes one step along the mean of
+    their gradients over every image of the block, w - server_lr * mean gradient; parameters whose
+    gradient is withheld stay.
+    """
+    mean = client.mean_gradient(inputs)
+    model = copy.deepcopy(client.model)
+    with torch.no_grad():
+        for name, gradient in mean.items():
+            model.get_parameter(name).sub_(gradient, alpha=client.config.server_lr)
+    return model

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically, write_json
+from mjp_privacy.experiment.facts import CellFacts
 from mjp_privacy.experiment.packing import pack, unpack
 
 ROW_COLUMNS = (
@@ -183,7 +184,7 @@ class RunStore:
     def write_cells(self, cells: list[dict[str, Any]]) -> None:
         write_json(self.root / "cells.json", {"format": 1, "cells": cells})
 
-    def merge_cells(self, cells: list[dict[str, Any]], planned: list[dict[str, Any]]) -> None:
+    def merge_cells(self, cells: Sequence[CellFacts], planned: Sequence[CellFacts]) -> None:
         """The cells of a command in the order it planned them, then older ones of other commands.
 
         A planned cell that `cells` does not hold yet stays as an earlier command left it.
@@ -193,9 +194,9 @@ class RunStore:
         except UserError:
             older = {}
         known = {
-            **{cell["cell_key"]: cell for cell in planned},
+            **{cell.outcome.cell_key: dict(cell.columns) for cell in planned},
             **older,
-            **{cell["cell_key"]: cell for cell in cells},
+            **{cell.outcome.cell_key: dict(cell.columns) for cell in cells},
         }
         self.write_cells(list(known.values()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mjp_privacy.experiment.config import Experiment
-from mjp_privacy.experiment.recorded_run import attack_uploads
+from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.rounds import ATTACK, UPLOADS, federate
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.client.config import ClientConfig, Share, check_client
 from mjp_privacy.core.config_rows import row_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse
+from mjp_privacy.core.fields import STRICT, parse
 from mjp_privacy.core.yaml_files import read_mapping
 from mjp_privacy.experiment.config import AttackConfig
 from mjp_privacy.training.config import (
@@ -26,11 +26,10 @@ from mjp_privacy.training.config import (
     TrainingConfig,
 )
 
-_STRICT = ConfigDict(extra="forbid")
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Clients:
     """How many, and who holds what."""
 
@@ -42,7 +41,7 @@ class Clients:
     """Of the Dirichlet split; small: few classes a client."""
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Server:
     """What the server does with the mean of the uploads, weighted by images.
 
@@ -58,7 +57,7 @@ class Server:
     """Decoupled, as AdamW's."""
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Probe:
     """Uploads that are written down for attack, of one kind of client."""
 
@@ -69,7 +68,7 @@ class Probe:
     """Successive rounds in which the same images are trained on, each with its own weights."""
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Recording:
     """What a curious server keeps: at these rounds, what clients with these images would send.
 
@@ -85,7 +84,7 @@ class Recording:
     """Names that are written down; None: what the closed-form attacks read."""
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class FederationConfig:
     name: str
     rounds: Count = 400

@@ -48,14 +48,15 @@ def leakage_table(runs: Sequence[Path]) -> pd.DataFrame:
 def _by_round(lines: Sequence[Line]) -> dict[tuple[Any, ...], list[Line]]:
     held: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
-        if "round" in line.cell:
-            key = tuple(line.cell.get(name, 1) for name in KEYS)
+        if "round" in line.cell.other:
+            key = tuple(line.cell.columns[name] for name in KEYS)
             held.setdefault(key, []).append(line)
-            if line.cell["model"] != held[key][0].cell["model"]:
+            model, first = line.cell.model.label, held[key][0].cell.model.label
+            if model != first:
                 raise UserError(
-                    f"{line.store.root}: {line.cell['model']} and {held[key][0].cell['model']} "
-                    "are uploads of one label, round, batch and steps. Expected one kind of "
-                    "client under a label; give them labels of their own."
+                    f"{line.store.root}: {model} and {first} are uploads of one label, round, "
+                    "batch and steps. Expected one kind of client under a label; give them labels "
+                    "of their own."
                 )
     return held
 
@@ -95,10 +96,10 @@ def _floors(lines: Sequence[Line]) -> dict[str, float]:
     images: set[str] = set()
     for line in lines:
         own = set(line.rows["image_id"].astype(str))
-        if len(own) < int(line.cell.get("planned_images") or 0):
+        if len(own) < line.cell.outcome.planned_images:
             raise UserError(
                 f"{line.store.root}: {line.label} holds {len(own)} of "
-                f"{line.cell['planned_images']} images; expected a finished attack. Run the "
+                f"{line.cell.outcome.planned_images} images; expected a finished attack. Run the "
                 "federation's command again; it goes on where it stopped."
             )
         images |= own

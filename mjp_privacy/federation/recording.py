@@ -19,7 +19,7 @@ from mjp_privacy.client.upload import make_upload
 from mjp_privacy.data import spread_subset
 from mjp_privacy.federation.config import FederationConfig, Probe
 from mjp_privacy.federation.task import Task
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 
 CLOSED_FORM = (
     "pos_embed",
@@ -97,7 +97,7 @@ def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
     return replace(client, batch=probe.batch, steps=probe.steps, upload="weight_difference")
 
 
-def kept_names(config: FederationConfig, model: Victim) -> tuple[str, ...]:
+def kept_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:
     """The parameters that are written down."""
     own = [name for name, _ in model.named_parameters()]
     wanted = config.record.parameters

@@ -7,29 +7,26 @@ server, so rounds can be run anywhere, in any order of clients, and again.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.augmentation import augmented
-from mjp_privacy.client.config import local_round
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.client.positions import with_sinusoidal_positions
-from mjp_privacy.client.puzzles import step_puzzles
-from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import spread_subset
-from mjp_privacy.experiment.config import ClientConfig
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.partition import dirichlet, iid
 from mjp_privacy.federation.server import ServerState, Weights, server_step
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.loading import RANDOM
 from mjp_privacy.training.config import Architecture
 from mjp_privacy.training.examples import Examples, find_examples
@@ -162,7 +159,7 @@ class Task:
             places = [place for client in members for place in self._drawn(client, round)]
             inputs = self.steps(places, config.client, round)
             update = make_upload(model, inputs, config.client, round=round, seed=config.seed)
-            yield from (one_of(update, place) for place in range(len(members)))
+            yield from (update.part(slice(place, place + 1)) for place in range(len(members)))
 
     def _drawn(self, client: int, round: int) -> list[int]:
         """Images of a round: without repetition where the client has enough."""
@@ -174,32 +171,34 @@ class Task:
 
     def steps(self, places: Sequence[int], client: ClientConfig, round: int) -> list[ClientInput]:
         """What the model is fed of these training images in each local step of a round."""
-        return [
-            self.inputs(places, client, local_round(round, step)) for step in range(client.steps)
-        ]
+        numbers = self._feeding(client).rounds_of_steps(round)
+        return [self.inputs(places, client, number) for number in numbers]
 
     def inputs(self, places: Sequence[int], client: ClientConfig, round: int) -> ClientInput:
         """What the model is fed of these training images in a round: the client's augmentation
         and puzzle."""
-        config, ids = self.config, self._ids(places)
-        plain = self.photographs(places, client, round)
         labels = torch.tensor([self.train.labels[place] for place in places])
-        drawn = {"patch_size": config.model.patch_size, "round": round, "seed": config.seed}
-        fed = SETTINGS[config.setting].prepare(plain, labels, ids, gamma=config.gamma, **drawn)
-        return step_puzzles(fed, plain, client, **drawn)
+        pixels, ids = self._pixels(places), self._ids(places)
+        return self._feeding(client).input(pixels, labels, ids, round)
 
     def photographs(self, places: Sequence[int], client: ClientConfig, round: int) -> Tensor:
         """These training images as they enter a round, before any shuffle."""
-        pixels = self.images[list(places)].float() / 255
-        seed = self.config.seed
-        return augmented(pixels, self._ids(places), client.augment, round=round, seed=seed)
+        return self._feeding(client).photographs(self._pixels(places), self._ids(places), round)
+
+    def _feeding(self, client: ClientConfig) -> Feeding:
+        config = self.config
+        return Feeding(client, config.setting, config.gamma, config.model.patch_size, config.seed)
+
+    def _pixels(self, places: Sequence[int]) -> Tensor:
+        return self.images[list(places)].float() / 255
 
     def _ids(self, places: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.train.records[place].image_id for place in places)
 
-    def with_weights(self, weights: Mapping[str, Tensor]) -> Victim:
-        """The network, holding these weights."""
-        own = dict(self.model.named_parameters())
+    def with_weights(self, weights: Mapping[str, Tensor]) -> LoadedModel:
+        """A network of its own that holds a copy of these weights."""
+        model = copy.deepcopy(self.model)
+        own = dict(model.named_parameters())
         if absent := [name for name in own if name not in weights]:
             raise UserError(
                 f"The weights lack {', '.join(absent[:3])}: expected every parameter of the "
@@ -208,18 +207,7 @@ class Task:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(weights[name])
-        return self.model
-
-
-def one_of(update: ClientUpdate, place: int) -> ClientUpdate:
-    """One client's upload out of several."""
-
-    def of(tensors: Mapping[str, Tensor]) -> Weights:
-        return {name: tensor[place : place + 1] for name, tensor in tensors.items()}
-
-    return replace(
-        update, grads=of(update.grads), noise=of(update.noise), rounding=of(update.rounding)
-    )
+        return model
 
 
 def _part_of(examples: Examples, limit: int | None, seed: int) -> Examples:
@@ -228,7 +216,7 @@ def _part_of(examples: Examples, limit: int | None, seed: int) -> Examples:
     return Examples(examples.source, tuple(spread_subset(examples.records, limit, seed)))
 
 
-def _initial_model(config: FederationConfig) -> Victim:
+def _initial_model(config: FederationConfig) -> LoadedModel:
     """Random weights from the seed, or those to start from with E_unk at the mean position; with
     the client's fixed positions where it has some."""
     model = _random_or_given(config)
@@ -237,7 +225,7 @@ def _initial_model(config: FederationConfig) -> Victim:
     return model
 
 
-def _random_or_given(config: FederationConfig) -> Victim:
+def _random_or_given(config: FederationConfig) -> LoadedModel:
     shape = config.model
     fields = {name: getattr(shape, name) for name in FIELDS}
     if shape.position_embedding == "none":

@@ -45,13 +45,15 @@ def neighbour_accuracy(placed: Tensor, mask: Tensor) -> Tensor:
     """(m,) share of the adjacent pairs touching a masked place whose patches are adjacent in the
     same direction in the plain image; NaN where nothing was masked."""
     grid = math.isqrt(placed.shape[-1])
-    row, column = (part.unflatten(-1, (grid, grid)) for part in (placed // grid, placed % grid))
-    hidden = mask.unflatten(-1, (grid, grid))
+    row, column = (part.reshape(-1, grid, grid) for part in (placed // grid, placed % grid))
+    hidden = mask.reshape(-1, grid, grid)
     right = (row[:, :, 1:] == row[:, :, :-1]) & (column[:, :, 1:] == column[:, :, :-1] + 1)
     down = (column[:, 1:] == column[:, :-1]) & (row[:, 1:] == row[:, :-1] + 1)
     touched = hidden[:, :, 1:] | hidden[:, :, :-1], hidden[:, 1:] | hidden[:, :-1]
     good = (right & touched[0]).sum((1, 2)) + (down & touched[1]).sum((1, 2))
-    return good.double() / (touched[0].sum((1, 2)) + touched[1].sum((1, 2)))
+    pairs = touched[0].sum((1, 2)) + touched[1].sum((1, 2))
+    accuracy: Tensor = good.double() / pairs
+    return accuracy
 
 
 def rearranged(images: Tensor, placed: Tensor, patch_size: int) -> Tensor:

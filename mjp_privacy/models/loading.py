@@ -54,7 +54,7 @@ class ModelCard:
     checkpoint: CheckpointReport
 
 
-class Victim(MJPVisionTransformer):
+class LoadedModel(MJPVisionTransformer):
     """A loaded model: the network and its card."""
 
     card: ModelCard
@@ -84,7 +84,7 @@ def load_model(
     unknown_init: UnknownInit | None = None,
     seed: int = 0,
     **overrides: Any,
-) -> Victim:
+) -> LoadedModel:
     """A model in eval mode on the CPU, in float32, with its `card`.
 
     name         a named model (`deit_small_mjp`, ...) or a plain timm ViT
@@ -121,7 +121,7 @@ def load_model(
     return _with_card(model, spec, report)
 
 
-def _build(spec: ModelSpec, source: str) -> Victim:
+def _build(spec: ModelSpec, source: str) -> LoadedModel:
     needed = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
     missing = [key for key in (*needed, "mean", "std") if getattr(spec, key) is None]
     if missing:
@@ -141,7 +141,7 @@ def _build(spec: ModelSpec, source: str) -> Victim:
             f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, "
             f"got {size}/{patch} and {width}/{heads}."
         )
-    return Victim(
+    return LoadedModel(
         **numbers,
         mlp_ratio=spec.mlp_ratio or 4.0,
         position_embedding=spec.position_embedding,
@@ -152,7 +152,7 @@ def _build(spec: ModelSpec, source: str) -> Victim:
     )
 
 
-def _random_model(spec: ModelSpec, seed: int) -> Victim:
+def _random_model(spec: ModelSpec, seed: int) -> LoadedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("random weights", spec.name, seed))
         model = _build(spec, spec.name)
@@ -161,7 +161,7 @@ def _random_model(spec: ModelSpec, seed: int) -> Victim:
     return _with_card(model, spec, report)
 
 
-def _with_card(model: Victim, spec: ModelSpec, report: CheckpointReport) -> Victim:
+def _with_card(model: LoadedModel, spec: ModelSpec, report: CheckpointReport) -> LoadedModel:
     assert spec.mean is not None
     assert spec.std is not None
     model.card = ModelCard(

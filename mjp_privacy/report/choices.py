@@ -39,8 +39,7 @@ def _sentence(line: DerivedLine) -> str:
     )
     counts = ", ".join(f"{name} {count}" for name, count in line.counts.items())
     parts = [
-        f"Line {line.number}, {line.cell['attack']}: {how}. Chosen on {len(line.chosen)} images: "
-        f"{counts}."
+        f"Line {line.number}, {line.attack}: {how}. Chosen on {len(line.chosen)} images: {counts}."
     ]
     if line.uploads > 1:
         parts.append(f"Its attacks may use up to {line.uploads} uploads of one image.")
@@ -74,8 +73,8 @@ def write_choices(derived: Sequence[DerivedLine], path: Path) -> None:
     """One row an image and derived line, in the order of the line, then of the images."""
     rows = [
         (
-            *(line.number, line.run, line.cell["attack"], image_id, chosen.number),
-            *(chosen.run_id, chosen.cell["attack"]),
+            *(line.number, line.run, line.cell.attack.title, image_id, chosen.number),
+            *(chosen.run_id, chosen.cell.attack.title),
         )
         for line in derived
         for image_id, chosen in sorted(line.chosen.items())

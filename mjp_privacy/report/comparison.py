@@ -62,7 +62,7 @@ def tiles_of(lines: Sequence[Line], image_id: str) -> list[Tile]:
             image = picture(tensors[kind])
             if not any(image.shape == known.shape and (image == known).all() for known in fed):
                 fed.append(image)
-                ratio = f"\nγ = {line.cell['gamma']:g}" if kind == "input" else ""
+                ratio = f"\nγ = {line.cell.gamma:g}" if kind == "input" else ""
                 tiles.append(Tile(name + ratio, image))
         tiles.append(Tile(_title(line, float(scores[image_id])), picture(tensors["images"])))
     return tiles
@@ -71,8 +71,8 @@ def tiles_of(lines: Sequence[Line], image_id: str) -> list[Tile]:
 def _title(line: Line, psnr: float) -> str:
     cell = line.cell
     return (
-        f"{shorten(str(cell['model']), 20)} ({cell['setting']})\n"
-        f"{attack_text(line, 16)}, {str(cell['dtype']).replace('float', 'f')}\n{psnr_text(psnr)}"
+        f"{shorten(cell.model.label, 20)} ({cell.setting})\n"
+        f"{attack_text(line, 16)}, {cell.dtype.replace('float', 'f')}\n{psnr_text(psnr)}"
     )
 
 

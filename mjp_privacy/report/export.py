@@ -125,7 +125,7 @@ def write_samples(lines: Sequence[Line], path: Path, *, many_runs: bool) -> None
 
 
 def _rowless(line: Line) -> pd.DataFrame:
-    known = {name: line.cell.get(name) for name in line.rows.columns}
+    known = {name: line.cell.columns.get(name) for name in line.rows.columns}
     values = {"value": math.nan, "status": line.status, "reason": line.reason}
     row: pd.DataFrame = pd.DataFrame([known | values])
     return row

@@ -67,7 +67,7 @@ def strip_caption(line: Line, shown: Sequence[Example]) -> str:
     against = " or ".join(dict.fromkeys(example.against for example in shown))
     percent = ", ".join(f"{100 * q:.0f}" for example in shown for q in example.quantiles)
     return (
-        f"Line {line.number}: {line.label}, γ = {line.cell['gamma']:g}, {line.cell['dtype']}. "
+        f"Line {line.number}: {line.label}, γ = {line.cell.gamma:g}, {line.cell.dtype}. "
         f"Images at the {percent} % quantiles of this line's PSNR (standard, n={n}), not picked; "
         f"PSNR is against {against}."
     )
@@ -160,9 +160,9 @@ def _overview_row(
 def _overview_title(line: Line, example: Example) -> str:
     cell = line.cell
     return (
-        f"{line.number}  {shorten(str(cell['model']), 22)} ({cell['setting']})\n"
-        f"{attack_text(line, 20)}, {cell['dtype']}\n"
-        f"γ = {cell['gamma']:g}, {psnr_text(example.psnr)}"
+        f"{line.number}  {shorten(cell.model.label, 22)} ({cell.setting})\n"
+        f"{attack_text(line, 20)}, {cell.dtype}\n"
+        f"γ = {cell.gamma:g}, {psnr_text(example.psnr)}"
     )
 
 
@@ -184,8 +184,8 @@ def _distributions(lines: Sequence[Line]) -> Figure:
     for position, line in enumerate(lines):
         _violin(axes, line, position)
     names = [
-        f"{line.number}  {shorten(str(line.cell['model']), 20)} ({line.cell['setting']}) "
-        f"{attack_text(line, 20)} {str(line.cell['dtype']).replace('float', 'f')}"
+        f"{line.number}  {shorten(line.cell.model.label, 20)} ({line.cell.setting}) "
+        f"{attack_text(line, 20)} {line.cell.dtype.replace('float', 'f')}"
         for line in lines
     ]
     axes.set_yticks(range(len(lines)))

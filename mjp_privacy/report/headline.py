@@ -100,7 +100,7 @@ def _of(group: Group, rule: Rule) -> list[DerivedLine]:
 
 
 def _name(line: Line) -> str:
-    return str(line.cell.get("attack_name") or line.cell["attack"])
+    return line.cell.attack.name
 
 
 def _scope(line: DerivedLine) -> str:
@@ -182,10 +182,10 @@ def _target(group: Group, facts: Sequence[str], many_runs: bool) -> list[str]:
     line = group.attacks[0]
     cell = line.cell
     run = [line.run] if many_runs else []
-    client = [client_text(cell, facts)] if facts else []
+    client = [client_text(cell.columns, facts)] if facts else []
     return [
-        *(str(cell["model"]), *run, str(cell["setting"]), gamma(cell["gamma"])),
-        *(*client, str(cell["dtype"])),
+        *(cell.model.label, *run, cell.setting, gamma(cell.gamma)),
+        *(*client, cell.dtype),
     ]
 
 

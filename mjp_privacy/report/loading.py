@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.facts import CellFacts
 from mjp_privacy.experiment.store import ROW_COLUMNS, RunStore
 
 REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
@@ -32,44 +32,49 @@ class Line:
 
     number: int  # from 1, over all runs; the notes refer to it
     run: str  # name of the run folder, made unique
-    cell: Mapping[str, Any]
+    cell: CellFacts
     rows: pd.DataFrame
     store: RunStore
 
     @property
     def run_id(self) -> str:
-        return str(self.cell["run_id"])
+        return self.cell.run_id
 
     @property
     def label(self) -> str:
-        return f"{self.cell['model']} ({self.cell['setting']}) {self.title}"
+        return f"{self.cell.model.label} ({self.cell.setting}) {self.title}"
 
     @property
     def role(self) -> str:
         """attack, or floor or ceiling for controls; reductions have roles of their own."""
-        return str(self.cell.get("role") or "attack")
+        return self.cell.attack.role
+
+    @property
+    def attack(self) -> str:
+        """What tables call the attack."""
+        return self.cell.attack.title
 
     @property
     def title(self) -> str:
         """The attack's label, marked where the line is none."""
-        return f"{self.cell['attack']}{MARKS.get(self.role, '')}"
+        return f"{self.attack}{MARKS.get(self.role, '')}"
 
     @property
     def uploads(self) -> int:
         """How many uploads the attack uses."""
-        return int(self.cell.get("uploads") or 1)
+        return self.cell.attack.uploads or 1
 
     @property
     def status(self) -> str:
         """The cell's status; a cell marked ok that has no rows has not been run to its end."""
-        if self.cell["status"] == "ok" and self.rows.empty:
+        if self.cell.outcome.status == "ok" and self.rows.empty:
             return "failed"
-        return str(self.cell["status"])
+        return self.cell.outcome.status
 
     @property
     def reason(self) -> str:
-        if self.cell.get("reason"):
-            return str(self.cell["reason"])
+        if self.cell.outcome.reason:
+            return self.cell.outcome.reason
         if self.rows.empty:
             return "no rows stored: the run ended before this cell; run the same command again"
         return "" if (self.rows["status"] == "ok").any() else self._commonest_reason()
@@ -137,7 +142,7 @@ def load_runs(runs: Sequence[Path]) -> Loaded:
         store = RunStore(run)
         cells = _read_cells(store)
         loaded = [_line(store, name, cell, len(lines) + i) for i, cell in enumerate(cells, 1)]
-        if all(line.rows.empty and line.cell["status"] == "ok" for line in loaded):
+        if all(line.rows.empty and line.cell.outcome.status == "ok" for line in loaded):
             raise UserError(
                 f"{run} is an empty run: expected rows of its {len(cells)} cell(s) under "
                 f"{run / 'rows'}, there are none. Run the attack again; it goes on where it "
@@ -174,7 +179,7 @@ def _names(runs: Sequence[Path]) -> list[str]:
     return [str(run) for run in runs]
 
 
-def _read_cells(store: RunStore) -> list[dict[str, Any]]:
+def _read_cells(store: RunStore) -> list[CellFacts]:
     cells = store.read_cells()
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         raise UserError(
@@ -193,11 +198,11 @@ def _read_cells(store: RunStore) -> list[dict[str, Any]]:
                 f"A cell in {store.root / 'cells.json'} lacks {', '.join(missing)}; expected "
                 f"{', '.join(REQUIRED)}. It was written by another version: run the attack again."
             )
-    return cells
+    return [CellFacts.read(cell) for cell in cells]
 
 
-def _line(store: RunStore, name: str, cell: dict[str, Any], number: int) -> Line:
-    run_id = str(cell["run_id"])
+def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
+    run_id = cell.run_id
     folder = store.root / "rows" / run_id
     try:
         rows = store.read_rows(run_id)

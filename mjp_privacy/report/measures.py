@@ -75,7 +75,7 @@ def image_counts(line: Line, variant: str) -> Counts:
 
 def not_run(line: Line) -> int:
     """Images that the run's last command planned and that have no rows yet."""
-    planned = int(line.cell.get("planned_images") or 0)
+    planned = line.cell.outcome.planned_images
     return max(0, planned - line.rows["image_id"].nunique())
 
 

@@ -72,8 +72,8 @@ def differences(lines: Sequence[Line]) -> list[str]:
 
 
 def _images(line: Line) -> Iterable[str]:
-    data = line.cell.get("data") or "images of unknown origin"
-    if not line.cell.get("data_is_papers"):
+    data = line.cell.command.data or "images of unknown origin"
+    if not line.cell.command.data_is_papers:
         yield (
             f"Images: {data}, not declared to be ImageNet-1K validation images as the paper's "
             "(--data-is-papers): no difference in accuracy is printed."
@@ -87,43 +87,45 @@ def _images(line: Line) -> Iterable[str]:
 
 
 def _labels(line: Line) -> Iterable[str]:
-    if line.cell.get("labels"):
-        yield str(line.cell["labels"])
-    if not line.cell.get("true_labels", True):
+    if line.cell.command.labels:
+        yield line.cell.command.labels
+    if not line.cell.command.true_labels:
         yield "No true labels, therefore no accuracy."
 
 
 def _model(line: Line) -> Iterable[str]:
     cell = line.cell
-    if cell.get("checkpoint"):
-        known = re.fullmatch(r"[0-9a-f]{64}", str(cell.get("checkpoint_sha")))
+    if cell.model.checkpoint:
+        known = re.fullmatch(r"[0-9a-f]{64}", str(cell.model.checkpoint_sha))
         sha = f", sha256 {known[0][:12]}" if known else ""
-        architecture = f" ({cell['architecture']})" if cell.get("architecture") else ""
-        yield f"{cell['model']}{architecture}: weights from {cell['checkpoint']}{sha}."
-    if cell.get("resize"):
+        architecture = f" ({cell.model.architecture})" if cell.model.architecture else ""
+        yield f"{cell.model.label}{architecture}: weights from {cell.model.checkpoint}{sha}."
+    if cell.model.resize:
         mean, std = (
-            "/".join(f"{n:g}" for n in dict.fromkeys(cell[key])) for key in ("mean", "std")
+            "/".join(f"{n:g}" for n in dict.fromkeys(numbers or ()))
+            for numbers in (cell.model.mean, cell.model.std)
         )
         yield (
-            f"{cell['model']}: short side to {cell['resize']} ({cell['interpolation']}), centre "
-            f"{cell['size']}, unless an image has that size; mean {mean}, std {std}."
+            f"{cell.model.label}: short side to {cell.model.resize} "
+            f"({cell.model.interpolation}), centre {cell.model.size}, unless an image has that "
+            f"size; mean {mean}, std {std}."
         )
-    if cell.get("size") and cell["size"] != PAPER_SIZE:
-        yield f"Input size {cell['size']}; the paper's is {PAPER_SIZE}."
+    if cell.model.size and cell.model.size != PAPER_SIZE:
+        yield f"Input size {cell.model.size}; the paper's is {PAPER_SIZE}."
 
 
 def _victim(line: Line) -> Iterable[str]:
-    if line.cell.get("victim") != "april_block":
+    if line.cell.attack.victim != "april_block":
         return
-    if line.cell.get("first_block") == "closed_form":
+    if line.cell.model.first_block == "closed_form":
         yield (
-            f"{line.cell['model']} was trained with the block that {line.cell['attack']} needs "
+            f"{line.cell.model.label} was trained with the block that {line.attack} needs "
             "(no norm1, no residuals in block 0): the attacked model is the one a client trains, "
             "and Acc. altered is Acc."
         )
     else:
         yield (
-            f"{line.cell['attack']} needs a client whose block 0 has neither norm1 nor residuals: "
+            f"{line.attack} needs a client whose block 0 has neither norm1 nor residuals: "
             "the gradients are those of this altered model, carrying weights trained for the "
             "intact one. Acc. is the intact model's on the line's input, Acc. altered that of the "
             "model which was attacked, both in float32. The paper prints the intact model's."
@@ -132,25 +134,28 @@ def _victim(line: Line) -> Iterable[str]:
 
 def _precision(line: Line) -> Iterable[str]:
     yield (
-        f"Client gradients in {line.cell['dtype']}; the paper does not state its precision, and "
+        f"Client gradients in {line.cell.dtype}; the paper does not state its precision, and "
         "the code it used defaults to float32."
     )
 
 
 def _client(line: Line) -> Iterable[str]:
     cell = line.cell
-    parts = [f"{key} {cell[key]}" for key in ("mode", "loss", "batch") if cell.get(key) is not None]
-    parts += ["DAL in the loss" if cell["dal"] else "no DAL in the loss"] if "dal" in cell else []
+    client = cell.client
+    told = {"mode": client.mode, "loss": client.loss, "batch": client.batch}
+    parts = [f"{name} {value}" for name, value in told.items() if value is not None]
+    if client.dal is not None:
+        parts.append("DAL in the loss" if client.dal else "no DAL in the loss")
     if parts:
         yield f"Client: {', '.join(parts)}. The paper does not state its client's."
-    if cell.get("lpips"):
-        yield f"LPIPS (AlexNet): {cell['lpips']}."
-    if cell.get("position_embedding"):
-        yield f"Position embedding: {cell['position_embedding']}."
+    if cell.command.lpips:
+        yield f"LPIPS (AlexNet): {cell.command.lpips}."
+    if cell.model.position_embedding:
+        yield f"Position embedding: {cell.model.position_embedding}."
 
 
 def _own_notes(line: Line) -> Iterable[str]:
-    return (str(note) for note in line.cell.get("notes") or ())
+    return (str(note) for note in line.cell.outcome.notes or ())
 
 
 def bounds(lines: Sequence[Line]) -> list[str]:
@@ -167,11 +172,11 @@ def bounds(lines: Sequence[Line]) -> list[str]:
 
 def _conditioning(line: Line) -> Iterable[str]:
     """What the gap to the ceiling is made of, by whether the attack's system lacks rows."""
-    bits = DIGITS.get(str(line.cell["dtype"]))
+    bits = DIGITS.get(line.cell.dtype)
     condition = line.scored("cond_a", "diagnostic")
     if bits is None or not len(condition):
         return
-    name = f"{line.cell['attack']}, {line.cell['dtype']}"
+    name = f"{line.attack}, {line.cell.dtype}"
     zero_rows = line.scored("zero_rows", "diagnostic").reindex(condition.index).fillna(0)
     singular, gap = int((zero_rows > 0).sum()), ceiling_distance(line)
     over = int((condition > 2.0**bits).sum())
@@ -198,8 +203,8 @@ def unfinished(lines: Sequence[Line]) -> list[str]:
 def _waiting(line: Line) -> Iterable[str]:
     if missing := not_run(line):
         yield (
-            f"UNFINISHED: {missing} of {line.cell['planned_images']} images were not run. Give the "
-            "run's command again."
+            f"UNFINISHED: {missing} of {line.cell.outcome.planned_images} images were not run. "
+            "Give the run's command again."
         )
 
 
@@ -223,7 +228,7 @@ def _reasons(line: Line) -> Iterable[str]:
 def image_reasons(line: Line) -> Counter[tuple[str, str]]:
     """(status, reason) of the images that have one, each image counted once for each of them."""
     rows = line.rows[line.rows["status"] != "ok"]
-    rows = rows[rows["metric"] != "top1"] if line.cell.get("true_labels") is False else rows
+    rows = rows[rows["metric"] != "top1"] if line.cell.command.true_labels is False else rows
     distinct = rows[["image_id", "status", "reason"]].drop_duplicates()
     reasons = distinct["reason"].fillna("").replace("", "no reason given")
     return Counter(zip(distinct["status"].astype(str), reasons.astype(str), strict=True))

@@ -97,7 +97,7 @@ def psnr_text(psnr: float) -> str:
 
 def attack_text(line: Line, length: int) -> str:
     """The attack's label for a narrow place; a control is called one."""
-    name = shorten(str(line.cell["attack"]), length)
+    name = shorten(line.cell.attack.title, length)
     return f"control: {name}" if line.role in ("floor", "ceiling") else name
 
 
@@ -112,6 +112,6 @@ def shorten(text: str, length: int) -> str:
 def file_name(line: Line) -> str:
     """Safe on every file system, and unique by the line's number."""
     cell = line.cell
-    parts = (cell["model"], cell["setting"], cell["attack"], cell["dtype"])
+    parts = (cell.model.label, cell.setting, cell.attack.title, cell.dtype)
     slug = re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(map(str, parts))).strip("._-")[:80]
     return f"line_{line.number:03d}_{slug}.png"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import did_you_mean
 
 METRICS = ("mse", "fft2d", "psnr", "ssim", "lpips")
 """The five scores in the paper's order of columns."""
@@ -105,8 +105,7 @@ def published_row(model: str, setting: str) -> PublishedRow:
     row = _BY_NAME.get((model, setting))
     if row is None:
         names = [f"{row.model} {row.setting}" for row in TABLE5]
-        near = get_close_matches(f"{model} {setting}", names, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(f"{model} {setting}", names)
         raise UserError(
             f"Expected a paper_row of the paper's Table 5, came model {model!r} in setting "
             f"{setting!r}.{hint} Available: {', '.join(names)}."

@@ -21,7 +21,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from mjp_privacy.report.facts import ATTACK_FACTS, target_of
+from mjp_privacy.experiment.facts import AttackFacts, OutcomeFacts
+from mjp_privacy.report.facts import target_of
 from mjp_privacy.report.loading import Line
 
 OF_IMAGE = frozenset(
@@ -64,7 +65,7 @@ class DerivedLine(Line):
     @property
     def counts(self) -> dict[str, int]:
         """How many images each member gave, by its label (and line, where labels are equal)."""
-        labels = [str(line.cell["attack"]) for line in self.members]
+        labels = [line.cell.attack.title for line in self.members]
         numbers = [line.number for line in self.chosen.values()]
         return {
             label if labels.count(label) == 1 else f"{label}, line {line.number}": numbers.count(
@@ -135,7 +136,7 @@ def _on_the_trained_model(attacks: Sequence[Line]) -> Sequence[Line]:
     trained = [
         line
         for line in attacks
-        if line.cell.get("victim") != "april_block" or line.cell.get("first_block") == "closed_form"
+        if line.cell.attack.victim != "april_block" or line.cell.model.first_block == "closed_form"
     ]
     return trained or attacks
 
@@ -155,20 +156,15 @@ def _line(
     members: tuple[Line, ...], chosen: Mapping[str, Line], rule: Rule, label: str
 ) -> DerivedLine:
     first = members[0]
-    shared = {key: value for key, value in first.cell.items() if key not in ATTACK_FACTS}
-    own = {
-        "run_id": f"{label}, {first.run_id}",
-        "attack": label,
-        "role": rule.name,
-        "uploads": max(line.uploads for line in members),
-        "paper_row": None,
-        "notes": [],
-        "status": "ok",
-        "reason": "",
-        "planned_images": max(int(line.cell.get("planned_images") or 0) for line in members),
-    }
+    uploads = max(line.uploads for line in members)
+    planned = max(line.cell.outcome.planned_images for line in members)
+    cell = replace(
+        first.cell,
+        attack=AttackFacts(title=label, name=label, role=rule.name, uploads=uploads),
+        outcome=OutcomeFacts(run_id=f"{label}, {first.run_id}", planned_images=planned),
+    )
     rows = _rows(members, chosen)
-    return DerivedLine(0, first.run, shared | own, rows, first.store, members, chosen)
+    return DerivedLine(0, first.run, cell, rows, first.store, members, chosen)
 
 
 # rows ---------------------------------------------------------------------------------------------
@@ -234,7 +230,5 @@ def _reason(
     if "ok" in statuses:
         return "unsupported", NO_RESIDUAL
     status = next((s for s in ("failed", "unscored") if s in statuses), "unsupported")
-    texts = [
-        f"{line.cell['attack']} {said}: {why or 'no reason given'}" for line, said, why in known
-    ]
+    texts = [f"{line.attack} {said}: {why or 'no reason given'}" for line, said, why in known]
     return status, "; ".join(texts)

@@ -35,8 +35,8 @@ def regions_table(lines: Sequence[Line]) -> TextTable | None:
 def _row(line: Line, measures: Sequence[Measure]) -> tuple[str, ...]:
     cell = line.cell
     return (
-        *(str(line.number), str(cell["model"]), str(cell["setting"]), gamma(cell["gamma"])),
-        *(line.title, str(cell["dtype"])),
+        *(str(line.number), cell.model.label, cell.setting, gamma(cell.gamma)),
+        *(line.title, cell.dtype),
         *(_figure(line, measure) for measure in measures),
     )
 

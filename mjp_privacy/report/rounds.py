@@ -51,23 +51,23 @@ def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
     records = [
         _point(line, facts) | {"panel": number}
         for number, held in enumerate(kept, 1)
-        for line in sorted(held, key=lambda line: (line.cell["gamma"], line.uploads))
+        for line in sorted(held, key=lambda line: (line.cell.gamma, line.uploads))
     ]
     return pd.DataFrame.from_records(records)
 
 
 def _panel(line: Line) -> object:
     target = tuple((key, value) for key, value in target_of(line.cell) if key != "gamma")
-    name = line.cell.get("attack_name") or line.cell["attack"]
-    return line.run, target, name, line.cell.get("victim"), _other_options(line)
+    name = line.cell.attack.name
+    return line.run, target, name, line.cell.attack.victim, _other_options(line)
 
 
 def _other_options(line: Line) -> str:
     """Options of the attack but its number of uploads, in one order."""
     try:
-        known = json.loads(line.cell.get("attack_options") or "{}")
+        known = json.loads(line.cell.attack.options or "{}")
     except (TypeError, ValueError):
-        return str(line.cell.get("attack_options"))
+        return str(line.cell.attack.options)
     if not isinstance(known, dict):
         return str(known)
     others = {key: value for key, value in known.items() if key not in ROUND_OPTIONS}
@@ -83,14 +83,14 @@ def _point(line: Line, facts: Sequence[str]) -> dict[str, Any]:
     return {
         "line": line.number,
         "run": line.run,
-        "model": line.cell["model"],
-        "setting": line.cell["setting"],
-        "dtype": line.cell["dtype"],
-        "attack": line.cell.get("attack_name") or line.cell["attack"],
+        "model": line.cell.model.label,
+        "setting": line.cell.setting,
+        "dtype": line.cell.dtype,
+        "attack": line.cell.attack.name,
         "options": "" if options == "–" else options,
-        "differs": "" if (text := client_text(line.cell, facts)) == "–" else text,
-        "gamma": float(line.cell["gamma"]),
-        "uploads": fact(line.cell, "uploads"),
+        "differs": "" if (text := client_text(line.cell.columns, facts)) == "–" else text,
+        "gamma": float(line.cell.gamma),
+        "uploads": fact(line.cell.columns, "uploads"),
         "n": score.n,
         "n_not_scored": score.counts.total - score.n,
         **{"psnr_mean": score.mean, "psnr_mean_lo": score.low, "psnr_mean_hi": score.high},

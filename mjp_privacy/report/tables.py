@@ -89,11 +89,11 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
     A cell that failed before its model was loaded does not know its entries: it has no say. Nor
     has a control on the entries of attacks: it has no options and sees no upload.
     """
-    known = [line for line in lines if line.cell["status"] != "failed"]
-    cells = [line.cell for line in known]
-    attacks = [line.cell for line in known if line.role == "attack"]
+    known = [line for line in lines if line.cell.outcome.status != "failed"]
+    cells = [line.cell.columns for line in known]
+    attacks = [line.cell.columns for line in known if line.role == "attack"]
     keys = dict.fromkeys(key for cell in cells for key in cell if key not in NOT_COLUMNS)
-    if all(cell.get("attack_name") in (None, cell["attack"]) for cell in cells):
+    if all(line.cell.attack.name == line.attack for line in known):
         keys.pop("attack_name", None)  # the labels are the names
     return tuple(
         key
@@ -104,7 +104,7 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
 
 def paper_row(line: Line) -> PublishedRow | None:
     """The printed row this line stands beside; controls and reductions stand beside none."""
-    wanted = line.cell.get("paper_row") if line.role == "attack" else None
+    wanted = line.cell.attack.paper_row if line.role == "attack" else None
     return None if wanted is None else published_row(wanted["model"], wanted["setting"])
 
 
@@ -113,8 +113,8 @@ def _identity(line: Line, varying: Sequence[str]) -> dict[str, Any]:
         "line": line.number,
         "run": line.run,
         "run_id": line.run_id,
-        **{key: line.cell.get(key) for key in IDENTITY},
-        "seed": line.cell["seed"],
+        **{key: line.cell.columns.get(key) for key in IDENTITY},
+        "seed": line.cell.seed,
         **{key: _fact(line, key) for key in varying if key != "seed"},
         "status": line.status,
         "reason": line.reason,
@@ -125,7 +125,7 @@ def _fact(line: Line, key: str) -> Scalar:
     """As it varies; of an attack's facts a reduction has the number of uploads, a control none."""
     derived = isinstance(line, DerivedLine)
     foreign = key in ATTACK_FACTS and line.role != "attack" and not (derived and key == "uploads")
-    return None if foreign else fact(line.cell, key)
+    return None if foreign else fact(line.cell.columns, key)
 
 
 def _counts(line: Line, variant: str) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _accuracy(line: Line, variant: str) -> dict[str, Any]:
     paper = paper_row(line) if variant == "paper" else None
     intact, altered = (summary(line, "top1", which) for which in ("intact", "altered"))
     values = _columns("acc", intact, paper.acc if paper else math.nan, scale=100)
-    if not line.cell.get("data_is_papers"):
+    if not line.cell.command.data_is_papers:
         values["acc_difference"] = math.nan
     unpublished = _columns("acc_altered", altered, math.nan, scale=100)
     kept = ("acc_altered_mean", "acc_altered_lo", "acc_altered_hi", "acc_altered_n")

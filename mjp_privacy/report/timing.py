@@ -25,7 +25,7 @@ def timing_table(lines: Sequence[Line], timings: pd.DataFrame) -> TextTable | No
     if timings.empty or any(column not in timings for column in COLUMNS):
         return None
     cells = pd.DataFrame(
-        [(line.run, line.run_id, line.cell["attack"], line.cell["dtype"]) for line in lines],
+        [(line.run, line.run_id, line.cell.attack.title, line.cell.dtype) for line in lines],
         columns=["run", "run_id", "attack", "dtype"],
     ).drop_duplicates()
     timed = timings[list(COLUMNS)].merge(cells, on=["run", "run_id"])

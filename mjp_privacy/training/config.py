@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.core.config_rows import row_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse
+from mjp_privacy.core.fields import STRICT, parse
 from mjp_privacy.core.yaml_files import read_mapping
 
-_STRICT = ConfigDict(extra="forbid")
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -25,7 +24,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Channels = tuple[float, float, float]
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Architecture:
     """The network; the fields of `load_model`."""
 
@@ -45,7 +44,7 @@ class Architecture:
     drop_path: Share = 0.1
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Recipe:
     """Table 7. What the paper leaves open is DeiT's: drop path, the ends of the schedule."""
 
@@ -67,7 +66,7 @@ class Recipe:
     compile: bool = False
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Augmentation:
     """`files`: timm's, an image at a time. `memory`: crop and flip, a batch at a time."""
 
@@ -82,7 +81,7 @@ class Augmentation:
     flip: bool = True
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Jigsaw:
     """The training side of MJP. The paper's choices are the defaults."""
 
@@ -105,7 +104,7 @@ class Jigsaw:
     """Give PEs the `paper` treatment also without an unknown embedding: a control run."""
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Storage:
     """`files`: decoded anew by workers each time. `memory`: decoded once, for small images."""
 
@@ -116,7 +115,7 @@ class Storage:
     """Refuse data with fewer classes than the model; false for fine-tuning on a part."""
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Initial:
     """Start from these weights instead of random ones. New tensors (E_unk, DAL) are filled."""
 
@@ -125,7 +124,7 @@ class Initial:
     """Its name where the file does not say what it is (vit_tiny_patch16_224)."""
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class TrainingConfig:
     name: str
     model: Architecture = Architecture()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 
 BATCH = 128
@@ -23,7 +23,7 @@ BATCH = 128
 
 @torch.no_grad()
 def measure(
-    model: Victim,
+    model: LoadedModel,
     source: ImageSource,
     records: Sequence[ImageRecord],
     gammas: Sequence[float],
@@ -49,14 +49,14 @@ def measure(
     return pd.DataFrame(rows)
 
 
-def embedding_condition(model: Victim) -> float:
+def embedding_condition(model: LoadedModel) -> float:
     """cond(W) of the patch embedding: how well it can be inverted, where it can."""
     weight = model.patch_embed.proj.weight.detach().flatten(1).double()
     return float(torch.linalg.cond(weight))
 
 
 def _measured(
-    model: Victim,
+    model: LoadedModel,
     records: Sequence[ImageRecord],
     images: Tensor,
     gammas: Sequence[float],
@@ -98,7 +98,7 @@ def _measured(
     return rows
 
 
-def _outputs(model: Victim, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _outputs(model: LoadedModel, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Logits and the [CLS] embedding, on the CPU."""
     like = model.cls_token
     on_device = None if mask is None else mask.to(like.device)

@@ -21,7 +21,7 @@ from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.data import ImageRecord, open_images, spread_subset
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.zoo import NAMED_MODELS
 from mjp_privacy.training.consistency import embedding_condition, measure
@@ -125,7 +125,7 @@ def evaluate(given: EvaluationArguments) -> Iterator[Evaluated]:
         )
 
 
-def _check_labels(label: str, model: Victim, records: Sequence[ImageRecord]) -> None:
+def _check_labels(label: str, model: LoadedModel, records: Sequence[ImageRecord]) -> None:
     """A label the model has not means that folders were numbered otherwise than its classes."""
     largest = max((record.label for record in records if record.label is not None), default=0)
     if largest >= model.card.num_classes:
@@ -143,7 +143,7 @@ def _check_labels(label: str, model: Victim, records: Sequence[ImageRecord]) -> 
         )
 
 
-def _load(item: str, given: EvaluationArguments) -> tuple[str, Victim]:
+def _load(item: str, given: EvaluationArguments) -> tuple[str, LoadedModel]:
     label, path = _label_and_path(item)
     overrides: dict[str, Any] = {
         "img_size": given.img_size,

@@ -7,6 +7,7 @@ import pytest
 
 from attacks import ATTACKS, find_attack
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import Entry
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,10 @@ def test_options_keep_their_values() -> None:
     assert (attack.uploads, attack.prior) == (3, "stationary")
 
 
-def test_a_half_written_attack_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ATTACKS._entries, "half_written", "test_find_attack:HalfWritten")
-    with pytest.raises(UserError, match="lacks published, uploads, unsupported, run"):
+def test_a_half_written_attack_is_told_what_it_lacks() -> None:
+    entry = Entry(f"{__name__}:HalfWritten", "not finished")
+    lacks = pytest.raises(UserError, match="lacks published, uploads, unsupported, run")
+    with ATTACKS.registered("half_written", entry), lacks:
+        find_attack("half_written")
+    with pytest.raises(UserError, match="Unknown attack"):
         find_attack("half_written")

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.controls import psnr
 from attacks.equations import noisy_span
 from attacks.equations.noisy_span import most_probable
 from attacks.equations.noisy_upload import NoisyUpload, noisy_upload
 from attacks.equations.system import located, patch_system
 from attacks.prior import find_prior
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
-from mjp_privacy.experiment.config import ClientConfig
+from mjp_privacy.metrics.pixel import psnr
 from tests.helpers.planted import planted_images, planted_model, planted_view
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attacks.controls import psnr
 from attacks.masked_span import MaskedSpan
 from attacks.pixel_lattice import PixelLattice
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import load_images
-from mjp_privacy.experiment.config import ClientConfig
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels, Reconstruction
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.models import LoadedModel, load_model
 
 SIDE, PATCH = 96, 16
 CROPS = 4
 
 
 @pytest.fixture(scope="module")
-def model() -> Victim:
+def model() -> LoadedModel:
     """36 patches of 16×16, float64."""
     return load_model(
         checkpoint="random",
@@ -42,7 +42,7 @@ def photographs() -> torch.Tensor:
 
 
 def attacked(
-    attack: Attack, model: Victim, images: torch.Tensor, setting: str
+    attack: Attack, model: LoadedModel, images: torch.Tensor, setting: str
 ) -> tuple[Reconstruction, ClientInput]:
     ids = [str(index) for index in range(len(images))]
     labels = torch.zeros(len(images), dtype=torch.long)
@@ -57,7 +57,7 @@ def attacked(
 
 
 def test_one_upload_gives_photographs_back_bit_by_bit(
-    model: Victim, photographs: torch.Tensor
+    model: LoadedModel, photographs: torch.Tensor
 ) -> None:
     found, inputs = attacked(PixelLattice(prior="stationary"), model, photographs, "c")
     assert inputs.mask is not None
@@ -71,7 +71,7 @@ def test_one_upload_gives_photographs_back_bit_by_bit(
 
 
 def test_as_fed_the_unmasked_patches_are_exact_and_the_others_their_mean(
-    model: Victim, photographs: torch.Tensor
+    model: LoadedModel, photographs: torch.Tensor
 ) -> None:
     from mjp_privacy.models.jigsaw import to_patches
 
@@ -86,7 +86,7 @@ def test_as_fed_the_unmasked_patches_are_exact_and_the_others_their_mean(
 
 
 def test_pixels_that_are_no_grey_levels_fall_back_to_the_span(
-    model: Victim, photographs: torch.Tensor
+    model: LoadedModel, photographs: torch.Tensor
 ) -> None:
     """A client that mixes or resamples after decoding."""
     mixed = 0.7 * photographs[:1] + 0.3 * photographs[1:2]
@@ -99,23 +99,23 @@ def test_pixels_that_are_no_grey_levels_fall_back_to_the_span(
 
 
 def test_more_masked_patches_than_allowed_are_left_to_the_span(
-    model: Victim, photographs: torch.Tensor
+    model: LoadedModel, photographs: torch.Tensor
 ) -> None:
     found, _ = attacked(PixelLattice(prior="stationary", most=3), model, photographs[:1], "c")
     assert found.diagnostics["lattice_found"].tolist() == [0]
 
 
-def test_it_says_what_it_needs(model: Victim, photographs: torch.Tensor) -> None:
+def test_it_says_what_it_needs(model: LoadedModel, photographs: torch.Tensor) -> None:
     view, _ = _view(model, photographs[:1])
     update = view.updates[0]
     grads = {name: g for name, g in update.grads.items() if name != "unk_embed"}
     import dataclasses
 
     lacking = dataclasses.replace(view, updates=[dataclasses.replace(update, grads=grads)])
-    assert "no gradient of unk_embed" in (PixelLattice().unsupported(lacking) or "")
+    assert "no gradient of unk_embed" in str(PixelLattice().unsupported(lacking))
 
 
-def _view(model: Victim, images: torch.Tensor) -> tuple[AttackerView, ClientInput]:
+def _view(model: LoadedModel, images: torch.Tensor) -> tuple[AttackerView, ClientInput]:
     labels = torch.zeros(len(images), dtype=torch.long)
     inputs = SETTINGS["c"].prepare(
         images, labels, ["0"], patch_size=PATCH, gamma=0.2, round=0, seed=0

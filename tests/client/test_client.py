@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, predict
 from mjp_privacy.client.per_image import is_simple
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import ClientConfig
 from mjp_privacy.interfaces import ClientInput
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 from tests.helpers.models import some_images, some_labels, some_masks, tiny
 
@@ -28,7 +28,7 @@ def step_inputs(number: int, masks: Tensor | None = None) -> ClientInput:
 
 
 def autograd_loop(
-    model: Victim, inputs: ClientInput, *, batch: int = 1, dal: float = 0.0
+    model: LoadedModel, inputs: ClientInput, *, batch: int = 1, dal: float = 0.0
 ) -> dict[str, Tensor]:
     """Every parameter's gradient, (steps, *shape), by backward() after backward()."""
     steps = []

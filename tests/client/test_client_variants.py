@@ -1,6 +1,7 @@
 """What a client may do otherwise: plain steps, one puzzle a step, augmentation, withheld and noisy
 gradients, other positions, weight differences, and weights that move between rounds."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +12,33 @@ from torch import Tensor
 from attacks import ATTACKS
 from mjp_privacy import load_model
 from mjp_privacy.client.augmentation import augmented
-from mjp_privacy.client.federation_step import moved
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient
 from mjp_privacy.client.positions import noisy, sinusoidal_table, with_sinusoidal_positions
 from mjp_privacy.client.puzzles import step_puzzles
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import ClientConfig, expand
+from mjp_privacy.experiment import cell as cell_module
+from mjp_privacy.experiment import simulated
+from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.facts import cell_key, run_id
+from mjp_privacy.experiment.identity import cell_key, run_id
+from mjp_privacy.experiment.simulated import moved
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models.jigsaw import shuffle_patches
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model
-from tests.helpers.rounds_attack import SEEN, mjp, rounds
+from tests.helpers.rounds_attack import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import MJP, TINY, attack, cell, cells, photographs, rows, tensors, values
 
 NAMES = ["pos_embed", "blocks.0.attn.qkv.weight", "unk_embed", "patch_embed.proj.weight"]
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _registered() -> Iterator[None]:
     SEEN.clear()
-    monkeypatch.setitem(ATTACKS._entries, "rounds", "tests.helpers.rounds_attack:Rounds")
+    with ATTACKS.registered("rounds", ROUNDS):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +347,7 @@ def test_sinusoidal_positions_are_the_attackers_model_and_the_accuracys(
         asked.append(model.table[0, 0].any().item())
         return predict(model, x, mask)
 
-    monkeypatch.setattr("mjp_privacy.experiment.simulated.predict", noted)
+    monkeypatch.setattr(cell_module, "predict", noted)
     client = {"positions": "sinusoidal", "withhold": ["unk_embed"]}
     config = mjp("c", {"name": "grey"}, client=client)
     attack(images, tmp_path, config)
@@ -407,7 +412,7 @@ def test_moving_weights_are_made_once_for_all_attacks(
         made.append(inputs)
         return moved(client, inputs)
 
-    monkeypatch.setattr("mjp_privacy.experiment.simulated.moved", counted)
+    monkeypatch.setattr(simulated, "moved", counted)
     attacks = [rounds(f"{r} rounds", rounds=r) for r in (1, 4, 3)]
     attack(images, tmp_path, mjp("c", *attacks, client={"server_lr": 0.1}, block=4))
     assert len(made) == 3

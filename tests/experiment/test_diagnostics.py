@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.controls import mean_image, psnr
+from attacks.controls import mean_image
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.experiment import diagnostics
-from mjp_privacy.experiment.config import ClientConfig
 from mjp_privacy.experiment.residual import RESIDUAL_OVER, gradient_residual
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.jigsaw import (
@@ -19,6 +19,7 @@ from mjp_privacy.metrics.jigsaw import (
     neighbour_accuracy,
     rearranged,
 )
+from mjp_privacy.metrics.pixel import psnr
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches, to_images, to_patches
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks, tiny
 

@@ -18,7 +18,7 @@ from mjp_privacy.client.recorded.loading import load_recorded
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.check import check_uploads
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.recorded_run import attack_uploads
+from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model

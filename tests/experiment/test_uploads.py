@@ -1,5 +1,6 @@
 """Several uploads, labels of attacks, clients of grid entries, and images an attack cannot do."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +8,16 @@ import pytest
 import torch
 
 from attacks import ATTACKS
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import ClientConfig, expand
+from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.facts import cell_key, run_id
+from mjp_privacy.experiment.identity import cell_key, run_id
 from mjp_privacy.experiment.overrides import with_gamma
 from mjp_privacy.interfaces import Reconstruction
 from mjp_privacy.models.jigsaw import draw_masks
-from tests.helpers.rounds_attack import SEEN, Rounds, mjp, rounds
+from tests.helpers.rounds_attack import ROUNDS, SEEN, Rounds, mjp, rounds
 from tests.helpers.runs import attack, cells, names, photographs, rows, values, written
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -23,9 +25,10 @@ STATUS = ["image_id", "status", "reason"]
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _registered() -> Iterator[None]:
     SEEN.clear()
-    monkeypatch.setitem(ATTACKS._entries, "rounds", "tests.helpers.rounds_attack:Rounds")
+    with ATTACKS.registered("rounds", ROUNDS):
+        yield
 
 
 @pytest.fixture(scope="module")

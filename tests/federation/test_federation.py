@@ -11,6 +11,7 @@ import torch
 from mjp_privacy.client.positions import sinusoidal_table
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.yaml_files import read_mapping
+from mjp_privacy.federation import rounds
 from mjp_privacy.federation.config import Server, load_federation
 from mjp_privacy.federation.partition import dirichlet, iid
 from mjp_privacy.federation.rounds import Federation, federate
@@ -145,7 +146,7 @@ def test_a_killed_federation_ends_with_the_same_weights_and_uploads(
 ) -> None:
     mjp = {"model": MJP, "gamma": 0.5, "server": {"optimizer": "adam", "lr": 0.01}}
     whole = run(tmp_path, "whole", **mjp)
-    monkeypatch.setattr("mjp_privacy.federation.rounds.CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(rounds, "CHECKPOINT_SECONDS", -1.0)
     one_round = Federation._one_round
 
     def dies(self: Federation) -> float:

@@ -68,9 +68,7 @@ def test_leakage_is_the_best_attack_of_each_image(federations: list[Path]) -> No
 
 def test_an_image_that_no_attack_reaches_counts_as_grey(federations: list[Path]) -> None:
     lines = [
-        line
-        for line in load_runs([federations[0] / "attack"]).lines
-        if line.cell["attack"] in ("grey",)
+        line for line in load_runs([federations[0] / "attack"]).lines if line.attack in ("grey",)
     ]
     found = worst_case(lines, "1 upload")
     assert found["psnr"] == pytest.approx(found["floor"])
@@ -139,8 +137,8 @@ def test_a_score_below_grey_counts_as_grey_and_failures_are_counted(
     federations: list[Path],
 ) -> None:
     lines = load_runs([federations[0] / "attack"]).lines
-    attack = next(line for line in lines if line.cell["attack"] == "patch_gradient")
-    grey = next(line for line in lines if line.cell["attack"] == "grey")
+    attack = next(line for line in lines if line.attack == "patch_gradient")
+    grey = next(line for line in lines if line.attack == "grey")
     rows = attack.rows.copy()
     own = (rows.metric == "psnr") & (rows.variant == "standard")
     rows.loc[own, "value"] = [3.0, 50.0]
@@ -152,7 +150,7 @@ def test_a_score_below_grey_counts_as_grey_and_failures_are_counted(
 
 def test_without_a_floor_there_is_no_worst_case(federations: list[Path]) -> None:
     lines = load_runs([federations[0] / "attack"]).lines
-    attack = next(line for line in lines if line.cell["attack"] == "patch_gradient")
+    attack = next(line for line in lines if line.attack == "patch_gradient")
     rows = attack.rows[attack.rows.metric != "grey_psnr"]
     with pytest.raises(UserError, match="control `grey` among the attacks"):
         worst_case([dataclasses.replace(attack, rows=rows)], "1 upload")

@@ -14,18 +14,19 @@ from PIL import Image
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.controls import oracle_inverse, psnr
+from attacks.controls import oracle_inverse
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import Preprocessing
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 
 
 @dataclass(frozen=True)
 class Stored:
-    model: Victim
+    model: LoadedModel
     inputs: ClientInput
     expected: dict[str, dict[str, float]]
 

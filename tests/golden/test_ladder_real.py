@@ -15,12 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.controls import mean_image, oracle_inverse, psnr
+from attacks.controls import mean_image, oracle_inverse
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 
@@ -30,7 +31,7 @@ Pictures = tuple[Tensor, Tensor, list[str]]
 
 
 @cache
-def real_model(folder: Path) -> Victim:
+def real_model(folder: Path) -> LoadedModel:
     return load_model(
         "vit_tiny_patch16_224",
         checkpoint=folder / WEIGHTS,
@@ -111,7 +112,7 @@ def run(
 
 
 @cache
-def _copy(folder: Path, dtype: torch.dtype) -> Victim:
+def _copy(folder: Path, dtype: torch.dtype) -> LoadedModel:
     import copy
 
     return copy.deepcopy(real_model(folder)).to(dtype)

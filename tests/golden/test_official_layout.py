@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models import LoadedModel, load_model
 
 ARCHITECTURE: dict[str, Any] = {
     "img_size": 64,
@@ -34,7 +34,7 @@ def stored(path: Path) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module", params=["safetensors", "pth", "model. in pth"])
-def model(request: pytest.FixtureRequest, path: Path, tmp_path_factory: Any) -> Victim:
+def model(request: pytest.FixtureRequest, path: Path, tmp_path_factory: Any) -> LoadedModel:
     """The file itself, and its weights as the authors' trainer would have saved them."""
     if request.param != "safetensors":
         weights = {n: t for n, t in load_file(path).items() if n.startswith("model.")}
@@ -51,7 +51,7 @@ def assert_within(found: Tensor, expected: Tensor) -> None:
     assert (found - expected).abs().max() <= 1e-5
 
 
-def test_the_logits(model: Victim, stored: dict[str, Tensor]) -> None:
+def test_the_logits(model: LoadedModel, stored: dict[str, Tensor]) -> None:
     with torch.no_grad():
         assert_within(model(stored["plain"]), stored["logits_plain"])
         mask = stored["mask_with_cls"][:, 1:].bool()  # the authors' mask counts the class token
@@ -62,7 +62,7 @@ def test_the_logits(model: Victim, stored: dict[str, Tensor]) -> None:
         assert (unmasked - stored["logits_shuffled"]).abs().max() > 1e-3  # the mask does matter
 
 
-def test_the_localization(model: Victim, stored: dict[str, Tensor]) -> None:
+def test_the_localization(model: LoadedModel, stored: dict[str, Tensor]) -> None:
     mask = stored["mask_with_cls"][:, 1:].bool()
     with torch.no_grad():
         target, prediction = model.dal(mask)
@@ -75,7 +75,7 @@ def test_the_localization(model: Victim, stored: dict[str, Tensor]) -> None:
         assert_within(model.dal_loss(mask), expected)
 
 
-def test_the_report(model: Victim) -> None:
+def test_the_report(model: LoadedModel) -> None:
     report = model.card.checkpoint
     assert report.layout == "official_mjp"
     assert report.missing == report.unexpected == report.notes == ()

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from attacks import find_attack
-from attacks.controls import psnr
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.interfaces import AttackerView, Pixels
+from mjp_privacy.metrics.pixel import psnr
 from tests.helpers.planted import PATCH, SIDE, planted_images, planted_model
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attacks import find_attack
-from mjp_privacy.experiment.runner import run_experiment
+from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.planted import planted_images, planted_model, planted_view
 

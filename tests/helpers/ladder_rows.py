@@ -104,7 +104,7 @@ def lines_of(folder: Path) -> list[Line]:
 
 def derived_of(folder: Path) -> dict[str, DerivedLine]:
     derived = derived_lines(reduced_groups(lines_of(folder)))
-    return {str(line.cell["attack"]): line for line in derived}
+    return {line.attack: line for line in derived}
 
 
 def ladder_of(folder: Path, *entries: tuple[dict[str, Any], list[float | str]]) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models import LoadedModel, load_model
 
 SIZE, PATCH, DIM, CLASSES, PATCHES = 32, 8, 24, 5, 16
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -24,7 +24,7 @@ State = dict[str, Tensor]
 KNOWN: dict[str, Any] = {"num_heads": 3, "mean": MEAN, "std": STD}  # what a file does not say
 
 
-def tiny(dtype: torch.dtype = torch.float64, **changes: Any) -> Victim:
+def tiny(dtype: torch.dtype = torch.float64, **changes: Any) -> LoadedModel:
     """An untrained ViT of 32×32 pixels and 16 patches, with weights large enough to matter."""
     fields = {**ARCHITECTURE, "mean": MEAN, "std": STD, **changes}
     model = load_model(checkpoint="random", **fields).to(dtype)

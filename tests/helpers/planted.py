@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.controls import psnr
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.settings import SETTINGS
-from mjp_privacy.experiment.config import ClientConfig
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 
 SIDE, PATCH = 32, 4
@@ -27,7 +27,7 @@ def planted_images(count: int = IMAGES, side: int = SIDE) -> Tensor:
     return (smooth + noise).clamp(0.02, 0.98)
 
 
-def planted_model(**options: object) -> Victim:
+def planted_model(**options: object) -> LoadedModel:
     """Width 96 above patch length 48 and above 65 tokens; weights large enough to condition A."""
     options = {"embed_dim": 96, "num_heads": 4, "img_size": SIDE, "depth": 2} | options
     model = load_model(
@@ -54,7 +54,7 @@ def planted_model(**options: object) -> Victim:
 
 
 def planted_view(
-    model: Victim,
+    model: LoadedModel,
     attack: Attack,
     setting: str,
     *,
@@ -85,7 +85,7 @@ def planted_view(
 def attacked(
     name: str,
     options: dict[str, object],
-    model: Victim,
+    model: LoadedModel,
     setting: str,
     images: int = IMAGES,
 ) -> Tensor:

@@ -6,10 +6,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.core.registry import Entry
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from tests.helpers.runs import MJP, tiny
 
 SEEN: list[AttackerView] = []
+ROUNDS = Entry("tests.helpers.rounds_attack:Rounds", "reads R uploads and guesses grey")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Rounds:
     def needs(self, model: Any) -> Sequence[str]:
         return ("pos_embed",)
 
-    def unsupported(self, view: AttackerView) -> str | None:
+    def unsupported(self, view: AttackerView) -> Refusal | None:
         return None
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from mjp_privacy.experiment.runner import RunSummary, run_experiment
+from mjp_privacy.experiment.run import RunSummary, run_experiment
 from mjp_privacy.experiment.store import RunStore
 
 SIDE, PATCH = 32, 8  # LPIPS needs 31 pixels

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.metrics import statistics
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
     Counts,
@@ -16,7 +17,6 @@ from mjp_privacy.metrics.statistics import (
     median_interval,
     summarise,
 )
-from mjp_privacy.metrics import statistics
 
 
 def test_summary_by_hand() -> None:

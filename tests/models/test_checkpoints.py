@@ -18,7 +18,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models import LoadedModel, load_model
 from tests.helpers.models import (
     ARCHITECTURE,
     KNOWN,
@@ -49,7 +49,7 @@ def prefixed(state: State, prefix: str) -> State:
     return {f"{prefix}{name}": tensor for name, tensor in state.items()}
 
 
-def assert_loaded(model: Victim, state: State) -> None:
+def assert_loaded(model: LoadedModel, state: State) -> None:
     """Same parameters, to the bit, and nothing else."""
     found = model.state_dict()
     assert set(found) == set(state)

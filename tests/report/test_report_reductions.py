@@ -36,7 +36,7 @@ def by_image(line: DerivedLine, metric: str, variant: str = "standard") -> list[
 def test_worst_case_is_the_best_attack_of_each_image(ladder: dict[str, DerivedLine]) -> None:
     """A tie, a failure, an attack that is unsupported, an image that nobody reconstructs."""
     worst = ladder[f"worst_case, {ONE}"]
-    chosen = {image: str(line.cell["attack"]) for image, line in worst.chosen.items()}
+    chosen = {image: line.attack for image, line in worst.chosen.items()}
     assert chosen == {
         image_id(0): "patch_gradient",  # as good as masked_span, and before it
         image_id(1): "masked_span",

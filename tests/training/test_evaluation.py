@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from mjp_privacy.data import ImageSource, open_images
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.consistency import measure
@@ -28,14 +28,14 @@ def images(tmp_path: Path) -> ImageSource:
     return open_images(class_folders(tmp_path / "data", images=3, classes=5, side=32))
 
 
-def saved(path: Path, model: Victim, **more: object) -> Path:
+def saved(path: Path, model: LoadedModel, **more: object) -> Path:
     metadata = {key: json.dumps(value) for key, value in {**FACTS, **more}.items()}
     tensors = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
     save_file(tensors, path, metadata)
     return path
 
 
-def undecided(model: Victim) -> Victim:
+def undecided(model: LoadedModel) -> LoadedModel:
     """Without the biases that make all images alike, so that shuffling changes some answers."""
     with torch.no_grad():
         if model.position_embedding == "learned":

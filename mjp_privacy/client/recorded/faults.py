@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from mjp_privacy.client.recorded.folder import RecordedUpload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 
 
-def faults(upload: RecordedUpload, model: Victim) -> Iterator[str]:
+def faults(upload: RecordedUpload, model: LoadedModel) -> Iterator[str]:
     """Why this upload cannot be attacked, in order of depth."""
     header = upload.header
     try:

@@ -27,7 +27,7 @@ from mjp_privacy.client.recorded.header import UploadHeader, header_text, read_h
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
-from mjp_privacy.models import Victim
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.spec import METADATA
 
 WEIGHTS, TRUTH = "weights", "truth"
@@ -124,7 +124,7 @@ class UploadFolder:
 
     # writing ----------------------------------------------------------------------------------
 
-    def record_weights(self, model: Victim) -> str:
+    def record_weights(self, model: LoadedModel) -> str:
         """Store the weights that the model holds, once; their file's place."""
         digest = hashlib.sha256()
         for name, parameter in sorted(model.named_parameters()):
@@ -187,7 +187,7 @@ class UploadFolder:
         _save(self.root / TRUTH / f"{name}.safetensors", kept, metadata)
 
 
-def save_weights(path: Path, model: Victim, facts: Mapping[str, Any] | None = None) -> None:
+def save_weights(path: Path, model: LoadedModel, facts: Mapping[str, Any] | None = None) -> None:
     """The model as a checkpoint whose metadata say what loading it needs."""
     tensors = {name: stored(p) for name, p in model.named_parameters()}
     _save(path, tensors, {**_card_metadata(model), **_as_json(facts or {})})
@@ -219,7 +219,7 @@ def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> N
     write_atomically(path, write)
 
 
-def _card_metadata(model: Victim) -> dict[str, str]:
+def _card_metadata(model: LoadedModel) -> dict[str, str]:
     """What loading the weights again needs."""
     card = model.card
     facts = {

@@ -15,20 +15,19 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse
+from mjp_privacy.core.fields import STRICT, parse
 
-_STRICT = ConfigDict(extra="forbid")
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Channels = tuple[float, float, float]
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class UploadHeader:
     """One client's message in one round."""
 

@@ -12,7 +12,7 @@ from mjp_privacy.client.recorded.folder import RecordedUpload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import parse
 from mjp_privacy.interfaces import ClientUpdate
-from mjp_privacy.models import Victim, load_model
+from mjp_privacy.models import LoadedModel, load_model
 
 HEAD_BIAS = "head.bias"
 
@@ -20,7 +20,7 @@ HEAD_BIAS = "head.bias"
 UNKNOWN_LABEL = -1
 
 
-def labels_of(upload: RecordedUpload, model: Victim) -> Tensor:
+def labels_of(upload: RecordedUpload, model: LoadedModel) -> Tensor:
     """(B,) as recorded; else, of one image, the class whose bias alone is pushed up."""
     if upload.header.labels is not None:
         return torch.tensor(upload.header.labels)
@@ -76,7 +76,7 @@ def _levels(
     }
 
 
-def load_recorded(upload: RecordedUpload) -> Victim:
+def load_recorded(upload: RecordedUpload) -> LoadedModel:
     """The model whose weights the client started from, as the header describes it."""
     header = upload.header
     if not upload.weights_path.is_file():

@@ -1,0 +1,93 @@
+"""Which line of a table a cell is, and which rows are its own: two hashes that name files.
+
+They stay the same from one version to the next, so that a folder made earlier is gone on with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from mjp_privacy.client.config import client_identity
+from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
+from mjp_privacy.models import LoadedModel
+
+UNRESOLVED = "unresolved"
+
+
+def cell_key(cell: Cell, experiment: Experiment) -> str:
+    """Which line of the table this is, whatever checkpoint fills it."""
+    own = {
+        "model": cell.model,
+        "setting": cell.setting,
+        "gamma": cell.gamma,
+        "dtype": cell.dtype,
+        "attack": _attack_identity(cell.attack),
+        "note": None,
+        "paper_setting": None,
+    }
+    client = client_identity(cell.client)
+    return _digest({"cell": own, "client": client, "seed": experiment.seed})
+
+
+def run_id(cell: Cell, experiment: Experiment, model: LoadedModel | None, true_labels: bool) -> str:
+    """Hash of the resolved cell, all that decides its rows: no path, no device, no limit.
+
+    The model's label is part of it: a row carries it, so two labels of one checkpoint are two cells
+    with rows of their own. Labels of images are not: another label of a finished image is an error.
+    """
+    content: dict[str, Any] = {
+        "label": cell.model,
+        "model": _model_facts(model),
+        "setting": cell.setting,
+        "gamma": cell.gamma,
+        "attack": _attack_identity(cell.attack),
+        "dtype": cell.dtype,
+        "seed": experiment.seed,
+        "client": client_identity(cell.client),
+        "block": experiment.block,
+        "true_labels": true_labels,
+    }
+    if model is None:
+        content["model"] = UNRESOLVED
+    return _digest(content)
+
+
+def _attack_identity(attack: AttackConfig) -> dict[str, Any]:
+    """A label is part of it where there is one: rows carry it. Of a file given as an option its
+    content counts, not its path."""
+    content = dataclasses.asdict(attack)
+    content["options"] = {name: _content(value) for name, value in attack.options.items()}
+    return content if attack.label else {name: content[name] for name in ("name", "options")}
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, str) and Path(value).is_file():
+        return hashlib.sha256(Path(value).read_bytes()).hexdigest()
+    return value
+
+
+def _digest(content: object) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _model_facts(model: LoadedModel | None) -> dict[str, Any]:
+    if model is None:
+        return {}
+    card = model.card
+    return {
+        "name": card.name,
+        "architecture": card.architecture,
+        "classes": card.num_classes,
+        "sha256": card.checkpoint.sha256,
+        "filled": card.checkpoint.notes,
+        "pixels": (card.img_size, card.resize, card.interpolation, card.mean, card.std),
+        "position_embedding": model.position_embedding,
+        "unknown_embedding": model.unk_embed is not None,
+        "index_embedding": model.index_embed is not None,
+        "dal": model.dal_kind,
+    }

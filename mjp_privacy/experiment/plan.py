@@ -1,0 +1,103 @@
+"""What a run will do, decided before any of it is done: cells, their attacks, blocks of images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attacks import find_attack
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.block import Block
+from mjp_privacy.experiment.config import Cell, Experiment, expand
+from mjp_privacy.experiment.identity import cell_key
+from mjp_privacy.experiment.residual import RESIDUAL_OVER
+from mjp_privacy.experiment.source import UploadSource
+from mjp_privacy.interfaces import Attack, Control
+from mjp_privacy.models import LoadedModel
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of a run in table order, and each model's blocks of images."""
+
+    experiment: Experiment
+    cells: Sequence[Cell]
+    attacks: Mapping[Cell, Attack | Control]
+    blocks: Mapping[str, Sequence[Block]]  # by model, in the config's order
+
+    @property
+    def units(self) -> int:
+        """How many images all cells have together."""
+        return sum(len(block.records) for cell in self.cells for block in self.blocks[cell.model])
+
+    def cells_of(self, model: str) -> list[Cell]:
+        return [cell for cell in self.cells if cell.model == model]
+
+    def gradients(self, cell: Cell, model: LoadedModel) -> list[str]:
+        """The parameters whose gradients this cell's clients upload.
+
+        The union over the attacks that share the upload, so that it never depends on which of them
+        are finished already, and what every attack's residual is taken over.
+        """
+
+        def upload(cell: Cell) -> tuple[Any, ...]:
+            attack = self.attacks[cell]
+            victim = None if isinstance(attack, Control) else attack.victim
+            return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
+
+        sharing = [self.attacks[other] for other in self.cells if upload(other) == upload(cell)]
+        attacks = [attack for attack in sharing if not isinstance(attack, Control)]
+        named = [name for attack in attacks for name in attack.needs(model)]
+        return list(dict.fromkeys([*named, RESIDUAL_OVER]))
+
+
+def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
+    """Every cell once; whole client steps in every block."""
+    cells = expand(experiment)
+    _check_distinct(cells, experiment)
+    attacks = {cell: find_attack(cell.attack.name, cell.attack.options) for cell in cells}
+    used = {cell.model for cell in cells}
+    models = [name for name in experiment.models if name in used]
+    _check_steps(cells, models, source)
+    return Plan(
+        experiment,
+        cells,
+        attacks,
+        {name: _blocks(source, name, experiment.block) for name in models},
+    )
+
+
+def _blocks(source: UploadSource, model: str, size: int) -> list[Block]:
+    records = source.records(model)
+    return [
+        Block(index, records[start : start + size])
+        for index, start in enumerate(range(0, len(records), size))
+    ]
+
+
+def _check_distinct(cells: Sequence[Cell], experiment: Experiment) -> None:
+    """Two cells of one key would fight over the same rows."""
+    seen: set[str] = set()
+    for cell in cells:
+        key = cell_key(cell, experiment)
+        if key in seen:
+            raise UserError(
+                f"The grid holds {cell.model}, setting {cell.setting}, gamma {cell.gamma}, "
+                f"{cell.dtype}, {cell.attack.title} twice. Expected each cell once."
+            )
+        seen.add(key)
+
+
+def _check_steps(cells: Sequence[Cell], models: Sequence[str], source: UploadSource) -> None:
+    """Every model's images fill whole steps of all its clients."""
+    for name in models:
+        batches = {cell.client.batch for cell in cells if cell.model == name}
+        together, images = math.lcm(*batches), len(source.records(name))
+        if images % together:
+            raise UserError(
+                f"{images} images do not fill the client steps of {name} "
+                f"(client.batch {', '.join(map(str, sorted(batches)))}). Expected a multiple "
+                f"of {together}, such as --limit {max(images // together, 1) * together}."
+            )

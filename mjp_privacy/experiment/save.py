@@ -1,0 +1,61 @@
+"""What a run has done, written into its folder piece by piece; nothing that is there is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mjp_privacy.experiment.facts import CellFacts
+from mjp_privacy.experiment.inventory import Inventory
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.work import BlockRead, BlockResult, ModelOpened, Result
+
+
+@dataclass(frozen=True)
+class Saver:
+    """Writes the results of one command. planned: all its cells in table order, as they were before
+    any model was opened."""
+
+    store: RunStore
+    inventory: Inventory
+    planned: Sequence[CellFacts]
+    device: torch.device
+
+    def begin(self) -> None:
+        """The table's lines are there before any of them has rows."""
+        self.store.merge_cells([], self.planned)
+
+    def save(self, result: Result) -> None:
+        """Write one result down."""
+        if isinstance(result, ModelOpened):
+            self.store.merge_cells(result.facts, self.planned)
+        elif isinstance(result, BlockRead):
+            self.inventory.note(result.notes)
+            self._save_time(result.facts, "decode", result.seconds, result.usable)
+        elif isinstance(result, BlockResult):
+            self._save_block(result)
+
+    def _save_block(self, result: BlockResult) -> None:
+        """Rows last: an image that has rows is finished and has its reconstruction."""
+        run_id, index, made = result.facts.run_id, result.block.index, result.made
+        if made.tensors:
+            self.store.merge_reconstructions(run_id, index, made.tensors, list(made.image_ids))
+        for stage, seconds in made.seconds.items():
+            self._save_time(result.facts, stage, seconds, result.images)
+        order = [record.image_id for record in result.block.records]
+        self.store.merge_rows(run_id, index, [result.rows], order)
+
+    def _save_time(self, facts: CellFacts, stage: str, seconds: float, images: int) -> None:
+        if images:
+            self.store.append_timing(
+                {
+                    "run_id": facts.run_id,
+                    "stage": stage,
+                    "seconds": round(seconds, 6),
+                    "images": images,
+                    "device": str(self.device),
+                    "threads": torch.get_num_threads(),
+                }
+            )
