@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from importlib import import_module
 from inspect import get_annotations
 from typing import Any, get_type_hints
 
@@ -79,13 +78,11 @@ def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Co
     if name not in ATTACKS and name not in CONTROLS:
         raise unknown_name("attack", name, [*ATTACKS, *CONTROLS])
     entry = (CONTROLS if name in CONTROLS else ATTACKS)[name]
-    module, _, attribute = entry.where.partition(":")
-    cls = getattr(import_module(module), attribute)
-    made = _made(name, cls, entry.preset, options or {})
+    made = _made(name, entry.load(), entry.preset, options or {})
     members = CONTROL_MEMBERS if name in CONTROLS else MEMBERS
     if missing := [member for member in members if not hasattr(made, member)]:
         raise UserError(
-            f"Attack {name}: {attribute} in {module} lacks {', '.join(missing)}. Expected "
+            f"Attack {name}: {entry.where} lacks {', '.join(missing)}. Expected "
             f"{', '.join(members)}, as `mjp_privacy.interfaces` describes them; what is no option "
             "is a ClassVar."
         )

@@ -1,174 +1,140 @@
-"""The two commands, `run_attack.py` and `report.py`, over the public functions."""
+"""`mjp COMMAND`: every command of this project, each imported when it is called."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import tyro
-
-from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.core.command import DONE, SOME_FAILED, kindly
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import DtypeName, Experiment
-from mjp_privacy.experiment.config_files import check_experiment, load_experiment
-
-if TYPE_CHECKING:
-    from mjp_privacy.experiment.run import RunSummary
+from mjp_privacy.core.command import BAD_USAGE, DONE, Usage, answered
+from mjp_privacy.core.registry import Entry, did_you_mean
 
 
-@dataclasses.dataclass(frozen=True)
-class Overrides:
-    """Fields of the config; what is not given is the file's."""
+@dataclass(frozen=True)
+class CommandEntry(Entry):
+    """A line of `mjp --help`, and what its own help opens with."""
 
-    seed: int
-    """Seed of the puzzle, the subset and every other choice."""
-    block: int
-    """Images per block of work; part of the numbers (float32 APRIL moves with the batch)."""
-    dtypes: tuple[DtypeName, ...]
-    """Precisions of the client's gradient."""
-    data_is_papers: bool
-    """The images are ImageNet-1K validation images: show the accuracy difference to the paper."""
-    client: ClientConfig
+    example: str = ""  # what follows `mjp`
 
 
-@dataclasses.dataclass(frozen=True)
-class AttackArguments:
-    """Attack every image in every cell of CONFIG; the same command again goes on."""
-
-    config: tyro.conf.Positional[Path]
-    """A YAML file, such as configs/table5.yaml."""
-    out: Path
-    """The run folder; given again, the run goes on or is complete."""
-    overrides: Annotated[Overrides, tyro.conf.arg(name="")]
-    images: str | None = None
-    """A folder, a zip, or `embedded`: photographs every installation has."""
-    weights: tuple[str, ...] = ()
-    """Checkpoints: PATH for all of the config's models, or NAME=PATH, several at will."""
-    labels: Path | None = None
-    """A label file; without one labels are looked for beside the images."""
-    limit: int | None = None
-    """A seeded subset spread over the classes; a smaller limit is part of a larger one."""
-    uploads: Path | None = None
-    """A folder of recorded uploads: attack these, in place of clients made from the config's
-    models and images."""
-    gamma: float | None = None
-    """Shuffle ratio of settings b and c, in place of the config's."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where gradients are made; auto takes CUDA if there is one."""
+def _entry(where: str, summary: str, example: str) -> CommandEntry:
+    return CommandEntry(where, summary, example=example)
 
 
-@dataclasses.dataclass(frozen=True)
-class ReportArguments:
-    """Tables, samples and pictures from finished or half-finished runs."""
+COMMANDS: Mapping[str, CommandEntry] = {
+    "attack": _entry(
+        "mjp_privacy.experiment.commands:attack",
+        "attack a folder of images, or recorded uploads, as a config says",
+        "attack configs/demo.yaml --out results/demo",
+    ),
+    "report": _entry(
+        "mjp_privacy.report.commands:report",
+        "tables and pictures of one or more attacked runs",
+        "report results/demo --out results/demo/report",
+    ),
+    "score": _entry(
+        "mjp_privacy.metrics.commands:score",
+        "score any two folders of images: MSE, PSNR, SSIM, FFT2D, LPIPS",
+        "score --reference photos --reconstruction leaked --out scores.csv",
+    ),
+    "sample": _entry(
+        "mjp_privacy.data.commands:sample",
+        "copy a few images of every class, with labels and hashes",
+        "sample --from IMAGENET_VAL --out sample_1k --per-class 1",
+    ),
+    "train": _entry(
+        "mjp_privacy.training.commands:train",
+        "train a ViT with or without MJP (also under torchrun)",
+        "train configs/training/cifar10.yaml --row J --data cifar10-train.zip --out results/J",
+    ),
+    "evaluate": _entry(
+        "mjp_privacy.training.commands:evaluate",
+        "accuracy and consistency of trained models",
+        "evaluate --checkpoint cifar_vit cifar_vit_mjp --data cifar10-test.zip --gamma 0.27",
+    ),
+    "curves": _entry(
+        "mjp_privacy.training.commands:curves",
+        "loss and accuracy of several trainings in one picture",
+        "curves results/A results/J --out results/curves",
+    ),
+    "federate": _entry(
+        "mjp_privacy.federation.commands:federate",
+        "train a federation and attack what its clients send",
+        "federate configs/federated/quick.yaml --data cifar10-train.zip --out results/quick",
+    ),
+    "compare": _entry(
+        "mjp_privacy.federation.commands:compare",
+        "accuracy against leakage of several federations",
+        "compare results/plain results/mjp --out results/comparison",
+    ),
+    "check": _entry(
+        "mjp_privacy.experiment.commands:check",
+        "which attacks apply to recorded uploads, and what is wrong with them",
+        "check results/quick/uploads",
+    ),
+    "fit-prior": _entry(
+        "attacks.prior.commands:fit",
+        "fit the attacks' picture prior to another patch size",
+        "fit-prior --images photos --patch 8 --out mine.safetensors",
+    ),
+    "list": _entry(
+        "mjp_privacy.federation.listing:list_names",
+        "models, attacks, defences, metrics, engines and configs by name",
+        "list attacks",
+    ),
+}
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders, the --out of run_attack.py."""
-    out: Path
-    """Where table.md, table.csv, table.tex, table.html, samples.csv and pictures go."""
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(overview())
+        return DONE if given else BAD_USAGE
+    name, *rest = given
+    if name == "--version":
+        from mjp_privacy import __version__
+
+        print(f"mjp-privacy {__version__}")
+        return DONE
+    if name not in COMMANDS:
+        hint = did_you_mean(name, COMMANDS)
+        print(f"error: mjp has no command {name!r}.{hint} See mjp --help.", file=sys.stderr)
+        return BAD_USAGE
+    return run(name, rest, f"mjp {name}")
 
 
-def run_attack(argv: Sequence[str] | None = None) -> int:
-    """Entry point of run_attack.py."""
-    return kindly(_attack, list(sys.argv[1:] if argv is None else argv))
+def run(name: str, argv: list[str], prog: str) -> int:
+    """Run a command that is called `prog` in its messages."""
+    command = COMMANDS[name]
+    return answered(command.load(), argv, Usage(prog, f"mjp {command.example}"))
 
 
-def report(argv: Sequence[str] | None = None) -> int:
-    """Entry point of report.py."""
-    return kindly(_report, list(sys.argv[1:] if argv is None else argv))
+def run_attack() -> int:
+    """`run_attack.py`: the same as `mjp attack`."""
+    return run("attack", sys.argv[1:], "run_attack.py")
 
 
-def _attack(argv: list[str]) -> int:
-    if sum(a == "--weights" or a.startswith("--weights=") for a in argv) > 1:
-        raise UserError(
-            "--weights is given more than once, and only the last would count. Expected one with "
-            "all checkpoints behind it: --weights NAME=PATH NAME=PATH."
-        )
-    arguments = _parse(argv, _experiment_of(argv))
-    given = {f.name: getattr(arguments.overrides, f.name) for f in dataclasses.fields(Overrides)}
-    experiment = dataclasses.replace(load_experiment(arguments.config), **given)
-    check_experiment(experiment, str(arguments.config))
-    summary = _run(arguments, experiment)
-    print(f"{summary.images} images in {summary.cells} cells: {summary.out}")
-    print(f"Next: python report.py {summary.out} --out {summary.out / 'report'}")
-    if summary.failures:
-        print(
-            f"{len(summary.failures)} failure(s); each is a row with its reason:", file=sys.stderr
-        )
-        for failure in summary.failures[:5]:
-            print(f"  {failure}", file=sys.stderr)
-    return SOME_FAILED if summary.failures else DONE
+def report() -> int:
+    """`report.py`: the same as `mjp report`."""
+    return run("report", sys.argv[1:], "report.py")
 
 
-def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
-    if arguments.uploads is None:
-        from mjp_privacy.experiment.run import run_experiment
-
-        return run_experiment(
-            experiment,
-            images=arguments.images,
-            out=arguments.out,
-            weights=arguments.weights,
-            labels=arguments.labels,
-            limit=arguments.limit,
-            gamma=arguments.gamma,
-            device=arguments.device,
-        )
-    configured = load_experiment(arguments.config).client
-    changed = arguments.overrides.client != configured or None
-    unused = {"weights": arguments.weights, "labels": arguments.labels, "gamma": arguments.gamma}
-    unused["client"] = changed
-    if idle := [name for name, value in unused.items() if value not in (None, ())]:
-        raise UserError(
-            f"--{idle[0]} says nothing of recorded uploads: their headers name weights, labels, "
-            "gamma and the client's recipe. Leave it out, or correct the headers in "
-            f"{arguments.uploads}."
-        )
-    from mjp_privacy.experiment.run import attack_uploads
-
-    return attack_uploads(
-        experiment,
-        arguments.uploads,
-        arguments.out,
-        limit=arguments.limit,
-        device=arguments.device,
+def overview() -> str:
+    """What `mjp --help` prints: a screen."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:{width}}{command.summary}" for name, command in COMMANDS.items()]
+    first = [f"  mjp {COMMANDS[name].example}" for name in ("attack", "report")]
+    return "\n".join(
+        [
+            "What a Vision Transformer client leaks through its gradients, with and without MJP.",
+            "",
+            "First, with nothing from outside (two minutes):",
+            *first,
+            "",
+            "Commands (mjp COMMAND --help says more):",
+            *lines,
+            "",
+            "Exit codes: 0 done, 2 a mistake in the command, 3 some image or cell failed.",
+        ]
     )
-
-
-def _parse(argv: list[str], experiment: Experiment) -> AttackArguments:
-    """The command line, with the experiment's values as defaults."""
-    defaults = Overrides(
-        **{f.name: getattr(experiment, f.name) for f in dataclasses.fields(Overrides)}
-    )
-    return tyro.cli(
-        AttackArguments,
-        args=argv,
-        prog="run_attack.py",
-        default=AttackArguments(
-            config=tyro.MISSING, out=tyro.MISSING, overrides=defaults, images=experiment.images
-        ),
-    )
-
-
-def _experiment_of(argv: list[str]) -> Experiment:
-    """The config named on the command line, so that its values are the defaults."""
-    empty: dict[str, object] = {"name": "none", "models": {"none": {}}}
-    blank = load_experiment({**empty, "grid": [{"models": ["none"], "settings": ["a"]}]})
-    if not {"-h", "--help"} & set(argv):
-        return load_experiment(_parse(argv, blank).config)
-    named = [a for a in argv if a.endswith((".yaml", ".yml")) and Path(a).is_file()]
-    return load_experiment(named[0]) if named else blank
-
-
-def _report(argv: list[str]) -> int:
-    arguments = tyro.cli(ReportArguments, args=argv, prog="report.py")
-    from mjp_privacy.report import write_report
-
-    summary = write_report(arguments.runs, arguments.out)
-    print(summary.console)
-    if summary.not_run:
-        print(f"UNFINISHED: {summary.not_run} images of all lines were not run", file=sys.stderr)
-    return DONE

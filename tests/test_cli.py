@@ -1,17 +1,22 @@
-"""The two commands: exit codes, messages without tracebacks, overrides."""
+"""`mjp` and its commands: exit codes, messages without tracebacks, overrides, help."""
 
+import json
 import os
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
-from mjp_privacy import cli
+from attacks import ATTACKS, CONTROLS
+from mjp_privacy import __version__
+from mjp_privacy.cli import COMMANDS, main, overview
+from mjp_privacy.experiment import run as run_module
+from mjp_privacy.federation.listing import Kind
 from tests.helpers.runs import TINY, cell, cells, one_cell, photographs, rows, tiny
 
 ROOT = Path(__file__).parents[1]
@@ -38,15 +43,16 @@ class Workplace:
         argv = [given.pop("config")]
         for name, value in given.items():
             argv += [] if value is None else [f"--{name}", value]
-        return self.command(cli.run_attack, *argv, *more)
+        return self.command("attack", *argv, *more)
 
     def report(self, *argv: object) -> tuple[int, str]:
-        return self.command(cli.report, *argv)
+        return self.command("report", *argv)
 
-    def command(self, entry: Callable[[list[str]], int], *argv: object) -> tuple[int, str]:
+    def command(self, *argv: object) -> tuple[int, str]:
+        """`mjp` with these arguments: exit code and what was printed."""
         self.capsys.readouterr()
         try:
-            code = entry([str(argument) for argument in argv])
+            code = main([str(argument) for argument in argv])
         except SystemExit as stop:  # tyro's own: a wrong flag, or --help
             code = int(stop.code or 0)
         printed = self.capsys.readouterr()
@@ -67,7 +73,7 @@ def test_a_run_and_its_report(place: Workplace) -> None:
     code, said = place.attack()
     assert code == 0
     assert f"3 images in 1 cells: {place.run}" in said
-    assert f"Next: python report.py {place.run} --out {place.run / 'report'}" in said
+    assert f"Next: mjp report {place.run} --out {place.run / 'report'}" in said
     code, said = place.report(place.run, "--out", place.run / "report")
     assert code == 0
     assert "ViT" in said
@@ -191,8 +197,8 @@ def test_weights_given_twice_are_refused(place: Workplace) -> None:
 
 
 def test_no_arguments_at_all(place: Workplace) -> None:
-    for entry in (cli.run_attack, cli.report):
-        code, said = place.command(entry)
+    for name in ("attack", "report"):
+        code, said = place.command(name)
         assert code == 2
         assert "--out" in said
 
@@ -226,7 +232,7 @@ def test_an_interrupt_says_that_the_same_command_goes_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mjp_privacy.experiment.runner.run_experiment", interrupted)
+    monkeypatch.setattr(run_module, "run_experiment", interrupted)
     code, said = place.attack()
     assert code == 130
     assert "the same command goes on from here" in said
@@ -238,7 +244,7 @@ def test_an_interrupt_says_that_the_same_command_goes_on(
 def test_help_shows_the_configs_values_as_defaults(place: Workplace) -> None:
     config = one_cell(seed=41, dtypes=["float64"], images="my/pictures", client={"dal": True})
     path = place.write("mine.yaml", config)
-    code, said = place.command(cli.run_attack, path, "--help")
+    code, said = place.command("attack", path, "--help")
     assert code == 0
     said = " ".join(said.replace("│", " ").split())
     for default in ("default: 41", "default: 3", "default: float64", "default: my/pictures"):
@@ -247,8 +253,8 @@ def test_help_shows_the_configs_values_as_defaults(place: Workplace) -> None:
     assert "(default: True)" in said
     for flag in ("--images", "--out", "--weights", "--labels", "--limit", "--gamma", "--device"):
         assert flag in said
-    assert place.command(cli.run_attack, "--help")[0] == 0
-    assert place.command(cli.report, "--help")[0] == 0
+    assert place.command("attack", "--help")[0] == 0
+    assert place.command("report", "--help")[0] == 0
 
 
 def test_overrides_replace_the_configs_values(place: Workplace) -> None:
@@ -269,7 +275,7 @@ def test_what_is_not_overridden_is_the_configs_whatever_its_name(place: Workplac
     assert cell(place.root / "plain")["seed"] == 41
     out = place.root / "out.yaml"
     assert place.command(
-        *(cli.run_attack, "--out", out, "--images", place.images, plain, "--device", "cpu")
+        *("attack", "--out", out, "--images", place.images, plain, "--device", "cpu")
     )[0] == 0  # fmt: skip
     assert (cell(out)["seed"], cell(out)["dtype"]) == (41, "float64")
 
@@ -287,6 +293,58 @@ def test_a_label_file_from_the_command_line(place: Workplace) -> None:
     found = rows(place.run)
     assert set(found["label_source"]) == {"csv"}
     assert set(found.loc[found["metric"] == "top1", "status"]) == {"ok"}
+
+
+# one command --------------------------------------------------------------------------------------
+
+
+def test_the_overview_fits_a_screen_and_names_every_command(place: Workplace) -> None:
+    code, said = place.command("--help")
+    assert code == 0
+    lines = said.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80 + 20  # the longest example may wrap
+    assert all(f"  {name} " in said for name in COMMANDS)
+    assert said.index("mjp attack configs/demo.yaml") < said.index("Commands")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_commands_help_opens_with_its_example(place: Workplace, name: str) -> None:
+    code, said = place.command(name, "--help")
+    assert code == 0
+    opening = " ".join(said.split("╭")[0].split())
+    assert opening.startswith(f"usage: mjp {name} ")
+    assert f"Example: mjp {COMMANDS[name].example}" in opening
+
+
+def test_a_misspelt_command_gets_the_nearest(place: Workplace) -> None:
+    code, said = place.command("atack")
+    assert (code, "Did you mean attack?" in said) == (2, True)
+    code, said = place.command()
+    assert (code, said.strip()) == (2, overview())
+
+
+def test_the_version(place: Workplace) -> None:
+    assert place.command("--version") == (0, f"mjp-privacy {__version__}\n")
+
+
+def test_the_overview_imports_nothing_heavy() -> None:
+    code = "import sys; from mjp_privacy.cli import main; main(['--help']); print(*sys.modules)"
+    loaded = process("-c", code).stdout.split()
+    assert "mjp_privacy.cli" in loaded
+    assert not {"torch", "numpy", "pandas", "tyro", "pydantic"} & set(loaded)
+
+
+def test_every_name_is_listed_with_a_line(place: Workplace) -> None:
+    code, said = place.command("list", "--json")
+    assert code == 0
+    listed = json.loads(said)
+    assert set(listed) == set(get_args(Kind))
+    assert all(line for names in listed.values() for line in names.values())
+    assert set(listed["attacks"]) == {*ATTACKS, *CONTROLS}
+    assert "configs/demo.yaml" in listed["configs"]
+    code, said = place.command("list", "engines")
+    assert (code, said.splitlines()[0]) == (0, "engines")
 
 
 # as a process -------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What pictures look like before anything of them is seen: Gaussian priors, and how to fit one.
 
-    python -m attacks.prior fit --images DIR --patch 16 --out mine.safetensors
+    mjp fit-prior --images DIR --patch 16 --out mine.safetensors
 
 A prior lives in [0, 1] pixel space and is moved to each model's own mean and std. Attacks take
 `prior: fitted` (shipped, from 400 public photographs), `prior: stationary` (three round numbers, no

@@ -31,7 +31,7 @@ def find_prior(name: str, *, patch: int, size: int) -> GaussianPrior:
         raise UserError(
             f"prior {name!r}: expected 'fitted' (shipped for patch sizes {shipped}), 'stationary' "
             f"or the path of a fitted file; there is none for patches of {patch}×{patch}. Fit one: "
-            f"python -m attacks.prior fit --images DIR --patch {patch} --out mine.safetensors"
+            f"mjp fit-prior --images DIR --patch {patch} --out mine.safetensors"
         )
     return load_prior(path)
 
@@ -65,7 +65,7 @@ def load_prior(path: Path) -> GaussianPrior:
             tensors = {name: file.get_tensor(name).double() for name in TENSORS}
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{path} is no prior: expected a file of `python -m attacks.prior fit` with "
+            f"{path} is no prior: expected a file of `mjp fit-prior` with "
             f"{', '.join(TENSORS)}, got: {error}."
         ) from error
     covariance = _symmetric(tensors["patch_covariance"], len(tensors["patch_mean"]))

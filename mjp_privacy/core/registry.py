@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from mjp_privacy.core.errors import UserError
@@ -18,6 +19,11 @@ class Entry:
     where: str  # "package.module:attribute"
     summary: str  # one line for people
     preset: Mapping[str, Any] = field(default_factory=dict)  # options that this name stands for
+
+    def load(self) -> Any:
+        """What the entry stands for, imported now."""
+        module, _, attribute = self.where.partition(":")
+        return getattr(import_module(module), attribute)
 
 
 def nearest(name: str, available: Iterable[str]) -> str | None:

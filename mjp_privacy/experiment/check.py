@@ -1,4 +1,4 @@
-"""`python -m mjp_privacy.clients check DIR`: what recorded uploads are good for."""
+"""What recorded uploads are good for, in words."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ from mjp_privacy.client.recorded.loading import load_recorded
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.remarks import applicability, remarks
 
-FINE, FAULTY = 0, 3
 
-
-def check_uploads(folder: Path) -> tuple[str, int]:
-    """A text for a person and the exit code: 3 if an upload cannot be attacked."""
+def check_uploads(folder: Path) -> tuple[str, bool]:
+    """A text for a person, and whether every upload can be attacked."""
     uploads = UploadFolder(folder)
     groups = group_uploads(uploads.entries())
     lines: list[str] = []
     faulty = False
     for group in groups:
-        told, bad = _told(group)
-        lines += told
+        said, bad = _said(group)
+        lines += said
         faulty |= bad
     for name in uploads.unfinished():
         lines.append(f"{name}: no header beside it; its recorder was stopped. It is left out.")
-    return "\n".join(lines), FAULTY if faulty else FINE
+    return "\n".join(lines), not faulty
 
 
-def _told(group: Group) -> tuple[list[str], bool]:
+def _said(group: Group) -> tuple[list[str], bool]:
     header, uploads = group.header, sum(len(one.uploads) for one in group.series)
     lines = [
         f"{group.name}: {uploads} upload(s) of {len(group.records)} image(s), {header.kind}, "

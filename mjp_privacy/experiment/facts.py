@@ -58,6 +58,11 @@ class AttackFacts:
     options: str | None = _column("attack_options", None)  # JSON
     paper_row: Mapping[str, str] | None = None
 
+    @property
+    def known_as(self) -> str:
+        """Its name in the registry; of cells from before labels were, the label is the name."""
+        return self.name or self.title
+
 
 @dataclass(frozen=True)
 class ClientFacts:
@@ -154,8 +159,6 @@ class CellFacts:
     def read(cls, columns: Mapping[str, Any]) -> CellFacts:
         """The facts of an entry of cells.json; what it does not say has its default."""
         parts: dict[str, Any] = {name: _read(kind, columns) for name, kind in PARTS.items()}
-        attack: AttackFacts = parts["attack"]
-        parts["attack"] = dataclasses.replace(attack, name=attack.name or attack.title)
         own = {name: columns[name] for name in OWN}
         known = {*OWN, *(column for kind in PARTS.values() for column in columns_of(kind))}
         other = {name: value for name, value in columns.items() if name not in known}

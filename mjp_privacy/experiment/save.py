@@ -25,17 +25,20 @@ class Saver:
 
     def begin(self) -> None:
         """The table's lines are there before any of them has rows."""
-        self.store.merge_cells([], self.planned)
+        self._save_cells([])
 
     def save(self, result: Result) -> None:
         """Write one result down."""
         if isinstance(result, ModelOpened):
-            self.store.merge_cells(result.facts, self.planned)
+            self._save_cells(result.facts)
         elif isinstance(result, BlockRead):
             self.inventory.note(result.notes)
             self._save_time(result.facts, "decode", result.seconds, result.usable)
         elif isinstance(result, BlockResult):
             self._save_block(result)
+
+    def _save_cells(self, facts: Sequence[CellFacts]) -> None:
+        self.store.merge_cells([f.columns for f in facts], [f.columns for f in self.planned])
 
     def _save_block(self, result: BlockResult) -> None:
         """Rows last: an image that has rows is finished and has its reconstruction."""

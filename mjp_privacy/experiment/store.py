@@ -26,7 +26,6 @@ from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically, write_json
-from mjp_privacy.experiment.facts import CellFacts
 from mjp_privacy.experiment.packing import pack, unpack
 
 ROW_COLUMNS = (
@@ -184,7 +183,9 @@ class RunStore:
     def write_cells(self, cells: list[dict[str, Any]]) -> None:
         write_json(self.root / "cells.json", {"format": 1, "cells": cells})
 
-    def merge_cells(self, cells: Sequence[CellFacts], planned: Sequence[CellFacts]) -> None:
+    def merge_cells(
+        self, cells: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]]
+    ) -> None:
         """The cells of a command in the order it planned them, then older ones of other commands.
 
         A planned cell that `cells` does not hold yet stays as an earlier command left it.
@@ -194,9 +195,9 @@ class RunStore:
         except UserError:
             older = {}
         known = {
-            **{cell.outcome.cell_key: dict(cell.columns) for cell in planned},
+            **{cell["cell_key"]: dict(cell) for cell in planned},
             **older,
-            **{cell.outcome.cell_key: dict(cell.columns) for cell in cells},
+            **{cell["cell_key"]: dict(cell) for cell in cells},
         }
         self.write_cells(list(known.values()))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mjp_privacy.core.command import DONE, SOME_FAILED
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation.config import FederationConfig
-from mjp_privacy.federation.rounds import ATTACK, UPLOADS, federate
-
-DONE, SOME_FAILED = 0, 3
+from mjp_privacy.federation.engines import ENGINES
+from mjp_privacy.federation.rounds import ATTACK, UPLOADS
 
 
 def campaign(
@@ -21,19 +21,15 @@ def campaign(
     engine: str = "inprocess",
 ) -> int:
     """Exit code 0, or 3 where some image or cell of the attack failed."""
-    if engine == "inprocess":
-        print(federate(config, data, out, val, device))
-    else:
-        from mjp_privacy.federation.flower.run import run_flower
-
-        print(run_flower(config, data, out, engine, val=val, device=device))
+    chosen = ENGINES[engine]
+    print(chosen.load()(config, data, out, val=val, device=device, **chosen.preset))
     if not config.attacks or not config.record.rounds:
         return DONE
     summary = attack_uploads(attack_experiment(config), out / UPLOADS, out / ATTACK, device=device)
     from mjp_privacy.federation.picture import draw_rounds
 
     print(draw_rounds([out], out))
-    print(f"Next: python report.py {out / ATTACK} --out {out / ATTACK / 'report'}")
+    print(f"Next: mjp report {out / ATTACK} --out {out / ATTACK / 'report'}")
     return SOME_FAILED if summary.failures else DONE
 
 

@@ -29,9 +29,7 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
     for run in runs:
         for name in (RESOLVED, METRICS):
             if not (run / name).is_file():
-                raise UserError(
-                    f"{run} holds no {name}: expected the --out of `python -m mjp_privacy.clients`."
-                )
+                raise UserError(f"{run} holds no {name}: expected the --out of `mjp federate`.")
     output_folder(out)
     table = comparison_table(runs)
     draw_rounds(runs, out)

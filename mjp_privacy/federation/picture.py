@@ -35,8 +35,8 @@ def leakage_table(runs: Sequence[Path]) -> pd.DataFrame:
         attacked = run / ATTACK
         if not attacked.is_dir():
             raise UserError(
-                f"{run} holds no {ATTACK} folder: expected the --out of `python -m "
-                "mjp_privacy.clients` with attacks in its config."
+                f"{run} holds no {ATTACK} folder: expected the --out of `mjp "
+                "federate` with attacks in its config."
             )
         for (label, round, batch, steps), lines in _by_round(load_runs([attacked]).lines).items():
             shared = {"run": str(run), "label": label, "round": round, "batch": batch}

@@ -42,27 +42,46 @@ def _on_8_bits(metric: MetricFunction) -> MetricFunction:
 
 
 def _register(
-    name: str, *, higher_is_better: bool, paper: MetricFunction, standard: MetricFunction
+    name: str,
+    summary: str,
+    *,
+    higher_is_better: bool,
+    paper: MetricFunction,
+    standard: MetricFunction,
 ) -> None:
-    METRICS.register(f"{name}/paper", Metric(name, "paper", higher_is_better, _on_8_bits(paper)))
-    METRICS.register(f"{name}/standard", Metric(name, "standard", higher_is_better, standard))
+    METRICS.register(
+        f"{name}/paper", Metric(name, "paper", higher_is_better, _on_8_bits(paper), summary)
+    )
+    METRICS.register(
+        f"{name}/standard", Metric(name, "standard", higher_is_better, standard, summary)
+    )
 
 
-_register("mse", higher_is_better=True, paper=mse, standard=mse)
+_register("mse", "mean squared error of pixels", higher_is_better=True, paper=mse, standard=mse)
 _register(
     "fft2d",
+    "cosine distance of 2-D spectra",
     higher_is_better=True,
     paper=partial(fft2d, conjugate=False),
     standard=partial(fft2d, conjugate=True),
 )
-_register("psnr", higher_is_better=False, paper=psnr, standard=psnr)
+_register(
+    "psnr", "peak signal-to-noise ratio, dB", higher_is_better=False, paper=psnr, standard=psnr
+)
 _register(
     "ssim",
+    "structural similarity, Gaussian window",
     higher_is_better=False,
     paper=partial(ssim, zero_padded=True),
     standard=partial(ssim, zero_padded=False),
 )
-_register("lpips", higher_is_better=True, paper=lpips, standard=lpips)
+_register(
+    "lpips",
+    "perceptual distance, AlexNet features",
+    higher_is_better=True,
+    paper=lpips,
+    standard=lpips,
+)
 
 
 def score(

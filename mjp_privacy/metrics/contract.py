@@ -22,3 +22,4 @@ class Metric:
     variant: Literal["paper", "standard"]
     higher_is_better: bool
     fn: MetricFunction
+    summary: str = ""

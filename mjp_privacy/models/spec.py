@@ -40,6 +40,7 @@ class ModelSpec:
     checkpoint: str | None = None  # where the weights come from if the user names none
     trained_gamma: float | None = None
     where: str = ""  # what to do where there is no public download by name
+    summary: str = ""  # one line for `mjp list models`
 
 
 CHOICES = {"position_embedding": PositionEmbedding, "dal": DalKind, "first_block": FirstBlock}
@@ -47,7 +48,9 @@ CHOICES = {"position_embedding": PositionEmbedding, "dal": DalKind, "first_block
 
 def overridden(spec: ModelSpec, overrides: dict[str, Any]) -> ModelSpec:
     """The spec with the user's fields; a name nobody knows is an error."""
-    names = sorted({field.name for field in fields(ModelSpec)} - {"name", "checkpoint", "where"})
+    names = sorted(
+        {field.name for field in fields(ModelSpec)} - {"name", "checkpoint", "where", "summary"}
+    )
     for key in overrides:
         if key not in names:
             raise unknown_name("model field", key, names)

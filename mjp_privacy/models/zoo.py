@@ -29,6 +29,7 @@ _VIT_S = ModelSpec(
     index_embedding=False,
     dal="none",
     checkpoint="timm:vit_small_patch16_224.augreg_in21k_ft_in1k",
+    summary="ViT-S/16 at 224, timm's weights",
 )
 _DEIT_S = replace(
     _VIT_S,
@@ -36,6 +37,7 @@ _DEIT_S = replace(
     mean=IMAGENET_MEAN,
     std=IMAGENET_STD,
     checkpoint="timm:deit_small_patch16_224.fb_in1k",
+    summary="DeiT-S/16 at 224, timm's weights",
 )
 _AUTHORS = (
     "The authors offer it on their repository's page (yhlleo/MJP); download it and give it with "
@@ -52,6 +54,7 @@ NAMED_MODELS.register(
         checkpoint=None,
         where="No trained DeiT-S without position embeddings is public: train it and give it with "
         "--weights.",
+        summary="DeiT-S without position embeddings; needs --weights",
     ),
 )
 NAMED_MODELS.register(
@@ -64,22 +67,28 @@ NAMED_MODELS.register(
         checkpoint=None,
         trained_gamma=0.03,
         where=_AUTHORS,
+        summary="DeiT-S trained with MJP; needs --weights",
     ),
 )
 NAMED_MODELS.register(
     "deit_small_mjp_no_unk",
-    replace(NAMED_MODELS["deit_small_mjp"], name="deit_small_mjp_no_unk", unknown_embedding=False),
+    replace(
+        NAMED_MODELS["deit_small_mjp"],
+        name="deit_small_mjp_no_unk",
+        unknown_embedding=False,
+        summary="the same, its unknown embedding not used",
+    ),
 )
 
-for _name in (
-    "cifar_vit",
-    "cifar_vit_no_pe",
-    "cifar_vit_mjp",
-    "cifar_vit_mjp_controlled",
-    "cifar_vit_jp",
-    "cifar_vit_closed_form",
-):  # trained here (results/zoo) and part of this package; all else stands in the files
-    NAMED_MODELS.register(_name, ModelSpec(_name, checkpoint=f"packaged:{_name}"))
+for _name, _summary in {
+    "cifar_vit": "small ViT, CIFAR-10 at 56",
+    "cifar_vit_no_pe": "the same without position embeddings",
+    "cifar_vit_mjp": "the same trained with MJP as published",
+    "cifar_vit_mjp_controlled": "with MJP, position embeddings as the baseline's",
+    "cifar_vit_jp": "on shuffled patches without an unknown embedding",
+    "cifar_vit_closed_form": "with the block 0 that APRIL needs",
+}.items():  # trained here (results/zoo) and part of this package; all else stands in the files
+    NAMED_MODELS.register(_name, ModelSpec(_name, checkpoint=f"packaged:{_name}", summary=_summary))
 
 _WIDTHS = {  # timm's plain ViTs: width, depth, heads
     "tiny": (192, 12, 3),

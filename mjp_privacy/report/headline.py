@@ -100,7 +100,7 @@ def _of(group: Group, rule: Rule) -> list[DerivedLine]:
 
 
 def _name(line: Line) -> str:
-    return line.cell.attack.name
+    return line.cell.attack.known_as
 
 
 def _scope(line: DerivedLine) -> str:

@@ -58,7 +58,7 @@ def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
 
 def _panel(line: Line) -> object:
     target = tuple((key, value) for key, value in target_of(line.cell) if key != "gamma")
-    name = line.cell.attack.name
+    name = line.cell.attack.known_as
     return line.run, target, name, line.cell.attack.victim, _other_options(line)
 
 
@@ -86,7 +86,7 @@ def _point(line: Line, facts: Sequence[str]) -> dict[str, Any]:
         "model": line.cell.model.label,
         "setting": line.cell.setting,
         "dtype": line.cell.dtype,
-        "attack": line.cell.attack.name,
+        "attack": line.cell.attack.known_as,
         "options": "" if options == "–" else options,
         "differs": "" if (text := client_text(line.cell.columns, facts)) == "–" else text,
         "gamma": float(line.cell.gamma),

@@ -93,7 +93,7 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
     cells = [line.cell.columns for line in known]
     attacks = [line.cell.columns for line in known if line.role == "attack"]
     keys = dict.fromkeys(key for cell in cells for key in cell if key not in NOT_COLUMNS)
-    if all(line.cell.attack.name == line.attack for line in known):
+    if all(line.cell.attack.known_as == line.attack for line in known):
         keys.pop("attack_name", None)  # the labels are the names
     return tuple(
         key

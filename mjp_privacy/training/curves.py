@@ -1,16 +1,9 @@
-"""Loss and accuracy over the epochs, as Fig. 6 of the paper; several runs in one picture.
-
-python -m mjp_privacy.training.curves RUN [RUN ...] --out DIR
-"""
+"""Loss and accuracy over the epochs, as Fig. 6 of the paper; several runs in one picture."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-import tyro
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
@@ -65,29 +58,3 @@ def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = 
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format="png"))
     return path
-
-
-@dataclass(frozen=True)
-class CurveArguments:
-    """Loss and accuracy of training runs, overlaid."""
-
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of training runs."""
-    out: Path
-    """Folder for curves.png."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    from mjp_privacy.core.command import kindly
-
-    def draw(arguments: list[str]) -> int:
-        given = tyro.cli(CurveArguments, args=arguments, prog="mjp_privacy.training.curves")
-        check_runs(given.runs)
-        print(draw_curves(given.runs, given.out))
-        return 0
-
-    return kindly(draw, list(sys.argv[1:] if argv is None else argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

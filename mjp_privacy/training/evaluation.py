@@ -1,4 +1,4 @@
-"""python -m mjp_privacy.training.evaluation --checkpoint A.safetensors --data VAL --gamma 0.27
+"""Trained models measured on the same images and the same puzzles.
 
 Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Tables 1, 3 and 4.
 """
@@ -9,14 +9,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
-import tyro
 
-from mjp_privacy.core.command import kindly
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
@@ -25,6 +22,7 @@ from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.zoo import NAMED_MODELS
 from mjp_privacy.training.consistency import embedding_condition, measure
+from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.evaluation_report import (
     Evaluated,
     draw_sweep,
@@ -35,42 +33,8 @@ from mjp_privacy.training.examples import numbered
 from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
 
 
-@dataclass(frozen=True)
-class EvaluationArguments:
-    """How often models are right, and how often they stay with their answer on shuffled input."""
-
-    checkpoint: tuple[str, ...]
-    """Files, each PATH or LABEL=PATH; or names: timm:NAME, or a model that comes with this
-    package."""
-    data: Path
-    """Images with labels: class folders, ImageNet val, or a zip."""
-    gamma: tuple[float, ...] = (0.27,)
-    """Shares of shuffled patches; several make a sweep (Fig. 3)."""
-    out: Path | None = None
-    """Folder for per_image.csv, summary.csv, table.md and sweep.png."""
-    labels: Path | None = None
-    model: str | None = None
-    """The architecture's name where files do not say what they are (vit_tiny_patch16_224)."""
-    img_size: int | None = None
-    mean: tuple[float, ...] | None = None
-    """Per-channel mean, one number or three, where files do not say it."""
-    std: tuple[float, ...] | None = None
-    position_embedding: Literal["learned", "exposed", "strict"] | None = None
-    unknown_embedding: bool | None = None
-    """False: shuffled patches keep their positions, also in a model with E_unk."""
-    paper_row: str | None = None
-    """A row of Table 4 (A to J) to stand beside, where the checkpoint does not say it."""
-    limit: int | None = None
-    seed: int = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return kindly(_evaluate, list(sys.argv[1:] if argv is None else argv))
-
-
-def _evaluate(argv: list[str]) -> int:
-    given = tyro.cli(EvaluationArguments, args=argv, prog="mjp_privacy.training.evaluation")
+def write_evaluation(given: EvaluationArguments) -> str:
+    """The table of all checkpoints; with --out its files are written after each of them."""
     for gamma in given.gamma:
         if not 0 <= gamma <= 1:
             raise UserError(f"--gamma is a share of the patches: expected 0 to 1, got {gamma}.")
@@ -81,16 +45,14 @@ def _evaluate(argv: list[str]) -> int:
     if given.out:
         output_folder(given.out)
     models: list[Evaluated] = []
+    text = ""
     for model in evaluate(given):
         models.append(model)
         table = summary_table(models)
         text = markdown(table, models)
         if given.out:
             _write(given.out, models, table, text)
-    print(text)
-    if given.out:
-        print(given.out)
-    return 0
+    return text
 
 
 def evaluate(given: EvaluationArguments) -> Iterator[Evaluated]:
@@ -210,7 +172,3 @@ def _write(out: Path, models: Sequence[Evaluated], table: pd.DataFrame, text: st
     write_atomically(out / "table.md", lambda path: path.write_text(text, encoding="utf-8"))
     if table["gamma"].nunique() > 1:
         draw_sweep(table, out / "sweep.png")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

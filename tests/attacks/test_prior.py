@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from attacks.prior import GaussianPrior, find_prior, load_prior, save_prior, stationary_prior
-from attacks.prior.__main__ import main
 from attacks.prior.files import SHIPPED
 from attacks.prior.fitting import fit_prior
 from attacks.prior.gaussian import cosine_basis
 from attacks.prior.stationary import CHANNELS, SPREAD
+from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Pixels
@@ -127,7 +127,7 @@ def test_the_command_fits_and_the_file_is_found(
         Image.fromarray(array).save(tmp_path / f"{index}.png")
     out = tmp_path / "fitted.safetensors"
     options = ["--images", str(tmp_path), "--patch", "4", "--size", "64", "--out", str(out)]
-    assert main(["fit", *options]) == 0
+    assert main(["fit-prior", *options]) == 0
     assert "fitted from 12 pictures at 64×64" in capsys.readouterr().out
     prior = find_prior(str(out), patch=4, size=64)
     assert math.isclose(float(prior.mean.mean()), 0.4, abs_tol=0.15)
@@ -151,14 +151,14 @@ def test_wrong_commands_are_told(
         Image.fromarray(array).save(tmp_path / f"{index}.png")
     options = {"--images": str(tmp_path), "--patch": "4", "--size": "32", "--out": "x.safetensors"}
     options |= {change[0]: change[1]}
-    assert main(["fit", *(word for pair in options.items() for word in pair)]) == 2
+    assert main(["fit-prior", *(word for pair in options.items() for word in pair)]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_unknown_priors_and_other_files_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="shipped for patch sizes 16, 7"):
         find_prior("fitted", patch=5, size=50)
-    with pytest.raises(UserError, match=r"python -m attacks\.prior fit"):
+    with pytest.raises(UserError, match=r"mjp fit-prior"):
         find_prior("somewhere.safetensors", patch=16, size=192)
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"no safetensors")

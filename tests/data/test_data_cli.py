@@ -1,4 +1,4 @@
-"""The sample command: python -m mjp_privacy.data sample."""
+"""The sample command: mjp sample."""
 
 import hashlib
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from mjp_privacy.cli import main
 from mjp_privacy.data import ImageSource, open_images
-from mjp_privacy.data.__main__ import main
 from tests.helpers.image_files import FLAT_VAL, make_images, zipped
 
 NAMES = [f"{name}/{at}.png" for name in ("cat", "cow", "dog") for at in range(4)]
@@ -219,7 +219,7 @@ def test_progress_bar_on_a_terminal(
 
 
 def test_as_a_command(folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mjp_privacy.data", "sample"]
+    command = [sys.executable, "-m", "mjp_privacy", "sample"]
     options = ["--from", str(folder) + "x", "--out", str(tmp_path / "out")]
     done = subprocess.run(
         command + options, capture_output=True, text=True, check=False, env=dict(os.environ)

@@ -50,7 +50,7 @@ def test_shipped_configs_parse_and_open_with_their_command(path: Path) -> None:
     experiment = load_experiment(path)
     assert experiment.name == path.stem
     head = path.read_text().split("\nname:")[0]
-    assert f"python run_attack.py configs/{path.name}" in head
+    assert f"mjp attack configs/{path.name}" in head
     assert "Time: " in head
     assert "Expected: " in head
     assert {cell.model for cell in expand(experiment)} == set(experiment.models)

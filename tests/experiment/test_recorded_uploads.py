@@ -340,7 +340,9 @@ def test_a_config_of_attacks_alone_needs_uploads(
 
 def test_a_header_written_by_hand_is_enough(folder: Path) -> None:
     """The one that the documentation shows, on another model's upload."""
-    text = Path("mjp_privacy/clients/README.md").read_text().split("```json\n")[1].split("```")[0]
+    text = (
+        Path("mjp_privacy/federation/README.md").read_text().split("```json\n")[1].split("```")[0]
+    )
     shown = json.loads(text)
     held = json.loads((folder / f"{NAME}.json").read_text())
     for path in [*folder.glob("*.json"), *folder.glob("truth/*")]:

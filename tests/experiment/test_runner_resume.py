@@ -18,6 +18,7 @@ from PIL import Image
 
 from mjp_privacy.core import files
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment import run as run_module
 from mjp_privacy.experiment import store
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.runs import (
@@ -319,13 +320,12 @@ def test_a_killed_run_reports_the_cells_it_owes(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table of a half-finished run must not look like that of a whole one."""
-    from mjp_privacy.experiment.run import Run
 
-    def stop(self: Run, name: str, cells: object) -> None:
+    def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "_run_model", stop)
+        patched.setattr(run_module, "work", stop)
         with pytest.raises(KeyboardInterrupt):
             attack(images, tmp_path / "run", tiny())
     planned = RunStore(tmp_path / "run").read_cells()

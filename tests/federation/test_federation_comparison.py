@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from scipy.stats import binomtest
 
+from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.federation.commands import main
 from mjp_privacy.federation.comparison import defence_text, wilson
 from mjp_privacy.federation.config import load_federation, plain
 from mjp_privacy.federation.picture import leakage_table, worst_case
@@ -38,7 +38,7 @@ def federations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         config = content(name=name, attacks=ATTACKS, **changes)
         write_json(root / f"{name}.yaml", config)  # JSON is YAML
         argv = [str(root / f"{name}.yaml"), "--data", data, "--val", data]
-        assert main([*argv, "--out", str(root / name), "--device", "cpu"]) == 0
+        assert main(["federate", *argv, "--out", str(root / name), "--device", "cpu"]) == 0
     return [root / "plain", root / "mjp"]
 
 

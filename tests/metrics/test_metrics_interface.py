@@ -15,9 +15,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import mjp_privacy
+from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics import METRICS, lpips_backbone, perceptual, score
-from mjp_privacy.metrics.__main__ import main
 
 WEIGHTS = Path(mjp_privacy.__file__).parent / "assets" / "alexnet_features_fp16.safetensors"
 
@@ -156,7 +156,7 @@ def command(folders: tuple[Path, Path], *more: str) -> list[str]:
     reconstruction, reference = map(str, folders)
     out = str(folders[0].parent / "out" / "scores.csv")
     given = ["--reconstruction", reconstruction, "--reference", reference, "--out", out]
-    return [*given, "--device", "cpu", *more]
+    return ["score", *given, "--device", "cpu", *more]
 
 
 def read_rows(folders: tuple[Path, Path]) -> list[dict[str, str]]:
@@ -281,7 +281,7 @@ def test_command_refuses_wrong_folders_and_metrics(folders, tmp_path, capsys) ->
 
 def test_command_exits_2_without_a_traceback(folders) -> None:
     (folders[1] / "b.png").unlink()
-    line = [sys.executable, "-m", "mjp_privacy.metrics", *command(folders)]
+    line = [sys.executable, "-m", "mjp_privacy", *command(folders)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, encoding="utf-8")
     assert done.returncode == 2
     assert "reference/b.png" in done.stderr

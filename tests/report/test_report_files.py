@@ -189,7 +189,7 @@ def test_console_fits_with_long_names(tmp_path: Path) -> None:
     store.write_cells([entry])
     write_rows(store, entry, image_rows(entry, image_id(0), 15.0))
     line = only_line(tmp_path)
-    line = Line(1, "run" * 40, entry, line.rows, store)
+    line = Line(1, "run" * 40, line.cell, line.rows, store)
     text = console_table(build_table([line], "paper"), many_runs=True)
     assert max(map(len, text.splitlines())) <= WIDTH
     assert "15.15" in text

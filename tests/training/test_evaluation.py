@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mjp_privacy.cli import main
 from mjp_privacy.data import ImageSource, open_images
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.consistency import measure
-from mjp_privacy.training.evaluation import main
 from mjp_privacy.training.evaluation_report import Evaluated, markdown, summary_table
 from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4
 from tests.helpers.models import tiny
@@ -138,7 +138,10 @@ def test_the_command_writes_a_table_and_a_sweep(
     )
     out = tmp_path / "out"
     command = ["--checkpoint", str(one), f"no PEs={two}", "--data", str(images.path)]
-    assert main([*command, "--gamma", "0.27", "0.5", "--out", str(out), "--device", "cpu"]) == 0
+    assert (
+        main(["evaluate", *command, "--gamma", "0.27", "0.5", "--out", str(out), "--device", "cpu"])
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "| no PEs |" in printed
     assert "Table 4, B: A − PEs" in printed
@@ -169,7 +172,7 @@ def test_mistakes_are_said_without_a_traceback(
 ) -> None:
     path = saved(tmp_path / "one.safetensors", tiny(torch.float32))
     command = ["--checkpoint", str(path), "--data", str(images.path), "--device", "cpu", *more]
-    assert main(command) == 2
+    assert main(["evaluate", *command]) == 2
     assert words in capsys.readouterr().err
 
 
@@ -180,11 +183,11 @@ def test_a_part_of_the_class_folders_is_refused(
     path = saved(tmp_path / "one.safetensors", tiny(torch.float32))
     data = class_folders(tmp_path / "part", images=2, side=32)
     command = ["--checkpoint", str(path), "--data", str(data), "--device", "cpu"]
-    assert main(command) == 2
+    assert main(["evaluate", *command]) == 2
     assert "3 class folders, but one has 5 classes" in capsys.readouterr().err
     for label in range(3):
         (data / f"class_{label}").rename(data / str(label))
-    assert main(command) == 0
+    assert main(["evaluate", *command]) == 0
 
 
 def test_metadata_that_is_no_choice_is_refused(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import torch
 import yaml
 from safetensors import safe_open
 
+from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.training import snapshots
-from mjp_privacy.training.__main__ import main
 from mjp_privacy.training.journal import Journal, read_metrics
 from mjp_privacy.training.run import train
 from mjp_privacy.training.trainer import Trainer
@@ -340,17 +340,17 @@ def test_the_command_trains_a_row_and_says_what_is_wrong(
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({**content(), "rows": {"J": {}, "K": {"seed": 4}}}))
     where = [str(config), "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"]
-    assert main([*where, "--row", "K", "--epochs", "1"]) == 0
+    assert main(["train", *where, "--row", "K", "--epochs", "1"]) == 0
     assert str(tmp_path / "run" / "model.safetensors") in capsys.readouterr().out
-    assert main(where) == 2
+    assert main(["train", *where]) == 2
     assert "expected --row NAME" in capsys.readouterr().err
-    assert main([*where, "--row", "K"]) == 2
+    assert main(["train", *where, "--row", "K"]) == 2
     assert "recipe.epochs was 1 and is 2" in capsys.readouterr().err
 
 
 def _command(config: Path, data: Path, out: Path) -> list[str]:
     files = [str(config), "--data", str(data), "--out", str(out)]
-    return ["-m", "mjp_privacy.training", *files, "--device", "cpu", "--threads", "1"]
+    return ["-m", "mjp_privacy", "train", *files, "--device", "cpu", "--threads", "1"]
 
 
 def test_kill_9_in_the_middle_ends_with_the_same_curve(data: Path, tmp_path: Path) -> None:
@@ -425,8 +425,8 @@ def test_slips_of_the_command_line_are_named(
         (["--overlay", str(tmp_path)], "No metrics.jsonl in"),
         (["--batch", "0"], "recipe.batch"),
     ):
-        assert main([*command, *more]) == 2
+        assert main(["train", *command, *more]) == 2
         assert words in capsys.readouterr().err
     config.write_text(yaml.safe_dump({**content(), "rows": {"J": "yes"}}))
-    assert main([*command, "--row", "J"]) == 2
+    assert main(["train", *command, "--row", "J"]) == 2
     assert "rows.J: expected fields over the base's, got 'yes'" in capsys.readouterr().err

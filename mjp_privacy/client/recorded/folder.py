@@ -110,7 +110,7 @@ class UploadFolder:
             raise UserError(
                 f"--uploads {self.root}: expected NAME.json beside NAME.safetensors for each "
                 f"upload, got {len(list(self.root.iterdir()))} other files. "
-                "`python -m mjp_privacy.clients` records such folders."
+                "`mjp federate` records such folders."
             )
         return found
 

@@ -1,28 +1,47 @@
-"""Score a folder of reconstructions against a folder of references.
-
-    python -m mjp_privacy.metrics --reference DIR --reconstruction DIR --out scores.csv
+"""`mjp score`: a folder of reconstructions against a folder of references.
 
 Images are paired by their path inside the folders, extension included. The CSV holds one row per
 image, metric and variant, at full precision; the table printed averages it.
 """
 
+from __future__ import annotations
+
 import csv
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from rich.progress import track
 
+from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.metrics import METRICS, lpips_backbone, score
+from mjp_privacy.metrics import METRICS, lpips_backbone
+from mjp_privacy.metrics import score as scores_of
 from mjp_privacy.metrics.folders import Pair, pair_folders
 from mjp_privacy.metrics.statistics import PSNR_CAP, bootstrap_interval
+
+
+@dataclass(frozen=True)
+class ScoreArguments:
+    """Score a folder of reconstructions against a folder of references."""
+
+    reference: Path
+    """Folder of the private images."""
+    reconstruction: Path
+    """Folder of the reconstructions, under the same file names."""
+    out: Path
+    """The CSV to write: image, metric, variant, value."""
+    metrics: tuple[str, ...] = ()
+    """What to compute, as in psnr or ssim/paper; everything if left out."""
+    allow_missing: bool = False
+    """Score the images that are in both folders and count the others."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto takes the GPU if there is one."""
 
 
 class Row(NamedTuple):
@@ -32,29 +51,16 @@ class Row(NamedTuple):
     value: float
 
 
-def score_folders(
-    reference: Path,
-    reconstruction: Path,
-    out: Path,
-    metrics: tuple[str, ...] = (),
-    allow_missing: bool = False,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-) -> None:
-    """Score a folder of reconstructions against a folder of references.
-
-    Args:
-        reference: folder of the private images.
-        reconstruction: folder of the reconstructions, under the same file names.
-        out: the CSV to write: image, metric, variant, value.
-        metrics: what to compute, as in psnr or ssim/paper; everything if left out.
-        allow_missing: score the images that are in both folders and count the others.
-        device: where to compute; auto takes the GPU if there is one.
-    """
+def score(argv: list[str], usage: Usage) -> int:
+    given = usage.parse(ScoreArguments, argv)
+    out, device = given.out, given.device
     if out.is_dir():
         raise UserError(f"Expected a file for --out, got the folder {out}. Give {out}/scores.csv.")
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    pairs, missing = pair_folders(reconstruction, reference, allow_missing=allow_missing)
-    rows = _score_pairs(pairs, metrics or METRICS.names(), place)
+    pairs, missing = pair_folders(
+        given.reconstruction, given.reference, allow_missing=given.allow_missing
+    )
+    rows = _score_pairs(pairs, given.metrics or METRICS.names(), place)
     try:
         write_atomically(out, lambda temporary: _write_csv(temporary, rows))
     except OSError as error:
@@ -62,9 +68,10 @@ def score_folders(
     print(_table(rows))
     if any(row.metric == "lpips" for row in rows):
         print(f"LPIPS backbone: {lpips_backbone()}.")
-    if allow_missing:
+    if given.allow_missing:
         print(f"Images without a partner, not scored: {missing}.")
     print(f"{len(rows)} rows in {out}")
+    return DONE
 
 
 def _score_pairs(pairs: Sequence[Pair], metrics: Sequence[str], device: str) -> list[Row]:
@@ -72,7 +79,7 @@ def _score_pairs(pairs: Sequence[Pair], metrics: Sequence[str], device: str) -> 
     console = Console(stderr=True)
     for pair in track(pairs, "Scoring", console=console, disable=not console.is_terminal):
         try:
-            scores = score(*pair.read(), metrics=metrics, device=device)
+            scores = scores_of(*pair.read(), metrics=metrics, device=device)
         except UserError as error:
             raise UserError(f"{pair.name}: {error}") from error
         rows += [Row(pair.name, *key, float(values[0])) for key, values in scores.items()]
@@ -106,21 +113,3 @@ def _table(rows: Sequence[Row]) -> str:
     if exact:
         lines.append(f"PSNR averages min(PSNR, {PSNR_CAP:g}). Exact images: {', '.join(exact)}.")
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        tyro.cli(
-            score_folders,
-            args=arguments,
-            prog="python -m mjp_privacy.metrics",
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,25 +1,23 @@
-"""python -m mjp_privacy.training CONFIG --data PATH --out DIR, alone or under torchrun."""
+"""`mjp train`, `mjp evaluate` and `mjp curves`."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
-from mjp_privacy.core.command import kindly
-from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.command import DONE, Usage, use_threads
 from mjp_privacy.training.config import load_training
+from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 
 
 @dataclass(frozen=True)
 class TrainArguments:
     """Train a ViT, with or without MJP; the same command goes on where it stopped.
 
-    Several GPUs or processes: torchrun --nproc_per_node=N -m mjp_privacy.training ...
+    Several GPUs or processes: torchrun --nproc_per_node=N -m mjp_privacy train ...
     """
 
     config: tyro.conf.Positional[Path]
@@ -50,12 +48,18 @@ class TrainArguments:
     """Another run's folder, drawn beside this one in curves.png."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return kindly(_train, list(sys.argv[1:] if argv is None else argv))
+@dataclass(frozen=True)
+class CurveArguments:
+    """Loss and accuracy of training runs, overlaid."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of training runs."""
+    out: Path
+    """Folder for curves.png."""
 
 
-def _train(argv: list[str]) -> int:
-    given = tyro.cli(TrainArguments, args=argv, prog="mjp_privacy.training")
+def train(argv: list[str], usage: Usage) -> int:
+    given = usage.parse(TrainArguments, argv)
     changes = {"epochs": given.epochs, "batch": given.batch, "lr": given.lr, "seed": given.seed}
     config = load_training(
         given.config,
@@ -64,15 +68,10 @@ def _train(argv: list[str]) -> int:
         precision=given.precision,
         **changes,
     )
-    import torch
+    from mjp_privacy.training.run import train as train_model
 
-    from mjp_privacy.training.run import train
-
-    if given.threads is not None and given.threads < 1:
-        raise UserError(f"--threads: expected 1 or more, got {given.threads}.")
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    path = train(
+    use_threads(given.threads)
+    path = train_model(
         config,
         data=given.data,
         val=given.val,
@@ -83,8 +82,23 @@ def _train(argv: list[str]) -> int:
         overlay=given.overlay,
     )
     print(path)
-    return 0
+    return DONE
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def evaluate(argv: list[str], usage: Usage) -> int:
+    given = usage.parse(EvaluationArguments, argv)
+    from mjp_privacy.training.evaluation import write_evaluation
+
+    print(write_evaluation(given))
+    if given.out:
+        print(given.out)
+    return DONE
+
+
+def curves(argv: list[str], usage: Usage) -> int:
+    given = usage.parse(CurveArguments, argv)
+    from mjp_privacy.training.curves import check_runs, draw_curves
+
+    check_runs(given.runs)
+    print(draw_curves(given.runs, given.out))
+    return DONE

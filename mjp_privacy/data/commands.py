@@ -1,0 +1,56 @@
+"""`mjp sample`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from mjp_privacy.core.command import DONE, Usage
+from mjp_privacy.data.images import open_images
+from mjp_privacy.data.sample import make_sample
+
+
+@dataclass(frozen=True)
+class SampleArguments:
+    """Copy a few images of every class, with their labels and hashes."""
+
+    source: Annotated[str, tyro.conf.arg(name="from", metavar="DIR_OR_ZIP")]
+    """Folder or zip with labelled images."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """New or empty folder for the sample."""
+    per_class: int = 1
+    """Images of each class."""
+    seed: int = 0
+    """Seed of the choice."""
+    labels: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Label file, such as a CSV with the header file,label."""
+
+
+def sample(argv: list[str], usage: Usage) -> int:
+    given = usage.parse(SampleArguments, argv)
+    images = open_images(given.source, given.labels)
+    print(f"{len(images.records)} images in {given.source}. {images.labels_described}", flush=True)
+    chosen = {"per_class": given.per_class, "seed": given.seed}
+    print(make_sample(images, given.out, progress=_progress, **chosen))
+    return DONE
+
+
+def _progress(classes: Sequence[int]) -> Iterator[int]:
+    """A bar on a terminal, elsewhere a line for every tenth of the classes."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        yield from track(classes, "Choosing", console=console)
+        return
+    tenths = {len(classes) * tenth // 10 for tenth in range(1, 11)}
+    for done, label in enumerate(classes, 1):
+        yield label
+        if done in tenths:
+            print(f"chosen for {done} of {len(classes)} classes", file=sys.stderr, flush=True)

@@ -1,0 +1,118 @@
+"""`mjp list`: what can be named in a config or a command, each with one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import tyro
+
+from mjp_privacy.core.command import DONE, Usage
+
+Kind = Literal["models", "attacks", "defenses", "metrics", "settings", "engines", "configs"]
+
+
+@dataclass(frozen=True)
+class ListArguments:
+    """Names that configs and commands take, each with one line; of one kind or of all."""
+
+    kind: tyro.conf.Positional[Kind | None] = None
+    """What to list; everything if left out."""
+    json: bool = False
+    """For programs: {kind: {name: line}}."""
+
+
+def list_names(argv: list[str], usage: Usage) -> int:
+    given = usage.parse(ListArguments, argv)
+    kinds: tuple[Kind, ...] = get_args(Kind) if given.kind is None else (given.kind,)
+    listed = {kind: dict(NAMES[kind]()) for kind in kinds}
+    if given.json:
+        print(json.dumps(listed, indent=1, ensure_ascii=False))
+        return DONE
+    width = max(len(name) for names in listed.values() for name in names) + 2
+    blocks = []
+    for kind, names in listed.items():
+        lines = [f"  {name:{width}}{line}".rstrip() for name, line in names.items()]
+        blocks.append("\n".join([kind, *lines]))
+    print("\n\n".join(blocks))
+    return DONE
+
+
+def _attacks() -> Mapping[str, str]:
+    from attacks import ATTACKS, CONTROLS
+
+    return {name: book[name].summary for book in (ATTACKS, CONTROLS) for name in book}
+
+
+def _models() -> Mapping[str, str]:
+    from mjp_privacy.models.zoo import NAMED_MODELS
+
+    plain = {"vit_tiny_patch16_224, ...": "any plain timm ViT or DeiT; `.TAG` names its weights"}
+    return {name: NAMED_MODELS[name].summary for name in NAMED_MODELS} | plain
+
+
+def _defenses() -> Mapping[str, str]:
+    from mjp_privacy.client.defenses.registry import DEFENSES
+
+    return {name: _first_line(DEFENSES[name]) for name in DEFENSES}
+
+
+def _metrics() -> Mapping[str, str]:
+    from mjp_privacy.metrics import METRICS
+
+    return {name: METRICS[name].summary for name in METRICS}
+
+
+def _settings() -> Mapping[str, str]:
+    from mjp_privacy.client.settings import SETTINGS
+
+    fed = {False: "plain image fed", True: "shuffled image fed"}
+    against = {"plain": "scored against the plain image", "input": "scored against what was fed"}
+    return {
+        name: f"{fed[SETTINGS[name].shuffles]}, {against[SETTINGS[name].against]}"
+        for name in SETTINGS
+    }
+
+
+def _engines() -> Mapping[str, str]:
+    from mjp_privacy.federation.engines import ENGINES
+
+    return {name: ENGINES[name].summary for name in ENGINES}
+
+
+def _configs() -> Mapping[str, str]:
+    """The files in configs/ of the checkout, by the first line of their header."""
+    folder = Path(__file__).resolve().parents[2] / "configs"
+    files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
+    return {
+        file.relative_to(folder.parent).as_posix(): _header(file.read_text(encoding="utf-8"))
+        for file in files
+    }
+
+
+def _header(text: str) -> str:
+    """The first sentence of a file's comment."""
+    comment = []
+    for line in text.splitlines():
+        if not line.startswith("#") or line == "#":
+            break
+        comment.append(line.lstrip("# "))
+    return " ".join(comment).split(". ")[0].rstrip(".:")
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0].rstrip(".")
+
+
+NAMES: Mapping[Kind, Callable[[], Mapping[str, str]]] = {
+    "models": _models,
+    "attacks": _attacks,
+    "defenses": _defenses,
+    "metrics": _metrics,
+    "settings": _settings,
+    "engines": _engines,
+    "configs": _configs,
+}

@@ -1,0 +1,130 @@
+"""The house has floors: a room imports only what stands below it, and no file is part of a circle.
+
+The list of floors stands once, in CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("mjp_privacy", "attacks")
+BEGIN, END = "<!-- floors:begin -->", "<!-- floors:end -->"
+
+
+def floors() -> list[list[str]]:
+    """Rooms from the ground up, those of one floor together: paths under the root."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = text.split(BEGIN)[1].split(END)[0]
+    lines = [line for line in block.splitlines() if line and not line.startswith("```")]
+    rooms = [line.split("  ")[0].split(", ") for line in lines]
+    return [
+        [room if room.startswith("attacks") else f"mjp_privacy/{room}" for room in floor]
+        for floor in rooms
+    ]
+
+
+def floor_of(file: Path, rooms: list[list[str]]) -> tuple[int, str]:
+    """The number of the floor and the room of a file: the innermost room that holds it."""
+    known = {room: number for number, floor in enumerate(rooms) for room in floor}
+    for place in (file, *file.parents):
+        if place.as_posix() in known:
+            return known[place.as_posix()], place.as_posix()
+    raise AssertionError(
+        f"{file} stands in no room. Expected it in one of {', '.join(known)}: move it there, or "
+        "give its room a floor in CONTRIBUTING.md."
+    )
+
+
+def sources() -> list[Path]:
+    return sorted(f.relative_to(ROOT) for p in PACKAGES for f in (ROOT / p).rglob("*.py"))
+
+
+def imported(source: str) -> Iterator[str]:
+    """Dotted names that a source imports, anywhere in it: modules, or names in modules."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide where a room's needs stand"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def file_of(name: str) -> Path | None:
+    """The file of this project that a dotted name lives in: `a.b.thing` is in a/b.py."""
+    parts = name.split(".")
+    if parts[0] not in PACKAGES:
+        return None
+    while parts:
+        place = Path(*parts)
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if (ROOT / file).is_file():
+                return file
+        parts.pop()
+    return None
+
+
+def arrows(file: Path) -> set[Path]:
+    names = imported((ROOT / file).read_text(encoding="utf-8"))
+    return {target for name in names if (target := file_of(name)) is not None} - {file}
+
+
+def broken_rules(rooms: list[list[str]]) -> list[str]:
+    """A sentence for each import of something that does not stand below."""
+    broken = []
+    for file in sources():
+        floor, room = floor_of(file, rooms)
+        for target in sorted(arrows(file)):
+            above, other = floor_of(target, rooms)
+            if other != room and above >= floor:
+                broken.append(
+                    f"{file} (floor {floor}) imports {target} (floor {above}): expected it to "
+                    f"stand on floor {above + 1} or higher, or {target} below floor {floor}"
+                )
+    return broken
+
+
+def circles() -> list[str]:
+    """Files that import each other by way of others, in this project."""
+    graph = {file: arrows(file) for file in sources()}
+    reached = {file: _reached(file, graph) for file in graph}
+    return [str(file) for file in graph if file in reached[file]]
+
+
+def _reached(start: Path, graph: dict[Path, set[Path]]) -> set[Path]:
+    seen: set[Path] = set()
+    waiting = list(graph[start])
+    while waiting:
+        file = waiting.pop()
+        if file not in seen:
+            seen.add(file)
+            waiting.extend(graph.get(file, ()))
+    return seen
+
+
+def test_a_room_imports_only_what_stands_below_it() -> None:
+    assert not (broken := broken_rules(floors())), "\n".join(broken)
+
+
+def test_no_file_is_part_of_a_circle() -> None:
+    assert not (files := circles()), "\n".join(files)
+
+
+def test_every_room_exists_and_stands_on_one_floor() -> None:
+    rooms = [room for floor in floors() for room in floor]
+    assert len(rooms) == len(set(rooms))
+    assert [room for room in rooms if not (ROOT / room).exists()] == []
+
+
+def test_the_top_holds_three_modules_at_most() -> None:
+    loose = {file.name for file in (ROOT / "mjp_privacy").glob("*.py")} - {"__init__.py"}
+    assert loose <= {"interfaces.py", "cli.py", "__main__.py"}
+
+
+def test_a_rule_that_is_broken_is_named() -> None:
+    """The floors upside down: every arrow is one."""
+    said = broken_rules(floors()[::-1])
+    assert any("mjp_privacy/data/files.py" in line and "core/errors.py" in line for line in said)
+    assert all("expected it to stand on floor" in line for line in said)
