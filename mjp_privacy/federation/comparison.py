@@ -15,9 +15,10 @@ from typing import Any
 
 import pandas as pd
 
+from mjp_privacy.core.colours import colour
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
-from mjp_privacy.federation.picture import COLOURS, SCOPES, THRESHOLD, draw_rounds, leakage_table
+from mjp_privacy.federation.picture import SCOPES, THRESHOLD, draw_rounds, leakage_table
 from mjp_privacy.federation.rounds import RESOLVED
 from mjp_privacy.training.journal import METRICS, read_metrics
 
@@ -161,14 +162,14 @@ def _draw(table: pd.DataFrame, path: Path) -> None:
 
 def _draw_point(axes: Any, row: Any, number: int) -> None:
     """A federation with its intervals, and its number in the legend."""
-    colour = COLOURS[(number - 1) % len(COLOURS)]
+    shade = colour(number - 1)
     axes.errorbar(
         row["psnr"],
         row["top1"],
         xerr=[[row["psnr"] - row["low"]], [row["high"] - row["psnr"]]],
         yerr=[[row["top1"] - row["top1_low"]], [row["top1_high"] - row["top1"]]],
         fmt="o",
-        color=colour,
+        color=shade,
         markersize=9,
         linewidth=0.6,
         alpha=0.85,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mjp_privacy.core.colours import colour
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.federation.rounds import ATTACK
@@ -23,7 +24,6 @@ from mjp_privacy.report.loading import Line, load_runs
 from mjp_privacy.training.journal import METRICS, read_metrics
 
 THRESHOLD = 20.0  # dB: a person recognises the picture
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 SCOPES = ("1 upload", "any number of uploads")
 KEYS = ("client_label", "round", "batch", "steps")
 
@@ -126,26 +126,26 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     accuracy, psnr, success = figure.subplots(1, 3)
     for number, run in enumerate(runs):
         own = table[table["run"] == str(run)]
-        colour, label = COLOURS[number % len(COLOURS)], str(own["label"].iloc[0])
+        shade, label = colour(number), str(own["label"].iloc[0])
         measured = [line for line in read_metrics(run / METRICS) if line["val_top1"] is not None]
         accuracy.plot(
             [line["round"] for line in measured],
             [line["val_top1"] for line in measured],
-            color=colour,
+            color=shade,
             label=label,
         )
         for scope, style in zip(SCOPES, ("--", "-"), strict=True):
             shown = own[(own["scope"] == scope) & (own["batch"] == own["batch"].min())]
             shown = shown[shown["steps"] == shown["steps"].min()].sort_values("round")
-            psnr.plot(shown["round"], shown["psnr"], style, color=colour, marker="o", markersize=3)
+            psnr.plot(shown["round"], shown["psnr"], style, color=shade, marker="o", markersize=3)
             psnr.fill_between(
-                shown["round"], shown["low"], shown["high"], color=colour, alpha=0.12, linewidth=0
+                shown["round"], shown["low"], shown["high"], color=shade, alpha=0.12, linewidth=0
             )
             success.plot(
                 shown["round"],
                 100 * shown["success"],
                 style,
-                color=colour,
+                color=shade,
                 marker="o",
                 markersize=3,
             )

@@ -22,6 +22,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.metrics import METRICS, lpips_backbone
 from mjp_privacy.metrics import score as scores_of
+from mjp_privacy.metrics.contract import arrow
 from mjp_privacy.metrics.folders import Pair, pair_folders
 from mjp_privacy.metrics.statistics import PSNR_CAP, bootstrap_interval
 
@@ -103,11 +104,11 @@ def _table(rows: Sequence[Row]) -> str:
             exact.append(f"{np.isinf(values).sum()} ({key[1]})")
             values = np.minimum(values, PSNR_CAP)
         low, high = bootstrap_interval(values)  # NaN for a single image
-        arrow = "↑" if METRICS["/".join(key)].higher_is_better else "↓"
+        direction = arrow(METRICS["/".join(key)].higher_is_better)
         interval = f"[{low:10.5g},{high:10.5g}]"
         name, variant = key
         lines.append(
-            f"{name:8}{variant:10}{values.mean():10.5g}  {interval}{len(values):6} {arrow}"
+            f"{name:8}{variant:10}{values.mean():10.5g}  {interval}{len(values):6} {direction}"
         )
     lines.append("↑ higher, ↓ lower is better for privacy. Interval: bootstrap of the mean.")
     if exact:

@@ -8,6 +8,11 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 
+def arrow(higher_is_better: bool) -> str:
+    """How tables write the direction that is better for the model owner."""
+    return "↑" if higher_is_better else "↓"
+
+
 class MetricFunction(Protocol):
     def __call__(self, reconstructions: Tensor, references: Tensor) -> Tensor:
         """(m, C, H, W) twice, float64 in [0, 1] -> (m,). Never averaged here."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.metrics import METRICS as SCORES
+from mjp_privacy.metrics.contract import arrow
 
 METRICS = ("mse", "fft2d", "psnr", "ssim", "lpips")
 """The five scores in the paper's order of columns."""
@@ -21,12 +23,8 @@ TITLES: Mapping[str, str] = {
 }
 
 ARROWS: Mapping[str, str] = {
-    "acc": "↑",
-    "mse": "↑",
-    "fft2d": "↑",
-    "psnr": "↓",
-    "ssim": "↓",
-    "lpips": "↑",
+    "acc": arrow(True),
+    **{name: arrow(SCORES[f"{name}/paper"].higher_is_better) for name in METRICS},
 }
 """Which direction is better for the model owner: a bad reconstruction is good privacy."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mjp_privacy.core.colours import COLOURS, colour
 from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
 from mjp_privacy.report.facts import client_text, fact, options_text, target_of
 from mjp_privacy.report.figures import ACCENT, DPI, GRID, INK, MUTED, save
@@ -28,8 +29,6 @@ CAPTION = (
     "of attacks which invert the patch embedding by minimum norm."
 )
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's, which colour-blind readers tell apart; markers tell them apart once more."""
 
 MARKERS = "osD^vPX"
 STATISTICS = {"psnr_median": "median", "psnr_mean": "mean"}
@@ -159,25 +158,25 @@ def _title(panel: pd.DataFrame) -> str:
 
 def _curves(axes: Axes, panel: pd.DataFrame, column: str) -> None:
     for number, (ratio, curve) in enumerate(panel.groupby("gamma", sort=True)):
-        colour = COLOURS[number % len(COLOURS)]
+        shade = colour(number)
         style = "-" if number < len(COLOURS) else "--"
         label = f"γ = {ratio:g} (n={_count(curve)})"
         low, high = curve[f"{column}_lo"], curve[f"{column}_hi"]
-        axes.fill_between(curve["uploads"], low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(curve["uploads"], low, high, color=shade, alpha=0.15, linewidth=0)
         axes.plot(
             curve["uploads"],
             curve[column],
             style + MARKERS[number % len(MARKERS)],
-            color=colour,
+            color=shade,
             markersize=3.5,
             linewidth=1.4,
             label=label,
         )
-    for name, colour, style in (("grey", MUTED, ":"), ("ceiling", ACCENT, "--")):
+    for name, shade, style in (("grey", MUTED, ":"), ("ceiling", ACCENT, "--")):
         level = panel[f"{name}_mean"].mean()
         if not math.isnan(level):
             label = "floor: grey" if name == "grey" else "ceiling"
-            axes.axhline(level, color=colour, linestyle=style, linewidth=1.2, label=label)
+            axes.axhline(level, color=shade, linestyle=style, linewidth=1.2, label=label)
     axes.set_xticks(sorted(panel["uploads"].unique()))
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color=GRID, linewidth=0.7)

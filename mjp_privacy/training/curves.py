@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from mjp_privacy.core.colours import colour
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.training.journal import METRICS, read_metrics
-
-COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
 
 
 def check_runs(runs: Sequence[Path]) -> None:
@@ -29,12 +28,12 @@ def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = 
         lines = read_metrics(run / METRICS)
         if not lines:
             continue  # a run beside this one that has only begun
-        colour = COLOURS[number % len(COLOURS)]
+        shade = colour(number)
         label = labels[number] if labels else run.resolve().name
         left.plot(
             [line["epoch"] for line in lines],
             [line["cross_entropy"] for line in lines],
-            color=colour,
+            color=shade,
             linewidth=1,
             label=label,
         )
@@ -42,7 +41,7 @@ def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = 
         right.plot(
             [line["epoch"] for line in measured],
             [line["val_top1"] for line in measured],
-            color=colour,
+            color=shade,
             marker="o",
             markersize=3,
             linewidth=1,
