@@ -17,7 +17,8 @@ from attacks.prior import find_prior
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.metrics.pixel import psnr
-from tests.helpers.planted import planted_images, planted_model, planted_view
+from tests.helpers.models import planted_model
+from tests.helpers.planted import planted_images, planted_view
 
 
 # At 0.03 some visible rows are weaker than the noise, and nobody can tell them from masked ones.

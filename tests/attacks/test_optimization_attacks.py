@@ -16,7 +16,8 @@ from mjp_privacy.client.positions import noisy
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction
-from tests.helpers.planted import planted_images, planted_model, planted_view
+from tests.helpers.models import planted_model
+from tests.helpers.planted import planted_images, planted_view
 
 QUICK: dict[str, Any] = {"steps": 4, "tv": 0.01}
 BOTH = pytest.mark.parametrize("name", ["inverting_gradients", "april_optimization"])
@@ -244,10 +245,10 @@ def test_the_position_term_needs_the_tables_gradient() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "steps: expected a whole number from 1, got 0"),
-        ({"restarts": 1.5}, "restarts: expected a whole number from 1, got 1.5"),
+        ({"steps": 0}, "steps: expected a whole number of at least 1, got 0"),
+        ({"restarts": 1.5}, "restarts: expected a whole number of at least 1, got 1.5"),
         ({"step_size": "fast"}, "step_size: expected a number above 0, got 'fast'"),
-        ({"tv": -1}, "tv: expected 0 or a number above, got -1"),
+        ({"tv": -1}, "tv: expected a number of at least 0, got -1"),
         ({"decay": "cosine"}, "decay: expected one of step-lr, cosine-decay"),
         ({"signed": True}, "signed: expected one of hard, soft, none, got True"),
         ({"stepz": 1}, "Did you mean steps"),

@@ -24,7 +24,8 @@ from mjp_privacy.client.upload import make_upload
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
-from tests.helpers.planted import planted_model, planted_view
+from tests.helpers.models import planted_model
+from tests.helpers.planted import planted_view
 
 
 def view_of(

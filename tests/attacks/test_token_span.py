@@ -15,7 +15,8 @@ from attacks.token_span import TokenSpan
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.metrics.pixel import psnr
 from mjp_privacy.models.jigsaw import to_patches
-from tests.helpers.planted import planted_images, planted_model, planted_view
+from tests.helpers.models import planted_model
+from tests.helpers.planted import planted_images, planted_view
 
 ENOUGH = {"embed_dim": 160}  # 160 - 64 - 2 equations against 65 unknowns
 

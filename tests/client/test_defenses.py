@@ -220,15 +220,15 @@ def test_a_defense_is_one_line_of_text_and_comes_back_from_it() -> None:
         ({"defenses": [{"gaussian_noise": -1}]}, "gaussian_noise.std: expected 0 or a number"),
         ({"defenses": [{"top_k": 0}]}, "top_k.share: expected a share above 0 and up to 1, got 0"),
         ({"defenses": [{"top_k": "many"}]}, "top_k.share: expected a number, got 'many'"),
-        ({"defenses": ["{top_k 1"]}, "A defense is written as in {dp_sgd: 0.5} or dp_sgd 0.5"),
+        ({"defenses": ["{top_k 1"]}, "A defense is written as {dp_sgd: 0.5} or as dp_sgd 0.5"),
         ({"defenses": ["top_k"]}, "expected its share, got none. Write {top_k: {share: 0.1}} or"),
-        ({"defenses": [{"int8": 3}]}, "Defense int8 has no value; got 3"),
+        ({"defenses": [{"int8": 3}]}, "Defense int8: expected no value, got 3"),
         ({"defenses": [{"int8": 3, "float16": 1}]}, "A defense is a name or one name with"),
         (
             {"defenses": ["int8", {"dp_sgd": 1}]},
             "expected dp_sgd first and once, got it at place 2",
         ),
-        ({"defenses": ["int8"], "server_lr": 1}, "client.defenses: expected none of its kind"),
+        ({"defenses": ["int8"], "server_lr": 1}, "client.defenses: expected one plain SGD step"),
         ({"defenses": ["int8"], "position_noise": 1}, "position_noise: expected 0 where there are"),
     ],
 )

@@ -174,15 +174,15 @@ def test_inputs_that_do_not_fit_are_named() -> None:
         ({"optimizer": "adamw"}, "client.optimizer: expected upload: weight_difference"),
         ({"momentum": 0.9}, "client.momentum: expected upload: weight_difference"),
         ({"steps": 0}, "client.steps: expected 1 to 999999 local steps, got 0"),
-        ({"momentum": 1.0}, "client.momentum: expected 0 or a number above, below 1"),
+        ({"momentum": 1.0}, "client.momentum: expected 0 or more, and less than 1"),
         ({"optimizer": "adam"}, "client.optimizer: Input should be 'sgd' or 'adamw'"),
         (
             {"upload": "weight_difference", "optimizer": "adamw", "momentum": 0.9},
-            "client.momentum: expected 0 where the optimizer is adamw",
+            "client.momentum: expected 0 with optimizer: adamw",
         ),
         (
             {"upload": "weight_difference", "steps": 2, "server_lr": 0.1},
-            "client.steps: expected none of its kind where server_lr is above 0",
+            "client.steps: expected one plain SGD step and no defenses",
         ),
     ],
 )

@@ -10,7 +10,8 @@ from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.interfaces import AttackerView, Pixels
 from mjp_privacy.metrics.pixel import psnr
-from tests.helpers.planted import PATCH, SIDE, planted_images, planted_model
+from tests.helpers.models import planted_model
+from tests.helpers.planted import PATCH, SIDE, planted_images
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 STATIONARY = {"prior": "stationary"}

@@ -11,7 +11,8 @@ import torch
 from attacks import find_attack
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.experiment.store import RunStore
-from tests.helpers.planted import planted_images, planted_model, planted_view
+from tests.helpers.models import planted_model
+from tests.helpers.planted import planted_images, planted_view
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

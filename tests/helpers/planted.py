@@ -10,11 +10,12 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels
-from mjp_privacy.metrics.pixel import psnr
-from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.metrics.pixel import psnr, quantise
+from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.mjp_vit import with_closed_form_block
+from tests.helpers.models import PLANTED
 
-SIDE, PATCH = 32, 4
+SIDE, PATCH = PLANTED["img_size"], PLANTED["patch_size"]
 IMAGES = 4
 
 
@@ -25,32 +26,6 @@ def planted_images(count: int = IMAGES, side: int = SIDE) -> Tensor:
     smooth = torch.nn.functional.interpolate(coarse, size=side, mode="bicubic")
     noise = 0.1 * torch.randn(smooth.shape, generator=generator, dtype=torch.float64)
     return (smooth + noise).clamp(0.02, 0.98)
-
-
-def planted_model(**options: object) -> LoadedModel:
-    """Width 96 above patch length 48 and above 65 tokens; weights large enough to condition A."""
-    options = {"embed_dim": 96, "num_heads": 4, "img_size": SIDE, "depth": 2} | options
-    model = load_model(
-        checkpoint="random",
-        patch_size=PATCH,
-        num_classes=10,
-        mean=(0.4, 0.5, 0.6),
-        std=(0.2, 0.25, 0.3),
-        **options,  # type: ignore[arg-type]
-    ).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("weight") and parameter.ndim > 1:
-                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.copy_(noise / parameter[0].numel() ** 0.5)
-            if name == "pos_embed" and model.position_embedding == "learned":
-                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.copy_(0.5 * noise)
-            if name == "unk_embed":
-                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.copy_(0.5 * noise)
-    return model
 
 
 def planted_view(
@@ -68,7 +43,7 @@ def planted_view(
     labels = torch.arange(len(images)) % 10
     rounds = [
         SETTINGS[setting].prepare(
-            images, labels, ids, patch_size=PATCH, gamma=gamma, round=round, seed=0
+            images, labels, ids, patch_size=model.patch_size, gamma=gamma, round=round, seed=0
         )
         for round in range(attack.uploads)
     ]
@@ -88,11 +63,16 @@ def attacked(
     model: LoadedModel,
     setting: str,
     images: int = IMAGES,
+    *,
+    gamma: float = 0.27,
+    eight_bit: bool = False,
 ) -> Tensor:
-    """PSNR (m,) against the setting's image, capped at 100 dB."""
+    """PSNR (m,) against the setting's image, capped at 100 dB. eight_bit: of pixels that are
+    multiples of 1/255, as decoded pictures have them."""
     attack = find_attack(name, options)
     planted = planted_images(images, model.card.img_size)
-    view, inputs = planted_view(model, attack, setting, images=planted)
+    planted = quantise(planted) if eight_bit else planted
+    view, inputs = planted_view(model, attack, setting, images=planted, gamma=gamma)
     assert attack.unsupported(view) is None
     found = attack.run(view, generator=torch.Generator())
     assert found.images is not None
