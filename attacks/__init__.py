@@ -1,9 +1,9 @@
 """Attacks and controls, found by name.
 
 To add one: write a file with a frozen dataclass that satisfies `mjp_privacy.interfaces.Attack`,
-add its line below, and name it under `attacks:` in a config. Controls
-(`mjp_privacy.interfaces.Control`) are named and run the same way; their cells say `floor` or
-`ceiling` where an attack's say `attack`.
+register it below, and list its name under `attacks:` in a config. Controls
+(`mjp_privacy.interfaces.Control`) are registered and run the same way; results show their role as
+`floor` or `ceiling` where an attack's role is `attack`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ def _control(name: str, where: str, summary: str) -> None:
     CONTROLS.register(name, Entry(f"attacks.{where}", summary))
 
 
-_attack("april", "april:April", "the published closed form, on a client with an altered block 0")
-_attack("april_unk_aware", "april:UnknownAwareApril", "the same, knowing MJP's unknown embedding")
-_attack("april_prior", "april_prior:AprilPrior", "the same equations with a picture prior")
-_attack("patch_gradient", "patch_gradient:PatchGradient", "two gradients of the model as it is")
-_attack("patch_prior", "patch_gradient:PatchPriorAttack", "the same with a prior, for noise")
+_attack("april", "april:April", "the published closed form; needs a client with an altered block 0")
+_attack("april_unk_aware", "april:UnknownAwareApril", "april, knowing MJP's unknown embedding")
+_attack("april_prior", "april_prior:AprilPrior", "april's equations with a picture prior")
+_attack(
+    "patch_gradient", "patch_gradient:PatchGradient", "solves two gradients of the intact model"
+)
+_attack("patch_prior", "patch_gradient:PatchPriorAttack", "patch_gradient with a prior, for noise")
 _attack("plain_step", "patch_gradient:PlainStep", "waits for a step that MJP left unshuffled")
-_attack("mask_locator", "mask_locator:MaskLocator", "names the masked positions, makes no picture")
-_attack("masked_span", "masked_span:MaskedSpan", "knows MJP: the masked patches' span, and a prior")
-_attack("pixel_lattice", "pixel_lattice:PixelLattice", "the same where pixels are 8-bit: a lattice")
+_attack("mask_locator", "mask_locator:MaskLocator", "finds the masked positions, makes no picture")
+_attack(
+    "masked_span", "masked_span:MaskedSpan", "knows MJP: span of the masked patches, and a prior"
+)
+_attack("pixel_lattice", "pixel_lattice:PixelLattice", "masked_span on 8-bit pixels, by a lattice")
 _attack(
     "multi_round",
     "masked_span:MaskedSpan",
-    "several uploads of the same pixels: their spans intersect",
+    "masked_span on several uploads of the same pixels: their spans intersect",
     {"name": "multi_round", "uploads": 6},
 )
 _attack("token_span", "token_span:TokenSpan", "needs no gradient of the position embeddings")
@@ -57,13 +61,13 @@ _attack(
 _attack(
     "april_optimization",
     "gradient_matching:GradientMatching",
-    "the same with a term for the position embeddings",
+    "inverting_gradients with a term for the position embeddings",
     {"name": "april_optimization", "positions": 1.0},
 )
 
 _control("grey", "controls:Grey", "floor: every pixel 0.5")
 _control("mean_image", "controls:MeanImage", "floor: the mean colour of photographs")
-_control("other_image", "controls:OtherImage", "floor: another photograph")
+_control("other_image", "controls:OtherImage", "floor: another image of the same block")
 _control("oracle_inverse", "controls:OracleInverse", "ceiling: the true embeddings, inverted")
 
 MEMBERS = ("name", "published", "victim", "uploads", "needs", "unsupported", "run")
@@ -71,42 +75,43 @@ CONTROL_MEMBERS = ("name", "role", "run")
 
 
 def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Control:
-    """The attack or control of that name with these options; both are checked.
+    """Build the attack or control called `name`; raise UserError where name or options are wrong.
 
     find_attack("multi_round", {"uploads": 3})
     """
     if name not in ATTACKS and name not in CONTROLS:
         raise unknown_name("attack", name, [*ATTACKS, *CONTROLS])
     entry = (CONTROLS if name in CONTROLS else ATTACKS)[name]
-    made = _made(name, entry.load(), entry.preset, options or {})
+    attack = _build(name, entry.load(), entry.preset, options or {})
     members = CONTROL_MEMBERS if name in CONTROLS else MEMBERS
-    if missing := [member for member in members if not hasattr(made, member)]:
+    if missing := [member for member in members if not hasattr(attack, member)]:
         raise UserError(
             f"Attack {name}: {entry.where} lacks {', '.join(missing)}. Expected "
-            f"{', '.join(members)}, as `mjp_privacy.interfaces` describes them; what is no option "
-            "is a ClassVar."
+            f"{', '.join(members)}, as `mjp_privacy.interfaces` describes them; declare a value "
+            "that is not an option as a ClassVar."
         )
-    return made
+    return attack
 
 
-def _made(
+def _build(
     name: str, cls: Any, preset: Mapping[str, Any], options: dict[str, Any]
 ) -> Attack | Control:
-    """With known options; what the attack itself says of their values goes first."""
+    """Build the attack; its own error about an option's value comes before one about its type."""
     fields = [f.name for f in dataclasses.fields(cls) if f.init and f.name != "name"]
     for option in options:
         if option not in fields:
             raise UserError(f"Attack {name}: {unknown_name('option', option, fields)}")
     try:
-        made: Attack | Control = cls(**{**preset, **options})
+        attack: Attack | Control = cls(**{**preset, **options})
     except (TypeError, ValueError):
         _check_types(name, cls, options)
         raise
     _check_types(name, cls, options)
-    return made
+    return attack
 
 
 def _check_types(name: str, cls: Any, options: dict[str, Any]) -> None:
+    """Raise UserError for the first option whose value does not have its field's type."""
     for option, value in options.items():
         try:
             TypeAdapter(_type_of(cls, option)).validate_python(value)
@@ -116,11 +121,12 @@ def _check_types(name: str, cls: Any, options: dict[str, Any]) -> None:
 
 
 def _type_of(cls: Any, option: str) -> Any:
-    """Of this field alone: others may name what is imported for type checkers only."""
-    owned = (get_annotations(base) for base in cls.__mro__)
+    """The type of one field. It is resolved alone, because the annotations of other fields may
+    name what is imported for type checkers only."""
+    annotations_by_base = (get_annotations(base) for base in cls.__mro__)
     owner, annotation = next(
         (base, annotations[option])
-        for base, annotations in zip(cls.__mro__, owned, strict=True)
+        for base, annotations in zip(cls.__mro__, annotations_by_base, strict=True)
         if option in annotations
     )
     body = {"__module__": owner.__module__, "__annotations__": {option: annotation}}

@@ -4,9 +4,11 @@ With a block 0 that has neither norm1 nor residuals, attention sees z itself, an
 
     A = dL/dE_pos (one row per token),   b = Wq^T dWq + Wk^T dWk + Wv^T dWv = A^T Z.
 
-So Z = lstsq(A^T, b), and each patch is x_i = W^+ (z_i - e_i - beta). Two limits are arithmetic, not
-privacy: W^+ loses what W does (width below patch length: the rank ceiling), and cond(A) eats the
-gradient's precision. Exact only up to these, for batch 1, with N+1 <= D.
+So Z = lstsq(A^T, b), and each patch is x_i = W^+ (z_i - e_i - beta). Two limits come from
+arithmetic and must not be taken for privacy: W^+ cannot restore what W drops (width below patch
+length: the rank ceiling), and a large cond(A) uses up the gradient's precision. Apart from these
+the solution is exact for batch 1 with N+1 <= D. E_unk is the unknown embedding that MJP adds at
+masked positions.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
 class April:
     """The published attack: `pos_embed.grad` as uploaded, the position table subtracted everywhere.
 
-    engine  `batched`: many images at once in float64; `breaching`: its own code image by image.
-            They agree; the second is the reference.
+    engine  `batched`: many images at once, in float64; `breaching`: that package's own code, image
+            by image. They give the same images; `breaching` is the reference.
     """
 
     engine: Literal["batched", "breaching"] = "batched"
@@ -54,33 +56,37 @@ class April:
             raise UserError(f"april: engine is 'batched' or 'breaching', got {self.engine!r}.")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Gradients of the position table and of block 0's query, key and value weights."""
         return (TABLE, QKV)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why APRIL's equations do not hold or have too few rows for this upload, or None."""
         return refused(view, self.needs(view.model))
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """Solve for the embeddings and invert the patch embedding, one image per client step."""
         update = view.updates[0]
         table_grads = update.grads[TABLE].squeeze(1)
         if self.engine == "breaching":
             from attacks.breaching.closed_form import reconstruct_one_by_one
 
-            x = reconstruct_one_by_one(view.model, update.grads, view.pixels, update.dtype)
+            images = reconstruct_one_by_one(view.model, update.grads, view.pixels, update.dtype)
             diagnostics = condition_and_rank(table_grads, update.dtype)
         else:
-            x, singular_values = self._batched(view, table_grads)
+            images, singular_values = self._batched(view, table_grads)
             diagnostics = condition_and_rank(table_grads, update.dtype, singular_values)
-        return Reconstruction(to_unit_range(view, x), diagnostics=diagnostics)
+        return Reconstruction(to_unit_range(view, images), diagnostics=diagnostics)
 
     def _batched(self, view: AttackerView, table_grads: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised images (n, C, H, W) and the singular values of A."""
         attacker = self.attacker(view.model)
         z, singular_values = attacker.embeddings(table_grads, view.updates[0].grads[QKV])
         z = z - view.model.table.detach().double()
-        x = attacker.patches(z[:, 1:])
-        return to_images(x, view.model.patch_size, len(view.pixels.mean)), singular_values
+        patches = attacker.patches(z[:, 1:])
+        return to_images(patches, view.model.patch_size, len(view.pixels.mean)), singular_values
 
     def attacker(self, model: MJPVisionTransformer) -> BatchedAprilAttacker:
-        """One attacker per model: it keeps the embedding's inverse."""
+        """The attacker of this model, kept because it holds the inverse of the patch embedding."""
         if model not in self._attackers:
             from attacks.breaching.closed_form import BatchedAprilAttacker
 
@@ -113,14 +119,15 @@ def refused(view: AttackerView, names: Sequence[str]) -> Refusal | None:
 
 @dataclass(frozen=True)
 class UnknownAwareApril:
-    """APRIL by somebody who has read the MJP paper.
+    """APRIL by an attacker who knows that the client uses MJP.
 
-    The zero rows of `pos_embed.grad` name the masked positions, and `unk_embed.grad` is the sum of
-    their rows. It enters the system as one row that stands for all of them,
+    The zero rows of `pos_embed.grad` show which positions are masked, and `unk_embed.grad` is the
+    sum of the gradients there. It enters the system as one row that stands for all of them,
 
         [A_visible; dL/dE_unk]^T [Z_visible; z_unk] = b,
 
-    and at masked positions z_unk - E_unk is inverted: their common content, not each patch's.
+    and z_unk - E_unk is inverted for every masked position: the content that the masked patches
+    have in common, not that of each patch.
     """
 
     engine: Literal["batched"] = "batched"
@@ -132,17 +139,23 @@ class UnknownAwareApril:
 
     def __post_init__(self) -> None:
         if self.engine != "batched":
-            raise UserError("april_unk_aware runs in the batched engine only.")
+            raise UserError(
+                f"april_unk_aware runs in the batched engine only: expected engine 'batched', got "
+                f"{self.engine!r}."
+            )
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """As `april`, with the gradient of the unknown embedding where the model has one."""
         return (TABLE, QKV, UNKNOWN) if model.unk_embed is not None else (TABLE, QKV)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
+        """As `april`; a model without an unknown embedding is refused too."""
         if view.model.unk_embed is None:
             return Refusal("unknown_embedding", "the model has no unknown embedding")
         return refused(view, self.needs(view.model))
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """Read the mask off the zero rows, then solve with one row for all masked patches."""
         model, update = view.model, view.updates[0]
         assert model.unk_embed is not None
         table_grads = update.grads[TABLE].squeeze(1)
@@ -150,10 +163,10 @@ class UnknownAwareApril:
         attacker = self.april.attacker(model)
         z, singular_values = attacker.embeddings(rows, update.grads[QKV])
         hidden = (table_grads[:, 1:] == 0).all(-1)
-        unknown = z[:, -1:] - model.unk_embed.detach().double()
-        known = z[:, 1:-1] - model.table.detach().double()[:, 1:]
-        x = attacker.patches(torch.where(hidden.unsqueeze(-1), unknown, known))
-        images = to_images(x, model.patch_size, len(view.pixels.mean))
+        masked_embedding = z[:, -1:] - model.unk_embed.detach().double()
+        visible_embeddings = z[:, 1:-1] - model.table.detach().double()[:, 1:]
+        embeddings = torch.where(hidden.unsqueeze(-1), masked_embedding, visible_embeddings)
+        images = to_images(attacker.patches(embeddings), model.patch_size, len(view.pixels.mean))
         return Reconstruction(
             to_unit_range(view, images),
             mask=hidden,

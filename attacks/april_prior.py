@@ -1,14 +1,15 @@
-r"""APRIL's equations with a Gaussian patch prior: the rank ceiling undone, the noise respected.
+r"""APRIL's equations with a Gaussian patch prior, which lifts the rank ceiling and weighs noise.
 
 With the altered block 0, b = Wq^T dWq + Wk^T dWk + Wv^T dWv = sum_i g_i z_i^T over all tokens. The
 class token and what is added to the patches are known, so
 
     b - g_0 z_0^T - A^T (1 beta^T + E) = A^T X W^T + noise,
 
-and `prior.wiener` gives E[X] in place of W^+ (lstsq): directions that W drops, and mixtures that
-float32 drowns, are filled by the prior instead of zeros or noise. The noise level comes from the
-upload itself. Masked positions (zero rows) take E_unk, and their common row dL/dE_unk stands for
-all of them: the content that they share, not each patch's.
+and `prior.wiener` gives the posterior mean E[X] in place of W^+ (lstsq): directions that W drops,
+and mixtures of patches that are lost in float32 rounding, are filled by the prior instead of zeros
+or noise. The noise level is measured on the upload itself. Masked positions (zero rows) have E_unk
+added, and one row, dL/dE_unk, stands for all of them: it gives the content that they share, not
+that of each patch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from attacks.april import April
+from attacks.april import refused
 from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.names import QKV, TABLE, UNKNOWN
 from attacks.equations.pictures import pictures
@@ -34,7 +35,7 @@ from mjp_privacy.models import MJPVisionTransformer
 
 @dataclass(frozen=True)
 class AprilPrior:
-    """`prior`: fitted, stationary, or the path of a fitted prior."""
+    """APRIL with a prior: `prior` is `fitted`, `stationary`, or the path of a fitted prior."""
 
     prior: str = "fitted"
     name: ClassVar[str] = "april_prior"
@@ -43,12 +44,15 @@ class AprilPrior:
     uploads: ClassVar[int] = 1
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """As `april`, with the gradient of the unknown embedding where the model has one."""
         return (TABLE, QKV, UNKNOWN) if model.unk_embed is not None else (TABLE, QKV)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
-        return unless_underdetermined(April().unsupported(view))
+        """As `april`, but too few equations are no reason: the prior fills in."""
+        return unless_underdetermined(refused(view, self.needs(view.model)))
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """Posterior mean of every patch; all masked patches of an image get the same content."""
         model, update = view.model, view.updates[0]
         table_grads = update.grads[TABLE].squeeze(1).double()
         hidden = (table_grads[:, 1:] == 0).all(-1)
@@ -62,26 +66,26 @@ class AprilPrior:
         weight = model.patch_embed.proj.weight.detach().double().flatten(1)
         prior = PatchPrior(mean.to(weight), covariance.to(weight), weight)
         noise = noise_variance(rows, total, update.dtype)
-        x, _ = posterior_patches(rows, total, prior, noise)
-        common = x[:, -1:] if model.unk_embed is not None else x[:, :1]
-        x = torch.where(hidden.unsqueeze(-1), common, x[:, : hidden.shape[1]])
+        solved, _ = posterior_patches(rows, total, prior, noise)
+        shared = solved[:, -1:] if model.unk_embed is not None else solved[:, :1]
+        patches = torch.where(hidden.unsqueeze(-1), shared, solved[:, : hidden.shape[1]])
         facts = condition_and_rank(table_grads, update.dtype)
         return Reconstruction(
-            pictures(view, x), mask=hidden, diagnostics={**facts, "noise_std": noise.sqrt()}
+            pictures(view, patches), mask=hidden, diagnostics={**facts, "noise_std": noise.sqrt()}
         )
 
     def _system(
         self, model: MJPVisionTransformer, grads: Grads, table_grads: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """A (n, N or N+1, D), with dL/dE_unk below where there is one, and A^T X W^T (n, D, D)."""
+        """A (n, N or N+1, D), its last row dL/dE_unk if there is one, and A^T X W^T (n, D, D)."""
         qkv = model.get_parameter(QKV).detach().double()
         total = qkv.mT @ grads[QKV].double()
         bias = model.patch_embed.proj.bias.detach().double()
         added = model.table.detach().double()[0]  # (N+1, D), class row first
-        first = added[:1] + model.cls_token.detach().double()[0]
-        known = torch.cat((first, added[1:] + bias))
+        class_token = added[:1] + model.cls_token.detach().double()[0]
+        constants = torch.cat((class_token, added[1:] + bias))
         rows = table_grads
         if model.unk_embed is not None:
             rows = torch.cat((rows, grads[UNKNOWN].squeeze(1).double()), dim=1)
-            known = torch.cat((known, model.unk_embed.detach().double()[0] + bias))
-        return rows[:, 1:], total - rows.mT @ known
+            constants = torch.cat((constants, model.unk_embed.detach().double()[0] + bias))
+        return rows[:, 1:], total - rows.mT @ constants

@@ -1,7 +1,7 @@
-"""Controls: what a score is worth, and what an attack can reach.
+"""Controls: floors show what a score is worth, a ceiling shows what attacks can reach.
 
-Unlike attacks they may look at the truth; they are never a result. A floor reads no gradient at
-all, so an attack that scores no better has learnt nothing from one.
+Unlike attacks, controls may look at the truth, so they are never a result. A floor reads no
+gradient: an attack that scores no better has learnt nothing from the gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_images, to_patches
 
 MEAN_COLOUR = (0.485, 0.456, 0.406)
-"""The published channel means of ImageNet's training images: public, and nothing of a target's."""
+"""The published channel means of ImageNet's training images: public, not taken from a target."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Grey:
     def run(
         self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
     ) -> Reconstruction:
+        """Images of 0.5 in the shape of the true ones."""
         return Reconstruction(torch.full_like(truth.images, 0.5))
 
 
@@ -44,12 +45,13 @@ class MeanImage:
     def run(
         self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
     ) -> Reconstruction:
+        """The same mean colour for every image."""
         return Reconstruction(mean_image(view).to(truth.images).expand_as(truth.images).clone())
 
 
 @dataclass(frozen=True)
 class OtherImage:
-    """The next image of the block, the last one's being the first: a photograph, but not this."""
+    """The next image of the block (after the last, the first): a photograph, but the wrong one."""
 
     name: ClassVar[str] = "other_image"
     role: ClassVar[Literal["floor", "ceiling"]] = "floor"
@@ -57,6 +59,7 @@ class OtherImage:
     def run(
         self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
     ) -> Reconstruction:
+        """The true images, shifted by one place; a block of one image has no other."""
         if len(truth.images) == 1:
             return Reconstruction(None, inapplicable={0: "the block holds no other image"})
         return Reconstruction(truth.images.roll(-1, dims=0))
@@ -64,8 +67,8 @@ class OtherImage:
 
 @dataclass(frozen=True)
 class OracleInverse:
-    """The true patch embeddings through the minimum-norm inverse, each patch in the place where
-    the wanted image has it: what attacks without a prior can reach."""
+    """The wanted image, embedded patch by patch and inverted by minimum norm: the best that an
+    attack without a prior can reach."""
 
     name: ClassVar[str] = "oracle_inverse"
     role: ClassVar[Literal["floor", "ceiling"]] = "ceiling"
@@ -73,6 +76,7 @@ class OracleInverse:
     def run(
         self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
     ) -> Reconstruction:
+        """The images that are scored against, through the patch embedding and back."""
         wanted = inputs.images if view.against == "input" else truth.images
         assert isinstance(view.model, LoadedModel)
         device = view.model.cls_token.device
@@ -80,19 +84,19 @@ class OracleInverse:
 
 
 def oracle_inverse(model: LoadedModel, images: Tensor) -> Tensor:
-    """The rank ceiling: the true embedding of every patch through the same inverse.
+    """The rank ceiling: every patch embedded and inverted, without its position.
 
-    Images (m, C, H, W) in [0, 1] as the client fed them -> W^+ (W x), in [0, 1], float64. An attack
-    that inverts the embedding by minimum norm gets no closer to them, whatever the gradient holds;
-    one that brings a prior may.
+    Images (m, C, H, W) in [0, 1] -> W^+ (W x), in [0, 1], float64. An attack that inverts the
+    embedding by minimum norm gets no closer to the images, whatever the gradient holds; one that
+    uses a prior may.
     """
     weight = model.patch_embed.proj.weight.detach().double().flatten(1)
-    x = to_patches(model.normalize(images.to(weight)), model.patch_size)
-    projected = (x @ weight.mT) @ pseudo_inverse(weight).mT
+    patches = to_patches(model.normalize(images.to(weight)), model.patch_size)
+    projected = (patches @ weight.mT) @ pseudo_inverse(weight).mT
     restored = to_images(projected, model.patch_size, images.shape[-3])
     return model.denormalize(restored).clamp(0, 1)
 
 
 def mean_image(view: AttackerView) -> Tensor:
-    """(C, S, S) in [0, 1]: the mean colour of photographs, tiled; what is right on average."""
+    """The mean colour of photographs at every pixel, (C, S, S) in [0, 1]."""
     return torch.tensor(MEAN_COLOUR).view(-1, 1, 1).expand(-1, view.pixels.size, view.pixels.size)

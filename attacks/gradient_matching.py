@@ -1,18 +1,18 @@
-r"""Gradient matching, as breaching runs it: the comparison that the closed forms are asked for.
+r"""Gradient matching as breaching runs it: the usual attack, to compare the closed forms with.
 
 Inverting Gradients (arXiv 2003.14053) looks for images whose gradient points where the upload does,
 
     min_x  1 - <g(x), g> / (|g(x)| |g|)  +  tv * TV(x),      0 <= pixels <= 1,
 
 by Adam on the sign of the derivative. APRIL's optimisation variant (arXiv 2112.14087) adds the same
-distance of dL/dE_pos alone, which tells patches apart by their place:
+distance for dL/dE_pos alone, which tells patches apart by their position:
 
     ... + positions * (1 - cos(g_pos(x), g_pos)).
 
-(The paper measures all gradients by their squared distance; here both attacks use the cosine, so
-that they differ in one term.) Any block, any batch. The labels are known to the attacker; the mask
-is read off the zero rows of `pos_embed.grad`, in a batch those that are zero for all of its images.
-Gradients that were not uploaded do not enter.
+(APRIL's paper measures all gradients by their squared distance; here both attacks use the cosine,
+so that they differ in one term only.) It works with any block 0 and any batch size. The attacker
+knows the labels; the mask is read off the zero rows of `pos_embed.grad`, in a batch those that are
+zero for all of its images. Gradients that were not uploaded are left out.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ Decay = Literal["step-lr", "cosine-decay", "linear", "none"]
 class GradientMatching:
     """Cosine distance of all uploaded gradients, and total variation.
 
-    steps      of the optimiser, in each restart
+    steps      optimiser steps in each restart
     restarts   starts from noise; the one with the smallest cosine distance is kept
-    step_size  Adam's, in the model's normalised pixels
+    step_size  Adam's step size, in the model's normalised pixels
     decay      of the step size: `step-lr` is breaching's, to a tenth at 3/8, 5/8 and 7/8
-    signed     the optimiser sees the derivative's sign (`hard`), a softened one, or all of it
+    signed     whether the optimiser sees the derivative's sign (`hard`), a softened sign (`soft`)
+               or the derivative itself (`none`)
     tv         weight of the total variation; 0.2 is breaching's, for large ResNets
     positions  weight of the cosine distance of the position table's gradient alone; None: no such
                term
@@ -69,13 +70,13 @@ class GradientMatching:
         for option in ("steps", "restarts"):
             value = getattr(self, option)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise self._refusal(option, "a whole number from 1", value)
+                raise self._refusal(option, "a whole number of at least 1", value)
         if not _is_number(self.step_size) or self.step_size <= 0:
             raise self._refusal("step_size", "a number above 0", self.step_size)
         if not _is_number(self.tv) or self.tv < 0:
-            raise self._refusal("tv", "0 or a number above", self.tv)
+            raise self._refusal("tv", "a number of at least 0", self.tv)
         if self.positions is not None and (not _is_number(self.positions) or self.positions <= 0):
-            expected = "a number above 0 (without the term: inverting_gradients)"
+            expected = "a number above 0 (for no such term use inverting_gradients)"
             raise self._refusal("positions", expected, self.positions)
         for option, choices in (("decay", get_args(Decay)), ("signed", get_args(Signed))):
             if getattr(self, option) not in choices:
@@ -85,11 +86,12 @@ class GradientMatching:
         return UserError(f"{self.name}, {option}: expected {expected}, got {value!r}.")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        """Every gradient but the localization regressor's, which no pixel enters."""
+        """All gradients but the localization regressor's, which does not depend on the pixels."""
         names = [name for name, _ in model.named_parameters()]
         return [name for name in names if not name.startswith("dal_regressor.")]
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why there is nothing to match: no usable gradient, no labels, or no position table."""
         update = view.updates[0]
         if self.positions is not None and (refusal := _lacks_table(view)) is not None:
             return refusal
@@ -97,7 +99,7 @@ class GradientMatching:
             text = "gradient matching needs a gradient; the upload is a weight difference"
             return Refusal("weight_difference", text)
         if not any(name in update.grads for name in self.needs(view.model) if name != UNKNOWN):
-            text = "the upload holds no gradient of any parameter that the images enter"
+            text = "the upload holds no gradient of any parameter that depends on the images"
             return Refusal("missing_gradient", text)
         if view.labels is None:
             text = "gradient matching needs the labels, and this attacker does not know them"
@@ -105,27 +107,28 @@ class GradientMatching:
         return None
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
-        from attacks.breaching import matching  # noqa: F401  (its import is no part of the time)
+        """Match one client step after another; diagnostics hold steps, distance and seconds."""
+        from attacks.breaching import matching  # noqa: F401  (imported before the clock starts)
 
         update = view.updates[0]
         assert view.labels is not None
         images, masks, facts = [], [], list[dict[str, float]]()
-        hidden = _located(view, update)
+        hidden = _estimated_mask(view, update)
         for step, labels in enumerate(view.labels.split(update.batch)):
             grads = {name: grad[step] for name, grad in update.grads.items()}
             mask = None if hidden is None else hidden[step].expand(len(labels), -1)
             seed = int(torch.randint(2**62, (), generator=generator))
             started = time.monotonic()
-            wanted = _of_images(view.model, grads, update, mask)
-            found, fact = self._match(view, wanted, labels, mask, seed)
+            targets = _gradients_of_pixels(view.model, grads, update, mask)
+            matched, fact = self._match(view, targets, labels, mask, seed)
             seconds = (time.monotonic() - started) / len(labels)
-            images.append(found)
+            images.append(matched)
             masks.append(mask)
             facts += [fact | {"seconds": seconds}] * len(labels)
-        known = [mask for mask in masks if mask is not None]
+        located_masks = [mask for mask in masks if mask is not None]
         return Reconstruction(
             to_unit_range(view, torch.cat(images)),
-            mask=torch.cat(known) if known else None,
+            mask=torch.cat(located_masks) if located_masks else None,
             diagnostics={
                 key: torch.tensor([fact[key] for fact in facts], dtype=torch.float64)
                 for key in facts[0]
@@ -135,7 +138,7 @@ class GradientMatching:
     def _match(
         self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
     ) -> tuple[Tensor, dict[str, float]]:
-        """One client step. breaching draws its start from torch's global generator."""
+        """Match one client step, with torch's global generator seeded for breaching's own draws."""
         from attacks.breaching.matching import match_gradients, optimization_configuration
 
         device = view.model.cls_token.device
@@ -154,7 +157,7 @@ class GradientMatching:
             )
 
     def _changes(self) -> Mapping[str, Mapping[str, Any]]:
-        """What differs from breaching's configuration."""
+        """The options that replace breaching's own, in the layout of its configuration."""
         return {
             "restarts": {"num_trials": self.restarts},
             "optim": {
@@ -167,7 +170,7 @@ class GradientMatching:
 
 
 def _lacks_table(view: AttackerView) -> Refusal | None:
-    """Why the position table's own term cannot be had, or None."""
+    """Why the term for the position table cannot be computed, or None."""
     if (refusal := lacks_positions(view.model)) is not None:
         return refusal
     if TABLE not in view.updates[0].grads:
@@ -176,35 +179,37 @@ def _lacks_table(view: AttackerView) -> Refusal | None:
 
 
 def _is_number(value: object) -> bool:
+    """Whether a value is a finite number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _located(view: AttackerView, update: ClientUpdate) -> Tensor | None:
-    """(n, N): patches whose own position embedding was not used; None where that cannot be seen."""
+def _estimated_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:
+    """(n, N) bool, True where E_unk took the place of the patch's position embedding; None where
+    the upload cannot show it."""
     if view.model.unk_embed is None or TABLE not in update.grads:
         return None
     return located(view, update)
 
 
-def _of_images(
+def _gradients_of_pixels(
     model: MJPVisionTransformer, grads: Grads, update: ClientUpdate, mask: Tensor | None
 ) -> Grads:
-    """What depends on the pixels: dL/dE_pos without lambda * dL_DAL/dE_pos, and dL/dE_unk only
-    where the mask that feeds E_unk is known."""
+    """The gradients that candidate pixels can reproduce: dL/dE_pos without lambda *
+    dL_DAL/dE_pos, and dL/dE_unk only where the mask is known."""
     kept = {name: g for name, g in grads.items() if name != UNKNOWN or mask is not None}
     if update.dal_lambda != 0 and model.dal_regressor is not None and TABLE in kept:
         with torch.enable_grad():
             (extra,) = torch.autograd.grad(model.dal_loss(mask), model.table)
         part = update.dal_lambda * extra
         if update.clipped and update.batch == 1 and PATCH in kept:
-            part = _shrunk(part, kept, mask)
+            part = _clipped_part(part, kept, mask)
         kept[TABLE] = kept[TABLE] - part
     return kept
 
 
-def _shrunk(part: Tensor, grads: Grads, mask: Tensor | None) -> Tensor:
-    """What a computable part of the table's gradient (1, N+1, D) became in the clip."""
-    rows, whole = grads[TABLE][:, 1:].double(), part[:, 1:].double()
+def _clipped_part(part: Tensor, grads: Grads, mask: Tensor | None) -> Tensor:
+    """`part` of the table's gradient (1, N+1, D) after the client's gradient clipping."""
+    rows, part_rows = grads[TABLE][:, 1:].double(), part[:, 1:].double()
     hidden = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
     total = grads[PATCH].flatten(1).unsqueeze(0).double()
-    return part * clip_factors(rows, whole, total, hidden if mask is None else mask).to(part)
+    return part * clip_factors(rows, part_rows, total, hidden if mask is None else mask).to(part)

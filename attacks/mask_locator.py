@@ -1,8 +1,8 @@
-"""Which positions were shuffled: read off the upload, without any reconstruction.
+"""Reads off an upload which positions were shuffled, without reconstructing anything.
 
-`pos_embed` is a table, and a masked position does not look up its row. Its gradient there is zero,
-or exactly what the client's recipe adds without the picture (weight decay in a weight difference,
-L_DAL), or, where noise was added to every row, nothing but noise.
+`pos_embed` is a table, and a masked position does not look up its row. The gradient of that row is
+zero, or exactly what the client's recipe adds independently of the picture (weight decay in a
+weight difference, L_DAL), or, where noise was added to every row, nothing but noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mjp_privacy.models import MJPVisionTransformer
 
 @dataclass(frozen=True)
 class MaskLocator:
-    """A mask and no picture: its rows hold precision and recall only."""
+    """Estimates the mask and makes no picture: its results are the mask's precision and recall."""
 
     name: ClassVar[str] = "mask_locator"
     published: ClassVar[bool] = False
@@ -31,10 +31,13 @@ class MaskLocator:
     uploads: ClassVar[int] = 1
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Only the gradient of the position table."""
         return (TABLE,)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why the upload holds no gradient of a position table, or None."""
         return lacks_positions(view.model) or lacks_gradients(view, TABLE)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The estimated mask of every image; no images."""
         return Reconstruction(None, mask=per_image(view, located(view, view.updates[0])))

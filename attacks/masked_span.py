@@ -1,14 +1,14 @@
-r"""What an attacker who knows MJP gets: the span of the masked patches, and the rest by a prior.
+r"""An attack that knows MJP: it solves for the span of the masked patches; a prior does the rest.
 
 `equations.span` turns one upload, or several of one picture, into x_i = known_i + a_i B for every
-patch, masked or not, at its true place: a shuffle among masked patches leaves their span as it is,
-so the *order* of the masked patches is all that MJP hides, and the open part a is small. The
-LayerNorm of block 0 closes one more direction (`equations.tokens`). `equations.completion` fills
-what is left with the most probable picture.
+patch, masked or not, at its true place: shuffling the masked patches does not change their span,
+so their *order* is all that MJP hides, and the open part a is small. The LayerNorm of block 0
+determines one more direction (`equations.tokens`). `equations.completion` fills what is left with
+the most probable picture.
 
 One upload (`masked_span`) leaves about as many open directions as patches were masked; several
-(`multi_round`) leave as many as patches that were masked every time. With none left the picture is
-exact, and it is the *plain* one.
+(`multi_round`) leave as many as there are patches that were masked every time. With no open
+direction left the picture is exact, and it is the *plain* one.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 WEIGHED = 5e-4
-"""Error over size of the patch embedding's gradient from which on that of several uploads is
-weighed. Below it their exact intersection is better, by 5 dB at 1e-4 and 1 dB at 3e-4 under MJP (on
-photographs that no table shows): it knows which directions are open."""
+"""Relative error of the patch embedding's gradient above which the errors of several uploads are
+weighed. Below it the exact intersection of their spans is better, by 5 dB at 1e-4 and 1 dB at 3e-4
+under MJP (on photographs that appear in no results table): it knows which directions are open."""
 
 
 @dataclass(frozen=True)
 class MaskedSpan:
-    """Uploads of the same pixels, each with its own mask and its own weights.
+    """The span of one upload, or of several uploads of the same pixels with different masks.
 
     prior       `fitted`, `stationary`, or the path of a fitted prior
-    completion  `field`: patches joined across their borders; `patch`: each patch alone; `none`
+    completion  how open directions are filled: `field` joins patches across their borders, `patch`
+                takes each patch alone, `none` leaves zeros
     tokens      use block 0's equations too, where the upload holds its gradient
-    uploads     exact against the plain picture as soon as no patch was masked in all of them. The
-                pixels must be the same every time: flips, crops or mixup on the client break it.
+    uploads     how many uploads; the plain picture is exact as soon as no patch was masked in all
+                of them. The pixels must be the same every time: flips, crops or mixup on the client
+                break it. The weights may differ.
     """
 
     prior: str = "fitted"
@@ -64,21 +66,24 @@ class MaskedSpan:
     def __post_init__(self) -> None:
         check_completion(self.name, self.completion)
         if self.uploads < 1:
-            raise UserError(f"{self.name}: uploads is 1 or more, got {self.uploads}.")
+            raise UserError(f"{self.name}, uploads: expected at least 1, got {self.uploads}.")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Gradients of the position table, the patch embedding and block 0's qkv weights."""
         return (*needs_patch_system(model), QKV)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why the uploads give no linear system for the patches, or None."""
         return lacks_patch_system(view)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The most probable picture given the uploads' equations."""
         systems = [patch_system(view, update) for update in view.updates]
         facts = condition_and_rank(systems[0].rows, view.updates[0].dtype)
         return self.solve(view, systems).reconstruction(view, facts)
 
     def solve(self, view: AttackerView, systems: Sequence[PatchSystem]) -> Solution:
-        """What the uploads say, and the most probable patches. systems: one an upload."""
+        """What the uploads determine, and the most probable patches; one system per upload."""
         rounds = [
             [upload_span(system, index) for index in range(len(system.hidden))]
             for system in systems
@@ -95,7 +100,7 @@ class MaskedSpan:
         return Solution(rounds, knowledge, patches, noisy)
 
     def _weighs_errors(self, view: AttackerView) -> list[bool]:
-        """Of each picture, whether the error of its uploads is known and large enough to weigh."""
+        """For each picture, whether the error of its uploads is known and large enough to weigh."""
         least = WEIGHED if len(view.updates) > 1 else 0.0
         weighs = torch.zeros(len(view.updates[0].grads[PATCH]), dtype=torch.bool)
         for update in filter(is_disturbed, view.updates):
@@ -107,13 +112,13 @@ class MaskedSpan:
     def _with_tokens(
         self, view: AttackerView, index: int, knowledge: Knowledge, spans: Sequence[UploadSpan]
     ) -> Knowledge:
-        """With block 0's equations of every upload, on the directions that are still open: they
-        are less exact than the spans."""
+        """Add block 0's equations of every upload. They apply to directions that are still open
+        only, because they are less exact than the spans."""
         if not self.tokens or not len(knowledge.basis):
             return knowledge
-        left = UploadSpan(knowledge.basis, knowledge.known, knowledge.hidden)
+        refined = UploadSpan(knowledge.basis, knowledge.known, knowledge.hidden)
         for update, span in zip(view.updates, spans, strict=True):
             if lacks_tokens(view, update) is None:
                 equations = token_equations(view, update, index)
-                left = refine(replace(left, hidden=span.hidden), equations)
-        return Knowledge(left.complement, left.basis, knowledge.hidden)
+                refined = refine(replace(refined, hidden=span.hidden), equations)
+        return Knowledge(refined.complement, refined.basis, knowledge.hidden)

@@ -1,18 +1,19 @@
-r"""One upload of MJP where pixels are 8-bit: the masked patches are integer vectors.
+r"""One upload of MJP with 8-bit pixels: the masked patches are integer vectors in their span.
 
-`masked_span` leaves every patch open in the span S of the masked ones. A client that feeds decoded
-pictures feeds multiples of 1/255, and the integer vectors of S are a lattice which the masked
-patches generate (`lattice.unmixing`): LLL finds it, and what photographs look like tells its
-patches from their combinations. An unmasked patch is then the integer vector of c_i + S nearest to
-`masked_span`'s guess. The masked patches have no places yet; `jigsaw.solver` puts them
-where their borders fit, which gives the plain picture. As the client fed it, each masked place
-gets the mean of the patches: their order there is not in the gradient.
+`masked_span` determines every patch except for its part in the span S of the masked ones. A client
+that feeds decoded pictures feeds multiples of 1/255, so the integer vectors of S form a lattice
+that the masked patches generate (`lattice.unmixing`). LLL finds the lattice, and a model of what
+photographs look like tells its patches from their combinations. An unmasked patch is then the
+integer vector of c_i + S nearest to `masked_span`'s guess. The places of the masked patches are
+still unknown; `jigsaw.solver` puts them where their borders fit, which gives the plain picture.
+Where the picture as the client fed it is wanted, each masked place gets the mean of the masked
+patches, because their order there is not in the gradient.
 
-Exact where the search finds the patches among their combinations, which large patches and exact
-gradients help; `lattice_found` says only that there was a lattice. Whether a picture is right its
-gradient tells (`gradient_residual`). Falls back to `masked_span` where pixels are no multiples of
-1/255 (interpolation in floating point or mixing after decoding), the gradient is too noisy, or too
-many patches are masked for the lattice.
+The result is exact where the search finds the patches among their combinations, which is easier
+with large patches and exact gradients. `lattice_found` says only that there was a lattice; whether
+the picture is right shows in its own gradient (`gradient_residual`). Falls back to `masked_span`
+where pixels are not multiples of 1/255 (interpolation in floating point or mixing after decoding),
+the gradient is too noisy, or too many patches are masked.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ from mjp_privacy.models.jigsaw import to_images, to_patches
 
 @dataclass(frozen=True)
 class PixelLattice:
-    """`most`: masked patches beyond which no lattice is tried; the others as in `masked_span`."""
+    """`masked_span`, with the patches' integer values found by lattice reduction.
+
+    most  with more masked patches than this no lattice is tried; the other options are those of
+          `masked_span`
+    """
 
     prior: str = "fitted"
     completion: Completion = "field"
@@ -56,16 +61,18 @@ class PixelLattice:
 
     @property
     def span(self) -> MaskedSpan:
-        """What it begins with and falls back to."""
+        """The attack that gives the first guess, and the result where no lattice is found."""
         return MaskedSpan(self.prior, self.completion, self.tokens)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Gradients of the position table, patch embedding, block 0's qkv and unknown embedding."""
         return (TABLE, PATCH, QKV, UNKNOWN)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why no lattice can be looked for in the upload, or None."""
         batch = view.updates[0].batch
         if view.model.unk_embed is None:
-            text = "the model has no unknown embedding, so no patch is missing from the system"
+            text = "the model has no unknown embedding, so no patch can be masked"
             return Refusal("unknown_embedding", text)
         if UNKNOWN not in view.updates[0].grads:
             return Refusal("missing_gradient", f"the upload holds no gradient of {UNKNOWN}")
@@ -75,15 +82,16 @@ class PixelLattice:
         return self.span.unsupported(view)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """Exact patches where a lattice is found, else `masked_span`'s guess."""
         update = view.updates[0]
         system = patch_system(view, update)
-        unknown = gradient(view, update, UNKNOWN)[:, 0, 0]
-        images, orders, found = [], [], []
+        sums = gradient(view, update, UNKNOWN)[:, 0, 0]
+        images, orders, lattice_found = [], [], []
         for index, filled in enumerate(self.span.solve(view, [system]).patches):
             guess = pictures(view, filled.unsqueeze(0))[0]
-            exact = self._exact(view, system, index, unknown[index], guess)
+            exact = self._exact(view, system, index, sums[index], guess)
             masked = bool(system.hidden[index].any())
-            found.append(float(exact is not None) if masked else torch.nan)
+            lattice_found.append(float(exact is not None) if masked else torch.nan)
             patches = to_patches(guess, view.model.patch_size) if exact is None else exact
             picture, order = self._placed(view, patches, system.hidden[index], exact is not None)
             images.append(picture)
@@ -94,14 +102,17 @@ class PixelLattice:
             permutation=torch.stack(orders) if view.against == "plain" else None,
             diagnostics={
                 **condition_and_rank(system.rows, update.dtype),
-                "lattice_found": torch.tensor(found).double(),
+                "lattice_found": torch.tensor(lattice_found).double(),
             },
         )
 
     def _exact(
-        self, view: AttackerView, system: PatchSystem, index: int, unknown: Tensor, guess: Tensor
+        self, view: AttackerView, system: PatchSystem, index: int, row_sum: Tensor, guess: Tensor
     ) -> Tensor | None:
-        """Patches (N, p) in [0, 1], the masked ones in any order; None where no lattice shows."""
+        """Patches (N, p) in [0, 1], the masked ones in any order; None where no lattice is found.
+
+        row_sum (D,) is the sum of the masked rows of A, dL/dE_unk.
+        """
         patches = to_patches(guess, view.model.patch_size)
         hidden = system.hidden[index]
         count = int(hidden.sum())
@@ -111,14 +122,14 @@ class PixelLattice:
         if count > self.most or not len(span.basis):
             return None
         rest = off_the_visible(system, index, system.total[index])
-        summed = off_the_visible(system, index, unknown.unsqueeze(1)).squeeze(1)
-        t = sum_coordinates(rest, span.basis, summed)
+        rest_of_sum = off_the_visible(system, index, row_sum.unsqueeze(1)).squeeze(1)
+        t = sum_coordinates(rest, span.basis, rest_of_sum)
         pixels, size = view.pixels, view.model.patch_size
         unmixed = unmix(span.basis, t, mean=pixels.mean, std=pixels.std, patch_size=size)
         if unmixed is None:
             return None
         restored, whole = unmixed.complete(span.complement[~hidden], patches[~hidden])
-        # A vector that leaves the box is no patch, whatever its numbers: the guess stays.
+        # Values outside [0, 1] cannot be a patch, integers or not: keep the guess.
         whole &= ((restored >= 0) & (restored <= 1)).all(-1)
         whole = whole.to(patches.device).unsqueeze(1)
         patches[~hidden] = torch.where(whole, restored.to(patches), patches[~hidden])
@@ -128,7 +139,7 @@ class PixelLattice:
     def _placed(
         self, view: AttackerView, patches: Tensor, hidden: Tensor, exact: bool
     ) -> tuple[Tensor, Tensor]:
-        """The wanted picture (C, S, S), and the order that was found for the masked patches."""
+        """The picture scored against (C, S, S), and a permutation (N,) of the masked patches."""
         order = torch.arange(len(hidden))
         if view.against == "input":
             mean = patches[hidden].mean(0) if hidden.any() else patches[0]
@@ -141,7 +152,7 @@ class PixelLattice:
 
 
 def _repeated(pieces: Tensor, count: int) -> Tensor:
-    """`count` pieces (count, p): patches that are equal or combinations of others, such as flat
-    ones, are found once, and the flattest stands for the missing ones."""
+    """The pieces filled up to (count, p). The lattice gives equal patches once and leaves out those
+    that are combinations of others, mostly flat ones: copies of the flattest stand for them."""
     flattest = pieces[pieces.std(-1).argmin()]
     return torch.cat((pieces, flattest.expand(count - len(pieces), -1)))

@@ -1,15 +1,16 @@
-"""The picture from two weight gradients, without the position table's.
+"""The picture from two weight gradients, without the gradient of the position table.
 
-Freezing the position embeddings, or keeping their gradient at home, leaves two things in the
-upload: the row space of patch_embed.proj.weight.grad, which is the span of all patches, and block
+A client that freezes the position embeddings, or does not upload their gradient, still uploads two
+things: the row space of patch_embed.proj.weight.grad, which is the span of all patches, and block
 0's equations (`equations.tokens`). Together they determine every patch where
 
-    D - N - 2 >= N + 1     (equations a patch against unknowns),
+    D - N - 2 >= N + 1     (equations per patch against unknowns per patch),
 
 and the rows beta + e_i are linearly independent. The first holds for ViT-B/16 and not for ViT-S/16;
 the second for learned tables and not for the fixed sine table (sums of a row's and a column's
-vector). Elsewhere the prior fills what stays open. Masked
-patches are told by which embedding fits their place. Batch 1; the embeddings' values are public.
+vector). Elsewhere the prior fills what stays open. A patch is taken for masked where E_unk fits
+block 0's equations and its own position embedding does not. Needs batch 1 and the values of the
+embeddings, which are public.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ from mjp_privacy.models import MJPVisionTransformer
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """`uploads` of the same pixels; one is enough where the equations are. `prior` and
-    `completion` as in `masked_span`."""
+    """Block 0's equations in the span of the patches.
+
+    prior, completion  as in `masked_span`
+    uploads            of the same pixels; one is enough where its equations determine the patches
+    """
 
     prior: str = "fitted"
     completion: Completion = "field"
@@ -46,26 +50,29 @@ class TokenSpan:
     def __post_init__(self) -> None:
         check_completion(self.name, self.completion)
         if self.uploads < 1:
-            raise UserError(f"{self.name}: uploads is 1 or more, got {self.uploads}.")
+            raise UserError(f"{self.name}, uploads: expected at least 1, got {self.uploads}.")
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Gradients of the patch embedding and of block 0's qkv weights."""
         return (PATCH, QKV)
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
-        without = (lacks_tokens(view, update) for update in view.updates)
-        return lacks_gradients(view, PATCH, QKV) or next(filter(None, without), None)
+        """Why an upload lacks a gradient or has no equations of block 0, or None."""
+        refusals = (lacks_tokens(view, update) for update in view.updates)
+        return lacks_gradients(view, PATCH, QKV) or next(filter(None, refusals), None)
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The most probable picture given block 0's equations of every upload."""
         rounds = [_spans(view, update) for update in view.updates]
         knowledge = [combine(spans) for spans in zip(*rounds, strict=True)]
         patches = Filling(self.prior, self.completion).patches(view, knowledge)
-        # Errors are not weighed: noise that drowns the equations leaves directions open.
-        exact = [False] * len(knowledge)
-        return Solution(rounds, knowledge, patches, exact).reconstruction(view)
+        # Errors are not weighed: equations that noise drowns are dropped, so directions stay open.
+        noisy = [False] * len(knowledge)
+        return Solution(rounds, knowledge, patches, noisy).reconstruction(view)
 
 
 def _spans(view: AttackerView, update: ClientUpdate) -> list[UploadSpan]:
-    """What one upload says of each of its pictures."""
+    """What one upload says about each of its pictures."""
     total = gradient(view, update, PATCH).flatten(2)
     error = error_of(update, PATCH)
     return [

@@ -1,4 +1,4 @@
-"""`mjp COMMAND`: every command of this project, each imported when it is called."""
+"""`mjp COMMAND`: the table of all commands; a command's code is imported when it is called."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mjp_privacy.core.registry import Entry, did_you_mean
 
 @dataclass(frozen=True)
 class CommandEntry(Entry):
-    """A line of `mjp --help`, and what its own help opens with."""
+    """A command: its line in `mjp --help`, and the example that its own help starts with."""
 
-    example: str = ""  # what follows `mjp`
+    example: str = ""  # without the leading `mjp`
 
 
 def _entry(where: str, summary: str, example: str) -> CommandEntry:
@@ -86,12 +86,12 @@ COMMANDS: Mapping[str, CommandEntry] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    if not given or given[0] in ("-h", "--help", "help"):
+    """Run one command and return its exit code: main(["list", "attacks"])."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
-        return DONE if given else BAD_USAGE
-    name, *rest = given
+        return DONE if arguments else BAD_USAGE
+    name, *rest = arguments
     if name == "--version":
         from mjp_privacy import __version__
 
@@ -105,23 +105,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(name: str, argv: list[str], prog: str) -> int:
-    """Run a command that is called `prog` in its messages."""
+    """Run a registered command; its help and messages call it `prog`."""
     command = COMMANDS[name]
     return answered(command.load(), argv, Usage(prog, f"mjp {command.example}"))
 
 
 def run_attack() -> int:
-    """`run_attack.py`: the same as `mjp attack`."""
+    """The entry point of `run_attack.py`, the same as `mjp attack`."""
     return run("attack", sys.argv[1:], "run_attack.py")
 
 
 def report() -> int:
-    """`report.py`: the same as `mjp report`."""
+    """The entry point of `report.py`, the same as `mjp report`."""
     return run("report", sys.argv[1:], "report.py")
 
 
 def overview() -> str:
-    """What `mjp --help` prints: a screen."""
+    """The text that `mjp --help` prints: commands, a first example and exit codes."""
     width = max(map(len, COMMANDS)) + 2
     lines = [f"  {name:{width}}{command.summary}" for name, command in COMMANDS.items()]
     first = [f"  mjp {COMMANDS[name].example}" for name in ("attack", "report")]
@@ -129,7 +129,7 @@ def overview() -> str:
         [
             "What a Vision Transformer client leaks through its gradients, with and without MJP.",
             "",
-            "First, with nothing from outside (two minutes):",
+            "To begin with (nothing to download, two minutes):",
             *first,
             "",
             "Commands (mjp COMMAND --help says more):",

@@ -1,12 +1,12 @@
-"""What crosses the borders between client, attacker and scorer. Start reading here.
+"""The data that pass between client, attacker and scorer. Start reading here.
 
     images -> Setting.prepare -> ClientInput -> make_upload -> ClientUpdate
                                                                     |
     Truth (stays behind) -> score <- Reconstruction <- Attack.run <- AttackerView
 
-Shapes: m images, grouped into n = m / B client steps of B images each (B = 1 unless the client
-says otherwise). Images are (m, C, H, W) in [0, 1]; masks and permutations are per image, (m, N)
-over the N patches in row-major order; a gradient's leading axis is the n independent steps.
+Shapes: m images form n = m / B client steps of B images each (B = `ClientUpdate.batch`, 1 by
+default). Images are (m, C, H, W) in [0, 1]. Masks and permutations are (m, N): one per image, over
+its N patches in row-major order. The leading axis of a gradient counts the n independent steps.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from mjp_privacy.models import MJPVisionTransformer
 
 Grads = Mapping[str, Tensor]
-"""Gradients by parameter name, (n, *parameter.shape); never a positional list."""
+"""Gradients by parameter name, each (n, *parameter.shape); never a list in some order."""
 
 
 @dataclass(frozen=True)
 class ClientInput:
-    """What the client feeds its model: images already shuffled where the setting says so."""
+    """What the client feeds its model; the images are shuffled already if the setting shuffles."""
 
     images: Tensor  # (m, C, H, W) in [0, 1]
     labels: Tensor  # (m,) int64
@@ -37,7 +37,7 @@ class ClientInput:
     """(m, N) int64: shuffled patch j is plain patch permutation[j]."""
 
     def part(self, images: slice) -> ClientInput:
-        """The same for some of the images: `inputs.part(slice(0, 4))` holds the first four."""
+        """These inputs for some of the images: `inputs.part(slice(0, 4))` has the first four."""
         return ClientInput(
             self.images[images],
             self.labels[images],
@@ -49,31 +49,31 @@ class ClientInput:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What leaves the client in one round."""
+    """What the client sends in one round, and the public facts of how it was computed."""
 
     grads: Grads
     kind: Literal["gradient", "weight_difference"] = "gradient"
     dtype: torch.dtype = torch.float32
-    batch: int = 1
+    batch: int = 1  # images per client step, B
     round: int = 0
     client: str = "0"
     optimizer: str = "sgd"
     lr: float | None = None
-    steps: int = 1
-    weight_decay: float = 0.0  # of the client's optimiser; it enters a weight difference only
-    dal_lambda: float = 0.0  # weight of L_DAL in the client's loss, part of its public recipe
+    steps: int = 1  # local steps that the client takes before it uploads
+    weight_decay: float = 0.0  # of the client's optimiser; it affects weight differences only
+    dal_lambda: float = 0.0  # weight of L_DAL in the client's loss; public
     momentum: float = 0.0  # of the client's optimiser
-    position_noise: float = 0.0  # noise on dL/dE_pos, in rms of its nonzero entries; public too
+    position_noise: float = 0.0  # noise on dL/dE_pos, in units of its nonzero entries' rms; public
     noise: Mapping[str, Tensor] = field(default_factory=dict)
-    """By parameter the standard deviation (n,) of the noise that the client's published defences
-    put on every entry of what is sent; from the recipe and the upload, never from the data."""
+    """By parameter name, the standard deviation (n,) of the noise that published defences add to
+    every entry of the upload; computed from the recipe and the upload, never from the data."""
     rounding: Mapping[str, Tensor] = field(default_factory=dict)
-    """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
-    clipped: bool = False  # the recipe shrinks each example's gradient by a factor nobody is told
+    """The same for errors that leave a zero entry at zero: quantisation and dropped entries."""
+    clipped: bool = False  # each example's gradient is scaled by a factor that is not sent
     weights_before: Mapping[str, Tensor] | None = None  # None: the weights of AttackerView.model
 
     def part(self, steps: slice) -> ClientUpdate:
-        """The same for some of the n steps: `update.part(slice(2, 3))` holds the third alone."""
+        """This upload for some of the n steps: `update.part(slice(2, 3))` has the third alone."""
 
         def of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {name: tensor[steps] for name, tensor in tensors.items()}
@@ -83,10 +83,10 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class Truth:
-    """The private data; only the scorer and the controls ever see it."""
+    """The private data. Only the scorer and the controls see it, never an attack."""
 
     images: Tensor  # (m, C, H, W) in [0, 1], never shuffled
-    labels: Tensor | None  # (m,), None where the data carry no labels
+    labels: Tensor | None  # (m,), None if the data have no labels
     image_ids: Sequence[str]
 
 
@@ -101,16 +101,16 @@ class Pixels:
 
 @dataclass(frozen=True)
 class AttackerView:
-    """Everything the attacker may use. There is no truth in it."""
+    """Everything the attacker may use; the private images are not in it."""
 
     model: MJPVisionTransformer  # the model the client trained, weights included
-    updates: Sequence[ClientUpdate]  # several uploads: a multi-round attack
+    updates: Sequence[ClientUpdate]  # more than one for a multi-round attack
     pixels: Pixels
-    labels: Tensor | None = None  # (m,), where the threat model lets the attacker know them
-    against: Literal["input", "plain"] = "input"  # the image wanted: as fed, or before the shuffle
+    labels: Tensor | None = None  # (m,), if the threat model lets the attacker know them
+    against: Literal["input", "plain"] = "input"  # reconstruct the image as fed, or unshuffled
 
     def part(self, step: int) -> AttackerView:
-        """What the attacker sees of one client step."""
+        """The view of one client step alone, counted from 0."""
         batch = self.updates[0].batch
         images = slice(step * batch, (step + 1) * batch)
         return replace(
@@ -124,11 +124,11 @@ RefusalKind = Literal[
     "positions",  # the model has no position embeddings
     "unknown_embedding",  # the model cannot mask
     "missing_gradient",  # the upload holds no gradient of a parameter that is needed
-    "weight_difference",  # no gradient can be had from the weights that were sent
-    "batch",  # too many images a step
+    "weight_difference",  # the weights that were sent do not determine a gradient
+    "batch",  # too many images per step
     "underdetermined",  # fewer equations than unknowns
-    "labels",  # they are not known
-    "block",  # the client trained another block 0 than the attack needs
+    "labels",  # the labels are not known
+    "block",  # the client trained a block 0 that the attack cannot use
     "uploads",  # too few uploads of the same images
     "model",  # something else about the model
     "target",  # there is no image to compare with
@@ -137,7 +137,7 @@ RefusalKind = Literal[
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why something does not apply: a kind for programs to decide by, a text for people."""
+    """Why an attack does not apply: `kind` for programs to decide by, `text` for people."""
 
     kind: RefusalKind
     text: str
@@ -148,30 +148,31 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What the attacker made, (m, C, H, W) in [0, 1], with per-image diagnostics."""
+    """What the attack returns, with diagnostics for each image."""
 
-    images: Tensor | None
-    mask: Tensor | None = None  # (m, N) the attacker's estimate, where it makes one
-    permutation: Tensor | None = None  # (m, N) the attacker's guess of ClientInput.permutation
+    images: Tensor | None  # (m, C, H, W) in [0, 1]
+    mask: Tensor | None = None  # (m, N) estimate of ClientInput.mask, if the attack makes one
+    permutation: Tensor | None = None  # (m, N) estimate of ClientInput.permutation
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)  # {name: (m,)}
     inapplicable: Mapping[int, str] = field(default_factory=dict)
-    """Why some of the images have no reconstruction, by their place: rows `unsupported`, and what
-    `images` holds there is not read."""
+    """{index of an image: why the attack does not apply to it}; its part of `images` is ignored,
+    and its rows get the status `unsupported`."""
 
 
 class Setting(Protocol):
-    """Who sees what, scored against what."""
+    """One of the paper's settings: whether the client shuffles, and what is scored against."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its letter in the paper: a, b or c."""
 
     @property
-    def shuffles(self) -> bool: ...
+    def shuffles(self) -> bool:
+        """Whether the client shuffles its images by MJP."""
 
     @property
     def against(self) -> Literal["input", "plain"]:
-        """The image that is scored against: as fed, or before the shuffle."""
-        ...
+        """The image that a reconstruction is compared with: as fed, or before the shuffle."""
 
     def prepare(
         self,
@@ -183,56 +184,55 @@ class Setting(Protocol):
         gamma: float,
         round: int,
         seed: int,
-    ) -> ClientInput: ...
+    ) -> ClientInput:
+        """What the client feeds its model in this round; gamma is the share that is shuffled."""
 
-    def target(self, truth: Truth, inputs: ClientInput) -> Tensor: ...
+    def target(self, truth: Truth, inputs: ClientInput) -> Tensor:
+        """The images (m, C, H, W) that a reconstruction is compared with."""
 
 
 class Attack(Protocol):
-    """An attack, found by its name.
-
-    `victim` says which model it needs the client to train: the `intact` one or the `april_block`
-    one, whose block 0 has neither norm1 nor residuals. `uploads` is the number of rounds it needs.
-    """
+    """A gradient-inversion attack, registered by its name."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name in the registry and in tables."""
 
     @property
-    def victim(self) -> Literal["intact", "april_block"]: ...
+    def victim(self) -> Literal["intact", "april_block"]:
+        """The model the client must train: intact, or block 0 without norm1 and residuals."""
 
     @property
-    def uploads(self) -> int: ...
+    def uploads(self) -> int:
+        """How many uploads of the same images it reads, one per round."""
 
     @property
     def published(self) -> bool:
         """Whether the MJP paper ran this attack, so that its figures may stand beside ours."""
-        ...
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
-        """Names of the gradients it reads; the client computes only those."""
-        ...
+        """Names of the parameters whose gradients it reads; the client computes only those."""
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
-        """Why the attack does not apply to this view, or None."""
-        ...
+        """Why the attack does not apply to this view, or None if it does."""
 
-    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction: ...
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """Reconstruct every image of the view; all random choices come from `generator`."""
 
 
 @runtime_checkable
 class Control(Protocol):
-    """A floor or a ceiling: it may look at the truth, so it is never a result.
-
-    `role`: `floor` shows what a score is worth, `ceiling` what an attack can reach.
-    """
+    """A reference to read scores by. It may look at the truth, so it is never a result."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name in the registry and in tables."""
 
     @property
-    def role(self) -> Literal["floor", "ceiling"]: ...
+    def role(self) -> Literal["floor", "ceiling"]:
+        """`floor`: a score reached without any gradient; `ceiling`: what an attack can reach."""
 
     def run(
         self, view: AttackerView, truth: Truth, inputs: ClientInput, *, generator: torch.Generator
-    ) -> Reconstruction: ...
+    ) -> Reconstruction:
+        """The images that are scored as if an attack had made them."""

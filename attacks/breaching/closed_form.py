@@ -1,10 +1,8 @@
-"""breaching's APRIL, and what breaching needs to be told. Import it late: that takes seconds.
-
-This file and _breaching_optimization.py, its gradient matching, are the only ones that know it.
+"""breaching's APRIL, and the inputs that breaching expects. Import it late: that takes seconds.
 
 `reconstruct_one_by_one` runs breaching's own AprilAttacker; `BatchedAprilAttacker` is a subclass
-that solves many images at once. breaching reads gradients by list position and casts them to its
-own dtype, so named gradients are placed where it looks, and `impl.dtype` is theirs.
+that solves many images at once. breaching reads gradients by their place in a list and casts them
+to its own dtype, so named gradients are put where it looks and its `impl.dtype` is set to theirs.
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer
 
 POSITIONS = {"pos_embed": 1, "blocks.0.attn.qkv.weight": 4}
-"""Where AprilAttacker looks for the two gradients it reads."""
+"""Places in the list of gradients where AprilAttacker looks for the two it reads."""
 
 logging.getLogger("breaching").setLevel(logging.WARNING)
 
 
 class _Wrapped(nn.Module):
-    """breaching expects the network under `.model`."""
+    """The model as an attribute `.model`, where breaching expects the network."""
 
     def __init__(self, model: MJPVisionTransformer) -> None:
         super().__init__()
@@ -39,7 +37,8 @@ class _Wrapped(nn.Module):
 
 
 def attack_configuration(dtype: torch.dtype) -> Any:
-    """breaching's shipped april_analytic.yaml. (Its own loader initialises hydra globally.)"""
+    """breaching's shipped april_analytic.yaml, read here because its own loader initialises hydra
+    for the whole process."""
     text = (files("breaching") / "config" / "attack" / "april_analytic.yaml").read_text()
     configuration: Any = OmegaConf.create(text)
     configuration.impl.dtype = str(dtype).removeprefix("torch.")
@@ -47,7 +46,7 @@ def attack_configuration(dtype: torch.dtype) -> Any:
 
 
 def server_payload(model: nn.Module, pixels: Pixels) -> list[dict[str, Any]]:
-    """What breaching's server would have sent: weights, buffers and the data's public facts."""
+    """What breaching's server would have sent: weights, buffers and public facts of the data."""
     facts = {
         "modality": "vision",
         "shape": [len(pixels.mean), pixels.size, pixels.size],
@@ -59,7 +58,7 @@ def server_payload(model: nn.Module, pixels: Pixels) -> list[dict[str, Any]]:
 
 
 def shared_data(grads: Grads) -> list[dict[str, Any]]:
-    """What breaching's user would have shared. The closed form does not use the label."""
+    """What breaching's user would have shared; label 0 is a dummy, the closed form reads none."""
     listed = [torch.zeros(0) for _ in range(max(POSITIONS.values()) + 1)]
     for name, position in POSITIONS.items():
         listed[position] = grads[name]
@@ -70,15 +69,15 @@ def shared_data(grads: Grads) -> list[dict[str, Any]]:
 def reconstruct_one_by_one(
     model: MJPVisionTransformer, grads: Grads, pixels: Pixels, dtype: torch.dtype
 ) -> Tensor:
-    """breaching's own loop: normalised images (n, C, H, W), clamped to the data's range by it."""
+    """Run breaching's own attack per image: normalised images (n, C, H, W), which it clamps."""
     wrapped = _Wrapped(model)
     setup = {"device": next(model.parameters()).device}
     attacker = prepare_attack(wrapped, nn.CrossEntropyLoss(), attack_configuration(dtype), setup)
     payload = server_payload(wrapped, pixels)
     images = []
     for index in range(len(grads["pos_embed"])):
-        one = {name: grads[name][index] for name in POSITIONS}
-        data, _ = attacker.reconstruct(payload, shared_data(one), server_secrets={})
+        grads_of_image = {name: grads[name][index] for name in POSITIONS}
+        data, _ = attacker.reconstruct(payload, shared_data(grads_of_image), server_secrets={})
         images.append(data["data"][0])
     return torch.stack(images)
 
@@ -86,7 +85,7 @@ def reconstruct_one_by_one(
 class BatchedAprilAttacker(AprilAttacker):
     """breaching's attacker for n images at once: the same two solves, in float64.
 
-    The embedding's inverse belongs to the model, so it is computed once.
+    The inverse of the patch embedding depends on the model alone, so it is computed once.
     """
 
     def __init__(self, model: MJPVisionTransformer) -> None:
@@ -95,7 +94,7 @@ class BatchedAprilAttacker(AprilAttacker):
 
     @cached_property
     def embedding_inverse(self) -> Tensor:
-        """W^+ (p, D)."""
+        """W^+ (p, D), the pseudo-inverse of the patch embedding."""
         return pseudo_inverse(self.network.patch_embed.proj.weight.detach().double().flatten(1))
 
     def embeddings(self, table_grads: Tensor, qkv_grads: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""breaching's OptimizationBasedAttacker on named gradients. Import it late, as _breaching.py.
+"""breaching's OptimizationBasedAttacker on named gradients. Import it late: that takes seconds.
 
-breaching differentiates `model.parameters()` and pairs the result with the upload by position, so
-its model is a wrapper whose parameters are exactly the uploaded ones, in the upload's order.
+breaching differentiates `model.parameters()` and pairs the results with the uploaded gradients by
+their place in the list, so it gets a wrapper whose parameters are the uploaded ones in that order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mjp_privacy.models import MJPVisionTransformer
 
 
 class UploadedParameters(nn.Module):
-    """The model at a fixed mask; its parameters are those of `names`, all else is constant."""
+    """The model with a fixed mask, whose `parameters()` are those in `names` and in that order."""
 
     mask: Tensor | None
 
@@ -40,14 +40,17 @@ class UploadedParameters(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits of normalised images under the fixed mask."""
         return self.model(x, self.mask)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The parameters in `names`, in that order: breaching pairs by place."""
         return (self.model.get_parameter(name) for name in self.names)
 
 
 class CosineWithPositions(CosineSimilarity):
-    """breaching's cosine distance of all gradients + weight * the one of the table's alone."""
+    """breaching's cosine distance of all gradients, plus `weight` times that of the gradient at
+    index `place`, the position table's."""
 
     def __init__(self, place: int, weight: float) -> None:
         super().__init__()
@@ -56,16 +59,21 @@ class CosineWithPositions(CosineSimilarity):
     def gradient_based_loss(
         self, gradient_rec: Sequence[Tensor], gradient_data: Sequence[Tensor]
     ) -> Tensor:
+        """The distance of a candidate's gradients from the uploaded ones."""
         table = slice(self.place, self.place + 1)
-        everything = super().gradient_based_loss(gradient_rec, gradient_data)
+        all_gradients = super().gradient_based_loss(gradient_rec, gradient_data)
         positions = super().gradient_based_loss(gradient_rec[table], gradient_data[table])
-        return everything + self.weight * positions
+        return all_gradients + self.weight * positions
 
 
 def optimization_configuration(
     dtype: torch.dtype, changes: Mapping[str, Mapping[str, Any]], tv: float
 ) -> Any:
-    """breaching's shipped invertinggradients.yaml on its defaults, with these changes."""
+    """breaching's shipped invertinggradients.yaml over its defaults, with these changes.
+
+    `tv` is the weight of the total variation; `changes` has the layout of breaching's files, such
+    as {"optim": {"max_iterations": 100}}.
+    """
     folder = files("breaching") / "config" / "attack"
     names = ("_default_optimization_attack.yaml", "invertinggradients.yaml")
     parts = [OmegaConf.create((folder / name).read_text()) for name in names]
@@ -87,11 +95,11 @@ def match_gradients(
     positions: tuple[str, float] | None = None,
     start: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """One client step: normalised images (B, C, H, W), and what it took.
+    """Match one client step: normalised images (B, C, H, W), and {"steps", "cosine_distance"}.
 
     grads {name: parameter's shape}, labels (B,), mask (B, N); `positions`: name and weight of the
-    position term; `start` (B, C, H, W): normalised images in place of noise. Where no trial ended
-    with a finite score the images are NaN (breaching: zeros).
+    position term; `start` (B, C, H, W): normalised images to start from in place of noise. Where no
+    trial ended with a finite score the images are NaN (breaching gives zeros).
     """
     names = [name for name, _ in model.named_parameters() if name in grads]
     victim = UploadedParameters(model, names, mask)
@@ -112,8 +120,8 @@ def match_gradients(
     }
     with sdpa_kernel(SDPBackend.MATH):  # the only kernel that can be differentiated twice
         payload = server_payload(victim, pixels)
-        found, stats = attacker.reconstruct(payload, [shared], {}, initial_data=start)
-    images = found["data"]
+        reconstruction, stats = attacker.reconstruct(payload, [shared], {}, initial_data=start)
+    images = reconstruction["data"]
     score = float(stats["opt_value"])
     if not math.isfinite(score):
         images = torch.full_like(images, torch.nan)

@@ -1,1 +1,1 @@
-"""What an upload says of its pictures, as linear equations."""
+"""Linear equations that an upload holds about its pictures, and how to solve them."""

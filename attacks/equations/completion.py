@@ -1,11 +1,11 @@
-r"""The most probable picture among those that agree with what is known of each patch.
+r"""The most probable picture among those that agree with what is known about each patch.
 
 Patches are x_i = known_i + a_i B. The picture is a Gaussian field with mean colour m and a
-precision that an orthonormal DCT diagonalises; a is chosen to minimise its energy
+precision Sigma^-1 that an orthonormal DCT diagonalises; a is chosen to minimise its energy
 
-    E(a) = (x(a) - m)^T Sigma^-1 (x(a) - m),
+    E(a) = (x(a) - m)^T Sigma^-1 (x(a) - m)
 
-which joins patches across their borders, by conjugate gradients in a (N, q).
+by conjugate gradients in a (N, q). The energy joins patches across their borders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attacks.prior.gaussian import JITTER, GaussianPrior, cosine_basis
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import to_images, to_patches
 
-TOLERANCE = 1e-4  # of the residual's norm
+TOLERANCE = 1e-4  # share of the first residual's norm at which to stop
 STEPS = 300
 
 
@@ -29,14 +29,15 @@ STEPS = 300
 class FieldEnergy:
     """Sigma^-1 of a normalised picture of `size` pixels a side under a prior."""
 
-    precision: Tensor  # (size, size, C, C)
-    basis: Tensor  # (size, size)
+    precision: Tensor  # (size, size, C, C), of each DCT coefficient
+    basis: Tensor  # (size, size), of the DCT
     mean: Tensor  # (C,)
-    patch_precision: Tensor  # (p, p): of a patch alone, the preconditioner
+    patch_precision: Tensor  # (p, p), of a patch alone: the preconditioner
     patch_size: int
 
     @classmethod
     def of(cls, prior: GaussianPrior, patch_size: int, pixels: Pixels) -> FieldEnergy:
+        """The energy for the model's picture size, with enough jitter to be invertible."""
         spectrum = prior.field_spectrum(pixels.size, pixels)
         least = JITTER * float(spectrum.diagonal(dim1=-2, dim2=-1).mean())
         eye = torch.eye(spectrum.shape[-1], dtype=spectrum.dtype)
@@ -51,7 +52,7 @@ class FieldEnergy:
         )
 
     def on(self, device: torch.device) -> FieldEnergy:
-        """The same where the gradients are."""
+        """The same on another device."""
         return FieldEnergy(
             self.precision.to(device),
             self.basis.to(device),
@@ -80,6 +81,7 @@ def complete(knowledge: Knowledge, energy: FieldEnergy) -> Tensor:
     preconditioner = torch.linalg.inv(basis @ energy.patch_precision @ basis.mT)
 
     def apply(a: Tensor) -> Tensor:
+        """Sigma^-1 restricted to the open directions."""
         return energy.force(a @ basis) @ basis.mT
 
     residual = -energy.force(known + start @ basis - centre) @ basis.mT
@@ -87,7 +89,7 @@ def complete(knowledge: Knowledge, energy: FieldEnergy) -> Tensor:
 
 
 def complete_patchwise(knowledge: Knowledge, mean: Tensor, covariance: Tensor) -> Tensor:
-    """The same with each patch alone under N(mean, covariance): no borders."""
+    """Normalised patches (N, p), each the most probable by itself under N(mean, covariance)."""
     known, basis = knowledge.known, knowledge.basis
     mean, covariance = mean.to(known), covariance.to(known)
     ridge = JITTER * float(covariance.diagonal().mean())
@@ -99,7 +101,7 @@ def complete_patchwise(knowledge: Knowledge, mean: Tensor, covariance: Tensor) -
 def _conjugate_gradients(
     apply: Callable[[Tensor], Tensor], residual: Tensor, preconditioner: Tensor
 ) -> Tensor:
-    """a with apply(a) = residual, from zero."""
+    """The solution a of apply(a) = residual, starting at zero."""
     solution = torch.zeros_like(residual)
     target = TOLERANCE * residual.norm()
     shaped = residual @ preconditioner

@@ -1,4 +1,4 @@
-"""The directions that uploads leave open, filled with the most probable picture."""
+"""Fills the directions that uploads leave open with the most probable picture."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ Completion = Literal["field", "patch", "none"]
 
 @dataclass(frozen=True)
 class Filling:
-    """How open directions are filled: `field` joins patches across their borders, `patch` takes
-    each alone, `none` leaves them at zero; `prior` says what pictures look like."""
+    """How open directions are filled.
+
+    prior       `fitted`, `stationary`, or the path of a fitted prior
+    completion  `field` joins patches across their borders, `patch` takes each patch alone, `none`
+                leaves open directions at zero
+    """
 
     prior: str
     completion: Completion
@@ -33,9 +37,10 @@ class Filling:
     def patches(self, view: AttackerView, knowledge: Sequence[Knowledge]) -> list[Tensor]:
         """Normalised patches (N, p) of each picture."""
         fill = self._filler(view)
-        return [fill(one) for one in knowledge]
+        return [fill(picture) for picture in knowledge]
 
     def _filler(self, view: AttackerView) -> Callable[[Knowledge], Tensor]:
+        """The function that completes one picture, with the prior loaded once."""
         if self.completion == "none":
             return lambda knowledge: knowledge.known
         patch, pixels = view.model.patch_size, view.pixels
@@ -53,8 +58,11 @@ class Filling:
         exact: Sequence[Tensor],
         noisy: Sequence[bool],
     ) -> list[Tensor]:
-        """The same patches, of `noisy` pictures with the uploads' errors weighed
-        (`equations.noisy_span`). systems: one an upload; exact: what `patches` gave."""
+        """The patches of `exact`, solved again with the uploads' errors weighed where `noisy`.
+
+        systems holds one system per upload, exact what `patches` gave, noisy one bool per picture;
+        see `equations.noisy_span`.
+        """
         patch, pixels = view.model.patch_size, view.pixels
         prior = find_prior(self.prior, patch=patch, size=pixels.size)
         mean, covariance = (part.to(systems[0].rows) for part in prior.patch(patch, pixels))
@@ -75,50 +83,50 @@ class Filling:
 
 
 def check_completion(attack: str, completion: str) -> None:
-    """Raise unless an attack's option `completion` is one of the three."""
+    """Raise UserError unless an attack's option `completion` is `field`, `patch` or `none`."""
     if completion not in get_args(Completion):
         raise UserError(
-            f"{attack}: completion is one of {', '.join(get_args(Completion))}, got {completion!r}."
+            f"{attack}: completion is one of {', '.join(get_args(Completion))}; got {completion!r}."
         )
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What uploads say of each of n pictures, and its most probable patches."""
+    """What uploads determine of each of n pictures, and its most probable patches."""
 
     rounds: Sequence[Sequence[UploadSpan]]  # by upload, then by picture
     knowledge: Sequence[Knowledge]
     patches: Sequence[Tensor]  # (N, p) each, normalised
-    noisy: Sequence[bool]  # whether errors were weighed, so that no direction counts as known
+    noisy: Sequence[bool]  # whether errors were weighed, so that no direction is known exactly
 
     def reconstruction(
         self, view: AttackerView, facts: dict[str, Tensor] | None = None
     ) -> Reconstruction:
-        """The pictures that the view asks for. facts: further diagnostics, one value a step."""
+        """The pictures to be scored; `facts` are further diagnostics, one value per client step."""
         wanted = [
-            _wanted(view, one.hidden, x)
-            for one, x in zip(self.knowledge, self.patches, strict=True)
+            _wanted(view, picture.hidden, patches)
+            for picture, patches in zip(self.knowledge, self.patches, strict=True)
         ]
-        beside = {
+        diagnostics = {
             **(facts or {}),
             "open_directions": self._open_directions(),
-            "always_masked": torch.stack([one.hidden.sum() for one in self.knowledge]).double(),
+            "always_masked": torch.stack([p.hidden.sum() for p in self.knowledge]).double(),
         }
         return Reconstruction(
             pictures(view, torch.stack(wanted)),
             mask=per_image(view, torch.stack([span.hidden for span in self.rounds[0]])),
-            diagnostics={name: per_image(view, values) for name, values in beside.items()},
+            diagnostics={name: per_image(view, values) for name, values in diagnostics.items()},
         )
 
     def _open_directions(self) -> Tensor:
-        """(n,) how many; NaN where no direction is taken for known."""
-        counts = torch.tensor([len(one.basis) for one in self.knowledge]).double()
+        """How many directions each picture leaves open (n,); NaN where errors were weighed."""
+        counts = torch.tensor([len(picture.basis) for picture in self.knowledge]).double()
         return counts.masked_fill(torch.tensor(self.noisy), torch.nan)
 
 
 def _wanted(view: AttackerView, hidden: Tensor, patches: Tensor) -> Tensor:
-    """The picture to be scored: plain, or as the client fed it. The order of masked patches is not
-    in the gradient, so as fed each masked place gets their mean."""
+    """The patches of the picture to be scored, plain or as the client fed it. As fed, each masked
+    place gets the mean of the masked patches, because their order is not in the gradient."""
     if view.against == "plain" or not hidden.any():
         return patches
     return torch.where(hidden.unsqueeze(-1), patches[hidden].mean(0), patches)

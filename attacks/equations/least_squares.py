@@ -1,4 +1,4 @@
-"""Least squares with the conventions of LAPACK's gelsd, which breaching uses, for many at once."""
+"""Batched least squares with the conventions of LAPACK's gelsd, the solver that breaching uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def pseudo_inverse(matrix: Tensor) -> Tensor:
 
 
 def minimum_norm_solve(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Minimum-norm least squares of a^T z = b, and a's singular values.
+    """The minimum-norm least-squares solution z of a^T z = b, and a's singular values.
 
     a (n, R, D), b (n, D, K) -> z (n, R, K), singular values (n, min(R, D)), descending.
     """
@@ -25,10 +25,10 @@ def minimum_norm_solve(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def condition_and_rank(
     a: Tensor, dtype: torch.dtype, singular_values: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """cond and numerical rank of the nonzero rows of a (n, R, D), and how many rows are nonzero.
+    """Condition number over the nonzero rows of a (n, R, D), numerical rank, and counts of rows.
 
-    `dtype` is the precision the gradient was computed in: below eps(dtype) * max(shape) * largest
-    a singular value is noise and does not count for the rank.
+    `dtype` is the precision in which the gradient was computed: a singular value below
+    eps(dtype) * max(shape) * largest is noise and does not count for the rank.
     """
     nonzero = (a != 0).any(-1).sum(-1)
     s = torch.linalg.svdvals(a.double()) if singular_values is None else singular_values

@@ -1,4 +1,4 @@
-"""Names of the parameters whose gradients attacks read, as the model has them."""
+"""Names, in the model, of the parameters whose gradients attacks read."""
 
 TABLE = "pos_embed"
 UNKNOWN = "unk_embed"

@@ -1,4 +1,4 @@
-"""One noisy upload's part of the quadratic that `equations.noisy_span` makes least."""
+"""One noisy upload's part of the quadratic that `equations.noisy_span` minimises."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from attacks.prior.wiener import TINY, expected_square, noise_variance
 from mjp_privacy.interfaces import ClientUpdate
 
 LEAK = 0.02
-"""On photographs that no table shows single uploads gain up to .1 and several lose, the less noisy
-the more."""
-NOTHING = 1e-12  # of G: a singular value that is zero
+"""How far below the noise a leak is still removed, see `equations.noisy_span`. On photographs that
+appear in no results table larger values, up to .1, help a single upload, but they hurt several
+uploads, the more so the less noise there is."""
+NOTHING = 1e-12  # share of the norm below which a singular value counts as zero
 
 
 @dataclass(frozen=True)
 class Leak:
-    """What the hidden patches of an upload leave in G, direction by direction."""
+    """The directions in which an upload's hidden patches show in G."""
 
     basis: Tensor  # b (k, p)
     weights: Tensor  # w (k,)
@@ -29,13 +30,13 @@ class Leak:
     mixed: Tensor  # G b^T (D, k)
 
     def without(self, patches: Tensor) -> Tensor:
-        """x P for every row."""
+        """Patches (N, p) times P = I - sum_k w_k b_k b_k^T."""
         return patches - (patches @ self.basis.mT * self.weights) @ self.basis
 
 
 @dataclass(frozen=True)
 class RowError:
-    """What is known of A and G before X is."""
+    """What the recipe and the upload say about the errors on A and G, whatever X is."""
 
     sent: Tensor  # A as uploaded
     rows: float  # variance of the error on an entry of A
@@ -46,22 +47,22 @@ class RowError:
 
 @dataclass(frozen=True)
 class NoisyUpload:
-    """One upload of one picture, its error known; float64."""
+    """One upload of one picture, whose error is known; float64."""
 
     rows: Tensor  # A (N, D), hidden rows zero
     total: Tensor  # G P (D, p)
     hidden: Tensor  # (N,)
     precision: float  # 1 / t^2
-    inside: float  # 1 / s^2: of a hidden patch outside its span
+    inside: float  # 1 / s^2, s the size of a hidden patch outside its span; 0: not used
     leak: Leak
     error: RowError
 
     def outside(self, patches: Tensor) -> Tensor:
-        """x P for every patch."""
+        """Patches (N, p) times P, which takes out the leak."""
         return self.leak.without(patches)
 
     def pull(self) -> Tensor:
-        """A G P / t^2 (N, p)."""
+        """The quadratic's right side, A G P / t^2 (N, p)."""
         return self.precision * (self.rows @ self.total)
 
     def force(self, patches: Tensor) -> Tensor:
@@ -71,23 +72,24 @@ class NoisyUpload:
         return weighed + self.inside * torch.where(self.hidden.unsqueeze(1), out, 0.0)
 
     def with_rows(self, patches: Tensor) -> NoisyUpload:
-        """The same with A as it is known beside a guess of X, for G = A^T X tells of A too."""
+        """The same with A estimated again, given a guess of X: G = A^T X depends on A too."""
         error, visible = self.error, ~self.hidden
         if not error.rows or not error.total:
             return self
         seen = patches[visible]
-        told = torch.eye(len(seen)).to(seen) / error.rows
-        spread = torch.linalg.inv(told + self.outside(seen) @ seen.mT / error.total)
+        sent_precision = torch.eye(len(seen)).to(seen) / error.rows
+        spread = torch.linalg.inv(sent_precision + self.outside(seen) @ seen.mT / error.total)
         rows = torch.zeros_like(self.rows)
         right = error.sent[visible] / error.rows + seen @ self.total.mT / error.total
         rows[visible] = spread @ right
-        known = error.total + float(spread.diagonal().sum()) * error.energy
-        return replace(self, rows=rows, precision=1 / _variance(known, rows, self.total, error))
+        expected = error.total + float(spread.diagonal().sum()) * error.energy
+        variance = _variance(expected, rows, self.total, error)
+        return replace(self, rows=rows, precision=1 / variance)
 
     def without_leak(self, patches: Tensor) -> NoisyUpload:
-        """The same with the hidden patches' own leak weighed, given a guess of X.
+        """The same with the leak that P misses weighed, given a guess of X.
 
-        Its directions b are off by noise over their strengths, so that P does not quite remove the
+        The directions b are off by noise over their strengths, so that P does not quite remove the
         hidden patches: of their share C b of G, C diag(1 / strength) times noise is left. Both
         sides of G = A^T X are multiplied by the inverse root of I + C diag(1 / strength^2) C^T.
         """
@@ -106,17 +108,17 @@ class NoisyUpload:
 def noisy_upload(
     update: ClientUpdate, system: PatchSystem, index: int, mean: Tensor, covariance: Tensor
 ) -> NoisyUpload:
-    """The picture at `index`; mean (p,) and covariance (p, p) of a patch."""
+    """The upload of the picture at `index`; mean (p,) and covariance (p, p) of a patch."""
     row_error, total_error = (float(error_of(update, name)[index]) for name in (TABLE, PATCH))
     rows, total, hidden = system.rows[index], system.total[index], system.hidden[index]
     energy = expected_square(mean, covariance)
     error = RowError(rows, row_error**2, total_error**2, float(energy.mean()), update.dtype)
-    known = error.total + error.rows * len(rows) * error.energy
+    expected = error.total + error.rows * len(rows) * error.energy
     rest, masked = off_the_visible(system, index, total), int(hidden.sum())
-    edge = noise_edge(known**0.5, max(rest.shape[0] - int((~hidden).sum()), 0), rest.shape[1])
+    edge = noise_edge(expected**0.5, max(rest.shape[0] - int((~hidden).sum()), 0), rest.shape[1])
     leak = _leak(rest, total, masked, edge)
     outside = leak.without(total)
-    variance = _variance(known, rows, outside, error)
+    variance = _variance(expected, rows, outside, error)
     inside = 0.0
     if masked and len(leak.basis) == masked and leak.strengths[-1] > edge:
         spread = variance * float(leak.strengths.reciprocal().square().mean()) * float(energy.sum())
@@ -125,7 +127,8 @@ def noisy_upload(
 
 
 def _leak(rest: Tensor, total: Tensor, masked: int, edge: float) -> Leak:
-    """Of `masked` directions at most, those that have a weight."""
+    """The strongest `masked` directions of `rest`, what the visible rows leave of G, without those
+    whose weight would not be positive. `edge` is the strength that noise alone would reach."""
     _, strengths, basis = torch.linalg.svd(rest, full_matrices=False)
     strengths, basis = strengths[:masked], basis[:masked]
     kept = strengths > max(LEAK**0.5 * edge, float(NOTHING * rest.norm()))
@@ -134,7 +137,7 @@ def _leak(rest: Tensor, total: Tensor, masked: int, edge: float) -> Leak:
     return Leak(basis, weights, strengths, total @ basis.mT)
 
 
-def _variance(known: float, rows: Tensor, total: Tensor, error: RowError) -> float:
-    """t^2: what is known, but no less than what the rows leave of G."""
+def _variance(expected: float, rows: Tensor, total: Tensor, error: RowError) -> float:
+    """t^2: the variance expected from known errors, but at least what the rows leave of G."""
     measured = float(noise_variance(rows[None], total[None], error.dtype)[0])
-    return max(known, measured, TINY)
+    return max(expected, measured, TINY)

@@ -9,22 +9,22 @@ from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.models.jigsaw import to_images
 
 
-def to_unit_range(view: AttackerView, x: Tensor) -> Tensor:
-    """Normalised images -> [0, 1], clipped."""
-    mean = torch.tensor(view.pixels.mean).to(x).view(-1, 1, 1)
-    std = torch.tensor(view.pixels.std).to(x).view(-1, 1, 1)
-    return (x * std + mean).clamp(0, 1)
+def to_unit_range(view: AttackerView, images: Tensor) -> Tensor:
+    """Images in the model's normalised space (..., C, H, W) -> clipped to [0, 1]."""
+    mean = torch.tensor(view.pixels.mean).to(images).view(-1, 1, 1)
+    std = torch.tensor(view.pixels.std).to(images).view(-1, 1, 1)
+    return (images * std + mean).clamp(0, 1)
 
 
 def pictures(view: AttackerView, patches: Tensor) -> Tensor:
     """Normalised patches (n, N, p) of n client steps -> images (m, C, H, W) in [0, 1].
 
-    An attack that solves for one picture a step gives it for each of the step's images.
+    An attack that solves for one picture per client step gives it for each image of the step.
     """
     images = to_images(patches, view.model.patch_size, len(view.pixels.mean))
     return to_unit_range(view, images).repeat_interleave(view.updates[0].batch, 0)
 
 
 def per_image(view: AttackerView, values: Tensor) -> Tensor:
-    """One value or row a step -> one an image."""
+    """One value or row per client step -> one per image, (n, ...) -> (m, ...)."""
     return values.repeat_interleave(view.updates[0].batch, 0)

@@ -1,4 +1,4 @@
-"""What the equations need of a model and its uploads, as reasons not to apply."""
+"""Reasons why the equations do not apply to a model or its uploads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def lacks_positions(model: MJPVisionTransformer) -> Refusal | None:
 
 
 def lacks_gradients(view: AttackerView, *names: str) -> Refusal | None:
-    """Why the gradients of these parameters cannot be had from the view's uploads, or None."""
+    """Why the gradients of these parameters cannot be taken from the view's uploads, or None.
+
+    lacks_gradients(view, "pos_embed", "patch_embed.proj.weight")
+    """
     for update in view.updates:
         absent = [name for name in names if name not in update.grads]
         if absent:
@@ -33,12 +36,12 @@ def lacks_gradients(view: AttackerView, *names: str) -> Refusal | None:
 
 
 def needs_patch_system(model: MJPVisionTransformer) -> Sequence[str]:
-    """The two gradients that the patch system G = A^T X is made of."""
+    """Names of the two gradients that make the patch system G = A^T X."""
     return (TABLE, PATCH)
 
 
 def lacks_patch_system(view: AttackerView) -> Refusal | None:
-    """Why a view has no patch system that determines the patches, or None."""
+    """Why a view gives no patch system with enough equations for the patches, or None."""
     model = view.model
     refusal = lacks_positions(model) or lacks_gradients(view, TABLE, PATCH)
     patches, width = model.patch_embed.num_patches, model.embed_dim
@@ -49,7 +52,7 @@ def lacks_patch_system(view: AttackerView) -> Refusal | None:
 
 
 def unless_underdetermined(refusal: Refusal | None) -> Refusal | None:
-    """The refusal of an attack whose prior stands in for missing equations."""
+    """The refusal, or None if it says that equations are too few: a prior makes up for those."""
     if refusal is not None and refusal.kind == "underdetermined":
         return None
     return refusal

@@ -1,4 +1,4 @@
-r"""What uploads of one picture say about its patches, and what they leave open.
+r"""What uploads of one picture determine of its patches, and which directions they leave open.
 
 One upload with hidden patches H and visible rows A_v of A: with Q an orthonormal basis of the row
 space of A_v,
@@ -6,13 +6,13 @@ space of A_v,
     (I - Q Q^T) G  has row space  S = span{x_j : j in H},  orthonormal basis B (k, p),
     C = lstsq(A_v^T, G (I - B^T B))  gives each visible patch but for its part in S.
 
-So (I - B^T B) x_i is known for every patch: row i of C where visible, zero where hidden. Uploads of
-the same picture with other masks add up, each with its own S_r:
+So (I - B^T B) x_i is known for every patch: row i of C where visible, zero where hidden. Several
+uploads of the same picture with different masks, each with its own S_r, are added up:
 
     M x_i = sum_r c_{r,i},     M = sum_r (I - B_r^T B_r),
 
-one eigen-decomposition for all patches. Directions in which M vanishes stay open: of generic
-patches there are as many as patches that were hidden every time.
+which takes one eigen-decomposition for all patches. Directions in which M vanishes stay open. For
+generic patches their number is that of the patches that were hidden every time.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from attacks.equations.system import PatchSystem
 
 OPEN = 1e-6
 """Eigenvalue of M below which a direction counts as open. It is the squared sine of an angle
-between spans, which float32 gradients give to 1e-6 or so: an eigenvalue of 1e-12."""
+between spans, which float32 gradients determine to about 1e-6: an eigenvalue of 1e-12."""
 
-
-ABOVE_NOISE = 30  # times the first singular value that should be zero
+ABOVE_NOISE = 30  # a direction counts from so many times the first singular value that should be 0
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """x_i = known_i + a_i B with a_i free, for every patch of one picture; float64."""
+    """x_i = known_i + a_i B with a_i undetermined, for every patch of one picture; float64."""
 
     known: Tensor  # (N, p), orthogonal to the basis
     basis: Tensor  # (q, p) orthonormal rows, q may be 0
@@ -46,7 +45,7 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class UploadSpan:
-    """One upload of one picture."""
+    """What one upload determines of one picture."""
 
     basis: Tensor  # B (k, p)
     complement: Tensor  # (N, p): C, zero where hidden
@@ -54,7 +53,7 @@ class UploadSpan:
 
 
 def upload_span(system: PatchSystem, index: int, *, above_noise: float = 0.0) -> UploadSpan:
-    """S and C of the picture at `index` of the system; `above_noise` as in `masked_basis`."""
+    """B and C of the picture at `index` of the system; `above_noise` as in `masked_basis`."""
     hidden, total = system.hidden[index], system.total[index]
     visible = system.rows[index][~hidden]
     complement = torch.zeros(len(hidden), total.shape[-1]).to(total)
@@ -68,8 +67,8 @@ def upload_span(system: PatchSystem, index: int, *, above_noise: float = 0.0) ->
 
 
 def _solved(visible: Tensor, outside: Tensor) -> Tensor:
-    """X (k, p) with visible^T X = outside, in the least-squares sense; of least norm where a row
-    carries nothing, as a quantised one may."""
+    """The least-squares solution X (k, p) of visible^T X = outside; of minimum norm where the rows
+    are dependent, as when quantisation leaves one of them zero."""
     try:
         return torch.linalg.lstsq(visible.mT, outside, driver="gels").solution
     except torch.linalg.LinAlgError:
@@ -77,23 +76,24 @@ def _solved(visible: Tensor, outside: Tensor) -> Tensor:
 
 
 def off_the_visible(system: PatchSystem, index: int, columns: Tensor) -> Tensor:
-    """(I - Q Q^T) columns (D, K): without what the visible rows of A can make."""
+    """(I - Q Q^T) columns (D, K): their part outside the span of the visible rows of A."""
     q = torch.linalg.qr(system.rows[index][~system.hidden[index]].mT).Q
     return columns - q @ (q.mT @ columns)
 
 
 def noise_edge(deviation: float, free: int, length: int) -> float:
-    """The largest singular value of noise alone in `free` dimensions of D, (free, p)."""
+    """The largest singular value to expect of a (free, length) matrix of noise alone."""
     return deviation * (math.sqrt(free) + math.sqrt(length))
 
 
 def masked_basis(projected: Tensor, masked: int, above_noise: float = ABOVE_NOISE) -> Tensor:
     """Orthonormal rows (k, p) of the span of `masked` patches from H (D, p); float64.
 
-    Fewer than `masked` where some are equal or combinations of others: directions below
-    `above_noise` times the noise, which the singular values beyond the masked-th show, are left
-    out. Kept (0), they cost an open direction; left out though a weak patch is in them, they make
-    a wrong equation, which several uploads do not forgive.
+    Directions below `above_noise` times the noise, which the singular values beyond the masked-th
+    show, are left out, so k is less than `masked` where patches are equal or combinations of
+    others. `above_noise` 0 keeps all: a direction too many is one more open direction, while a
+    missing direction that a weak patch needs makes an equation wrong, which spoils the result of
+    several uploads.
     """
     _, s, vh = torch.linalg.svd(projected.double(), full_matrices=False)
     floor = s[masked] if masked < len(s) else s[0] * torch.finfo(torch.float32).eps
@@ -101,17 +101,17 @@ def masked_basis(projected: Tensor, masked: int, above_noise: float = ABOVE_NOIS
 
 
 def combine(spans: Sequence[UploadSpan]) -> Knowledge:
-    """What several uploads of one picture say together."""
+    """What several uploads of one picture determine together."""
     if len(spans) == 1:
         return Knowledge(spans[0].complement, spans[0].basis, spans[0].hidden)
     length = spans[0].complement.shape[-1]
-    seen = torch.eye(length).to(spans[0].complement) * len(spans)
+    summed = torch.eye(length).to(spans[0].complement) * len(spans)
     for span in spans:
-        seen -= span.basis.mT @ span.basis
+        summed -= span.basis.mT @ span.basis
     total = torch.stack([span.complement for span in spans]).sum(0)
-    values, vectors = torch.linalg.eigh(seen)
-    shut = values > OPEN
-    inverse = torch.where(shut, 1 / values.clamp_min(OPEN), 0.0)
-    known = ((total @ vectors) * inverse) @ vectors.mT
+    values, vectors = torch.linalg.eigh(summed)
+    determined = values > OPEN
+    inverse = torch.where(determined, 1 / values.clamp_min(OPEN), 0.0)
+    solved = ((total @ vectors) * inverse) @ vectors.mT
     hidden = torch.stack([span.hidden for span in spans]).all(0)
-    return Knowledge(known, vectors[:, ~shut].mT, hidden)
+    return Knowledge(solved, vectors[:, ~determined].mT, hidden)

@@ -1,14 +1,14 @@
-r"""The linear system that one upload of a ViT holds about its patches, whatever its blocks are.
+r"""The linear system that one upload of a ViT holds about its patches, whatever the ViT's blocks.
 
 With z_i = W x_i + beta + e_i at the input of block 0 and g_i = dL/dz_i,
 
     row i of pos_embed.grad = g_i,    patch_embed.proj.weight.grad = G = sum_i g_i x_i^T = A^T X,
 
-A (N, D) the rows of all patches. A masked patch takes E_unk in place of e_i: its row of
+A (N, D) the rows of all patches. A masked patch has E_unk added in place of e_i: its row of
 pos_embed.grad is zero, and unk_embed.grad is the sum of the masked g_i. What the client's recipe
-adds to the gradient without looking at the picture is computed and subtracted: weight decay in a
-weight difference, and L_DAL's own gradient of the position table (`equations.clip_factor`: shrunk
-like the rest where the recipe clips).
+adds to the gradient independently of the picture is computed and subtracted: weight decay in a
+weight difference, and L_DAL's gradient of the position table, which is shrunk like the rest if the
+recipe clips (`equations.clip_factor`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from attacks.equations.weight_difference import (
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models import MJPVisionTransformer
 
-ROUNDING = 16.0  # units in the last place of a weight that a weight difference may be off
+ROUNDING = 16.0  # units in the last place of a weight by which a weight difference may be off
 NOISE_TAIL = 5.0  # standard deviations by which the norm of pure noise may exceed its mean
-NOISE_STEPS = 4  # of finding the masked rows and the level of the others in turn
+NOISE_STEPS = 4  # times that the masked rows and the noise's level are found from each other
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def weights(view: AttackerView, update: ClientUpdate) -> Mapping[str, Tensor]:
 
 
 def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
-    """The gradient of one parameter, (n, *shape), float64; of a weight difference the
-    pseudo-gradient (`equations.weight_difference`)."""
+    """The gradient of one parameter, (n, *shape), float64; computed from the weights' difference if
+    weights were sent (`equations.weight_difference`)."""
     sent = update.grads[name].double()
     if update.kind == "gradient":
         return sent
@@ -62,7 +62,7 @@ def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
 
 
 def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
-    """The system of one upload, cleaned of what does not depend on the picture."""
+    """The system of one upload, less what does not depend on the picture."""
     rows, total = gradient(view, update, TABLE)[:, 0, 1:], gradient(view, update, PATCH).flatten(2)
     hidden = located(view, update)
     if update.dal_lambda and view.model.dal_regressor is not None:
@@ -74,41 +74,41 @@ def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
 
 
 def located(view: AttackerView, update: ClientUpdate) -> Tensor:
-    """(n, N) bool: positions whose patch was masked, as the upload shows them. A row that noise
-    hides says so only of a model that can mask."""
-    masks = view.model.unk_embed is not None
-    if update.position_noise and masks:
+    """(n, N) bool: the positions that the upload shows to be masked. Rows no longer than noise
+    count as masked only if the model can mask at all."""
+    can_mask = view.model.unk_embed is not None
+    if update.position_noise and can_mask:
         return drowned_rows(update.grads[TABLE].double()[:, 0], update.position_noise)
     rows = gradient(view, update, TABLE)[:, 0, 1:]
     hidden = zero_rows(rows, rounding_error(view, update))
-    if TABLE in update.noise and masks:
+    if TABLE in update.noise and can_mask:
         hidden |= quiet_rows(rows, error_of(update, TABLE))
     return hidden
 
 
 def error_of(update: ClientUpdate, name: str) -> Tensor:
-    """(n,) standard deviation of the error that the defences are known to leave on an entry of
-    the gradient, float64; zero where there are none."""
+    """(n,) standard deviation of the error that the client's published defences leave on an entry
+    of the gradient, float64; zero without defences."""
     table = next(iter(update.grads.values()))
     zero = torch.zeros(len(table), dtype=torch.float64, device=table.device)
-    parts = [known.get(name, zero).to(zero) for known in (update.noise, update.rounding)]
+    parts = [errors.get(name, zero).to(zero) for errors in (update.noise, update.rounding)]
     size = (parts[0].square() + parts[1].square()).sqrt()
     return size if update.kind == "gradient" else size / effective_rate(update)
 
 
 def is_disturbed(update: ClientUpdate) -> bool:
-    """Whether the recipe says that what was sent is not the gradient itself."""
+    """Whether the client's published defences added errors to what it sent."""
     return bool(update.noise or update.rounding)
 
 
 def quiet_rows(rows: Tensor, error: Tensor) -> Tensor:
-    """Which rows (n, N, D) are no longer than noise of this size (n,), (n, N) bool."""
+    """Which rows (n, N, D) are no longer than noise of standard deviation `error` (n,); (n, N)."""
     longest = 1 + NOISE_TAIL / math.sqrt(2 * rows.shape[-1])
     return rows.square().mean(-1) <= (error.unsqueeze(-1) * longest).square()
 
 
 def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
-    """By how much an entry of the table's gradient may be off because weights were rounded."""
+    """How far rounded weights may put an entry of the table's gradient off; 0 for a gradient."""
     if update.kind == "gradient":
         return 0.0
     largest = float(weights(view, update)[TABLE].abs().max())
@@ -116,15 +116,16 @@ def rounding_error(view: AttackerView, update: ClientUpdate) -> float:
 
 
 def zero_rows(rows: Tensor, error: float = 0.0) -> Tensor:
-    """Which rows (n, N, D) of the table's gradient are zero up to `error`, (n, N) bool."""
+    """Which rows (n, N, D) of the table's gradient are zero up to `error`; (n, N) bool."""
     return rows.abs().amax(-1) <= error
 
 
 def drowned_rows(table: Tensor, noise: float) -> Tensor:
-    """Which patch rows of a noisy table (n, N+1, D) are no longer than noise alone, (n, N) bool.
+    """Which patch rows of a noisy table (n, N+1, D) are no longer than noise alone; (n, N) bool.
 
-    The recipe's noise has `noise` times the rms of the table's nonzero entries, the class token's
-    row included; how many those are is found with the masked rows in turn.
+    The standard deviation of the recipe's noise is `noise` times the rms of the table's nonzero
+    entries before the noise, the class token's row included. How many entries are nonzero depends
+    on the masked rows, so both are found in turn.
     """
     squares = table.square()
     total, entries = squares.sum((1, 2)), table[0].numel()
@@ -133,8 +134,8 @@ def drowned_rows(table: Tensor, noise: float) -> Tensor:
     hidden = torch.zeros_like(rows, dtype=torch.bool)
     for _ in range(NOISE_STEPS):
         nonzero = ((~hidden).sum(-1) + 1) * width
-        own = noise**2 * total / (nonzero + noise**2 * entries)
-        hidden = rows <= own.unsqueeze(-1) * longest**2
+        variance = noise**2 * total / (nonzero + noise**2 * entries)
+        hidden = rows <= variance.unsqueeze(-1) * longest**2
     return hidden
 
 
@@ -144,6 +145,7 @@ def _localization_part(view: AttackerView, update: ClientUpdate, hidden: Tensor)
     state = {name: value.detach() for name, value in weights(view, update).items()}
 
     def loss(table: Tensor, mask: Tensor) -> Tensor:
+        """L_DAL as a function of the position table."""
         return functional_call(_Localization(model), _prefixed({**state, TABLE: table}), (mask,))
 
     part = torch.stack([grad(loss)(state[TABLE], mask) for mask in hidden])
@@ -158,8 +160,10 @@ class _Localization(torch.nn.Module):
         self.model = model
 
     def forward(self, mask: Tensor) -> Tensor:
+        """L_DAL for the mask of one picture."""
         return self.model.dal_loss(mask)
 
 
 def _prefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters under the names that they have inside `_Localization`."""
     return {f"model.{name}": value for name, value in state.items()}

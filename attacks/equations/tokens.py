@@ -1,4 +1,4 @@
-r"""What block 0 says of the patches when dL/dE_pos is not uploaded, or beside it.
+r"""Equations for the patches from block 0's first layer, with dL/dE_pos or without it.
 
 Attention sees n_i = gamma * (z_i - mean(z_i)) / s_i + b, the LayerNorm of z_i = W x_i + beta + e_i,
 and the gradient of its first layer is a sum over tokens,
@@ -6,14 +6,14 @@ and the gradient of its first layer is a sum over tokens,
     blocks.0.attn.qkv.weight.grad = sum_i d_i n_i^T,
 
 so its row space is the span of the T = N + 1 tokens' n_i. With P the rows of an orthonormal basis
-of the rest (T < D), P n_i = 0 for every token, which is linear in x_i and in the scalar s_i:
+of the complement (T < D), P n_i = 0 for every token, which is linear in x_i and in the scalar s_i:
 
     P diag(gamma) (I - 11^T / D) (W x_i + beta + e_i) + s_i P b = 0.            (*)
 
-Let x_i = c_i + a_i B be what is known already: the row space of patch_embed.proj.weight.grad
-(c = 0) when nothing else is, or `equations.span`'s result. Then (*) is the same small system for
-every patch but for its right side, and shrinks the open directions. Masked patches share E_unk, so
-the differences of any two of them stay open; plain patches do not share their e_i.
+Let x_i = c_i + a_i B be what is already known: `equations.span`'s result or, without dL/dE_pos, the
+row space of patch_embed.proj.weight.grad (c = 0). Then (*) is a small system in a_i and s_i whose
+matrix is the same for every patch, and it reduces the open directions. Masked patches share E_unk,
+so the differences of any two of them stay open; visible patches differ in their e_i.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ WEIGHTS = (
     *(TABLE, UNKNOWN, "index_embed", PATCH, "patch_embed.proj.bias"),
     *("blocks.0.norm1.weight", "blocks.0.norm1.bias"),
 )
-MARGIN = 3.0  # by which a singular value must exceed the gradient's rounding to count
+MARGIN = 3.0  # factor by which a singular value must exceed the gradient's rounding to count
 TRUSTED = 0.05  # share of the right sides that (*) may leave unexplained
-WEAKEST = 0.05  # noise over the weakest token's singular value, where (*) explains anything
+WEAKEST = 0.05  # largest noise over the weakest token's singular value, where (*) cannot be checked
 TINY = 1e-300
-FITS = 0.1  # a residual of (*) below this share of the other hypothesis' decides for it
+FITS = 0.1  # a patch counts as masked if E_unk leaves less than this share of e_i's residual of (*)
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class TokenEquations:
     noise: float  # the first singular value that should be zero, over the weakest token's
 
     def residual_matrix(self, basis: Tensor) -> Tensor:
-        """The unknowns' matrix (D - T, q + 1): a of `basis` (q, p), then s."""
+        """The matrix (D - T, q + 1) of the unknowns: a for each row of `basis` (q, p), then s."""
         return torch.cat((self.system @ (self.weight @ basis.mT), self.shift.unsqueeze(1)), 1)
 
     def right_side(self, known: Tensor, added: Tensor) -> Tensor:
-        """(D - T, N)."""
+        """The right sides (D - T, N) for known parts c (N, p) and embeddings `added` (N, D)."""
         return -self.system @ (known @ self.weight.mT + added).mT
 
 
 def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
-    """Why an upload has no such equations, or None."""
+    """Why the equations (*) cannot be set up for an upload, or None."""
     model = view.model
     if model.first_block != "intact" or not isinstance(
         getattr(model.blocks[0], "norm1", None), torch.nn.LayerNorm
@@ -89,7 +89,7 @@ def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
 
 
 def token_equations(view: AttackerView, update: ClientUpdate, index: int) -> TokenEquations:
-    """(*) of the picture at `index`, from its upload and the weights it was made with."""
+    """(*) for the picture at `index`, from its upload and the weights that the client used."""
     state = {n: value.double() for n, value in weights(view, update).items() if n in WEIGHTS}
     tokens = view.model.patch_embed.num_patches + 1
     sent = gradient(view, update, QKV)[index]
@@ -101,9 +101,9 @@ def token_equations(view: AttackerView, update: ClientUpdate, index: int) -> Tok
     added = state["patch_embed.proj.bias"].expand(tokens - 1, -1)
     if "index_embed" in state:
         added = added + state["index_embed"][0, 1:]
-    # The first singular value that should be zero is the gradient's own noise; the weakest token's
-    # direction is off by the ratio, which a generic direction of D feels by 1 / sqrt(D) of it.
-    # A defence's known noise reaches singular values by itself, whatever this one shows.
+    # The first singular value that should be zero shows the gradient's own noise. Its ratio to the
+    # weakest token's is the error of that token's direction, of which a generic direction of D sees
+    # 1 / sqrt(D). A defence's known noise counts too, whatever that singular value is.
     edge = noise_edge(float(error_of(update, QKV)[index]), *sent.shape)
     noise = max(float(values[tokens]), edge) / max(float(values[tokens - 1]), TINY)
     return TokenEquations(
@@ -118,7 +118,10 @@ def token_equations(view: AttackerView, update: ClientUpdate, index: int) -> Tok
 
 
 def refine(span: UploadSpan, equations: TokenEquations) -> UploadSpan:
-    """The same knowledge with (*) used: fewer open directions; `hidden` says who has E_unk."""
+    """The span with fewer open directions by (*), or as it is where (*) does not hold for it.
+
+    `span.hidden` says which patches have E_unk added in place of their own e_i.
+    """
     if not len(span.basis):
         return span
     added = equations.own
@@ -133,37 +136,37 @@ def refine(span: UploadSpan, equations: TokenEquations) -> UploadSpan:
 
 
 def from_tokens_alone(rows: Tensor, equations: TokenEquations, edge: float = 0.0) -> UploadSpan:
-    """Knowledge without dL/dE_pos: x_i = a_i B, B the row space of G = `rows` (D, p).
+    """The span without dL/dE_pos: x_i = a_i B, B the row space of G = `rows` (D, p).
 
-    Where known noise reaches a singular value of that span by itself, `edge`, it is none: every
-    direction stays open.
+    `edge` is the singular value that known noise alone would reach. Where it exceeds the weakest of
+    B's, the row space cannot be told from noise, and every direction stays open.
 
-    Positions whose own e_i leaves a residual that E_unk does not are the masked ones; where (*)
-    has too few equations to tell, none is.
+    Positions whose own e_i leaves a residual that E_unk does not are the masked ones. Where (*) has
+    too few equations to tell, no position counts as masked.
     """
     patches = len(equations.own)
     _, values, basis = torch.linalg.svd(rows, full_matrices=False)
     basis = basis[: min(patches, *rows.shape)]
     if values[len(basis) - 1] < edge:
         basis = torch.eye(rows.shape[1]).to(rows)
-    nothing = torch.zeros(patches, rows.shape[1]).to(rows)
+    zeros = torch.zeros(patches, rows.shape[1]).to(rows)
     matrix = equations.residual_matrix(basis)
     hidden = torch.zeros(patches, dtype=torch.bool, device=rows.device)
     if equations.unknown is not None:
-        own, unknown = (
-            _misfit(matrix, equations.right_side(nothing, added), equations.error)
+        visible_misfit, masked_misfit = (
+            _misfit(matrix, equations.right_side(zeros, added), equations.error)
             for added in (equations.own, equations.unknown)
         )
-        hidden = unknown < FITS * own
-    return refine(UploadSpan(basis, nothing, hidden), equations)
+        hidden = masked_misfit < FITS * visible_misfit
+    return refine(UploadSpan(basis, zeros, hidden), equations)
 
 
 def _trusted(matrix: Tensor, right: Tensor, equations: TokenEquations) -> bool:
-    """Whether (*) holds for the visible patches, right sides (D - T, n).
+    """Whether (*) holds for the visible patches, whose right sides are `right` (D - T, n).
 
-    The rows beyond the T-th are orthogonal to every token only if each of them shows in the
-    gradient (or equals another): with one block d_1 ... d_T are dependent, and the rows are noise.
-    Where there are more equations than they can explain away, that is seen in what they leave.
+    P is orthogonal to every token only if each token shows in the gradient (or equals another). In
+    a model of one block d_1 ... d_T are dependent, and rows of P are noise. Where there are more
+    equations than unknowns, this shows in how much of the right sides is left unexplained.
     """
     u, values = torch.linalg.svd(matrix, full_matrices=False)[:2]
     reach = u[:, values > MARGIN * equations.error * values[0]]
@@ -174,7 +177,7 @@ def _trusted(matrix: Tensor, right: Tensor, equations: TokenEquations) -> bool:
 
 
 def _misfit(matrix: Tensor, right: Tensor, error: float) -> Tensor:
-    """(N,) norm of the part of each right side that the matrix cannot reach, not below noise."""
+    """(N,) norm of the part of each right side that the matrix cannot reach, at least the noise."""
     u, values = torch.linalg.svd(matrix, full_matrices=False)[:2]
     reach = u[:, values > MARGIN * error * values[0]]
     rest = right - reach @ (reach.mT @ right)
@@ -182,7 +185,7 @@ def _misfit(matrix: Tensor, right: Tensor, error: float) -> Tensor:
 
 
 def _solve(matrix: Tensor, right: Tensor, error: float) -> tuple[Tensor, Tensor]:
-    """Minimum-norm (a, s) (N, q + 1) up to directions that noise hides, and those, as rows."""
+    """Minimum-norm (a, s) (N, q + 1), and as rows the directions that stay open or are noise."""
     u, values, vh = torch.linalg.svd(matrix, full_matrices=True)
     rank = int((values > MARGIN * error * values[0]).sum())
     inverse = vh[:rank].mT / values[:rank]
@@ -190,9 +193,9 @@ def _solve(matrix: Tensor, right: Tensor, error: float) -> tuple[Tensor, Tensor]
 
 
 def _moved(span: UploadSpan, solved: Tensor, still_open: Tensor) -> UploadSpan:
-    """x = c + a B with a known up to `still_open`; s, the last unknown, is not kept."""
+    """The span after a is solved up to `still_open`; s, the last unknown, is dropped."""
     directions = still_open[:, :-1]
-    kept = torch.linalg.svd(directions, full_matrices=False)
-    basis = kept.Vh[kept.S > 1e-9] @ span.basis
-    point = span.complement + solved[:, :-1] @ span.basis
-    return replace(span, basis=basis, complement=point - (point @ basis.mT) @ basis)
+    decomposed = torch.linalg.svd(directions, full_matrices=False)
+    basis = decomposed.Vh[decomposed.S > 1e-9] @ span.basis
+    complement = span.complement + solved[:, :-1] @ span.basis
+    return replace(span, basis=basis, complement=complement - (complement @ basis.mT) @ basis)

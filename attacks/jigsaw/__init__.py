@@ -1,1 +1,1 @@
-"""Patches of unknown order put back where their borders fit."""
+"""Puts patches of unknown order back where their borders fit."""

@@ -1,13 +1,14 @@
-"""Puts patches of unknown order back: a jigsaw whose frame is known.
+"""Puts patches of unknown order back: a jigsaw puzzle with some of its pieces already in place.
 
 The pieces are the image's patches at the masked positions, in any order; the other patches are
-known. Wanted is the arrangement of least total border cost,
+known. The solution is the arrangement of least total border cost,
 
     E = sum over neighbouring positions (q right of or below p) of cost(piece at p, piece at q),
 
-a quadratic assignment problem. It is grown inward from the known patches, improved by moves that
-are each optimal, and then parts of it are taken out and grown again as long as E falls. No truth,
-no learned weights; the same answer every time.
+a quadratic assignment problem. An arrangement is grown inward from the known patches and improved
+by moves that are each optimal; then parts of it are taken out and grown again, ROUNDS times, and
+kept where E does not rise. It uses neither the truth nor learned weights, and its random choices
+are seeded, so the same input gives the same answer.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from mjp_privacy.core.seeding import derive_seed
 
 Places = NDArray[np.int64]
 Costs = NDArray[np.float64]
-ROUNDS = 60  # parts taken out and grown again
+ROUNDS = 60  # times that a part is taken out and grown again
 
 
 def solve(
-    known: Tensor,
+    patches: Tensor,
     mask: Tensor,
     pieces: Tensor,
     *,
@@ -41,40 +42,33 @@ def solve(
 ) -> Tensor:
     """The pieces' order: a permutation (N,) with `shuffled[j] = plain[permutation[j]]`.
 
-    known   (N, p) in [0, 1], the patches in row-major order; rows at masked positions are not read
-    mask    (N,) bool, True where the patch is not known
-    pieces  (k, p) in [0, 1]; the i-th is the shuffled image's patch at the i-th masked position
+    patches  (N, p) in [0, 1] in row-major order; rows at masked positions are not read
+    mask     (N,) bool, True where the patch is not known
+    pieces   (k, p) in [0, 1]; the i-th is the shuffled image's patch at the i-th masked position
+    cost     how borders are compared, see `jigsaw.borders`
+    rounds   times that a part of the arrangement is taken out and grown again
 
     So `plain[permutation] = shuffled` puts every piece where it fits; outside the mask
-    `permutation[j] == j`. With nothing masked it is the identity; with everything masked there is
-    no anchor, and the picture may come out displaced.
+    `permutation[j] == j`. With nothing masked it is the identity; with everything masked no known
+    patch fixes the position, and the picture may come out displaced.
     """
-    _check(known, mask, pieces, grid, patch_size)
+    _check(patches, mask, pieces, grid, patch_size)
     free = mask.nonzero().flatten().cpu().numpy()
     if len(free) < 2:
-        return torch.arange(len(known))
-    shuffled = known.detach().cpu().double().clone()
+        return torch.arange(len(patches))
+    shuffled = patches.detach().cpu().double().clone()
     shuffled[mask.cpu()] = pieces.detach().cpu().double()
     sideways, downwards = border_costs(shuffled, patch_size, cost)
     board = _Board.of(sideways.numpy(), downwards.numpy(), grid)
-    where = torch.from_numpy(_arrange(board, free, rounds)[:-1])
-    permutation = torch.empty_like(where)
-    permutation[where] = torch.arange(len(where))
+    arranged = torch.from_numpy(_arrange(board, free, rounds)[:-1])
+    permutation = torch.empty_like(arranged)
+    permutation[arranged] = torch.arange(len(arranged))
     return permutation
-
-
-def oracle_assignment(pieces: Tensor, truth: Tensor) -> Tensor:
-    """The bound no solver passes: (k,) index of the true patch for each piece, one to one.
-
-    Least total squared error between pieces (k, p) and true patches (k, p).
-    """
-    error = (pieces.detach().double()[:, None] - truth.detach().double()).square().sum(-1)
-    return torch.from_numpy(linear_sum_assignment(error.cpu().numpy())[1])
 
 
 @dataclass(frozen=True)
 class _Board:
-    """Costs and neighbourhood. Piece N stands for "empty" and position N for "outside"."""
+    """Border costs and neighbours. Piece N means "no piece" and position N "outside the grid"."""
 
     costs: Costs  # (4, N+1, N): [side, piece on that side of the place, piece at the place]
     neighbours: Places  # (N, 4): right, left, below, above
@@ -82,6 +76,7 @@ class _Board:
 
     @staticmethod
     def of(sideways: Costs, downwards: Costs, grid: int) -> _Board:
+        """The board of a square grid, from the costs of pairs: a left of b, and a above b."""
         number = grid * grid
         empty = np.zeros((1, number))
         sides = (sideways.T, sideways, downwards.T, downwards)
@@ -92,19 +87,19 @@ class _Board:
         return _Board(costs, np.stack([side.ravel() for side in around], axis=1), grid)
 
     def at(self, arranged: Places, places: Places) -> Costs:
-        """Cost (places, N) of each piece at each place beside what lies there now."""
+        """Cost (places, N) of putting each piece at each place, beside its present neighbours."""
         costs: Costs = self.costs[np.arange(4), arranged[self.neighbours[places]]].sum(1)
         return costs
 
     def energy(self, arranged: Places) -> float:
-        """E; every border is met from both of its sides."""
+        """E, the total border cost: half of the sum, because both sides count every border."""
         places = np.arange(len(self.neighbours))
-        own = self.at(arranged, places)[places, arranged[:-1]]
-        return float(own.sum()) / 2
+        cost = self.at(arranged, places)[places, arranged[:-1]]
+        return float(cost.sum()) / 2
 
 
 def _arrange(board: _Board, free: Places, rounds: int) -> Places:
-    """(N+1,) the piece at each position, the last entry standing for outside."""
+    """The best arrangement found: (N+1,) the piece at each position, the last entry for outside."""
     rng = np.random.default_rng(derive_seed("jigsaw solver", board.grid, len(free)))
     best: Places = np.arange(len(board.neighbours) + 1)
     pieces = best[free]
@@ -112,19 +107,19 @@ def _arrange(board: _Board, free: Places, rounds: int) -> Places:
     best = _improve(board, _grow(board, best, free, pieces), free)
     energy = board.energy(best)
     for number in range(rounds):
-        out = _part(board, best, free, number, rng)
-        other = best.copy()
-        other[out] = len(board.neighbours)
-        other = _improve(board, _grow(board, other, out, best[out]), free)
-        if (found := board.energy(other)) <= energy:
-            best, energy = other, found
+        emptied = _part(board, best, free, number, rng)
+        trial = best.copy()
+        trial[emptied] = len(board.neighbours)
+        trial = _improve(board, _grow(board, trial, emptied, best[emptied]), free)
+        if (trial_energy := board.energy(trial)) <= energy:
+            best, energy = trial, trial_energy
     return best
 
 
 def _part(
     board: _Board, arranged: Places, free: Places, number: int, rng: np.random.Generator
 ) -> Places:
-    """Positions to empty: a window about a bad place, and a fifth of the places, bad ones first."""
+    """Positions to empty: a window about a costly place, and a fifth of all, drawn by cost."""
     cost = board.at(arranged, free)[np.arange(len(free)), arranged[free]] + 1e-9
     chance = cost / cost.sum()
     centre = rng.choice(free, p=chance)
@@ -136,15 +131,16 @@ def _part(
 
 
 def _grow(board: _Board, arranged: Places, places: Places, pieces: Places) -> Places:
-    """Fill empty places one by one: most neighbours first, and of these the clearest choice."""
+    """Fill the empty places one by one: those with most neighbours first, and of these the place
+    whose best piece stands out most from the second best."""
     arranged, places, pieces = arranged.copy(), np.sort(places), np.sort(pieces)
     empty = len(board.neighbours)
     while len(places):
-        known = (arranged[board.neighbours[places]] < empty).sum(1)
-        edge = np.flatnonzero(known == known.max())
+        filled = (arranged[board.neighbours[places]] < empty).sum(1)
+        edge = np.flatnonzero(filled == filled.max())
         costs = board.at(arranged, places[edge])[:, pieces]
         choice = 0
-        if len(pieces) > 1 and known.max() > 0:
+        if len(pieces) > 1 and filled.max() > 0:
             best, second = np.partition(costs, 1, axis=1)[:, :2].T
             choice = int(((best + 1e-9) / (second + 1e-9)).argmin())
         place, piece = edge[choice], int(costs[choice].argmin())
@@ -156,8 +152,8 @@ def _grow(board: _Board, arranged: Places, places: Places, pieces: Places) -> Pl
 def _improve(board: _Board, arranged: Places, free: Places) -> Places:
     """Reassign the masked places of one chessboard colour, then of the other, while E falls.
 
-    Places of one colour do not touch, so each step is a linear assignment solved exactly; at the
-    end, exchanges of any two places that do not touch.
+    Places of one colour do not touch, so each step is a linear assignment that is solved exactly.
+    At the end pairs of places are exchanged, which reaches across the colours.
     """
     arranged = arranged.copy()
     colour = (free // board.grid + free % board.grid) % 2
@@ -173,28 +169,33 @@ def _improve(board: _Board, arranged: Places, free: Places) -> Places:
 
 
 def _exchange(board: _Board, arranged: Places, free: Places) -> Places:
+    """Exchange the two pieces that lower E most, while any exchange does.
+
+    Places that touch are left out: their costs change together, so the gain below would be wrong.
+    """
     touching = (board.neighbours[free][:, :, None] == free).any(1)
     for _ in range(4 * len(free)):
         pieces = arranged[free]
         costs = board.at(arranged, free)[:, pieces]
-        own = costs.diagonal()
-        gain = np.where(touching, 0.0, own[:, None] + own - costs - costs.T)
-        one, other = np.unravel_index(int(gain.argmax()), gain.shape)
-        if gain[one, other] <= 1e-9 * (1 + abs(own).max()):
+        present = costs.diagonal()
+        gain = np.where(touching, 0.0, present[:, None] + present - costs - costs.T)
+        first, second = np.unravel_index(int(gain.argmax()), gain.shape)
+        if gain[first, second] <= 1e-9 * (1 + abs(present).max()):
             break
-        arranged[free[one]], arranged[free[other]] = pieces[other], pieces[one]
+        arranged[free[first]], arranged[free[second]] = pieces[second], pieces[first]
     return arranged
 
 
-def _check(known: Tensor, mask: Tensor, pieces: Tensor, grid: int, patch_size: int) -> None:
+def _check(patches: Tensor, mask: Tensor, pieces: Tensor, grid: int, patch_size: int) -> None:
+    """Raise UserError unless the shapes of the arguments of `solve` fit together."""
     number, masked = grid * grid, int(mask.sum())
-    if known.shape[0] != number or mask.shape != (number,) or mask.dtype != torch.bool:
+    if patches.shape[0] != number or mask.shape != (number,) or mask.dtype != torch.bool:
         raise UserError(
-            f"The jigsaw solver takes {number} patches and a bool mask of them (grid {grid}); got "
-            f"patches {tuple(known.shape)} and a {mask.dtype} mask {tuple(mask.shape)}."
+            f"The jigsaw solver takes {number} patches and as long a bool mask (grid {grid}); "
+            f"got patches {tuple(patches.shape)} and a {mask.dtype} mask {tuple(mask.shape)}."
         )
-    if pieces.shape != (masked, known.shape[1]) or known.shape[1] % patch_size**2:
+    if pieces.shape != (masked, patches.shape[1]) or patches.shape[1] % patch_size**2:
         raise UserError(
             f"The jigsaw solver takes one piece for each masked position, {masked} of "
-            f"{known.shape[1]} numbers (a multiple of {patch_size}²); got {tuple(pieces.shape)}."
+            f"{patches.shape[1]} numbers (a multiple of {patch_size}²); got {tuple(pieces.shape)}."
         )

@@ -1,1 +1,1 @@
-"""Pixels are whole numbers: the lattice that a span of patches holds."""
+"""Pixels are whole numbers, so a span of patches holds a lattice: finding patches in it."""

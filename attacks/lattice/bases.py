@@ -1,4 +1,4 @@
-"""Which basis of the lattice is the pictures'."""
+"""Picks from all bases of the lattice the one that consists of patches."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import numpy as np
 
 from attacks.lattice.frame import INTEGRAL, Frame, Reals
 from attacks.lattice.reduction import lll
-from attacks.lattice.search import _exchanged, _shortened
+from attacks.lattice.search import exchanged, shortened
 
-RELATION = 1e-3  # weight of a combination's own length
-
-
-FAR = 1e7
+RELATION = 1e-3  # weight of a combination's coefficients in LLL
+FAR = 1e7  # weight of phi in LLL, so large that LLL makes phi whole
 
 
-def _combinations(frame: Frame, vectors: Reals, distance: Reals) -> Reals | None:
-    """A basis of the combinations of pictures, from the integer vectors of the space.
+def combination_basis(frame: Frame, vectors: Reals, distance: Reals) -> Reals | None:
+    """A basis of the integer combinations of patches, from integer vectors of the space, or None.
 
-    (k, p), or (k-1, p) where a picture is black. The colour along the mean is a vector of the
-    lattice too, and is taken out of them.
+    vectors (s, p) and their distance (s,) from integers -> (k, p), or (k-1, p) where a patch is
+    black. The lattice also holds `frame.colour`, multiples of which are taken out of the vectors.
     """
     wanted = len(frame.t) + int(not frame.flat and frame.colour()[0].any())
     distance = np.where((np.rint(vectors) != 0).any(1), distance, np.inf)
@@ -27,49 +25,53 @@ def _combinations(frame: Frame, vectors: Reals, distance: Reals) -> Reals | None
         return None
     integers = np.rint(vectors[nearest])
     phi, tau = frame.coordinates(integers)
-    own, whole = frame.shifted(integers, tau - phi)
+    basis, whole = frame.shifted(integers, tau - phi)
     if not whole.all():
         return None
-    own = own[(own != 0).any(1)]
+    basis = basis[(basis != 0).any(1)]
     rank = len(frame.t) - frame.black
-    if len(own) > rank:  # one relation: it becomes a row of nothing, the shortest
-        own = _reduced(own, np.zeros(len(own)))
+    if len(basis) > rank:  # one vector too many: LLL makes the relation between them a zero row
+        basis = _reduced(basis, np.zeros(len(basis)))
     if not frame.black:
-        phi = frame.coordinates(own)[0]
-        if abs(phi - np.rint(phi)).max() > INTEGRAL:  # a picture is a multiple, as a flat one is
-            own = _reduced(np.vstack((own, 0 * own[:1])), FAR * np.append(phi, 1))
-            own = own[abs(frame.coordinates(own)[0] % 1 - 0.5) > 0.5 - 1e-3]
-    return own if len(own) == rank else None
+        phi = frame.coordinates(basis)[0]
+        # Where a patch is a multiple of a lattice vector, as a flat one is, phi is a fraction for
+        # that vector: only the vectors of whole phi are combinations of patches.
+        if abs(phi - np.rint(phi)).max() > INTEGRAL:
+            basis = _reduced(np.vstack((basis, 0 * basis[:1])), FAR * np.append(phi, 1))
+            basis = basis[abs(frame.coordinates(basis)[0] % 1 - 0.5) > 0.5 - 1e-3]
+    return basis if len(basis) == rank else None
 
 
 def _reduced(vectors: Reals, also: Reals) -> Reals:
-    """Vectors that span the same, with `also` made small by LLL; without rows of nothing."""
+    """A basis of the lattice of `vectors` for which LLL makes `also`, one entry per vector, small;
+    zero rows are dropped."""
     rows = np.hstack((vectors, also[:, None], RELATION * np.eye(len(vectors))))
     vectors = np.rint(lll(rows)[0] @ vectors)
     return vectors[(vectors != 0).any(1)]
 
 
-def _chosen(frame: Frame, vectors: Reals) -> Reals | None:
-    """(k, p) the pictures, from any basis of their combinations; None if none counts as one."""
-    starts = (vectors, _shortened(vectors, frame.patch_size))
+def patch_basis(frame: Frame, vectors: Reals) -> Reals | None:
+    """The patches (k, p) from any basis of their combinations; None if none has a . t = 1."""
+    starts = (vectors, shortened(vectors, frame.patch_size))
     ends = []
     for start in starts:
-        pictures = _pictures(frame, start)
-        if pictures is None:
+        patches = _unit_basis(frame, start)
+        if patches is None:
             return None
         if frame.black:
-            pictures = np.vstack((pictures, 0 * pictures[:1]))
-        ends.append(_exchanged(frame.cost, _exchanged(frame.sparse, pictures)))
+            patches = np.vstack((patches, 0 * patches[:1]))
+        ends.append(exchanged(frame.cost, exchanged(frame.sparse, patches)))
     return min(ends, key=lambda patches: float(frame.cost(patches).sum()))
 
 
-def _pictures(frame: Frame, vectors: Reals) -> Reals | None:
-    """The same lattice by vectors with a . t = 1 alone: others less a multiple of one of these."""
-    if frame.black:  # any vector may count as a picture; the sign is the box's
+def _unit_basis(frame: Frame, vectors: Reals) -> Reals | None:
+    """A basis of the same lattice in which every vector has phi = a . t = 1, as patches have: from
+    the others the multiple of such a vector is subtracted that gives the least cost."""
+    if frame.black:  # phi tells nothing, so any vector may be a patch; its cost tells the sign
         cost = np.stack((frame.cost(vectors), frame.cost(-vectors)))
         return np.where(cost.argmin(0)[:, None] == 0, vectors, -vectors)
     vectors, phi = vectors.copy(), np.rint(frame.coordinates(vectors)[0])
-    if not (abs(phi) == 1).any():  # Euclid's algorithm on two that are not
+    if not (abs(phi) == 1).any():
         vectors, phi = _with_a_unit(vectors, phi)
     if not (abs(phi) == 1).any():
         return None
@@ -90,6 +92,7 @@ def _pictures(frame: Frame, vectors: Reals) -> Reals | None:
 
 
 def _with_a_unit(vectors: Reals, phi: Reals) -> tuple[Reals, Reals]:
+    """Vectors and phi after Euclid's algorithm, which tries to make one phi 1 or -1."""
     vectors, phi = vectors.copy(), phi.copy()
     while not (abs(phi) == 1).any() and (phi != 0).sum() > 1:
         order = np.argsort(np.where(phi == 0, np.inf, abs(phi)), kind="stable")

@@ -1,9 +1,9 @@
-"""How unlike a photograph a patch is, without any image to learn from.
+"""Costs that say how unlike a photograph a patch is, from a few constants and no images.
 
-Grey levels 0...255, patches (n, C*P*P), C = 3 or 1. The constants are the usual power law of
-photographs, std ~ A f^-1.6 per DCT coefficient of the opponent colours at f cycles a pixel,
-rounded. The constants were read off photographs of classes that leave 1 modulo 5, which are not
-attacked; nothing else of any data set enters.
+Patches are (n, C*P*P) in grey levels, C = 3 or 1; their range 0...255 is called the box. The
+constants are the usual power law of photographs, std ~ A f^-1.6 per DCT coefficient of the opponent
+colours at f cycles per pixel, rounded. They were read off photographs of classes whose number is 1
+modulo 5, which are not attacked; nothing else is taken from any data set.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Reals = NDArray[np.float64]
 EXPONENT = -1.6
 SPREAD = (10.0, 2.8, 1.1)  # A of the standard deviation, by opponent colour
 TYPICAL = (3.3, 0.55, 0.2)  # A of the median magnitude
-GREY = 116.0
-LEVEL = 0.3  # grey levels: rounding
-GRADIENT = 0.3
-OUTSIDE = 5.0
+GREY = 116.0  # mean grey level
+LEVEL = 0.3  # grey levels of rounding, added to the typical magnitude
+GRADIENT = 0.3  # weight of the gradients' cost
+OUTSIDE = 5.0  # cost of a grey level outside the box
 
 
 @cache
 def _basis(length: int, patch_size: int) -> tuple[Reals, Reals, Reals]:
-    """Orthonormal colour DCT (p, p), and the two scales (p,) of its coefficients."""
+    """Orthonormal colour DCT (p, p), and the std and typical size (p,) of its coefficients."""
     channels = length // patch_size**2
     colours = (
         np.array([[1.0, 1, 1], [1, 0, -1], [-1, 2, -1]]) if channels == 3 else np.eye(channels)
@@ -44,18 +44,18 @@ def _basis(length: int, patch_size: int) -> tuple[Reals, Reals, Reals]:
 
 
 def precision(length: int, patch_size: int) -> Reals:
-    """(p, p) inverse covariance of a patch in grey levels."""
+    """The inverse covariance (p, p) of a patch in grey levels."""
     basis, spread, _ = _basis(length, patch_size)
     return (basis.T / spread**2) @ basis
 
 
 def outside(patches: Reals) -> Reals:
-    """(n,) grey levels by which pixels leave 0...255."""
+    """The sum of grey levels by which a patch's pixels leave 0...255, (n,)."""
     return (np.maximum(-patches, 0) + np.maximum(patches - 255, 0)).sum(-1)
 
 
 def gradient_cost(patches: Reals, patch_size: int) -> Reals:
-    """(n,) sum of log(1 + |difference of neighbouring pixels|): sparse in photographs."""
+    """The sum of log(1 + |difference of neighbouring pixels|), (n,): low for photographs."""
     channels = patches.shape[-1] // patch_size**2
     tiles = patches.reshape(-1, channels, patch_size, patch_size)
     sideways = np.log1p(abs(np.diff(tiles, axis=-1))).sum((1, 2, 3))
@@ -63,7 +63,7 @@ def gradient_cost(patches: Reals, patch_size: int) -> Reals:
 
 
 def patch_cost(patches: Reals, patch_size: int) -> Reals:
-    """(n,) heavy-tailed DCT coefficients, sparse gradients, and the box."""
+    """The whole cost (n,): heavy-tailed DCT coefficients, sparse gradients, pixels in the box."""
     basis, _, typical = _basis(patches.shape[-1], patch_size)
     waves = np.log1p(((patches - GREY) @ (basis.T / typical)) ** 2).sum(-1)
     return waves + GRADIENT * gradient_cost(patches, patch_size) + OUTSIDE * outside(patches)

@@ -1,17 +1,17 @@
-"""Integer vectors close to a subspace, by lattice reduction.
+"""Finds integer vectors close to a subspace, by lattice reduction.
 
-8-bit pixels are integers. If k pictures span a space known to a small fraction of a grey level,
-then the integer vectors inside that space are the integer combinations of the pictures: a lattice
-of rank k, which real-valued mixing cannot give but LLL (Lenstra, Lenstra, Lovász 1982) can.
+8-bit pixels are integers. If k patches span a space known to a small fraction of a grey level,
+then the integer vectors inside that space are the integer combinations of the patches: a lattice
+of rank k, which LLL (Lenstra, Lenstra, Lovász 1982) finds and real-valued methods cannot.
 
-With r pivot pixels every vector of the space is v = v_pivot R, and for the vectors wanted both
-v_pivot and, at each further pixel c, v_pivot R_c are integers up to the noise. So they are short
-vectors of the lattice spanned by
+With r pivot pixels every vector of the space is v = v_pivot R, and for integer vectors of the space
+both v_pivot and, at each further pixel c, v_pivot R_c are integers up to the noise. So they are
+short vectors of the lattice spanned by
 
     [ W  R_c / noise ]        W W^T: squared length of R's rows in a given metric,
     [ 0    I / noise ]
 
-and once enough pixels c are taken in, they are the only short ones.
+and once enough pixels c are included, they are the only short ones.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from scipy.linalg import qr
 from mjp_privacy.core.seeding import derive_seed
 
 Reals = NDArray[np.float64]
-FIRST, STEP = 24, 6  # further pixels at the beginning and in each round
-DELTA = 0.99
-HALF = 0.501
+FIRST, STEP = 24, 6  # further pixels included at the beginning and in each round
+DELTA = 0.99  # Lovász's condition
+HALF = 0.501  # size reduction; a little over 1/2, so that rounding does not make it repeat
 
 
 def lll(rows: Reals, most: int = 1_000_000) -> tuple[Reals, Reals]:
     """LLL in floating point: a unimodular U with U @ rows reduced, and the Gram-Schmidt lengths.
 
-    On the triangular factor of the rows, kept triangular by rotations. At most `most` steps.
+    It works on the triangular factor of the rows, which rotations keep triangular, and takes at
+    most `most` steps.
     """
     factor = np.linalg.qr(rows.T)[1].T.copy()
     transform = np.eye(len(rows))
@@ -51,17 +52,17 @@ def lll(rows: Reals, most: int = 1_000_000) -> tuple[Reals, Reals]:
         else:
             factor[[at - 1, at]] = factor[[at, at - 1]]
             transform[[at - 1, at]] = transform[[at, at - 1]]
-            one, other = factor[at - 1, at - 1], factor[at - 1, at]
-            length = math.hypot(one, other)
-            turn = np.array([[one, -other], [other, one]]) / length
-            factor[at - 1 :, at - 1 : at + 1] = factor[at - 1 :, at - 1 : at + 1] @ turn
+            kept, cleared = factor[at - 1, at - 1], factor[at - 1, at]
+            length = math.hypot(kept, cleared)
+            rotation = np.array([[kept, -cleared], [cleared, kept]]) / length
+            factor[at - 1 :, at - 1 : at + 1] = factor[at - 1 :, at - 1 : at + 1] @ rotation
             factor[at - 1, at] = 0.0
             at = max(at - 1, 1)
     return transform, abs(factor.diagonal())
 
 
 def _subtract(factor: Reals, transform: Reals, at: int, row: int) -> None:
-    """Size reduction of one row by an earlier one."""
+    """Size reduction of row `at` by an earlier `row`, in place."""
     share = factor[at, row] / factor[row, row]
     if share > HALF or share < -HALF:
         times = round(share)
@@ -71,67 +72,69 @@ def _subtract(factor: Reals, transform: Reals, at: int, row: int) -> None:
 
 @dataclass(frozen=True)
 class SpanLattice:
-    """A reduced lattice of a space: what is integral in it, and what is near it from outside."""
+    """A reduced basis of the vectors of a space that are integers at some of the pixels."""
 
     full: Reals  # (r, p) the space by its pivots: v = v[pivots] @ full
     pivots: NDArray[np.int64]  # (r,)
-    pixels: NDArray[np.int64]  # (c,) the further pixels taken in
-    members: Reals  # (s, r + c) integers: v at the pivots, and the integers that v is near to
-    metric: Reals  # (p, p) symmetric
-    noise: float
+    pixels: NDArray[np.int64]  # (c,) the further pixels included so far
+    members: Reals  # (s, r + c) integers: v at the pivots, then the integers nearest v at `pixels`
+    metric: Reals  # (p, p) symmetric: what counts as short
+    noise: float  # grey levels that the space may be off: the unit of distances from integers
 
     def vectors(self) -> tuple[Reals, Reals]:
-        """The reduced basis (s, p), unrounded, and each vector's distance to integers."""
+        """The reduced basis (s, p), not rounded, and each vector's distance (s,) from integers."""
         vectors = self.members[:, : len(self.pivots)] @ self.full
         return vectors, abs(vectors - np.rint(vectors)).max(1)
 
     def rows(self) -> Reals:
+        """What LLL shortens (s, r + c): each member's length, and its distance from integers."""
         at_pivots, near = np.split(self.members, [len(self.pivots)], axis=1)
         misfit = at_pivots @ self.full[:, self.pixels] - near
         return np.hstack((at_pivots @ self._root(), misfit / self.noise))
 
     def _root(self) -> Reals:
+        """W (r, r): v[pivots] W has the length of v in the metric."""
         gram = self.full @ self.metric @ self.full.T
         return np.linalg.cholesky(gram + 1e-12 * np.trace(gram) * np.eye(len(gram)))
 
     def extended(self, pixels: NDArray[np.int64]) -> SpanLattice:
-        """With further pixels taken in, and reduced."""
+        """The lattice with further pixels included, reduced again."""
         near = np.rint(self.members[:, : len(self.pivots)] @ self.full[:, pixels])
         old = np.hstack((self.members, near))
         new = np.eye(len(pixels), old.shape[1], old.shape[1] - len(pixels))
-        taken = np.concatenate((self.pixels, pixels))
+        included = np.concatenate((self.pixels, pixels))
         larger = SpanLattice(
-            self.full, self.pivots, taken, np.vstack((old, new)), self.metric, self.noise
+            self.full, self.pivots, included, np.vstack((old, new)), self.metric, self.noise
         )
         members = np.rint(lll(larger.rows())[0] @ larger.members)
-        return SpanLattice(self.full, self.pivots, taken, members, self.metric, self.noise)
+        return SpanLattice(self.full, self.pivots, included, members, self.metric, self.noise)
 
     def nearest(self, points: Reals, centre: Reals) -> Reals:
         """Integer vectors of points (m, p) + space near `centre`, by Babai's nearest plane."""
-        at_zero = points - points[:, self.pivots] @ self.full  # its pivots are zero
+        at_zero = points - points[:, self.pivots] @ self.full  # zero at the pivots
         root = self._root()
         pull = (centre - at_zero) @ self.metric @ self.full.T
         target = np.hstack((np.linalg.solve(root, pull.T).T, -at_zero[:, self.pixels] / self.noise))
         orthogonal, triangle = np.linalg.qr(self.rows().T)  # rows = triangle^T orthogonal^T
-        left = target @ orthogonal
-        found = np.zeros((len(points), self.members.shape[1]))
+        remainder = target @ orthogonal
+        combination = np.zeros((len(points), self.members.shape[1]))
         for row in range(len(triangle) - 1, -1, -1):
-            times = np.rint(left[:, row] / triangle[row, row])[:, None]
-            left -= times * triangle[:, row]
-            found += times * self.members[row]
-        return at_zero + found[:, : len(self.pivots)] @ self.full
+            times = np.rint(remainder[:, row] / triangle[row, row])[:, None]
+            remainder -= times * triangle[:, row]
+            combination += times * self.members[row]
+        return at_zero + combination[:, : len(self.pivots)] @ self.full
 
 
 def span_lattice(space: Reals, metric: Reals, noise: float) -> SpanLattice:
-    """The lattice before any further pixel: space (r, p), any basis of it."""
+    """The lattice of a space (r, p), given by any basis, before further pixels are included."""
     basis = np.linalg.qr(space.T)[0].T
     pivots = qr(basis, pivoting=True, mode="r")[1][: len(basis)]
     full = np.linalg.solve(basis[:, pivots], basis)
-    none = np.zeros(0, dtype=np.int64)
-    return SpanLattice(full, pivots, none, np.eye(len(basis)), metric, noise)
+    no_pixels = np.zeros(0, dtype=np.int64)
+    return SpanLattice(full, pivots, no_pixels, np.eye(len(basis)), metric, noise)
 
 
 def order_of_pixels(lattice: SpanLattice) -> NDArray[np.int64]:
-    """All pixels but the pivots, in an order of their own that says nothing of the picture."""
+    """All pixels but the pivots, in a seeded random order that does not depend on the picture."""
     rest = np.setdiff1d(np.arange(lattice.full.shape[1]), lattice.pivots)
     return np.random.default_rng(derive_seed("span lattice", len(rest))).permutation(rest)

@@ -1,4 +1,4 @@
-"""Integer combinations of patches tried in turn, towards those that look like photographs."""
+"""Searches integer combinations of patches for those that look like photographs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import numpy as np
 from attacks.lattice.cost import gradient_cost, outside
 from attacks.lattice.frame import Frame, Reals
 
-SWEEPS = 30
+SWEEPS = 30  # at most
+THINNED, KEPT = 7, 400  # of many sums the KEPT best by every THINNED-th pixel are looked at
+FEW = 50  # trials looked at even if they leave the box
 
 
-THINNED, KEPT = 7, 400  # every so many pixels; sums kept by what is seen of them
-
-
-FEW = 50  # trials looked at, though they leave the box
-
-
-def _shortened(vectors: Reals, patch_size: int) -> Reals:
-    """Each replaced by its sum or difference with another while that has sparser gradients."""
+def shortened(vectors: Reals, patch_size: int) -> Reals:
+    """Vectors (m, p), each replaced by its sum or difference with another one while that has
+    sparser gradients."""
     if len(vectors) < 2:
         return vectors
     vectors, cost = vectors.copy(), gradient_cost(vectors, patch_size)
@@ -28,54 +25,59 @@ def _shortened(vectors: Reals, patch_size: int) -> Reals:
         for row in np.argsort(-cost, kind="stable"):
             others = np.delete(vectors, row, axis=0)
             trial = np.concatenate((vectors[row] + others, vectors[row] - others))
-            found = gradient_cost(trial, patch_size)
-            if found.min() < cost[row] - 1e-6:
-                vectors[row], cost[row] = trial[found.argmin()], found.min()
+            trial_cost = gradient_cost(trial, patch_size)
+            if trial_cost.min() < cost[row] - 1e-6:
+                vectors[row], cost[row] = trial[trial_cost.argmin()], trial_cost.min()
         if cost.sum() >= before:
             break
     return vectors
 
 
-def _exchanged(cost_of: Callable[[Reals], Reals], vectors: Reals) -> Reals:
-    """Each v replaced by v + v' - v'' or v' + v'' - v while that looks more like a photograph."""
+def exchanged(cost_of: Callable[[Reals], Reals], vectors: Reals) -> Reals:
+    """Vectors (m, p), each v replaced by v + v' - v'' or v' + v'' - v while that costs less.
+
+    Both keep a . t = 1; cost_of gives the cost (n,) of trials (n, p).
+    """
     vectors, cost = vectors.copy(), cost_of(vectors)
     for _ in range(SWEEPS):
         before = cost.sum()
         for row in np.argsort(-cost, kind="stable"):
             others = np.delete(vectors, row, axis=0)
-            one, other = np.triu_indices(len(others), 1)
-            mirrored = others[one] + others[other] - vectors[row]
+            first, second = np.triu_indices(len(others), 1)
+            mirrored = others[first] + others[second] - vectors[row]
             trial = np.concatenate((_all_moved(vectors[row], others), mirrored))
-            best, found = _best(cost_of, trial, vectors[row])
-            if found < cost[row] - 1e-3:
-                vectors[row], cost[row] = best, found
+            best, best_cost = _best(cost_of, trial, vectors[row])
+            if best_cost < cost[row] - 1e-3:
+                vectors[row], cost[row] = best, best_cost
         if cost.sum() >= before:
             break
     return vectors
 
 
 def _all_moved(vector: Reals, others: Reals) -> Reals:
-    """(., p) vector + v' - v'' for all pairs."""
+    """vector + v' - v'' for all pairs of others, one row each."""
     return (vector + others[:, None] - others[None]).reshape(-1, len(vector))
 
 
 def _moved(vector: Reals, others: Reals) -> Reals:
-    """(., p) vector + v' - v'' for all pairs, without those that clearly leave the box."""
-    one, other = np.nonzero(~np.eye(len(others), dtype=bool))
-    return _inside(others[one], -others[other], vector[None])
+    """vector + v' - v'' for pairs of others, without those that clearly leave the box."""
+    added, subtracted = np.nonzero(~np.eye(len(others), dtype=bool))
+    return _inside(others[added], -others[subtracted], vector[None])
 
 
-def _inside(one: Reals, other: Reals, third: Reals) -> Reals:
-    """The KEPT sums of three (m or 1, p) that leave the box least, seen on a few pixels."""
+def _inside(first: Reals, second: Reals, third: Reals) -> Reals:
+    """The KEPT sums first + second + third, each (m or 1, p), that leave the box least, judged by a
+    few pixels."""
     few = slice(None, None, THINNED)
-    beyond = outside(one[:, few] + other[:, few] + third[:, few])
+    beyond = outside(first[:, few] + second[:, few] + third[:, few])
     kept = np.argsort(beyond, kind="stable")[:KEPT]
-    place = (part[kept] if len(part) > 1 else part for part in (one, other, third))
-    return np.add.reduce(list(np.broadcast_arrays(*place)))
+    terms = (term[kept] if len(term) > 1 else term for term in (first, second, third))
+    return np.add.reduce(list(np.broadcast_arrays(*terms)))
 
 
 def _best(cost_of: Callable[[Reals], Reals], trial: Reals, now: Reals) -> tuple[Reals, float]:
-    """The likeliest of the trials that leave the box least."""
+    """The trial of least cost, and that cost, among those that leave the box little more than `now`
+    (p,) does, and at least the FEW that leave it least."""
     beyond = outside(trial)
     trial = trial[beyond <= max(float(outside(now[None])[0]) + 1, np.sort(beyond)[:FEW][-1:].sum())]
     if not len(trial):
@@ -84,27 +86,30 @@ def _best(cost_of: Callable[[Reals], Reals], trial: Reals, now: Reals) -> tuple[
     return trial[cost.argmin()], float(cost.min())
 
 
-def _in_frame(frame: Frame, vector: Reals, surplus: float, masked: Reals) -> Reals | None:
-    """The vector less what it holds of `zero`, by way of constants and whole pictures."""
+def without_surplus(frame: Frame, vector: Reals, surplus: float, masked: Reals) -> Reals | None:
+    """The vector (p,) less its surplus of `zero`, or None where integers do not allow that.
+
+    Whole multiples of `frame.colour` and of one masked patch (their tau is 1) are subtracted.
+    """
     if frame.flat:
         return vector
     trials = []
     for times in (0, 1, -1, 2, -2):
         trial, whole = frame.shifted(vector - times * masked, np.full(len(masked), surplus - times))
         trials.append(trial[whole])
-    found = np.concatenate(trials)
-    return found[frame.cost(found).argmin()] if len(found) else None
+    allowed = np.concatenate(trials)
+    return allowed[frame.cost(allowed).argmin()] if len(allowed) else None
 
 
-def _descended(frame: Frame, vector: Reals, masked: Reals, guess: Reals) -> Reals:
-    """v + v' - v'' with masked patches v', v'' while that looks more like a photograph.
+def descended(frame: Frame, vector: Reals, masked: Reals, guess: Reals) -> Reals:
+    """A patch v (p,), moved by masked patches while that looks more like a photograph.
 
-    Also v' + v'' - 2 zero either way, which has whole grey levels where 2 zero has. With a constant
-    in the span a patch's own level is not determined: one masked patch is a move, the level the
-    guess's.
+    Moves are v' - v'' for masked patches v' and v'' and, where 2 `zero` has whole grey levels,
+    v' + v'' - 2 zero either way. With `zero` in the span the patch's level is not determined:
+    single masked patches are moves too, and the level is the guess's.
     """
-    one, other = np.triu_indices(len(masked))
-    moves = masked[one] + masked[other] - np.rint(2 * frame.zero)
+    first, second = np.triu_indices(len(masked))
+    moves = masked[first] + masked[second] - np.rint(2 * frame.zero)
     if abs(2 * frame.zero - np.rint(2 * frame.zero)).max() > 1e-6:
         moves = moves[:0]
     if frame.flat:
@@ -118,14 +123,15 @@ def _descended(frame: Frame, vector: Reals, masked: Reals, guess: Reals) -> Real
         trial = np.concatenate((swapped, moved))
         if frame.flat:
             trial = _levelled(frame, trial, guess)
-        best, found = _best(frame.cost, trial, vector)
-        if found >= cost - 1e-3:
+        best, best_cost = _best(frame.cost, trial, vector)
+        if best_cost >= cost - 1e-3:
             break
-        vector, cost = best, found
+        vector, cost = best, best_cost
     return vector
 
 
 def _levelled(frame: Frame, vectors: Reals, guess: Reals) -> Reals:
+    """Vectors (m, p), shifted by multiples of `frame.colour` to the level of the guess (p,)."""
     colour = frame.colour()[0]
     if not colour.any():  # no shift by whole grey levels exists
         return vectors

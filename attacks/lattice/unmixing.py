@@ -1,22 +1,22 @@
-r"""The patches behind a span: what MJP's masked positions hold, exact, up to their order.
+r"""The patches behind a span: what MJP's masked positions hold, exactly but in no order.
 
 By linear algebra one upload gives the masked patches only as a span: with Q an orthonormal basis
 of the unmasked rows of `pos_embed.grad`, H = (I - QQ^T) G = A_M^T X_M, whose row space B (k, p) is
-the span of the masked patches X_M. Two facts finish it.
+the span of the masked patches X_M. Two facts lead from the span to the patches.
 
 1. `unk_embed.grad` is the sum of the masked rows, A_M^T 1. So t = lstsq(H B^T, (I - QQ^T) sum)
    has a . t = 1 for the coordinates a of every masked patch (x = a B): scale and sign are known.
 2. Pixels are 8-bit: n = 255 (std x + mean) is a vector of integers. The integer vectors of the
-   span form a lattice whose basis are the masked patches (`lattice.reduction`), and among its bases
-   the patches are the one that looks like photographs (`lattice.cost`): inside 0...255,
-   smooth, with a . t = 1.
+   span form a lattice of which the masked patches are a basis (`lattice.reduction`), namely the
+   basis that looks like photographs (`lattice.cost`): inside 0...255, smooth, with a . t = 1.
 
 The same lattice completes an unmasked patch, which linear algebra gives except for its part in the
 span: the integer vectors of c + span are the patch plus combinations of the masked ones.
 
-Needs: pixels that are multiples of 1/255 when the client normalises them (no resampling, mixing or
-noise after the rounding), and gradients so exact that the span is known to a small fraction of a
-grey level (float32 is). FastICA on the same span, which needs no integers, recovers nothing usable.
+It needs pixels that are multiples of 1/255 when the client normalises them (no resampling, mixing
+or noise after the rounding), and gradients so exact that the span is known to a small fraction of
+a grey level (float32 is enough). FastICA on the same span, which needs no integers, recovers
+nothing usable.
 """
 
 from __future__ import annotations
@@ -28,53 +28,54 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.lattice.bases import _chosen, _combinations
+from attacks.lattice.bases import combination_basis, patch_basis
 from attacks.lattice.cost import GREY, precision
 from attacks.lattice.frame import INTEGRAL, Frame
 from attacks.lattice.reduction import FIRST, STEP, SpanLattice, order_of_pixels, span_lattice
-from attacks.lattice.search import _descended, _in_frame
+from attacks.lattice.search import descended, without_surplus
 
-NOISE = 1e-4  # grey levels; a larger one asks for more pixels, a smaller one is paid in length
-PIXELS = 150  # further pixels before giving up, at least
+NOISE = 1e-4  # grey levels; a larger value needs more pixels, a smaller one gives longer vectors
+PIXELS = 150  # further pixels to include before giving up, at least
 
 
 @dataclass(frozen=True)
 class Unmixed:
-    """The masked patches, and what completes the others."""
+    """The masked patches, and the lattice that completes the others."""
 
-    patches: Tensor  # (k, p) in [0, 1], multiples of 1/255, in no order; equal ones once
+    patches: Tensor  # (k, p) in [0, 1], multiples of 1/255, in no order, without repetitions
     frame: Frame
     lattice: SpanLattice
 
     def complete(self, partial: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Unmasked patches known but for their part in the span -> (m, p) in [0, 1], and (m,) bool.
 
-        partial (m, p) is in the model's space, any vector of patch + span; guess (m, p) in [0, 1]
-        is where to look first. Where the bool is False, no integer vector was found and the row is
-        not to be used.
+        partial (m, p), in the model's space, is any vector of patch + span; guess (m, p) in [0, 1]
+        is where the search starts. Where the bool is False no integer vector was found, and the row
+        must not be used.
         """
         frame, masked = self.frame, np.rint(self.patches.numpy() * 255)
         points = partial.detach().cpu().double().numpy() * frame.gain + frame.zero
         centre = np.full_like(points, GREY)
         if guess is not None:
             centre = guess.detach().cpu().double().numpy() * 255
-        found = self.lattice.nearest(points, centre)
-        whole = abs(found - np.rint(found)).max(1) < INTEGRAL
+        nearest = self.lattice.nearest(points, centre)
+        whole = abs(nearest - np.rint(nearest)).max(1) < INTEGRAL
         surplus = np.zeros(len(points))
         if not frame.flat:
-            surplus = np.linalg.lstsq(frame.space.T, (found - points).T, rcond=None)[0][-1]
+            surplus = np.linalg.lstsq(frame.space.T, (nearest - points).T, rcond=None)[0][-1]
         for row in np.flatnonzero(whole):
-            start = _in_frame(frame, np.rint(found[row]), surplus[row], masked)
+            start = without_surplus(frame, np.rint(nearest[row]), surplus[row], masked)
             whole[row] = start is not None
             if start is not None:
-                found[row] = _descended(frame, start, masked, centre[row])
-        return torch.from_numpy(found / 255), torch.from_numpy(whole)
+                nearest[row] = descended(frame, start, masked, centre[row])
+        return torch.from_numpy(nearest / 255), torch.from_numpy(whole)
 
 
 def sum_coordinates(projected: Tensor, basis: Tensor, unknown: Tensor) -> Tensor:
     """t (k,) with a . t = 1 for every masked patch x = a @ basis.
 
-    projected (D, p) is H, basis (k, p) orthonormal rows, unknown (D,) the projected sum of rows.
+    projected (D, p) is H, basis (k, p) orthonormal rows of its span, unknown (D,) the projection
+    (I - QQ^T) of dL/dE_unk, which is the sum of the masked rows.
     """
     mixed = (projected @ basis.mT).double()
     return torch.linalg.lstsq(mixed, unknown.double().unsqueeze(-1)).solution.squeeze(-1)
@@ -89,10 +90,10 @@ def unmix(
     patch_size: int,
     noise: float = NOISE,
 ) -> Unmixed | None:
-    """The masked patches from their span: basis (k, p) in the model's space, and t.
+    """The masked patches from their span: basis (k, p) in the model's space, and t (k,).
 
-    None where no lattice of k integer vectors shows itself: the pixels are no multiples of 1/255,
-    the span is not exact enough, or there are too few pixels for so many patches.
+    None where no lattice of k integer vectors is found: the pixels are not multiples of 1/255, the
+    span is not exact enough, or there are too few pixels for so many patches.
     """
     frame = Frame.of(basis, t, mean, std, patch_size)
     metric = precision(basis.shape[1], patch_size)
@@ -104,15 +105,9 @@ def unmix(
         lattice, waiting = lattice.extended(waiting[:step]), waiting[step:]
         step = max(STEP, size // 6)
         vectors, distance = lattice.vectors()
-        own = _combinations(frame, vectors, distance)
-        if own is not None:
-            patches = _chosen(frame, own)
+        combinations = combination_basis(frame, vectors, distance)
+        if combinations is not None:
+            patches = patch_basis(frame, combinations)
             if patches is not None:
                 return Unmixed(torch.from_numpy(patches / 255), frame, lattice)
     return None
-
-
-# which basis of the lattice -----------------------------------------------------------------------
-
-
-# unmasked patches ---------------------------------------------------------------------------------

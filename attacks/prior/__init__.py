@@ -1,10 +1,10 @@
-"""What pictures look like before anything of them is seen: Gaussian priors, and how to fit one.
+"""Gaussian priors: what pictures look like before an upload is seen, and how to fit such a prior.
 
     mjp fit-prior --images DIR --patch 16 --out mine.safetensors
 
-A prior lives in [0, 1] pixel space and is moved to each model's own mean and std. Attacks take
+A prior describes pixels in [0, 1] and is converted to each model's own mean and std. Attacks take
 `prior: fitted` (shipped, from 400 public photographs), `prior: stationary` (three round numbers, no
-data) or the path of a file that was fitted.
+data) or the path of a fitted file.
 """
 
 from attacks.prior.files import find_prior, load_prior, save_prior

@@ -1,4 +1,4 @@
-"""`mjp fit-prior`."""
+"""The command `mjp fit-prior`: a Gaussian prior from a folder of pictures."""
 
 from __future__ import annotations
 
@@ -18,42 +18,46 @@ from mjp_privacy.data import ImageError, load_images
 
 @dataclass(frozen=True)
 class FitArguments:
-    """Fit a Gaussian prior from pictures. Never from pictures that will be attacked."""
+    """Fit a Gaussian prior to pictures. Do not use pictures that will be attacked."""
 
     images: Path
     """A folder or zip of pictures, a few hundred or more."""
     patch: int
-    """Side of a patch in pixels, the attacked model's."""
+    """Side of a patch of the attacked model, in pixels."""
     out: Path
     """The file to write, NAME.safetensors."""
     size: int | None = None
-    """Side to which pictures are brought before they are cut, the attacked model's input size; 14
-    patches if not given."""
+    """Side in pixels to which pictures are resized before they are cut into patches: the attacked
+    model's input size. If not given, 14 patches a side."""
     limit: int | None = None
-    """How many pictures to use, spread over the folder."""
+    """How many pictures to use, spread over the folder; all if not given."""
 
 
 def fit(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(FitArguments, argv)
-    patch, out = given.patch, given.out
+    """`mjp fit-prior`: fit a prior to the pictures and write it."""
+    arguments = usage.parse(FitArguments, argv)
+    patch, out = arguments.patch, arguments.out
     if patch < 2:
         raise UserError(f"--patch: expected at least 2 pixels, got {patch}.")
-    size = 14 * patch if given.size is None else given.size
+    size = 14 * patch if arguments.size is None else arguments.size
     if size < patch or size % patch:
         raise UserError(f"--size: expected a multiple of the patch's {patch} pixels, got {size}.")
     if out.suffix != ".safetensors":
         raise UserError(f"--out: expected a name that ends in .safetensors, got {out}.")
-    prior = fit_prior(_pictures(given.images, size, given.limit), patch=patch, size=size)
+    prior = fit_prior(_pictures(arguments.images, size, arguments.limit), patch=patch, size=size)
     save_prior(prior, out)
     print(f"Wrote {out} ({out.stat().st_size / 1000:.0f} kB): {prior.description}.")
     return DONE
 
 
 def _pictures(images: Path, size: int, limit: int | None) -> Iterator[Tensor]:
-    def say(error: ImageError) -> None:
+    """Pictures (3, size, size); those that cannot be read are reported and left out."""
+
+    def report(error: ImageError) -> None:
+        """One line on stderr for a file that is left out."""
         print(f"left out: {error}", file=sys.stderr)
 
-    loaded = load_images(images, size=size, limit=limit, on_error=say)
+    loaded = load_images(images, size=size, limit=limit, on_error=report)
     for count, image in enumerate(loaded, 1):
         if count % 100 == 0:
             print(f"{count} pictures", file=sys.stderr)

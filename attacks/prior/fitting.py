@@ -1,4 +1,4 @@
-"""A prior from pictures: only sums over all of them are kept, nothing of any single one."""
+"""Fits a prior to pictures. Only sums over all pictures are kept, no single picture."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.jigsaw import to_patches
 
 BINS = 40
-FEWEST_PATCHES = 4  # for each entry of a patch
+FEWEST_PATCHES = 4  # patches needed for each entry of a patch vector
 
 
 def fit_prior(images: Iterable[Tensor], *, patch: int, size: int) -> GaussianPrior:
     """Mean colour, radial spectrum and patch covariance of images (3, size, size) in [0, 1].
 
-    Patches are the tiles of each image and of its mirror image: left and right are alike.
+    Patches are the tiles of each image and of its mirror image, as if left and right were alike.
     """
     moments, power = _Moments(), _Power(size)
     count = 0
@@ -32,7 +32,7 @@ def fit_prior(images: Iterable[Tensor], *, patch: int, size: int) -> GaussianPri
     needed = FEWEST_PATCHES * 3 * patch * patch
     if moments.count < needed:
         raise UserError(
-            f"A prior of {patch}×{patch} patches needs {needed} patches or more, got "
+            f"A prior of {patch}×{patch} patches needs at least {needed} patches, got "
             f"{moments.count} from {count} image(s) of {size}×{size}: give more images."
         )
     mean, covariance = moments.result()
@@ -43,7 +43,7 @@ def fit_prior(images: Iterable[Tensor], *, patch: int, size: int) -> GaussianPri
 
 
 class _Moments:
-    """Sum and sum of outer products of rows."""
+    """The sum of rows and of their outer products, which give mean and covariance."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,17 +51,19 @@ class _Moments:
         self.products: Tensor = torch.zeros(())
 
     def add(self, rows: Tensor) -> None:
+        """Take in rows (k, p)."""
         self.count += len(rows)
         self.total = self.total + rows.sum(0)
         self.products = self.products + rows.mT @ rows
 
     def result(self) -> tuple[Tensor, Tensor]:
+        """Mean (p,) and covariance (p, p) of all rows taken in."""
         mean = self.total / self.count
         return mean, self.products / self.count - mean.outer(mean)
 
 
 class _Power:
-    """Sums of DCT coefficients' products between channels, in rings of frequency."""
+    """Products of DCT coefficients between channels, summed over images, then averaged in rings."""
 
     def __init__(self, size: int) -> None:
         self.basis = cosine_basis(size)
@@ -75,6 +77,7 @@ class _Power:
         self.size, self.count = size, 0
 
     def add(self, image: Tensor) -> None:
+        """Take in an image (3, size, size)."""
         coefficients = (self.basis @ image @ self.basis.mT).flatten(1)  # (3, size^2)
         self.total += torch.einsum("cf,df->fcd", coefficients, coefficients)
         self.first += coefficients[:, 0]
@@ -85,11 +88,11 @@ class _Power:
         power = self.total / self.count
         centre, first = colour * self.size, self.first / self.count
         power[0] -= first.outer(centre) + centre.outer(first) - centre.outer(centre)
-        held = torch.zeros(BINS, dtype=torch.float64).index_add_(
+        counts = torch.zeros(BINS, dtype=torch.float64).index_add_(
             0, self.ring, torch.ones_like(self.radius)
         )
         logs = torch.zeros(BINS, dtype=torch.float64).index_add_(0, self.ring, self.radius.log())
         sums = torch.zeros(BINS, 3, 3, dtype=torch.float64).index_add_(0, self.ring, power)
-        some = held > 0
-        frequencies = (logs[some] / held[some]).exp()
-        return frequencies, sums[some] / held[some].view(-1, 1, 1)
+        filled = counts > 0
+        frequencies = (logs[filled] / counts[filled]).exp()
+        return frequencies, sums[filled] / counts[filled].view(-1, 1, 1)

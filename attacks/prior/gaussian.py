@@ -20,7 +20,11 @@ JITTER = 1e-8  # relative; keeps inverses finite where a fitted covariance is ne
 
 @dataclass(frozen=True)
 class GaussianPrior:
-    """Colours in [0, 1], float64. C channels, F frequencies, p = C * patch * patch."""
+    """A prior over pictures with colours in [0, 1]; float64.
+
+    C channels, F frequencies, p = C * patch * patch. Without `patch_mean` and `patch_covariance`
+    those of a patch follow from the field.
+    """
 
     description: str
     mean: Tensor  # (C,)
@@ -37,7 +41,7 @@ class GaussianPrior:
         return _scaled(self._at(radius), pixels)
 
     def mean_colour(self, pixels: Pixels) -> Tensor:
-        """(C,) in the model's normalised space."""
+        """The mean colour (C,) in the model's normalised space."""
         mean, std = _moments(pixels)
         return (self.mean - mean) / std
 
@@ -54,11 +58,11 @@ class GaussianPrior:
         return (centre - mean.repeat_interleave(area)) / scale, covariance / scale.outer(scale)
 
     def _at(self, radius: Tensor) -> Tensor:
-        """S at these frequencies: its matrix logarithm is interpolated in log f."""
-        at = radius.clamp(float(self.frequencies[0]), float(self.frequencies[-1])).log()
+        """S (..., C, C) at frequencies (...), by interpolating its matrix logarithm in log f."""
+        log_radius = radius.clamp(float(self.frequencies[0]), float(self.frequencies[-1])).log()
         knots = self.frequencies.log()
-        right = torch.searchsorted(knots, at).clamp(1, len(knots) - 1)
-        share = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
+        right = torch.searchsorted(knots, log_radius).clamp(1, len(knots) - 1)
+        share = (log_radius - knots[right - 1]) / (knots[right] - knots[right - 1])
         values, vectors = torch.linalg.eigh(self.spectrum)
         logs = vectors @ torch.diag_embed(values.clamp_min(1e-300).log()) @ vectors.mT
         share = share[..., None, None]
@@ -81,10 +85,12 @@ class GaussianPrior:
 
 
 def _moments(pixels: Pixels) -> tuple[Tensor, Tensor]:
+    """The model's mean and std of each channel (C,), float64."""
     return torch.tensor(pixels.mean).double(), torch.tensor(pixels.std).double()
 
 
 def _scaled(covariance: Tensor, pixels: Pixels) -> Tensor:
+    """A covariance (..., C, C) of colours in [0, 1], in the model's normalised space."""
     std = _moments(pixels)[1]
     return covariance / std.outer(std)
 

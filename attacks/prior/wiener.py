@@ -3,11 +3,11 @@ r"""Posterior mean of patches under a Gaussian prior, from a linear system with 
     Y = A^T X W^T + noise,   rows of X independent, each N(mu, Sigma),   noise of one variance t^2
 
 With A = U diag(s) V^T and W Sigma W^T = R diag(l) R^T, the entries of V^T Y R are independent:
-entry (k, c) sees the k-th mixture of patches with gain s_k, so that
+entry (k, c) observes the k-th mixture of patches with gain s_k, so that
 
     X^ = 1 mu^T + U [ s_k / (s_k^2 l_c + t^2) (V^T (Y - A^T 1 mu^T W^T) R)_kc ] R^T W Sigma.
 
-Mixtures that the noise drowns fall back to the prior instead of being amplified.
+Mixtures below the noise fall back to the prior instead of being amplified.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-UNSEEN = 1e-13  # of the largest prior variance: directions that W does not see, up to rounding
+UNSEEN = 1e-13  # share of the largest prior variance: below it W drops the direction
 TINY = 1e-300
 
 
 @dataclass(frozen=True)
 class PatchPrior:
-    """N(mean, covariance) of a normalised patch seen through W (K, p); None: W = I."""
+    """N(mean, covariance) of a normalised patch, observed through W (K, p), None meaning W = I."""
 
     mean: Tensor  # (p,)
     covariance: Tensor  # (p, p)
-    weight: Tensor | None = None
+    weight: Tensor | None = None  # W
 
     def spread(self) -> tuple[Tensor, Tensor, Tensor]:
-        """l (k,), R (K, k) and the gain R^T W Sigma (k, p) of the k directions that W sees."""
+        """l (k,), R (K, k) and the gain R^T W Sigma (k, p) of the k directions that W keeps."""
         through = self.covariance if self.weight is None else self.weight @ self.covariance
         system = through if self.weight is None else through @ self.weight.mT
         values, vectors = torch.linalg.eigh((system + system.mT) / 2)
@@ -41,7 +41,7 @@ class PatchPrior:
 def posterior_patches(
     rows: Tensor, total: Tensor, prior: PatchPrior, noise: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """X^ (n, R, p) and the singular values of A (n, min(R, D)), descending.
+    """The posterior mean X^ (n, R, p), and the singular values of A (n, min(R, D)), descending.
 
     rows A (n, R, D), total Y (n, D, K), noise t^2 (n,).
     """
@@ -61,19 +61,19 @@ def expected_square(mean: Tensor, covariance: Tensor) -> Tensor:
 
 
 def known_variance(row_error: Tensor, total_error: Tensor, prior: PatchPrior, rows: int) -> Tensor:
-    """t^2 (n,) where the deviations of the errors on A and Y are known (n,).
+    """t^2 (n,) from the known standard deviations (n,) of the errors on entries of A and of Y.
 
-    Y = A^T X + E_Y with A + E_A in A's place leaves E_Y - E_A^T X, whose variance is
-    var_Y + var_A sum_i E x_i^2 (errors in variables).
+    If Y = A^T X + E_Y is solved with A + E_A in place of A, the error is E_Y - E_A^T X, whose
+    variance is var_Y + var_A sum_i E x_i^2 (errors in variables).
     """
     energy = expected_square(prior.mean, prior.covariance).mean()
     return total_error.square() + row_error.square() * rows * energy
 
 
 def noise_variance(rows: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
-    """t^2 (n,) from what A cannot explain: rows of Y outside A's row space hold noise alone.
+    """t^2 (n,) from what A cannot explain: the part of Y outside A's row space is noise alone.
 
-    Where A leaves no such space, the rounding of the client's precision.
+    It is at least the rounding of the client's precision, and just that where A's rows span all.
     """
     s, vh = torch.linalg.svd(rows, full_matrices=False)[1:]
     cutoff = torch.finfo(dtype).eps * max(rows.shape[-2:]) * s[:, :1]

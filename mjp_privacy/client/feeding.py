@@ -1,4 +1,4 @@
-"""From photographs to what a client feeds its model in a step: augmented, then puzzled."""
+"""From photographs to what a client feeds its model in a step: augmented, then shuffled."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from mjp_privacy.interfaces import ClientInput
 
 @dataclass(frozen=True)
 class Feeding:
-    """All that decides what is fed, but for the images; equal ones feed the same.
+    """Everything except the images that decides what a model is fed.
 
-    It holds the whole client, so that it can be the key of what was made with it.
+    Two equal ones turn the same images into the same input. It holds the whole client
+    configuration, so that inputs, gradients and weights can be stored under it as a key.
     """
 
     client: ClientConfig
@@ -28,26 +29,28 @@ class Feeding:
     seed: int
 
     def photographs(self, images: Tensor, image_ids: Sequence[str], round: int) -> Tensor:
-        """Images (m, C, S, S) in [0, 1] as they enter a round, before any shuffle."""
+        """Images (m, C, S, S) in [0, 1] as they enter a round: augmented, not yet shuffled."""
         return augmented(images, image_ids, self.client.augment, round=round, seed=self.seed)
 
     def puzzled(
         self, photographs: Tensor, labels: Tensor, image_ids: Sequence[str], round: int
     ) -> ClientInput:
-        """These photographs of a round as the setting and the client shuffle them."""
-        drawn = {"patch_size": self.patch_size, "round": round, "seed": self.seed}
+        """These photographs of a round, shuffled as the setting and the client ask for it."""
+        shared = {"patch_size": self.patch_size, "round": round, "seed": self.seed}
         setting = SETTINGS[self.setting]
-        fed = setting.prepare(photographs, labels, image_ids, gamma=self.gamma, **drawn)
-        return step_puzzles(fed, photographs, self.client, **drawn)
+        fed = setting.prepare(photographs, labels, image_ids, gamma=self.gamma, **shared)
+        return step_puzzles(fed, photographs, self.client, **shared)
 
     def input(
         self, images: Tensor, labels: Tensor, image_ids: Sequence[str], round: int
     ) -> ClientInput:
-        """What the model is fed of these images in a round."""
+        """What the model is fed for these images in a round: augmented, then shuffled."""
         photographs = self.photographs(images, image_ids, round)
         return self.puzzled(photographs, labels, image_ids, round)
 
     def rounds_of_steps(self, round: int) -> list[int]:
-        """The number that each local step of a round is drawn for: the same images, augmented and
-        puzzled anew."""
+        """For each local step of a round, the number to give as `round` to `input`.
+
+        All steps use the same images; each augments and shuffles them anew.
+        """
         return [local_round(round, step) for step in range(self.client.steps)]

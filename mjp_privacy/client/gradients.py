@@ -1,4 +1,7 @@
-"""The FedSGD client: one gradient per step, in a stated precision, of only the names asked for."""
+"""The FedSGD client: the gradient of each step, of the parameters that are asked for.
+
+Gradients are computed in the model's own precision, which is part of every result.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ STEPS_AT_ONCE = 20  # independent steps differentiated together; bounds the memo
 class Objective(nn.Module):
     """The client's loss: cross-entropy on the hard label, plus lambda * L_DAL if asked.
 
-    A model without a localization regressor has no such term, and its rows say `dal: false`.
+    A model without a localization regressor has no L_DAL, and its rows say `dal: false`.
     """
 
     def __init__(self, model: LoadedModel, config: ClientConfig) -> None:
@@ -44,15 +47,20 @@ class Objective(nn.Module):
 
 @dataclass(frozen=True)
 class FedSGDClient:
-    """Uploads the gradient of one step on `batch` images, for many independent steps at once.
+    """Computes the gradient of one step on `batch` images, for many independent steps at once.
 
-    The model carries the precision and the device: gradients come in the model's own dtype.
+    `FedSGDClient(model, ClientConfig(batch=2)).update(inputs)` holds a gradient for every two
+    images. Precision and device are the model's.
     """
 
     model: LoadedModel
     config: ClientConfig = field(default_factory=ClientConfig)
 
     def update(self, inputs: ClientInput, *, names: Sequence[str] | None = None) -> ClientUpdate:
+        """What each step uploads: its gradient, or the weight difference of one plain SGD step.
+
+        names: the parameters wanted; None for all that are not withheld.
+        """
         config = self.config
         gradient = ClientUpdate(
             self.gradients(inputs, names=names),
@@ -65,8 +73,11 @@ class FedSGDClient:
         return self._difference(gradient)
 
     def _difference(self, gradient: ClientUpdate) -> ClientUpdate:
-        """w' - w of one plain step, each stored in the model's dtype: rounded to the precision of
-        the weights, not of the step, so that of a small step little is left."""
+        """w' - w of one plain SGD step, both stored in the model's dtype.
+
+        The difference is thus rounded to the precision of the weights, not of the step: little is
+        left of a small step.
+        """
         config, optimizer = self.config, Sgd(self.config)
         sent = {}
         for name, g in gradient.grads.items():
@@ -79,13 +90,13 @@ class FedSGDClient:
 
     @property
     def localizes(self) -> bool:
-        """Whether L_DAL is in the loss."""
+        """Whether L_DAL is part of the loss."""
         return self.config.dal and self.model.dal_regressor is not None
 
     def gradients(
         self, inputs: ClientInput, *, names: Sequence[str] | None = None
     ) -> dict[str, Tensor]:
-        """Gradients by name, (n, *parameter.shape): one a step."""
+        """Gradients by parameter name, (n, *parameter.shape): one for each step."""
         wanted = self.wanted(names)
         steps = self.steps(inputs)
         simple = not self.localizes and all(is_simple(self.model, name) for name in wanted)
@@ -93,26 +104,28 @@ class FedSGDClient:
             return self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
 
     def mean_gradient(self, inputs: ClientInput) -> dict[str, Tensor]:
-        """Gradient of the mean loss of all steps, of every parameter that is not withheld; never
-        one a step, so it takes the memory of one."""
+        """The gradient of the mean loss of all steps, for every parameter that is not withheld.
+
+        Gradients of single steps are never kept, so it takes the memory of one gradient.
+        """
         names = self.wanted(None)
         parameters = [self.model.get_parameter(name) for name in names]
-        total = [torch.zeros_like(parameter) for parameter in parameters]
+        totals = [torch.zeros_like(parameter) for parameter in parameters]
         steps = self.steps(inputs)
         objective = Objective(self.model, self.config)
         with self.differentiating():
             for chunk in zip(*(step.split(STEPS_AT_ONCE) for step in steps), strict=True):
                 images, labels, mask = (*(tensor.flatten(0, 1) for tensor in chunk), None)[:3]
                 loss = objective(images, labels, mask) * len(chunk[0]) / len(steps[0])
-                found = torch.autograd.grad(loss, parameters, allow_unused=True)
-                for held, part in zip(total, found, strict=True):
-                    held += 0 if part is None else part
-        return dict(zip(names, total, strict=True))
+                parts = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for total, part in zip(totals, parts, strict=True):
+                    total += 0 if part is None else part
+        return dict(zip(names, totals, strict=True))
 
     @contextmanager
     def differentiating(self) -> Iterator[None]:
-        """In the client's mode, and with one attention kernel for both precisions and every way of
-        differentiating."""
+        """A `with` block for gradients: the model is in the client's mode, and attention uses one
+        kernel for both precisions and every way of differentiating."""
         was_training = self.model.training
         self.model.train(self.config.mode == "train")
         try:
@@ -122,25 +135,28 @@ class FedSGDClient:
             self.model.train(was_training)
 
     def _per_image(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
-        """One batched backward pass; a step's gradient is the mean of its images'."""
+        """One batched backward pass; a step's gradient is the mean of its images' gradients."""
         parts: dict[str, list[Tensor]] = {name: [] for name in names}
         for chunk in zip(*(step.split(STEPS_AT_ONCE) for step in steps), strict=True):
             images, labels, mask = (*(tensor.flatten(0, 1) for tensor in chunk), None)[:3]
             x = self.model.normalize(images)
-            for name, found in per_image_gradients(self.model, x, labels, mask, names).items():
-                parts[name].append(found.unflatten(0, (-1, self.config.batch)).mean(1))
-        return {name: torch.cat(found) for name, found in parts.items()}
+            for name, grads in per_image_gradients(self.model, x, labels, mask, names).items():
+                parts[name].append(grads.unflatten(0, (-1, self.config.batch)).mean(1))
+        return {name: torch.cat(chunks) for name, chunks in parts.items()}
 
     def _per_step(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Any parameter, any loss: the whole step differentiated under vmap."""
+        """For any parameter and any loss: whole steps are differentiated under vmap."""
         shared = {name: self.model.get_parameter(name).detach() for name in names}
         return self.step_gradients(shared, steps, own_weights=False)
 
     def step_gradients(
         self, weights: Mapping[str, Tensor], steps: Sequence[Tensor], *, own_weights: bool
     ) -> dict[str, Tensor]:
-        """(n, *shape): the gradient of each step at these weights, which all steps share or, with
-        `own_weights`, each has for itself on a leading axis; other parameters are the model's."""
+        """The gradient of each step at these weights, (n, *shape).
+
+        Parameters that are not given are the model's. own_weights: the weights have a leading
+        axis n, one entry for each step; otherwise all steps share them.
+        """
         objective = Objective(self.model, self.config)
         free = {f"model.{name}": weight for name, weight in weights.items()}
         fixed = {name: p.detach() for name, p in objective.named_parameters() if name not in free}
@@ -157,20 +173,21 @@ class FedSGDClient:
         return {name: gradients[f"model.{name}"].detach() for name in weights}
 
     def wanted(self, names: Sequence[str] | None) -> list[str]:
-        """The parameters asked for, or all, less those that are withheld."""
-        own = [name for name, _ in self.model.named_parameters()]
+        """The parameters asked for (None: all), without those that are withheld."""
+        existing = [name for name, _ in self.model.named_parameters()]
         withheld = self.config.withheld
         # A grid may withhold a table that only some of its models have.
         for name in (*(names or ()), *(name for name in withheld if name not in TABLES)):
-            if name not in own:
-                hint = did_you_mean(name, own, " See model.named_parameters().")
+            if name not in existing:
+                hint = did_you_mean(name, existing, " See model.named_parameters().")
                 raise UserError(
                     f"The model has no parameter {name!r}, so no gradient of it exists.{hint}"
                 )
-        return [name for name in (own if names is None else names) if name not in withheld]
+        return [name for name in (existing if names is None else names) if name not in withheld]
 
     def steps(self, inputs: ClientInput) -> list[Tensor]:
-        """Images (n, B, C, H, W), labels (n, B) and, where there is one, mask (n, B, N)."""
+        """The input split into n steps: images (n, B, C, H, W), labels (n, B) and, where there is
+        one, the mask (n, B, N)."""
         like, batch = self.model.cls_token, self.config.batch
         if len(inputs.image_ids) % batch:
             raise UserError(
@@ -185,7 +202,7 @@ class FedSGDClient:
 
 @torch.no_grad()
 def predict(model: LoadedModel, images: Tensor, mask: Tensor | None) -> Tensor:
-    """Predicted class (m,) of images in [0, 1]."""
+    """Predicted classes (m,) of images (m, C, H, W) in [0, 1], on the CPU."""
     like = model.cls_token
     x = model.normalize(images.to(like))
     return model(x, None if mask is None else mask.to(like.device)).argmax(-1).cpu()

@@ -1,6 +1,6 @@
-"""Gradients and local steps of many clients at once, each with weights of its own.
+"""Gradients and local steps of many clients at once, each with its own weights.
 
-A client trains on its step's own images, with a `StepDefense` inside every step where it has one.
+A client trains on the images of its step. If it has a `StepDefense`, that works inside every step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from mjp_privacy.client.optimizers import OPTIMIZERS
 from mjp_privacy.interfaces import ClientInput
 
 Weights = Mapping[str, Tensor]
-"""(n, *shape): a client's own."""
+"""Weights by parameter name, (n, *shape): every client has its own."""
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What n clients compute before anything is done to their uploads; all parameters that are
-    not withheld, which stay as they are."""
+    """What n clients compute, before defences change the whole upload.
+
+    It covers all parameters that are not withheld; withheld ones keep their values.
+    """
 
     client: FedSGDClient
     defense: StepDefense | None
@@ -33,24 +35,25 @@ class LocalTraining:
     round: int
 
     def gradient(self, inputs: ClientInput) -> dict[str, Tensor]:
-        """(n, *shape), at the model's weights."""
+        """The gradient of each client's step at the model's weights, (n, *shape)."""
         return self._step_gradient(inputs, None, 0)
 
     def difference(self, inputs: Sequence[ClientInput]) -> dict[str, Tensor]:
-        """w_E - w_0, one step for each of the inputs; in the precision of the weights."""
+        """w_E - w_0 after one step for each of the inputs, in the precision of the weights."""
         optimizer = OPTIMIZERS[self.client.config.optimizer](self.client.config)
         count = len(inputs[0].image_ids) // self.client.config.batch
         names = self.client.wanted(None)
         start = {name: self.client.model.get_parameter(name).detach() for name in names}
         weights = {name: w.expand(count, *w.shape) for name, w in start.items()}
         for number, step in enumerate(inputs):
-            found = self._step_gradient(step, weights if number else None, number)
-            weights = {name: optimizer.step(name, weights[name], found[name]) for name in names}
+            grads = self._step_gradient(step, weights if number else None, number)
+            weights = {name: optimizer.step(name, weights[name], grads[name]) for name in names}
         return {name: weights[name] - start[name] for name in names}
 
     def _step_gradient(
         self, inputs: ClientInput, weights: Weights | None, number: int
     ) -> dict[str, Tensor]:
+        """The gradient of local step `number`; weights None: the model's, shared by all clients."""
         if self.defense is None:
             return self.client.gradients(inputs) if weights is None else self._at(inputs, weights)
         batch = self.client.config.batch
@@ -60,23 +63,26 @@ class LocalTraining:
         return self.defense.step_gradient(examples, draws)
 
     def _examples(self, inputs: ClientInput, weights: Weights | None) -> dict[str, Tensor]:
-        """(n, B, *shape): each example's own gradient."""
+        """The gradient of each single example, (n, B, *shape)."""
         batch, config = self.client.config.batch, replace(self.client.config, batch=1)
         alone = replace(self, client=replace(self.client, config=config))
         if weights is None:
-            found = alone.client.gradients(inputs)
+            grads = alone.client.gradients(inputs)
         else:
-            own = {name: w.repeat_interleave(batch, 0) for name, w in weights.items()}
-            found = alone._at(inputs, own)
-        return {name: g.unflatten(0, (-1, batch)) for name, g in found.items()}
+            repeated = {name: w.repeat_interleave(batch, 0) for name, w in weights.items()}
+            grads = alone._at(inputs, repeated)
+        return {name: g.unflatten(0, (-1, batch)) for name, g in grads.items()}
 
     def _at(self, inputs: ClientInput, weights: Weights) -> dict[str, Tensor]:
-        """(n, *shape): the gradient of each client's step at its own weights."""
+        """The gradient of each client's step at its own weights, (n, *shape)."""
         with self.client.differentiating():
             return self.client.step_gradients(weights, self.client.steps(inputs), own_weights=True)
 
 
 def clients_at_once(model: torch.nn.Module, batch: int, entries: int = 2**27) -> int:
-    """How many clients' whole gradients may be held together, each example's where clipped."""
+    """How many clients may be computed together, so that `entries` numbers hold their gradients.
+
+    Each example counts as a whole gradient, which is what clipping keeps in memory.
+    """
     size = sum(p.numel() for p in model.parameters())
     return max(1, entries // (size * batch))

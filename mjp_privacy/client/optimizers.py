@@ -1,9 +1,10 @@
-r"""Optimisers of a client's local steps, as torch's of the same name, and what they do to noise.
+r"""Optimisers of a client's local steps, equal to torch's of the same names, and what they do to
+noise on the gradients.
 
     sgd     v <- mu v + (g + wd w),  w <- w - lr v,  v = g + wd w in the first step
     adamw   w <- (1 - lr wd) w - lr m^ / (sqrt(v^) + eps)
 
-The state starts at zero in every upload.
+Velocity and moments start at zero in every upload.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from torch import Tensor
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.registry import Registry
 
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # torch's
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # torch's defaults
 
 
 class Optimizer(Protocol):
+    """Moves the weights of n clients; it keeps its state by parameter name."""
+
     def __init__(self, client: ClientConfig) -> None: ...
 
     def step(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -29,11 +32,14 @@ class Optimizer(Protocol):
 
 
 class Sgd:
+    """SGD with momentum and weight decay, as torch.optim.SGD."""
+
     def __init__(self, client: ClientConfig) -> None:
         self.client = client
         self.velocity: dict[str, Tensor] = {}
 
     def step(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        """The weight after the next step of this parameter."""
         velocity = gradient + self.client.weight_decay * weight
         if self.client.momentum:
             if name in self.velocity:
@@ -43,6 +49,8 @@ class Sgd:
 
 
 class AdamW:
+    """Adam with decoupled weight decay, as torch.optim.AdamW."""
+
     betas: ClassVar[tuple[float, float]] = BETAS
 
     def __init__(self, client: ClientConfig) -> None:
@@ -50,16 +58,17 @@ class AdamW:
         self.state: dict[str, tuple[int, Tensor, Tensor]] = {}
 
     def step(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        """The weight after the next step of this parameter."""
         zero = torch.zeros_like(gradient)
         count, first, second = self.state.get(name, (0, zero, zero))
-        one, two = self.betas
+        beta1, beta2 = self.betas
         count += 1
-        first = one * first + (1 - one) * gradient
-        second = two * second + (1 - two) * gradient.square()
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient.square()
         self.state[name] = (count, first, second)
-        scale = (second / (1 - two**count)).sqrt() + EPSILON
+        scale = (second / (1 - beta2**count)).sqrt() + EPSILON
         decayed = weight * (1 - self.client.lr * self.client.weight_decay)
-        return decayed - self.client.lr * (first / (1 - one**count)) / scale
+        return decayed - self.client.lr * (first / (1 - beta1**count)) / scale
 
 
 OPTIMIZERS: Registry[type[Optimizer]] = Registry("optimizer")
@@ -68,11 +77,14 @@ OPTIMIZERS.register("adamw", AdamW)
 
 
 def shares_of_steps(steps: int, momentum: float) -> list[float]:
-    """How often each step's gradient enters w_E - w_0 = -lr sum_e c_e g_e of SGD without decay:
-    c_e = 1 + mu + ... + mu^(E - e - 1)."""
+    """The weight c_e of each step's gradient in SGD's w_E - w_0 = -lr sum_e c_e g_e, without decay:
+    c_e = 1 + mu + ... + mu^(E - e - 1).
+
+    shares_of_steps(2, 0.5) is [1.5, 1.0].
+    """
     return [sum(momentum**power for power in range(steps - e)) for e in range(steps)]
 
 
 def noise_gain(steps: int, momentum: float, lr: float) -> float:
-    """By how much independent noise of one size on each step's gradient is larger in the sum."""
+    """Standard deviation of w_E - w_0 if independent noise of deviation 1 is on every gradient."""
     return lr * math.sqrt(sum(share**2 for share in shares_of_steps(steps, momentum)))

@@ -1,9 +1,10 @@
-"""Per-image gradients from one batched backward pass, of the parameters whose use is simple.
+"""Per-image gradients from one batched backward pass, for parameters of two simple kinds.
 
 A table added to the tokens (`pos_embed`, `unk_embed`, ...) gets a leading image axis. A linear
 layer's gradient is, for each image, the product of what went in with the gradient of what came
-out. Every other weight gradient is left out of the backward pass: that, not the batch, is most of
-the speed. Images do not interact in a ViT, so the sum of their losses may be differentiated.
+out. Every other weight gradient is left out of the backward pass; most of the speed comes from
+that, not from the batch. Images do not interact in a ViT, so the sum of their losses may be
+differentiated.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ TABLES = ("pos_embed", "unk_embed", "cls_token", "index_embed")
 
 
 def is_simple(model: LoadedModel, name: str) -> bool:
-    """Whether `per_image_gradients` can give this parameter's gradient."""
+    """Whether `per_image_gradients` can compute this parameter's gradient."""
     if name in TABLES:
         return True
-    if name.startswith("dal_regressor."):  # no part of the forward pass to the logits
+    if name.startswith("dal_regressor."):  # the logits do not depend on it
         return False
     owner = model.get_submodule(name.rpartition(".")[0])
     return isinstance(owner, nn.Linear) or owner is model.patch_embed.proj
@@ -34,7 +35,7 @@ def is_simple(model: LoadedModel, name: str) -> bool:
 def per_image_gradients(
     model: LoadedModel, x: Tensor, labels: Tensor, mask: Tensor | None, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Cross-entropy gradients (m, *parameter.shape) of simple parameters.
+    """Cross-entropy gradients by name, (m, *parameter.shape), of parameters that are `is_simple`.
 
     x (m, C, H, W) normalised, labels (m,), mask (m, N) or None.
     """
@@ -55,13 +56,13 @@ def per_image_gradients(
             tap.handle.remove()
     loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
     wanted = [*leaves.values(), *(tap.output for tap in taps.values())]
-    found = torch.autograd.grad(loss, wanted, allow_unused=True)
-    given = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
-    # The leaves carry the parameter's own first axis of length 1 as the image axis.
-    grads = {name: grad.unsqueeze(1) for name, grad in zip(leaves, given, strict=False)}
-    after = dict(zip(taps, given[len(leaves) :], strict=True))
+    raw = torch.autograd.grad(loss, wanted, allow_unused=True)
+    filled = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, raw, strict=True)]
+    # A leaf has the image axis where its parameter has a first axis of length 1.
+    grads = {name: grad.unsqueeze(1) for name, grad in zip(leaves, filled, strict=False)}
+    of_outputs = dict(zip(taps, filled[len(leaves) :], strict=True))
     for name, owner in owners.items():
-        grads[name] = taps[owner].gradient(after[owner], name.endswith(".bias"))
+        grads[name] = taps[owner].gradient(of_outputs[owner], name.endswith(".bias"))
     return {name: grads[name] for name in names}
 
 
@@ -77,14 +78,14 @@ class _Tap:
         self.output = output if output.requires_grad else output.requires_grad_()
         return self.output
 
-    def gradient(self, after: Tensor, bias: bool) -> Tensor:
-        """Gradient of weight or bias per image, from the gradient of the output."""
-        before = self.input
-        if isinstance(self.layer, nn.Conv2d):  # the patch embedding: one output a patch
-            before = to_patches(before, self.layer.kernel_size[0])
-            after = after.flatten(2).mT
-        if before.ndim == 2:  # the head sees one vector an image
-            before, after = before.unsqueeze(1), after.unsqueeze(1)
+    def gradient(self, of_output: Tensor, bias: bool) -> Tensor:
+        """Per-image gradient of the weight or the bias, from the gradient of the output."""
+        entered = self.input
+        if isinstance(self.layer, nn.Conv2d):  # the patch embedding: one output for each patch
+            entered = to_patches(entered, self.layer.kernel_size[0])
+            of_output = of_output.flatten(2).mT
+        if entered.ndim == 2:  # the head sees one vector for each image
+            entered, of_output = entered.unsqueeze(1), of_output.unsqueeze(1)
         if bias:
-            return after.sum(1)
-        return (after.mT @ before).unflatten(2, self.layer.get_parameter("weight").shape[1:])
+            return of_output.sum(1)
+        return (of_output.mT @ entered).unflatten(2, self.layer.get_parameter("weight").shape[1:])

@@ -1,6 +1,6 @@
-"""What a client may do about its position embeddings: fix the table, or add noise to its upload.
+"""What a client may do about its position embeddings: fix the table, or add noise to its gradient.
 
-Withholding a gradient is `FedSGDClient`'s own business.
+A client may also withhold that gradient; `FedSGDClient` does so.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ TABLE = "pos_embed"
 
 
 def with_sinusoidal_positions(model: LoadedModel) -> LoadedModel:
-    """A copy whose table is sines and cosines of row and column; the class row is zero."""
+    """A copy of the model with sines and cosines of row and column as its position table.
+
+    The class token's row is zero.
+    """
     if model.position_embedding != "learned":
         raise UserError(
-            "client.positions: sinusoidal replaces a learned position table; this model's is "
-            f"{model.position_embedding}. Give positions: own, or another model."
+            "client.positions: sinusoidal replaces a learned position table, but this model's is "
+            f"{model.position_embedding}. Set positions: own, or use another model."
         )
     altered = copy.deepcopy(model)
     patches = sinusoidal_table(model.grid, model.embed_dim)
@@ -39,8 +42,8 @@ def sinusoidal_table(grid: int, width: int) -> Tensor:
     """(N, D) float64: sin and cos of row and of column, D/4 frequencies each, from 1 to 1e-4."""
     if width % 4:
         raise UserError(
-            f"client.positions: sinusoidal needs a width that 4 divides, got {width}: sine and "
-            "cosine of row and column take a quarter each."
+            "client.positions: sinusoidal needs an embedding width divisible by 4, got "
+            f"{width}: sine and cosine of row and column take a quarter each. Set positions: own."
         )
     frequencies = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
     index = torch.arange(grid * grid)
@@ -51,26 +54,26 @@ def sinusoidal_table(grid: int, width: int) -> Tensor:
 def noisy(
     update: ClientUpdate, relative: float, image_ids: Sequence[str], *, seed: int
 ) -> ClientUpdate:
-    """The update with Gaussian noise on every row of what it holds of the position table.
+    """The update with Gaussian noise on every row of its gradient of the position table.
 
-    Each step's noise has `relative` times the root mean square of its nonzero entries, and is
-    drawn for (seed, the step's first image, round).
+    The noise of a step has `relative` times the root mean square of the gradient's nonzero
+    entries; it is drawn for (seed, the step's first image, round).
     """
     if not relative or TABLE not in update.grads:
         return update
-    given = update.grads[TABLE]
-    nonzero = (given != 0).flatten(1).sum(-1).clamp(min=1)
-    scale = relative * (given.square().flatten(1).sum(-1) / nonzero).sqrt()
+    gradient = update.grads[TABLE]
+    nonzero = (gradient != 0).flatten(1).sum(-1).clamp(min=1)
+    scale = relative * (gradient.square().flatten(1).sum(-1) / nonzero).sqrt()
     noise = torch.stack(
         [
             torch.randn(
-                given.shape[1:],
+                gradient.shape[1:],
                 generator=torch_generator("position noise", seed, first, update.round),
                 dtype=torch.float64,
             )
             for first in image_ids[:: update.batch]
         ]
     )
-    shaped = scale.view(-1, *[1] * (given.ndim - 1))
-    sent = {**update.grads, TABLE: given + shaped * noise.to(given)}
+    shaped = scale.view(-1, *[1] * (gradient.ndim - 1))
+    sent = {**update.grads, TABLE: gradient + shaped * noise.to(gradient)}
     return replace(update, grads=sent, position_noise=relative)

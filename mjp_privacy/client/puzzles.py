@@ -1,4 +1,7 @@
-"""The puzzles of a client's steps, where they are not simply one for each image."""
+"""Which puzzle shuffles which image, where a client does not simply draw one for each image.
+
+A puzzle is the mask and the permutation by which MJP shuffles the patches of one image.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,13 @@ def step_puzzles(
     round: int,
     seed: int,
 ) -> ClientInput:
-    """The setting's input with the first image's puzzle for its whole step, or none at all in a
-    plain step, as the client has it. plain (m, C, H, W): the images before the shuffle."""
+    """The setting's input, shuffled again by the client's own rules.
+
+    With `mask: batch`, all images of a step get the puzzle of its first image; with a
+    `plain_share`, some steps are not shuffled at all. Other clients keep their input.
+
+    plain (m, C, H, W): the images before the shuffle.
+    """
     if inputs.mask is None or inputs.permutation is None:
         return inputs
     if client.mask == "image" and client.plain_share == 0:
@@ -34,10 +42,10 @@ def step_puzzles(
     if client.mask == "batch":
         first = torch.arange(len(mask)) // client.batch * client.batch
         mask, permutation = mask[first], permutation[first]
-    without = torch.tensor(plain_steps(inputs.image_ids, client, round=round, seed=seed))
-    without = without.repeat_interleave(client.batch).unsqueeze(-1)
-    mask = mask & ~without
-    permutation = torch.where(without, torch.arange(permutation.shape[-1]), permutation)
+    unshuffled = torch.tensor(plain_steps(inputs.image_ids, client, round=round, seed=seed))
+    unshuffled = unshuffled.repeat_interleave(client.batch).unsqueeze(-1)
+    mask = mask & ~unshuffled
+    permutation = torch.where(unshuffled, torch.arange(permutation.shape[-1]), permutation)
     images = shuffle_patches(plain, permutation, patch_size)
     return replace(inputs, images=images, mask=mask, permutation=permutation)
 
@@ -45,7 +53,7 @@ def step_puzzles(
 def plain_steps(
     image_ids: Sequence[str], client: ClientConfig, *, round: int, seed: int
 ) -> list[bool]:
-    """Whether each step is unshuffled, drawn for (seed, the step's first image, round)."""
+    """For each step whether it is not shuffled, drawn for (seed, its first image, round)."""
     return [
         random.Random(derive_seed("plain step", seed, first, round)).random() < client.plain_share
         for first in image_ids[:: client.batch]

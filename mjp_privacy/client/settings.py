@@ -20,7 +20,7 @@ from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """Whether the client shuffles by MJP, and which image the reconstruction is compared to."""
+    """Whether the client shuffles by MJP, and which image a reconstruction is compared with."""
 
     name: str
     shuffles: bool
@@ -37,6 +37,7 @@ class PaperSetting:
         round: int,
         seed: int,
     ) -> ClientInput:
+        """What the client feeds: the images as they are, or each shuffled by its own puzzle."""
         if not self.shuffles:
             return ClientInput(images, labels, tuple(image_ids))
         grid = images.shape[-1] // patch_size
@@ -45,6 +46,7 @@ class PaperSetting:
         return ClientInput(shuffled, labels, tuple(image_ids), mask, permutation)
 
     def target(self, truth: Truth, inputs: ClientInput) -> Tensor:
+        """The images (m, C, H, W) that reconstructions are compared with."""
         return inputs.images if self.against == "input" else truth.images
 
 

@@ -1,9 +1,10 @@
-"""The one way to an upload: train, defend, and say what is public about it.
+"""Makes a client's upload: train, apply the defences, and state what is public about it.
 
-    gradient or local steps -> (withheld names are never made) -> defences in their order -> names
+    gradient or local steps -> defences, in their order -> only the parameters asked for
 
-Defences see all parameters, for a clip or a largest entry is one of the whole upload; what nobody
-asked for is dropped at the end.
+Withheld parameters are left out from the start. Defences see all others, because a clip norm or
+a set of largest entries concerns the whole upload; parameters that nobody asked for are dropped
+at the end.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ def make_upload(
 ) -> ClientUpdate:
     """What n independent clients upload in one round, as one update with a leading axis n.
 
-    inputs: one for each local step, of the same m = n * client.batch images; names: the parameters
-    wanted, None for all.
+    inputs: one for each local step, all of the same m = n * client.batch images.
+    names: the parameters wanted; None for all.
+
+    `make_upload(model, [inputs], ClientConfig(batch=4), names=["pos_embed"])`.
     """
     _check_inputs(inputs, client)
     trainer = FedSGDClient(model, client)
@@ -55,12 +58,12 @@ def _check_inputs(inputs: Sequence[ClientInput], client: ClientConfig) -> None:
     if len(inputs) != client.steps:
         raise UserError(
             f"An upload of {client.steps} local steps (client.steps) needs an input for each, got "
-            f"{len(inputs)}. Give that many."
+            f"{len(inputs)}. Give one input for each step."
         )
     if any(tuple(step.image_ids) != tuple(inputs[0].image_ids) for step in inputs):
         raise UserError(
-            "The inputs of a client's local steps hold different images: expected the same ones in "
-            "the same order. A client trains on its own images."
+            "The inputs of a client's local steps hold different images: expected the same images "
+            "in the same order, because a client trains on its own images in every step."
         )
 
 
@@ -71,7 +74,8 @@ def _defended(
     round: int,
     seed: int,
 ) -> ClientUpdate:
-    """Some clients at a time: only the wanted names of each one's whole upload are kept."""
+    """Uploads made for a few clients at a time, since whole uploads are large: only the wanted
+    parameters of each are kept."""
     client, total = trainer.config, len(inputs[0].image_ids)
     at_once = client.batch * clients_at_once(trainer.model, client.batch)
     parts = [
@@ -99,31 +103,34 @@ def _defended(
 def _upload(
     trainer: FedSGDClient, inputs: Sequence[ClientInput], round: int, seed: int
 ) -> Disturbed:
-    """Training, then every defence of the upload in its order."""
+    """Whole uploads of a few clients: training, then the defences in their order."""
     client = trainer.config
     defenses = [defense_of(text) for text in client.defenses]
-    inside = next((one for one in defenses if isinstance(one, StepDefense)), None)
-    training = LocalTraining(trainer, inside, seed, round)
+    step_defense = next((item for item in defenses if isinstance(item, StepDefense)), None)
+    training = LocalTraining(trainer, step_defense, seed, round)
     if client.upload == "gradient":
         state = Disturbed(training.gradient(inputs[0]))
     else:
         state = Disturbed(training.difference(inputs))
-    if inside is not None:
-        state = replace(state, noise=_noise_of_steps(inside, client, state.sent))
+    if step_defense is not None:
+        state = replace(state, noise=_noise_of_steps(step_defense, client, state.sent))
     for place, defense in enumerate(defenses):
         if isinstance(defense, UploadDefense):
             purpose = f"{defense.name} {place}"
             draws = Draws(seed, inputs[0].image_ids[:: client.batch], round, purpose)
-            made = defense.apply(state.sent, draws)
-            noise, rounding = added(state.noise, made.noise), added(state.rounding, made.rounding)
-            state = Disturbed(made.sent, noise, rounding)
+            altered = defense.apply(state.sent, draws)
+            noise = added(state.noise, altered.noise)
+            state = Disturbed(altered.sent, noise, added(state.rounding, altered.rounding))
     return state
 
 
 def _noise_of_steps(
     defense: StepDefense, client: ClientConfig, sent: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """What the steps' noise amounts to in the upload. AdamW divides it by what nobody is told."""
+    """The standard deviation that noise inside the steps has in the upload, by parameter.
+
+    Empty for AdamW, which divides the noise by numbers that stay with the client.
+    """
     level = defense.deviation(client.batch)
     if not level or client.optimizer != "sgd":
         return {}
@@ -140,5 +147,5 @@ def _joined(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict
 
 
 def weights_of(model: LoadedModel) -> Mapping[str, Tensor]:
-    """The parameters by name, as they are stored; no copies."""
+    """The model's parameters by name; they share its memory."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -1,1 +1,1 @@
-"""What every other room uses and that knows nothing of models or attacks."""
+"""Helpers for every other package: errors, names, files, seeds, progress. No models or attacks."""

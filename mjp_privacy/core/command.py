@@ -1,4 +1,4 @@
-"""What every command does alike: parse its line, and answer a user's mistake in one message."""
+"""What all commands share: parsing the command line, and one clear message for a user's mistake."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any, TypeVar
 from mjp_privacy.core.errors import UserError
 
 DONE, BAD_USAGE, SOME_FAILED = 0, 2, 3
-"""Exit codes: all done; a mistake in the command; some image, cell or upload failed."""
+"""Exit codes: everything done; a mistake in the command; some image, cell or upload failed."""
 
 Arguments = TypeVar("Arguments")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """How a command is called. Its help opens with the example."""
+    """How a command is called: Usage("mjp attack", "mjp attack configs/demo.yaml --out run").
+
+    The command's help starts with the example.
+    """
 
     prog: str  # such as "mjp attack"
     example: str  # a line that can be run as it stands
@@ -30,13 +33,15 @@ class Usage:
         *,
         both_ways: bool = False,
     ) -> Arguments:
-        """The command line as a dataclass; `--help` prints its docstring and ends the program.
+        """Parse `argv` into the dataclass `kind`; `--help` prints its docstring and exits.
 
-        both_ways: switches can be given as --name and as --no-name, for defaults that a file sets.
+        default    an instance whose values apply to options that are not given
+        both_ways  every switch exists as --name and --no-name, so that a default of True can be
+                   switched off
         """
         import tyro
 
-        given: dict[str, Any] = {} if default is None else {"default": default}
+        defaults: dict[str, Any] = {} if default is None else {"default": default}
         config = () if both_ways else (tyro.conf.FlagCreatePairsOff,)
         return tyro.cli(
             kind,
@@ -44,16 +49,16 @@ class Usage:
             prog=self.prog,
             description=f"Example: {self.example}\n\n{kind.__doc__}",
             config=config,
-            **given,
+            **defaults,
         )
 
 
 Command = Callable[[list[str], Usage], int]
-"""From the command's arguments to its exit code."""
+"""A function from the command's arguments to its exit code."""
 
 
 def answered(command: Command, argv: list[str], usage: Usage) -> int:
-    """The command's exit code; a user's mistake is a message and no traceback."""
+    """Run a command and return its exit code; a user's mistake is printed without a traceback."""
     try:
         return command(argv, usage)
     except UserError as error:
@@ -65,7 +70,7 @@ def answered(command: Command, argv: list[str], usage: Usage) -> int:
 
 
 def use_threads(threads: int | None) -> None:
-    """Give torch this many CPU threads; None leaves it as it is."""
+    """Let torch use this many CPU threads; None keeps torch's own number."""
     if threads is None:
         return
     if threads < 1:

@@ -1,4 +1,4 @@
-"""Config files with a base and named `rows` over it, one of which is run."""
+"""Config files that hold a base and named `rows`; each row replaces some fields of the base."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from mjp_privacy.core.registry import unknown_name
 
 
 def row_of(content: Mapping[str, Any], row: str | None, where: str) -> dict[str, Any]:
-    """The base with the row's fields over it; its name gets the row's."""
+    """The config of one row: the base, with the row's fields in place of the base's.
+
+    The row's name is added to the config's: row J of `cifar10` is named `cifar10-J`. `where` names
+    the file in error messages.
+    """
     base = dict(content)
     rows = base.pop("rows", None) or {}
     if rows and row is None:
@@ -22,17 +26,20 @@ def row_of(content: Mapping[str, Any], row: str | None, where: str) -> dict[str,
         return base
     if row not in rows:
         raise UserError(f"{where}: {unknown_name('row', row, [str(name) for name in rows])}")
-    over = rows[row] or {}
-    if not isinstance(over, Mapping):
-        raise UserError(f"{where}, rows.{row}: expected fields over the base's, got {over!r}.")
-    merged = _laid_over(base, over)
+    changes = rows[row] or {}
+    if not isinstance(changes, Mapping):
+        raise UserError(
+            f"{where}, rows.{row}: expected fields that replace the base's, got {changes!r}."
+        )
+    merged = _merged(base, changes)
     merged["name"] = f"{base.get('name', '')}-{row}".strip("-")
     return merged
 
 
-def _laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with these fields changed, also inside nested mappings."""
     merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _laid_over(merged[key], value) if both else value
+    for key, value in changes.items():
+        both_nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both_nested else value
     return merged

@@ -1,5 +1,5 @@
-"""The one exception users see without a traceback."""
+"""The one exception that users see without a traceback."""
 
 
 class UserError(Exception):
-    """Something the user can mend. The message says what was expected, what came, what to do."""
+    """A mistake the user can fix. The message says what was expected, what came, what to do."""

@@ -1,4 +1,4 @@
-"""Fields to a dataclass. A typo is an error that names the nearest field."""
+"""From a mapping of fields to a checked dataclass. A misspelt field gets the nearest real one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from mjp_privacy.core.registry import did_you_mean
 T = TypeVar("T")
 
 STRICT = ConfigDict(extra="forbid")
-"""For dataclasses that are read from a file: a field that nobody knows is an error."""
+"""For dataclasses that are read from a file: an unknown field is an error."""
 
 
 def parse(kind: type[T], content: Mapping[str, Any], where: str, owners: Mapping[str, Any]) -> T:
-    """Fields to a dataclass. `owners`: whose fields stand under which of its own."""
+    """The dataclass `kind` made from these fields; every mistake in them is listed in one error.
+
+    where   names the file in error messages
+    owners  the dataclass behind each nested field, such as {"client": ClientConfig}, to suggest
+            names for misspelt fields inside it
+    """
     try:
         return TypeAdapter(kind).validate_python(dict(content))
     except ValidationError as error:
@@ -30,8 +35,8 @@ def _explain(problem: Any, kind: Any, owners: Mapping[str, Any]) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "unexpected_keyword_argument":
         fields = sorted(_field_names(problem["loc"], kind, owners))
-        known = f" Known: {', '.join(fields)}."
-        hint = did_you_mean(str(problem["loc"][-1]), fields, known)
+        all_fields = f" Known: {', '.join(fields)}."
+        hint = did_you_mean(str(problem["loc"][-1]), fields, all_fields)
         return f"{place}: unknown field.{hint}"
     if problem["type"] == "missing":
         return f"{place}: this field is needed and was not given."

@@ -1,4 +1,4 @@
-"""One process at a time in a run folder."""
+"""A lock that lets only one process at a time work in a run folder."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from mjp_privacy.core.errors import UserError
 
 try:
     import fcntl
-except ImportError:  # no such locks on this system
+except ImportError:  # Windows has no fcntl: no lock is taken there
     fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """The lock ends with its process, however that ends; what a killed one left is swept."""
+    """Hold the folder's lock: `with locked(Path("results/demo")): ...`
+
+    The system releases the lock when the process ends, however it ends. Temporary files that a
+    killed process left are deleted.
+    """
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".lock").open("w") as file:
         if fcntl is not None:

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, plain lines elsewhere, one JSON line per event."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere, a JSON line per message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ PLAIN_INTERVAL = 10.0  # seconds between two plain lines
 
 
 class RunProgress:
-    """Counts units (one image in one cell); says speed and time left."""
+    """Counts finished units (a unit is one image in one cell) and shows speed and time left.
+
+    log: a file that gets one JSON line per message.
+    """
 
     def __init__(self, total: int, log: Path | None = None) -> None:
         self.total, self.done, self.fresh = total, 0, 0
@@ -51,10 +54,11 @@ class RunProgress:
             self.say(f"all {self.total} units are finished already; nothing to do")
 
     def skip(self, units: int) -> None:
-        """Units that an earlier run finished."""
+        """Count units that an earlier command finished; they do not enter the speed."""
         self.done += units
 
     def advance(self, units: int, what: str) -> None:
+        """Count units that were finished just now; `what` they belong to is shown."""
         self.done += units
         self.fresh += units
         if self.bar:
@@ -67,6 +71,7 @@ class RunProgress:
         print(f"{what}: {self.done}/{self.total} · {self.speed()}", file=sys.stderr, flush=True)
 
     def speed(self) -> str:
+        """Images per second and the time left, such as "1.0 images/s · 0 min 02 s left"."""
         elapsed = time.monotonic() - self.started
         rate = self.fresh / max(elapsed, 1e-9)
         if not rate:
@@ -75,7 +80,7 @@ class RunProgress:
         return f"{rate:.1f} images/s · {minutes} min {seconds:02d} s left"
 
     def say(self, message: str, **facts: object) -> None:
-        """A line for the person and the log."""
+        """Show a message; the log gets it too, together with these facts."""
         if self.log:
             with self.log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"time": time.time(), "message": message, **facts}) + "\n")

@@ -1,4 +1,4 @@
-"""Names to things, looked up when they are needed; a misspelt name gets the nearest one."""
+"""Things registered by name, imported when needed; a misspelt name gets the nearest real one."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,44 +14,49 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that is imported when it is first asked for."""
+    """Something that is imported only when it is used, so that listing names stays quick."""
 
     where: str  # "package.module:attribute"
     summary: str  # one line for people
     preset: Mapping[str, Any] = field(default_factory=dict)  # options that this name stands for
 
     def load(self) -> Any:
-        """What the entry stands for, imported now."""
+        """Import the module and return the attribute that the entry names."""
         module, _, attribute = self.where.partition(":")
         return getattr(import_module(module), attribute)
 
 
 def nearest(name: str, available: Iterable[str]) -> str | None:
-    """The name most like a misspelt one: nearest("aprl", ["april", "grey"]) is "april"."""
+    """The name most like a misspelt one, or None: nearest("aprl", ["april", "grey"]) == "april"."""
     return next(iter(get_close_matches(name, list(available), n=1)), None)
 
 
 def did_you_mean(name: str, available: Iterable[str], otherwise: str = "") -> str:
-    """A sentence with the nearest name behind an error message; `otherwise` where none is near."""
+    """A sentence to end an error message with, such as " Did you mean april?".
+
+    `otherwise` is returned where no name is near.
+    """
     near = nearest(name, available)
     return f" Did you mean {near}?" if near else otherwise
 
 
 def unknown_name(kind: str, name: str, available: Iterable[str]) -> UserError:
-    """The error for a name nobody registered, with the nearest one that exists."""
+    """The error for an unknown name; it suggests the nearest one and lists all that exist."""
     names = list(available)
     hint = did_you_mean(name, names)
     return UserError(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names) or 'none'}.")
 
 
 class Registry(Generic[T]):
-    """A dictionary whose misses suggest the nearest name and which refuses a silent overwrite."""
+    """A dictionary by name: an unknown name is an error with a suggestion, a second entry of the
+    same name is an error too."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
 
     def register(self, name: str, entry: T) -> T:
+        """Add an entry under a new name and return it."""
         if name in self._entries:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self._entries[name] = entry
@@ -59,7 +64,7 @@ class Registry(Generic[T]):
 
     @contextmanager
     def registered(self, name: str, entry: T) -> Iterator[None]:
-        """An entry for the time of a `with` block: for tests and notebooks."""
+        """Add an entry for the duration of a `with` block: for tests and notebooks."""
         self.register(name, entry)
         try:
             yield
@@ -78,4 +83,5 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def names(self) -> list[str]:
+        """All names, in the order in which they were registered."""
         return list(self._entries)

@@ -1,4 +1,4 @@
-"""Derived seeds: every random choice comes from a name, none from global state."""
+"""Derived seeds: every random choice is seeded by names and numbers, none by global state."""
 
 import hashlib
 import json
@@ -7,8 +7,11 @@ import torch
 
 
 def derive_seed(*parts: str | int | float) -> int:
-    """A 63-bit seed from its parts; the same on every machine and Python version."""
-    # NumPy's scalars print otherwise than Python's (np.int64(3)), and mean the same.
+    """A 63-bit seed from its parts, such as derive_seed("jigsaw", 0, "cat.png").
+
+    It is the same on every machine and Python version.
+    """
+    # NumPy's scalars have another repr than Python's, np.int64(3), and must give the same seed.
     plain = [part.item() if hasattr(part, "item") else part for part in parts]
     text = json.dumps([repr(part) for part in plain])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def commit() -> str:
-    """The checkout's commit, with '+' where files differ; '' outside a checkout."""
+    """The checkout's commit, followed by '+' if files were changed; '' outside a checkout."""
     here = Path(__file__).resolve().parent
     try:
         described = subprocess.run(

@@ -1,4 +1,4 @@
-"""Config files in YAML, read safely."""
+"""Config files in YAML: read without executing anything, with a clear message for each mistake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mjp_privacy.core.registry import nearest
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """The fields of a YAML file."""
+    """The top-level fields of a YAML file; a field that is given twice is an error."""
     if not path.is_file():
         raise UserError(_no_config(path))
     content = _read_yaml(path)
@@ -27,8 +27,8 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
 
 def _no_config(path: Path) -> str:
     folder = path.parent
-    known = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
-    near = nearest(path.name, known)
+    neighbours = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
+    near = nearest(path.name, neighbours)
     hint = "" if near is None else f" Did you mean {folder / near}?"
     return f"No config at {path}: expected a YAML file.{hint} Those shipped are in configs/."
 
@@ -44,13 +44,16 @@ def _read_yaml(path: Path) -> Any:
             )
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, bad date
-        raise UserError(f"{path} is no valid YAML: {error}") from error
+        raise UserError(f"{path} is not valid YAML: {error}") from error
     except OSError as error:
         raise UserError(f"Expected a readable config at {path}, got: {error.strerror}.") from error
 
 
 def _repeated_key(node: yaml.Node | None, seen: set[int]) -> yaml.ScalarNode | None:
-    """The first key that a mapping under `node` holds twice. `seen`: nodes that anchors share."""
+    """The first key that a mapping under `node` holds twice, or None.
+
+    seen: ids of the nodes visited so far, because an anchor makes one node appear several times.
+    """
     if node is None or id(node) in seen or isinstance(node, yaml.ScalarNode):
         return None
     seen.add(id(node))
@@ -61,7 +64,7 @@ def _repeated_key(node: yaml.Node | None, seen: set[int]) -> yaml.ScalarNode | N
             if key.value in keys:
                 return key
             keys.add(key.value)
-        found = _repeated_key(value, seen)
-        if found is not None:
-            return found
+        repeated = _repeated_key(value, seen)
+        if repeated is not None:
+            return repeated
     return None

@@ -1,4 +1,4 @@
-"""Images: opened, labelled, chosen, decoded and brought to size."""
+"""Images: opening, labelling, choosing, decoding and resizing them."""
 
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.embedded import EmbeddedSource, embedded_images

@@ -1,4 +1,4 @@
-"""`mjp sample`."""
+"""`mjp sample`: copies a few images of every class."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ class SampleArguments:
 
 
 def sample(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(SampleArguments, argv)
-    images = open_images(given.source, given.labels)
-    print(f"{len(images.records)} images in {given.source}. {images.labels_described}", flush=True)
-    chosen = {"per_class": given.per_class, "seed": given.seed}
-    print(make_sample(images, given.out, progress=_progress, **chosen))
+    """Write the sample that `argv` describes and print what was chosen."""
+    arguments = usage.parse(SampleArguments, argv)
+    images = open_images(arguments.source, arguments.labels)
+    count = len(images.records)
+    print(f"{count} images in {arguments.source}. {images.labels_described}", flush=True)
+    choice = {"per_class": arguments.per_class, "seed": arguments.seed}
+    print(make_sample(images, arguments.out, progress=_progress, **choice))
     return DONE
 
 
 def _progress(classes: Sequence[int]) -> Iterator[int]:
-    """A bar on a terminal, elsewhere a line for every tenth of the classes."""
+    """Yield the classes, with a progress bar on a terminal and ten lines of progress elsewhere."""
     from rich.console import Console
     from rich.progress import track
 

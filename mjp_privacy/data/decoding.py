@@ -1,11 +1,11 @@
-"""Bytes of an image file to an 8-bit RGB picture, or the reason why not.
+"""Decode the bytes of an image file to an 8-bit RGB picture, or say why that is not possible.
 
-Every kind of pixel ends as 8-bit RGB by one fixed rule:
+Each kind of pixel becomes 8-bit RGB by one fixed rule:
 
     grey, palette, CMYK, 1-bit   Pillow's conversion; embedded colour profiles are not applied
     transparent                  composited over white
     16-bit grey                  round(v / 257), so that 65535 becomes 255; nothing is clipped
-    float, 32-bit integer        refused: their range is anyone's guess
+    float, 32-bit integer        refused, because their range is unknown
     several frames               the first one
     EXIF orientation             applied; an unreadable EXIF block counts as none
 """
@@ -25,7 +25,7 @@ MAX_PIXELS = 178_956_970
 """Pillow's own limit against decompression bombs; kept here because a program can lift Pillow's."""
 
 MAX_ASPECT = 100
-"""Longest side over shortest. Beyond it, resizing the short side makes a giant of the long one."""
+"""Long side over short side. Beyond it, resizing the short side would make the long one huge."""
 
 _DAMAGED = (
     OSError,
@@ -56,9 +56,9 @@ _TURN = {
 
 
 class ImageError(UserError):
-    """One image cannot be used. `reason` stands alone; `image_id` is set where it is known.
+    """One image cannot be used. `reason` says why; `image_id` is set where it is known.
 
-    Callers that go through many images report it as a row and go on.
+    Callers that process many images record it in a row and continue with the next image.
     """
 
     def __init__(self, reason: str, image_id: str = "") -> None:
@@ -71,13 +71,13 @@ class ImageError(UserError):
 
 
 def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
-    """An upright RGB picture, 8 bits a channel. Raises ImageError with the reason.
+    """An upright RGB picture with 8 bits per channel. Raises ImageError with the reason.
 
-    `min_side`: the least short side in pixels, one patch of the model that will see it.
+    `min_side`: the smallest allowed short side in pixels, one patch of the model that will see it.
     """
     if not content:
         raise ImageError("the file is empty (0 bytes)")
-    # Importing breaching makes Pillow pad cut-off files with grey, in the whole process.
+    # Importing breaching makes Pillow fill up truncated files with grey, in the whole process.
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
         with Image.open(io.BytesIO(content)) as image:
@@ -89,7 +89,7 @@ def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
     except UnidentifiedImageError as error:
         raise ImageError("not an image in a format that Pillow can read") from error
     except Image.DecompressionBombError as error:
-        raise ImageError(f"too many pixels, at most {MAX_PIXELS} are read ({error})") from error
+        raise ImageError(f"too many pixels, at most {MAX_PIXELS} are allowed ({error})") from error
     except _DAMAGED as error:
         raise ImageError(f"cannot be decoded: {str(error) or type(error).__name__}") from error
 
@@ -97,11 +97,13 @@ def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
 def _check_sides(size: tuple[int, int], min_side: int) -> None:
     short, long = sorted(size)
     if short * long > MAX_PIXELS:
-        raise ImageError(f"too many pixels: {short * long}, at most {MAX_PIXELS} are read")
+        raise ImageError(f"too many pixels: {short * long}, at most {MAX_PIXELS} are allowed")
     if short < min_side:
         raise ImageError(f"too small: short side {short} px, at least {min_side} px are needed")
     if long > MAX_ASPECT * short:
-        raise ImageError(f"too narrow: {size[0]}×{size[1]} px, over {MAX_ASPECT} times as long")
+        raise ImageError(
+            f"too narrow: {size[0]}×{size[1]} px, one side is over {MAX_ASPECT} times the other"
+        )
 
 
 def _orientation(image: Image.Image) -> int:

@@ -1,7 +1,7 @@
-"""Photographs that lie inside every scikit-image wheel: images to try things on, no download.
+"""Photographs that come with every scikit-image wheel: images to try things on, no download.
 
-They belong to scikit-image's minimal data set, which it keeps in its wheel (newer pictures are
-fetched on demand and are not used here).
+They belong to scikit-image's minimal data set, which is part of its wheel. Newer pictures of
+scikit-image are fetched on demand and are not used here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EMBEDDED = "embedded"
 """The word that opens these images in place of a path."""
 
 SIDE = 224
-"""Side of a crop in the photograph, in pixels: at 224 nothing is resampled."""
+"""Side of a crop in the photograph, in pixels; a size of 224 therefore needs no resampling."""
 
 PHOTOGRAPHS = {
     "astronaut": "astronaut.png",
@@ -32,19 +32,19 @@ PHOTOGRAPHS = {
     "motorcycle": "motorcycle_left.png",
     "rocket": "rocket.jpg",
 }
-"""Name to file. One of the stereo pair only; drawings, textures and micrographs are left out."""
+"""Name to file. Of the stereo pair only one is used; drawings, textures and micrographs are not."""
 
 
 @dataclass(frozen=True)
 class EmbeddedFiles:
-    """The crops as named bytes, "astronaut/0_1" for row 0 and column 1, as PPM."""
+    """The crops as named PPM files; "astronaut/0_1" is the crop in row 0 and column 1."""
 
     path: Path
     size: int
     names: tuple[str, ...]
 
     def read(self, name: str) -> bytes:
-        """PPM has no compressor, so the bytes are the same with every zlib."""
+        """The crop as PPM, which is not compressed: its bytes do not depend on the zlib version."""
         photograph, _, place = name.partition("/")
         row, column = (int(number) for number in place.split("_"))
         crop = _crops(_photograph(self.path, photograph))[row, column]
@@ -63,7 +63,7 @@ def embedded_images(size: int = SIDE) -> EmbeddedSource:
     """20 crops of six photographs, size × size pixels, without labels.
 
     The crops are the squares of side 224 that fit into each photograph without overlap, as a grid
-    in its middle; other sizes are resized (bicubic, antialiased).
+    in its middle; for other sizes they are resized (bicubic, antialiased).
     """
     if size < 1:
         raise UserError(f"Expected a size of at least 1 pixel, got {size}.")
@@ -78,7 +78,7 @@ def embedded_images(size: int = SIDE) -> EmbeddedSource:
 
 
 def _crops(photograph: Image.Image) -> dict[tuple[int, int], Image.Image]:
-    """(row, column) to crop."""
+    """The crops of a photograph by (row, column)."""
     rows, columns = photograph.height // SIDE, photograph.width // SIDE
     top, left = (photograph.height - rows * SIDE) // 2, (photograph.width - columns * SIDE) // 2
     boxes = {
@@ -102,7 +102,7 @@ def _photograph(folder: Path, name: str) -> Image.Image:
 
 
 def _data_folder() -> Path:
-    """skimage/data, found without importing skimage."""
+    """The folder skimage/data, without importing skimage."""
     spec = find_spec("skimage")
     if spec is None or spec.origin is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The files of a folder or a zip by their relative names. A zip is read in place, not extracted."""
+"""The files of a folder or zip by their relative names. A zip is read in place, not extracted."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SUFFIX_WORDS = """
     .jp2 .j2k .avif .heic .heif
 """
 IMAGE_SUFFIXES = frozenset(_SUFFIX_WORDS.split())
-"""Endings taken for images, in either case. One that Pillow cannot read is reported later."""
+"""Endings of image files, in upper or lower case. What Pillow cannot read is reported later."""
 
 MAX_BYTES = 512 * 2**20
-"""Largest image file that is read into memory."""
+"""Size of the largest image file that is read into memory."""
 
 _ZIP_DAMAGE = (
     zipfile.BadZipFile,
@@ -37,21 +37,25 @@ _ZIP_DAMAGE = (
 
 
 class Files(Protocol):
-    """Named bytes. Names are relative posix paths, sorted."""
+    """A set of files that are read by name."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """The folder or zip itself."""
+        ...
 
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...]:
+        """The names of all files: relative posix paths, sorted."""
+        ...
 
     def read(self, name: str) -> bytes:
-        """The whole file; ImageError with the reason if it cannot be had."""
+        """The content of a file; ImageError with the reason if it cannot be read."""
         ...
 
 
 class FolderFiles:
-    """A folder and everything under it, through links too; hidden entries are left out."""
+    """All files under a folder, also behind links; hidden files and folders are left out."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,6 +67,7 @@ class FolderFiles:
             ) from error
 
     def read(self, name: str) -> bytes:
+        """The content of a file; ImageError if it is too large or cannot be read."""
         path = self.path / name
         try:
             if path.stat().st_size > MAX_BYTES:
@@ -73,7 +78,7 @@ class FolderFiles:
 
 
 class ZipFiles:
-    """The entries of a zip. One open handle a process: it can be pickled and survives a fork."""
+    """The entries of a zip. Each process opens its own handle: it can be pickled and forked."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,6 +104,7 @@ class ZipFiles:
         return {**self.__dict__, "_handle": None}
 
     def read(self, name: str) -> bytes:
+        """The content of an entry; ImageError if it is too large or damaged."""
         try:
             if self._archive.getinfo(name).file_size > MAX_BYTES:
                 raise ImageError(f"the file is larger than {MAX_BYTES >> 20} MiB")
@@ -108,7 +114,7 @@ class ZipFiles:
 
 
 def open_files(path: Path) -> Files:
-    """The folder or zip at `path`; UserError where there is none or no image is in it."""
+    """The folder or zip at `path`; UserError if it is neither or holds names that are not UTF-8."""
     files: Files
     if path.is_dir():
         files = FolderFiles(path)
@@ -126,20 +132,20 @@ def open_files(path: Path) -> Files:
 
 
 def image_names(files: Files) -> tuple[str, ...]:
-    """Names with an image's ending, sorted; UserError if there is none."""
-    found = tuple(name for name in files.names if _suffix(name) in IMAGE_SUFFIXES)
-    if not found:
+    """Names with an image's ending, sorted; UserError if there are none."""
+    names = tuple(name for name in files.names if _suffix(name) in IMAGE_SUFFIXES)
+    if not names:
         kinds = Counter(_suffix(name) or "no ending" for name in files.names).most_common(5)
-        other = ", ".join(f"{count} × {kind}" for kind, count in kinds) or "nothing at all"
+        contents = ", ".join(f"{count} × {kind}" for kind, count in kinds) or "nothing at all"
         raise UserError(
             f"No image in {files.path}: expected files such as .jpg, .png or .webp at any depth, "
-            f"found {other}. Give the folder that holds the images."
+            f"found {contents}. Give the folder that holds the images."
         )
-    return found
+    return names
 
 
 def missing_path(kind: str, path: Path) -> UserError:
-    """The error for a path that does not exist, with the nearest name that does."""
+    """The error for a path that does not exist; it suggests the most similar one that does."""
     absent, parent, rest = path, path.absolute().parent, Path()
     while not parent.is_dir():
         absent, parent, rest = parent, parent.parent, absent.name / rest
@@ -154,7 +160,7 @@ def missing_path(kind: str, path: Path) -> UserError:
 
 
 def _walk(folder: Path, prefix: str, above: frozenset[Path]) -> Iterator[str]:
-    """Names under `folder`. `above`: the real folders on the way here, so that a loop ends."""
+    """Names under `folder`. `above`: the folders that contain it, so that a loop of links ends."""
     real = folder.resolve()
     if real in above:
         return
@@ -194,7 +200,7 @@ def _refuse_unsafe(path: Path, info: zipfile.ZipInfo) -> None:
 
 
 def _refuse_unusable_names(files: Files) -> None:
-    """Names that are not Unicode cannot become image ids: tables and CSVs are UTF-8."""
+    """Names that are not Unicode cannot become image ids, since tables and CSVs are UTF-8."""
     for name in files.names:
         try:
             name.encode()

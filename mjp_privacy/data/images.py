@@ -1,4 +1,4 @@
-"""Open any folder or zip of images, and go through it as tensors.
+"""Open any folder or zip of images and iterate over it as tensors.
 
 for image, label, image_id in load_images("val", size=224, limit=10): ...
 """
@@ -32,10 +32,10 @@ class LoadedImage(NamedTuple):
 def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSource:
     """The images at `path`: a flat folder, class folders, ImageNet val, or a zip of any of these.
 
-    `labels` is a label file; without one they are looked for as `mjp_privacy.data.labels` says.
+    `labels` is a label file; without one, labels are looked for as `mjp_privacy.data.labels` says.
     The word "embedded" opens the photographs that come with scikit-image; a folder of that name
-    is opened by its absolute path. Nothing is decoded here. Raises UserError where there is no
-    image, or labels for only some.
+    is opened by its absolute path. Nothing is decoded here. Raises UserError if there are no
+    images, or labels for only some of them.
     """
     if str(path) == EMBEDDED:
         if labels is not None:
@@ -43,11 +43,12 @@ def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSour
         return embedded_images()
     files = open_files(_from_home(path))
     image_ids = image_names(files)
-    found = find_labels(files, image_ids, _from_home(labels) if labels else None)
+    labelling = find_labels(files, image_ids, _from_home(labels) if labels else None)
     records = tuple(
-        ImageRecord(image_id, found.by_image.get(image_id), found.source) for image_id in image_ids
+        ImageRecord(image_id, labelling.by_image.get(image_id), labelling.source)
+        for image_id in image_ids
     )
-    return ImageSource(files.path, records, found.described, files)
+    return ImageSource(files.path, records, labelling.described, files)
 
 
 def load_images(
@@ -91,7 +92,7 @@ def _load(
 
 
 def _from_home(path: str | Path) -> Path:
-    """The path without ~; that of a user who has no home stays, and is not found."""
+    """The path with ~ expanded; unchanged if there is no home folder to put in its place."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -1,12 +1,12 @@
-"""Label files: a CSV, and the ones that ImageNet's validation images come with.
+"""Label files: a CSV, and the formats in which ImageNet's validation labels are published.
 
-    file,label[,...]                 also image, image_id, filename; label an index or a synset
+    file,label[,...]                 or image, image_id, filename; a label is an index or a synset
     val.txt                          `name index`, indices 0..999 (Caffe)
     LOC_val_solution.csv             ImageId,PredictionString; the first synset counts (Kaggle)
-    *synset_labels.txt               one synset a line, in order of the file names (TensorFlow)
+    *synset_labels.txt               one synset per line, in order of the file names (TensorFlow)
     ILSVRC2012_validation_ground_truth.txt   refused: its ids are in another order (devkit)
 
-The format is read off the content, never off the name.
+The format is recognised by the content, never by the file's name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME_AND_INDEX = re.compile(r"(\S.*?)\s+(\d+)")
 
 @dataclass(frozen=True)
 class LabelTable:
-    """What a label file says: `rows` (name, label), or `ordered` labels without names."""
+    """The content of a label file: either `rows` (name, label), or `ordered` labels alone."""
 
     origin: str
     source: Literal["csv", "file"]
@@ -40,7 +40,7 @@ class LabelTable:
 
 @cache
 def synset_indices() -> dict[str, int]:
-    """Synset (n01440764) to class index: position among the 1000 sorted synsets of ILSVRC 2012."""
+    """Class index by synset (n01440764): its place among the sorted 1000 of ILSVRC 2012."""
     from timm.data.imagenet_info import ImageNetInfo
 
     info: Any = ImageNetInfo()  # its methods are not annotated
@@ -48,12 +48,15 @@ def synset_indices() -> dict[str, int]:
 
 
 def is_synset(text: str) -> bool:
-    """Whether `text` is named like a synset; it need not be one of the 1000."""
+    """Whether `text` looks like a synset; it need not be one of the 1000."""
     return _SYNSET.fullmatch(text) is not None
 
 
 def parse_label_file(origin: str, content: bytes) -> LabelTable:
-    """`origin` names the file in messages. UserError where the content is none of the formats."""
+    """The labels in the bytes of a label file; UserError if its format is none of the above.
+
+    `origin` names the file in messages.
+    """
     try:
         lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -72,7 +75,7 @@ def parse_label_file(origin: str, content: bytes) -> LabelTable:
         return _parse_names_and_indices(origin, lines)
     raise UserError(
         f"{origin} starts with {first[:80]!r}; expected a CSV with the columns `file` and `label`, "
-        "lines of `name index`, Kaggle's `ImageId,PredictionString`, or one synset a line. "
+        "lines of `name index`, Kaggle's `ImageId,PredictionString`, or one synset per line. "
         "A CSV with the header `file,label` always works."
     )
 
@@ -112,14 +115,14 @@ def _parse_names_and_indices(origin: str, lines: Sequence[str]) -> LabelTable:
     if max(label for _, label in rows) >= NUM_IMAGENET:
         raise UserError(
             f"{origin} holds the class index {max(label for _, label in rows)}; expected 0..999, "
-            "positions among the sorted synsets, counted from 0. Subtract 1 if it counts from 1; "
-            "for other classes give a CSV with the header `file,label`."
+            "places among the sorted synsets, counted from 0. Subtract 1 if the file counts from "
+            "1; for other classes give a CSV with the header `file,label`."
         )
     return LabelTable(origin, "file", rows=_consistent(origin, rows))
 
 
 def _dict_rows(lines: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """(line number, row with lower-case column names), blank lines left out."""
+    """(line number, row with lower-case column names), without blank lines."""
     reader = csv.DictReader(io.StringIO("\n".join(line for line in lines)))
     return [
         (
@@ -155,13 +158,13 @@ def _synset_index(origin: str, number: int, synset: str) -> int:
 
 
 def _consistent(origin: str, rows: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """The rows, unless one name has two labels."""
+    """The rows without repetitions; UserError if a name has two different labels."""
     seen: dict[str, int] = {}
     for name, label in rows:
         if seen.setdefault(name, label) != label:
             raise UserError(
                 f"{origin} gives {name} twice, with the labels {seen[name]} and {label}. "
-                "Expected one label an image: remove the wrong line."
+                "Expected one label per image: remove the wrong line."
             )
     return tuple(seen.items())
 

@@ -1,4 +1,4 @@
-"""Put the labels of a label file on the images it names."""
+"""Assign the labels of a label file to the images that it names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SHOWN = 5
 
 
 def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> dict[str, int]:
-    """A label for every image id, or UserError with counts and names.
+    """The label of every image by its id; UserError if any image has none.
 
-    `wrapper`: a folder around all images ("val/") that the file's names may leave out.
+    `wrapper`: a folder around all images ("val/") that the names in the file may leave out.
     """
     if table.ordered:
         return _in_order(table, image_ids)
@@ -31,10 +31,10 @@ def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> d
     )
     best: dict[str, int] = {}
     for key in keys:
-        found = _match_by(key, table.rows, image_ids)
-        if len(found) == len(image_ids):
-            return found
-        best = max(best, found, key=len)
+        labels = _match_by(key, table.rows, image_ids)
+        if len(labels) == len(image_ids):
+            return labels
+        best = max(best, labels, key=len)
     raise _unmatched(table, image_ids, best)
 
 
@@ -53,18 +53,20 @@ def validation_number(image_id: str) -> int | None:
 def _match_by(
     key: Callable[[str], str], rows: Sequence[tuple[str, int]], image_ids: Sequence[str]
 ) -> dict[str, int]:
-    """Images whose key is theirs alone and has one label."""
+    """The labels of the images whose key has exactly one; none if two images share a key."""
     if len({key(image_id) for image_id in image_ids}) < len(image_ids):
         return {}
-    labels: dict[str, set[int]] = {}
+    by_key: dict[str, set[int]] = {}
     for name, label in rows:
-        labels.setdefault(key(name), set()).add(label)
-    found = {image_id: labels.get(key(image_id), set()) for image_id in image_ids}
-    return {image_id: next(iter(one)) for image_id, one in found.items() if len(one) == 1}
+        by_key.setdefault(key(name), set()).add(label)
+    by_image = {image_id: by_key.get(key(image_id), set()) for image_id in image_ids}
+    return {
+        image_id: next(iter(labels)) for image_id, labels in by_image.items() if len(labels) == 1
+    }
 
 
 def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
-    """The k-th label for the k-th file name; for part of ImageNet val, for the image numbered k."""
+    """The k-th label for the k-th file name; with ImageNet's 50 000 labels, for image number k."""
     numbers = {image_id: validation_number(image_id) for image_id in image_ids}
     if len(table.ordered) == NUM_VALIDATION and all(numbers.values()):
         return {
@@ -75,17 +77,17 @@ def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
     if len(table.ordered) != len(image_ids):
         raise UserError(
             f"{table.origin} holds {len(table.ordered)} labels without names for "
-            f"{len(image_ids)} images; expected one for each, in order of the file names. "
+            f"{len(image_ids)} images; expected one for each, in the order of the file names. "
             "Give a CSV with the header `file,label` instead."
         )
     by_name = sorted(image_ids, key=lambda image_id: (PurePosixPath(image_id).name, image_id))
     return dict(zip(by_name, table.ordered, strict=True))
 
 
-def _unmatched(table: LabelTable, image_ids: Sequence[str], found: Mapping[str, int]) -> UserError:
-    missing = [image_id for image_id in image_ids if image_id not in found]
+def _unmatched(table: LabelTable, image_ids: Sequence[str], labels: Mapping[str, int]) -> UserError:
+    missing = [image_id for image_id in image_ids if image_id not in labels]
     named = [name for name, _ in table.rows]
-    if not found:
+    if not labels:
         return UserError(
             f"{table.origin} names none of the {len(image_ids)} images: its {len(named)} names "
             f"are {some(named)}; the images are {some(missing)}. Expected paths relative to the "
@@ -93,5 +95,5 @@ def _unmatched(table: LabelTable, image_ids: Sequence[str], found: Mapping[str, 
         )
     return UserError(
         f"{table.origin} leaves {len(missing)} of {len(image_ids)} images without a label: "
-        f"{some(missing)}. Expected a line for each: add them, or take the images out."
+        f"{some(missing)}. Expected a line for each: add the lines, or take the images out."
     )

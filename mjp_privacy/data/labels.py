@@ -1,14 +1,14 @@
 """Where the labels of a folder or zip come from, in order of precedence.
 
-1. a label file that is given
+1. the label file that the caller names
 2. `labels.csv` inside, with the header `file,label`
 3. synset folders, or flat files named like n01440764_10026.JPEG: the ImageNet class index
-4. other class folders: their number if all are named by numbers, else their place in sorted order
+4. other class folders: their number if all their names are numbers, else their place when sorted
 5. for flat ILSVRC2012_val_*.JPEG: val.txt, LOC_val_solution.csv or *synset_labels.txt, among the
    images or beside their folder or zip
 6. nothing: the images carry no labels
 
-A single folder around everything (a zip of `val/`) is looked through.
+A folder around all images (such as `val/` in a zip of it) does not count as a class folder.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", 
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels by image id, for all images or for none; `described` is one sentence on them."""
+    """Labels by image id, for all images or for none; `described` says where they come from."""
 
     by_image: Mapping[str, int]
     source: LabelSource
     described: str
 
 
-def find_labels(files: Files, image_ids: Sequence[str], given: Path | None) -> Labels:
-    """The labels of every image, or of none. UserError where a source labels only some."""
+def find_labels(files: Files, image_ids: Sequence[str], label_file: Path | None) -> Labels:
+    """The labels of every image, or of none. UserError if a source has labels for only some."""
     wrapper = _wrapper(image_ids)
-    if given is not None:
-        return _from_table(_read_outside(given), image_ids, wrapper)
+    if label_file is not None:
+        return _from_table(_read_outside(label_file), image_ids, wrapper)
     parents = PurePosixPath(wrapper).parts
     for depth in range(len(parents), -1, -1):
         base = "".join(parent + "/" for parent in parents[:depth])
@@ -72,7 +72,7 @@ def find_labels(files: Files, image_ids: Sequence[str], given: Path | None) -> L
 
 
 def _wrapper(image_ids: Sequence[str]) -> str:
-    """The folders around every image, "" or "val/" or "imagenet/val/"; never a synset's."""
+    """The folders that all images lie in: "", "val/", "imagenet/val/"; never a synset folder."""
     wrapper: list[str] = []
     for parts in zip(*(PurePosixPath(name).parts[:-1] for name in image_ids), strict=False):
         if len(set(parts)) > 1 or is_synset(parts[0]):
@@ -104,13 +104,13 @@ def _read_inside(files: Files, name: str) -> LabelTable:
 def _from_table(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> Labels:
     by_image = match_labels(table, image_ids, wrapper)
     count = len(set(by_image.values()))
-    named = "/".join(Path(table.origin).parts[-2:])  # rows and reports hold no paths of a machine
+    named = "/".join(Path(table.origin).parts[-2:])  # no full paths of this machine in reports
     described = f"Labels come from {named} ({len(by_image)} images, {count} classes)."
     return Labels(by_image, table.source, described)
 
 
 def _from_validation_file(files: Files, image_ids: Sequence[str], wrapper: str) -> Labels | None:
-    """For flat ILSVRC2012_val_* images: a label file among them, or beside their folder or zip."""
+    """For flat ILSVRC2012_val_* images: from a file among them, or beside their folder or zip."""
     if not all(validation_number(image_id) for image_id in image_ids):
         return None
     for pattern in _FLAT_LABEL_FILES:
@@ -126,7 +126,7 @@ def _from_validation_file(files: Files, image_ids: Sequence[str], wrapper: str) 
 
 
 def _refuse_splits(files: Files, inner: Mapping[str, str]) -> None:
-    """Train and validation images together are a mistake, and `train` is no class."""
+    """UserError where the folders are splits such as `train` and `val`: these are no classes."""
     tops = sorted({PurePosixPath(path).parts[0] for path in inner.values() if "/" in path})
     if len(tops) > 1 and all(top.lower() in _SPLITS for top in tops):
         raise UserError(
@@ -136,7 +136,10 @@ def _refuse_splits(files: Files, inner: Mapping[str, str]) -> None:
 
 
 def _from_synsets(files: Files, inner: Mapping[str, str]) -> Labels | None:
-    """ImageNet class indices of synset folders, also of a few. `inner`: paths in the wrapper."""
+    """ImageNet class indices of synset folders, or of synsets in the file names; None without any.
+
+    `inner` is each image's path inside the wrapper.
+    """
     synsets = {image_id: _synset_folder(path) for image_id, path in inner.items()}
     if not any(synsets.values()):
         return _from_synset_names(inner)
@@ -169,7 +172,7 @@ def _synset_folder(path: str) -> str | None:
 
 
 def _from_synset_names(inner: Mapping[str, str]) -> Labels | None:
-    """Flat images that all bear their synset in their names, as ImageNet's training images do."""
+    """For flat images whose names all start with a synset, as ImageNet's training images do."""
     if any("/" in path or not re.match(r"n\d{8}_", path) for path in inner.values()):
         return None
     synsets = {image_id: path.split("_")[0] for image_id, path in inner.items()}
@@ -181,7 +184,7 @@ def _from_synset_names(inner: Mapping[str, str]) -> Labels | None:
 
 
 def _from_class_folders(inner: Mapping[str, str]) -> Labels | None:
-    """Class folders of any other name; None where images also lie beside the folders."""
+    """From class folders of any other name; None where images also lie beside the folders."""
     if not all("/" in path for path in inner.values()):
         return None
     folders = sorted({path.split("/")[0] for path in inner.values()})

@@ -28,11 +28,11 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class Sample:
-    """The choice: images with their sha256, candidates left out with the reason, classes short."""
+    """Which images were chosen, which could not be read, and which classes had too few."""
 
-    chosen: tuple[tuple[ImageRecord, str], ...]
-    skipped: tuple[tuple[ImageRecord, str], ...]
-    short: Mapping[int, int]  # class to its number of readable images, where fewer than asked
+    chosen: tuple[tuple[ImageRecord, str], ...]  # with their sha256
+    skipped: tuple[tuple[ImageRecord, str], ...]  # with the reason
+    short: Mapping[int, int]  # readable images by class, of the classes that have too few
 
     def tables(self) -> dict[str, str]:
         """The text of each CSV by its file name."""
@@ -53,9 +53,9 @@ def make_sample(
     seed: int = 0,
     progress: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> str:
-    """Write the sample to `out`, whole or not at all, and say in a few lines what was done.
+    """Write the sample to `out`, whole or not at all; returns a few lines on what was done.
 
-    `progress` is handed the classes and gives them back one by one.
+    `progress` is called with the classes and yields them one by one.
     """
     _refuse_out(source.path, out)
     occupied = out.is_dir() and any(out.iterdir())
@@ -81,7 +81,7 @@ def choose(
 ) -> Sample:
     """The first `per_class` readable images of every class, in the order of a hash.
 
-    The hash takes the seed, the class and the file's name without its folder, so that the same
+    The hash is over the seed, the class and the file's name without its folder, so that the same
     images are chosen from ImageNet val whether it is flat, in synset folders or zipped.
     """
     if per_class < 1:
@@ -104,8 +104,8 @@ def choose(
             short[label] = len(chosen) - before
     if not chosen:
         raise UserError(
-            f"None of the {len(skipped)} images of {source.path} can be read; the first: "
-            f"{skipped[0][0].image_id}: {skipped[0][1]}. Expected at least one whole image."
+            f"None of the {len(skipped)} images of {source.path} can be read; the first is "
+            f"{skipped[0][0].image_id}: {skipped[0][1]}. Expected at least one readable image."
         )
     return Sample(tuple(sorted(chosen, key=_id)), tuple(sorted(skipped, key=_id)), short)
 
@@ -115,7 +115,7 @@ def _by_class(source: ImageSource) -> dict[int, list[ImageRecord]]:
     for record in source.records:
         if record.label is None:
             raise UserError(
-                f"A sample takes images of every class, but {source.path} has none: "
+                f"A sample takes images of every class, but {source.path} has no classes: "
                 f"{source.labels_described} Give --labels with a CSV `file,label`."
             )
         classes[record.label].append(record)
@@ -143,13 +143,13 @@ def _refuse_out(source: Path, out: Path) -> None:
 
 def _occupied(out: Path) -> UserError:
     return UserError(
-        f"{out} is not empty and holds something else than this sample. Expected a new or an empty "
+        f"{out} is not empty and holds something other than this sample. Expected a new or empty "
         "folder: give another --out, or move the files away."
     )
 
 
 def _write(source: ImageSource, sample: Sample, out: Path) -> None:
-    """Fill a neighbour of `out`, then rename it into place."""
+    """Fill a temporary folder beside `out`, then rename it."""
     temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
     try:
         for record, sha256 in sample.chosen:
@@ -167,7 +167,7 @@ def _write(source: ImageSource, sample: Sample, out: Path) -> None:
     except OSError as error:
         raise UserError(
             f"Cannot write {out}: {error.strerror} ({error.filename}). Nothing was left there; "
-            "give a folder that can be written, on a disk with room."
+            "give a folder that can be written, on a disk with enough space."
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -192,14 +192,14 @@ def _remarks(sample: Sample, per_class: int) -> list[str]:
         count = len(sample.skipped)
         lines.append(
             f"Skipped {count} unreadable {'image' if count == 1 else 'images'}, listed in "
-            f"skipped.csv; the first: {first.image_id}: {reason}."
+            f"skipped.csv; the first is {first.image_id}: {reason}."
         )
     if sample.short:
         shown = [f"{label} ({count})" for label, count in list(sample.short.items())[:_SHOWN]]
         more = f" and {len(sample.short) - _SHOWN} more" if len(sample.short) > _SHOWN else ""
         lines.append(
-            f"Fewer than {per_class} readable in {len(sample.short)} classes: class (found) "
-            f"{', '.join(shown)}{more}."
+            f"Fewer than {per_class} readable images in {len(sample.short)} classes; class (images "
+            f"found): {', '.join(shown)}{more}."
         )
     return lines
 

@@ -16,8 +16,8 @@ from mjp_privacy.data.labels import LabelSource
 class ImageRecord:
     """One image, not yet read.
 
-    `image_id` is its path inside the folder or zip. `group` names what it was cut from, its own
-    id unless said otherwise: images of one group are not independent in a bootstrap.
+    `image_id` is its path inside the folder or zip. `group` names the photograph it was cut from,
+    by default its own id: images of one group are not independent in a bootstrap.
     """
 
     image_id: str
@@ -32,9 +32,9 @@ class ImageRecord:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Records in sorted order of their ids. Labels are on all of them or on none.
+    """Records sorted by their ids; either all of them have labels or none.
 
-    It can be pickled and used after a fork.
+    It can be pickled, and used after a fork.
     """
 
     path: Path
@@ -43,7 +43,7 @@ class ImageSource:
     files: Files = field(repr=False)
 
     def read_bytes(self, record: ImageRecord) -> bytes:
-        """The image file as stored. Raises ImageError where it cannot be had."""
+        """The image file as stored. Raises ImageError if it cannot be read."""
         try:
             return self.files.read(record.image_id)
         except ImageError as error:
@@ -52,7 +52,7 @@ class ImageSource:
     def decode(self, record: ImageRecord, *, min_side: int = 1) -> Image.Image:
         """The upright 8-bit RGB picture. Raises ImageError with the reason.
 
-        `min_side`: the least short side in pixels, one patch of the model that will see it.
+        `min_side`: the smallest allowed short side in pixels, one patch of the model.
         """
         content = self.read_bytes(record)
         try:

@@ -1,4 +1,4 @@
-"""A seeded order of the images, in which every limit is a prefix of the next."""
+"""A seeded order of the images; the subset of a smaller limit is a prefix of that of a larger."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mjp_privacy.data.source import ImageRecord
 def spread_subset(
     records: Sequence[ImageRecord], limit: int | None, seed: int
 ) -> tuple[ImageRecord, ...]:
-    """The first `limit` records (None: all) of an order that goes round the classes.
+    """The first `limit` records (None: all) of an order in which the classes take turns.
 
-    One image of every class, in a seeded order of the classes, then a second of every class, and
-    so on. The order hangs on (seed, image_id, label) alone, so it is the same on every machine and
-    limit 10 is a prefix of limit 20. Unlabelled images go round their groups.
+    First comes one image of every class, in a seeded order of the classes, then a second of every
+    class, and so on. The order depends on (seed, image_id, label) alone, so it is the same on every
+    machine, and limit 10 is a prefix of limit 20. Of unlabelled images the groups take turns.
     """
     if limit is not None and limit < 1:
         raise UserError(f"Expected a limit of at least 1 image, got {limit}. Leave it out for all.")

@@ -1,4 +1,4 @@
-"""From a picture to the model's input pixels; normalisation is the model's business."""
+"""From a picture to the model's input pixels; normalisation is left to the model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ _FILTERS = {
 class Preprocessing:
     """Short side to `resize` pixels, then the central square of side `size`.
 
-    As torchvision's Resize and CenterCrop on a PIL image. A picture that already is size × size
-    is taken as it is, so images made for the model reach it bit by bit.
+    The same as torchvision's Resize and CenterCrop on a PIL image. A picture that already is
+    size × size is not changed, so that images made for the model reach it bit for bit.
+
+        Preprocessing(224)(picture)  # (3, 224, 224) float32 in [0, 1]
     """
 
     size: int

@@ -1,4 +1,4 @@
-"""A slice of a run's images, and what was learnt of each of them when it was read."""
+"""A block, that is a fixed slice of a run's images, and a note on each image that was read."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from mjp_privacy.data import ImageRecord
 
 @dataclass(frozen=True)
 class Block:
-    """A fixed slice of the run's images: whole client steps of every cell."""
+    """A fixed slice of the run's images, which holds whole client steps of every cell."""
 
     index: int
     records: Sequence[ImageRecord]
 
     def steps(self, batch: int) -> list[Sequence[ImageRecord]]:
+        """The client steps of the block, `batch` images each."""
         starts = range(0, len(self.records), batch)
         return [self.records[start : start + batch] for start in starts]
 
     def broken(self, lost: Mapping[ImageRecord, str], batch: int) -> dict[ImageRecord, str]:
-        """Why images that can be read have no upload: another one of their step cannot."""
+        """Readable images that have no upload, with the reason: their step holds a lost image."""
         reasons: dict[ImageRecord, str] = {}
         for step in self.steps(batch):
             bad = [record.image_id for record in step if record in lost]
@@ -31,9 +32,9 @@ class Block:
 
 @dataclass(frozen=True)
 class ImageNote:
-    """An image as it was read: by which it is known again, or why it cannot be used."""
+    """An image as it was read: the hashes that identify it, or why it cannot be used."""
 
     record: ImageRecord
-    sha256: str  # of the file; "" where there is none
+    sha256: str  # of the file; "" if there is no file
     pixel_sha256: str
-    reason: str = ""  # "": it can be used
+    reason: str = ""  # why it cannot be used; "" if it can

@@ -1,4 +1,8 @@
-"""One block of images in one cell: observe, attack, score."""
+"""One cell on one block of images: observe the uploads, attack them, score the reconstructions.
+
+`work` calls `CellWork.run`. Uploads come from a `source`, attacks run in `step_by_step`; scores and
+`diagnostics` become `rows`.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +23,15 @@ from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.diagnostics import Scene, diagnose, mask_agreement, oracle, residual
 from mjp_privacy.experiment.facts import CellFacts
 from mjp_privacy.experiment.rows import reasoned_rows, scored_rows
-from mjp_privacy.experiment.source import BlockUploads, Observation
+from mjp_privacy.experiment.source import BlockUploads
 from mjp_privacy.experiment.step_by_step import reconstruct, without_reconstruction
-from mjp_privacy.interfaces import (
-    Attack,
-    AttackerView,
-    Control,
-    Pixels,
-    Reconstruction,
-    Refusal,
-    Truth,
-)
+from mjp_privacy.interfaces import Attack, Control, Reconstruction, Refusal, Truth
 from mjp_privacy.metrics import score
 from mjp_privacy.models import LoadedModel
 
 NO_ONE_INPUT = Refusal(
     "target",
-    "each upload was shuffled differently: there is no one shuffled image to reconstruct; "
+    "each upload was shuffled differently: there is no single shuffled image to reconstruct; "
     "score several uploads against the plain image (setting c)",
 )
 NO_TRUTH = "the private images were not given, so nothing is scored"
@@ -44,25 +40,24 @@ NO_PICTURE = "the attack names the masked positions and makes no picture"
 
 @dataclass(frozen=True)
 class CellRows:
-    """What one cell made of images of one block: their rows, and the tensors of those that were
-    reconstructed."""
+    """The results of one cell on images of one block."""
 
     rows: pd.DataFrame
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    image_ids: Sequence[str] = ()
-    failed: Mapping[ImageRecord, str] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # of reconstructed images, to store
+    image_ids: Sequence[str] = ()  # of `tensors`
+    failed: Mapping[ImageRecord, str] = field(default_factory=dict)  # with the reason
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
 
 
 @dataclass(frozen=True)
 class CellWork:
-    """One cell on one block's uploads."""
+    """One cell on one block: CellWork(...).run(records) gives its rows."""
 
     uploads: BlockUploads
     model: LoadedModel
     cell: Cell
     attack: Attack | Control
-    gradients: Sequence[str]  # names that the clients upload
+    gradients: Sequence[str]  # the parameters whose gradients the clients upload
     facts: CellFacts
 
     def run(self, records: Sequence[ImageRecord]) -> CellRows:
@@ -74,28 +69,28 @@ class CellWork:
     def _run_attack(self, attack: Attack, records: Sequence[ImageRecord]) -> CellRows:
         if (refusal := self._refusal(attack, records)) is not None:
             return self._unsupported(records, refusal.text)
-        seen = self.uploads.observe(self.cell, attack, self.gradients, records)
-        scene = self._scene(seen)
+        observation = self.uploads.observe(self.cell, attack, self.gradients, records)
+        scene = Scene.of(observation, self.cell, self.model)
         if (refusal := attack.unsupported(scene.view)) is not None:
             return self._unsupported(records, refusal.text)
         device = self.model.cls_token.device
         started = clock(device)
         batch = scene.view.updates[0].batch
-        made, reasons = reconstruct(
+        reconstruction, reasons = reconstruct(
             attack, scene.view, len(records) // batch, lambda step: self._generator(records, step)
         )
-        attacked = clock(device)
+        attacked_at = clock(device)
         failed = {records[place]: reason for place, reason in reasons.items()}
-        rows = self._scored(scene, records, made, failed)
+        rows = self._scored(scene, records, reconstruction, failed)
         seconds = {
-            **seen.seconds,
-            "attack": attacked - started,
-            "score": clock(device) - attacked,
+            **observation.seconds,
+            "attack": attacked_at - started,
+            "score": clock(device) - attacked_at,
         }
         return replace(rows, failed=failed, seconds=seconds)
 
     def _refusal(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
-        """Why nothing need be uploaded for this attack, or None."""
+        """Why the attack does not apply, as far as that is known before any upload; or None."""
         if (lacking := self.uploads.lacks(attack, records)) is not None:
             return lacking
         setting = SETTINGS[self.cell.setting]
@@ -103,25 +98,23 @@ class CellWork:
         return NO_ONE_INPUT if several else None
 
     def _run_control(self, control: Control, records: Sequence[ImageRecord]) -> CellRows:
-        """No upload is made for it: it has the truth."""
+        """Score a control; it reads the truth, so no upload is made for it."""
         if not self.uploads.scored:
             return self._unsupported(records, NO_TRUTH)
-        scene = self._scene(self.uploads.observe(self.cell, None, (), records))
+        observation = self.uploads.observe(self.cell, None, (), records)
+        scene = Scene.of(observation, self.cell, self.model)
         truth = Truth(scene.plain, scene.inputs.labels, scene.inputs.image_ids)
-        made = control.run(scene.view, truth, scene.inputs, generator=self._generator(records, 0))
-        reasons = without_reconstruction(made, len(records))
+        generator = self._generator(records, 0)
+        reconstruction = control.run(scene.view, truth, scene.inputs, generator=generator)
+        reasons = without_reconstruction(reconstruction, len(records))
         failed = {records[place]: reason for place, reason in reasons.items()}
-        return replace(self._scored(scene, records, made, failed), failed=failed)
-
-    def _scene(self, seen: Observation) -> Scene:
-        setting, card = SETTINGS[self.cell.setting], self.model.card
-        target = setting.target(Truth(seen.plain, None, seen.inputs.image_ids), seen.inputs)
-        pixels = Pixels(card.img_size, card.mean, card.std)
-        view = AttackerView(seen.models[0], seen.updates, pixels, seen.labels, setting.against)
-        return Scene(seen.photographs, seen.plain, seen.inputs, target, seen.models, view)
+        return replace(self._scored(scene, records, reconstruction, failed), failed=failed)
 
     def _generator(self, records: Sequence[ImageRecord], step: int) -> torch.Generator:
-        """Of the attack's random choices from this step on, named by the step's first image."""
+        """The generator for the attack's random choices from this step on.
+
+        It is seeded by the step's first image, so it does not depend on the rest of the block.
+        """
         first = records[step * self.cell.client.batch].image_id
         named = (self.cell.model, self.cell.attack.name, first)
         return torch_generator("attack", self.facts.seed, *named)
@@ -132,7 +125,7 @@ class CellWork:
         return CellRows(reasoned_rows(self.facts, reasons, "unsupported"))
 
     def failed(self, records: Sequence[ImageRecord], reason: str) -> CellRows:
-        """Rows of images that this cell cannot do."""
+        """Rows of images for which this cell failed, all with the same reason."""
         reasons = dict.fromkeys(records, reason)
         return CellRows(reasoned_rows(self.facts, reasons, "failed"), failed=reasons)
 
@@ -142,11 +135,11 @@ class CellWork:
         self,
         scene: Scene,
         records: Sequence[ImageRecord],
-        made: Reconstruction,
+        reconstruction: Reconstruction,
         failed: Mapping[ImageRecord, str],
     ) -> CellRows:
-        """Rows of every image: scores, or the reason why it has none."""
-        inapplicable = {records[at]: reason for at, reason in made.inapplicable.items()}
+        """Rows of every image: its scores, or the reason why it has none."""
+        inapplicable = {records[at]: why for at, why in reconstruction.inapplicable.items()}
         parts = [
             reasoned_rows(self.facts, inapplicable, "unsupported"),
             reasoned_rows(self.facts, failed, "failed"),
@@ -154,19 +147,21 @@ class CellWork:
         places = [at for at, r in enumerate(records) if r not in failed and r not in inapplicable]
         kept = [records[at] for at in places]
         tensors: dict[str, Tensor] = {}
-        if kept and made.images is not None:
-            # What is stored is what is scored: float32, so scores can be made again from the files.
-            images = made.images.float().cpu()
+        if kept and reconstruction.images is not None:
+            # The scored images are exactly the stored ones, float32, so that scores can be
+            # recomputed from the files.
+            images = reconstruction.images.float().cpu()
             if self.uploads.scored:
                 labelled = all(record.label is not None for record in records)
-                scored = self._pictures(scene, kept, places, made, images, labelled)
+                scored = self._pictures(scene, kept, places, reconstruction, images, labelled)
             else:
-                scored = self._pictures_without_truth(scene, kept, places, made, images)
+                scored = self._pictures_without_truth(scene, kept, places, reconstruction, images)
             parts.insert(0, scored[0])
             tensors = scored[1]
-        elif kept and made.mask is not None:
-            beside = {**made.diagnostics, **mask_agreement(made.mask, scene.inputs)}
-            parts.append(self._unscored(kept, places, beside, NO_PICTURE))
+        elif kept and reconstruction.mask is not None:
+            agreement = mask_agreement(reconstruction.mask, scene.inputs)
+            diagnostics = {**reconstruction.diagnostics, **agreement}
+            parts.append(self._unscored(kept, places, diagnostics, NO_PICTURE))
         rows = pd.concat([part for part in parts if len(part)])
         return CellRows(rows, tensors, [r.image_id for r in kept] if tensors else [])
 
@@ -175,23 +170,24 @@ class CellWork:
         scene: Scene,
         records: Sequence[ImageRecord],
         places: Sequence[int],
-        made: Reconstruction,
+        reconstruction: Reconstruction,
         images: Tensor,
         labelled: bool,
     ) -> tuple[pd.DataFrame, dict[str, Tensor]]:
-        """Scores of the reconstructions at these places, and what is stored of them."""
+        """Rows with the scores of the images at these places, and the tensors to store."""
         chosen = list(places)
         tensors = {name: t[chosen] for name, t in {"images": images, **scene.tensors()}.items()}
         bound = self.uploads.memo.once(
             ("oracle", *self._input_key(scene)), partial(oracle, self.model, scene.inputs)
         )
-        beside = {**made.diagnostics, **diagnose(self.cell, scene, made, images, bound)}
+        diagnosed = diagnose(self.cell, scene, reconstruction, images, bound)
+        diagnostics = {**reconstruction.diagnostics, **diagnosed}
         device = self.model.cls_token.device
         rows = scored_rows(
             self.facts,
             records,
             score(tensors["images"], tensors["target"], device=device),
-            {name: values.cpu()[chosen] for name, values in beside.items()},
+            {name: values.cpu()[chosen] for name, values in diagnostics.items()},
             {
                 name: None if correct is None else correct[chosen]
                 for name, correct in self._accuracy(scene, labelled).items()
@@ -204,31 +200,32 @@ class CellWork:
         scene: Scene,
         records: Sequence[ImageRecord],
         places: Sequence[int],
-        made: Reconstruction,
+        reconstruction: Reconstruction,
         images: Tensor,
     ) -> tuple[pd.DataFrame, dict[str, Tensor]]:
-        """What stands beside reconstructions that nothing is compared with."""
+        """The same without private images to compare with: diagnostics, but no scores."""
         mode = self.cell.client.mode
-        beside = {**made.diagnostics, **residual(scene.view, made, images, scene.models, mode)}
-        rows = self._unscored(records, places, beside, NO_TRUTH)
+        measured = residual(scene.view, reconstruction, images, scene.models, mode)
+        diagnostics = {**reconstruction.diagnostics, **measured}
+        rows = self._unscored(records, places, diagnostics, NO_TRUTH)
         return rows, {"images": images[list(places)]}
 
     def _unscored(
         self,
         records: Sequence[ImageRecord],
         places: Sequence[int],
-        beside: Mapping[str, Tensor],
+        diagnostics: Mapping[str, Tensor],
         reason: str,
     ) -> pd.DataFrame:
-        """Diagnostics, and every score `unscored`."""
-        diagnostics = {name: values.cpu()[list(places)] for name, values in beside.items()}
-        rows = scored_rows(self.facts, records, {}, diagnostics, {})
+        """Rows with these diagnostics, and with the status `unscored` for every score."""
+        chosen = {name: values.cpu()[list(places)] for name, values in diagnostics.items()}
+        rows = scored_rows(self.facts, records, {}, chosen, {})
         reasons = dict.fromkeys(records, reason)
         return pd.concat([rows, reasoned_rows(self.facts, reasons, "unscored")])
 
     def _accuracy(self, scene: Scene, labelled: bool) -> dict[str, Tensor | None]:
-        """Whether the intact and the altered model are right on this row's input; None where an
-        image of the block carries no true label."""
+        """Whether the intact and the altered model classify each input correctly, (m,) each; None
+        if an image of the block has no true label."""
         if not labelled:
             return {"intact": None, "altered": None}
         correct: dict[str, Tensor | None] = {}
@@ -242,5 +239,5 @@ class CellWork:
         return correct
 
     def _input_key(self, scene: Scene) -> tuple[object, ...]:
-        """All that decides what the client fed."""
+        """Everything that decides what the client fed."""
         return self.cell.client, self.cell.setting, self.cell.gamma, scene.inputs.image_ids

@@ -1,4 +1,4 @@
-"""What recorded uploads are good for, in words."""
+"""The work of `mjp check`: describes recorded uploads, their faults and which attacks apply."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from mjp_privacy.experiment.remarks import applicability, remarks
 
 
 def check_uploads(folder: Path) -> tuple[str, bool]:
-    """A text for a person, and whether every upload can be attacked."""
+    """A report on all uploads of a folder, and whether every one of them can be attacked."""
     uploads = UploadFolder(folder)
     groups = group_uploads(uploads.entries())
     lines: list[str] = []
     faulty = False
     for group in groups:
-        said, bad = _said(group)
-        lines += said
-        faulty |= bad
+        group_lines, group_faulty = _described(group)
+        lines += group_lines
+        faulty |= group_faulty
     for name in uploads.unfinished():
         lines.append(f"{name}: no header beside it; its recorder was stopped. It is left out.")
     return "\n".join(lines), not faulty
 
 
-def _said(group: Group) -> tuple[list[str], bool]:
-    header, uploads = group.header, sum(len(one.uploads) for one in group.series)
+def _described(group: Group) -> tuple[list[str], bool]:
+    """The report's lines on one group, and whether it is faulty."""
+    header, uploads = group.header, sum(len(series.uploads) for series in group.series)
     lines = [
         f"{group.name}: {uploads} upload(s) of {len(group.records)} image(s), {header.kind}, "
         f"batch {header.batch}, {header.steps} local step(s), "
@@ -38,14 +39,14 @@ def _said(group: Group) -> tuple[list[str], bool]:
         model = load_recorded(group.series[0].first)
     except UserError as error:
         return [*lines, f"  FAULT  {error}"], True
-    found = [
+    fault_lines = [
         f"  FAULT  {upload.name}: {fault}"
-        for one in group.series
-        for upload in one.uploads
+        for series in group.series
+        for upload in series.uploads
         for fault in faults(upload, model)
     ]
-    if found:
-        return [*lines, *found], True
+    if fault_lines:
+        return [*lines, *fault_lines], True
     lines += [f"  note   {remark}" for remark in remarks(group, model)]
     reasons = applicability(group, model)
     lines.append(f"  applies: {', '.join(n for n, reason in reasons.items() if not reason)}")

@@ -1,4 +1,4 @@
-"""`mjp attack` and `mjp check`."""
+"""The commands `mjp attack` and `mjp check`."""
 
 from __future__ import annotations
 
@@ -22,73 +22,77 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Overrides:
-    """Fields of the config; what is not given is the file's."""
+    """Fields of the config that the command line can change; their defaults are the file's."""
 
     seed: int
-    """Seed of the puzzle, the subset and every other choice."""
+    """Seed of the puzzle, the subset of images and every other random choice."""
     block: int
-    """Images per block of work; part of the numbers (float32 APRIL moves with the batch)."""
+    """Images that are attacked together; float32 results of APRIL depend slightly on it."""
     dtypes: tuple[DtypeName, ...]
     """Precisions of the client's gradient."""
     data_is_papers: bool
-    """The images are ImageNet-1K validation images: show the accuracy difference to the paper."""
+    """The images are ImageNet-1K validation images: show the difference to the paper's accuracy."""
     client: ClientConfig
 
 
 @dataclass(frozen=True)
 class AttackArguments:
-    """Attack every image in every cell of CONFIG; the same command again goes on."""
+    """Attack every image in every cell of CONFIG. Running it again does only what is missing."""
 
     config: tyro.conf.Positional[Path]
     """A YAML file, such as configs/table5.yaml."""
     out: Path
-    """The run folder; given again, the run goes on or is complete."""
+    """The run folder. If it holds an interrupted run, that run is continued."""
     overrides: Annotated[Overrides, tyro.conf.arg(name="")]
     images: str | None = None
     """A folder, a zip, or `embedded`: photographs every installation has."""
     weights: tuple[str, ...] = ()
-    """Checkpoints: PATH for all of the config's models, or NAME=PATH, several at will."""
+    """Checkpoints: PATH for all of the config's models, or NAME=PATH for one; several can be
+    given."""
     labels: Path | None = None
-    """A label file; without one labels are looked for beside the images."""
+    """A label file; without one, labels are looked for beside the images."""
     limit: int | None = None
-    """A seeded subset spread over the classes; a smaller limit is part of a larger one."""
+    """Attack only this many images: a seeded subset spread over the classes, which is part of the
+    subset of any larger limit."""
     uploads: Path | None = None
-    """A folder of recorded uploads: attack these, in place of clients made from the config's
-    models and images."""
+    """A folder of recorded uploads to attack instead of clients simulated from the config's models
+    and images."""
     gamma: float | None = None
-    """Shuffle ratio of settings b and c, in place of the config's."""
+    """Shuffle ratio of settings b and c, instead of the config's."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where gradients are made; auto takes CUDA if there is one."""
+    """Where gradients are computed; auto takes CUDA if there is a GPU."""
 
 
 @dataclass(frozen=True)
 class CheckArguments:
-    """Which attacks apply to recorded uploads, and what is wrong with them."""
+    """Say what is wrong with recorded uploads, and which attacks apply to them."""
 
     folder: tyro.conf.Positional[Path]
-    """NAME.safetensors and NAME.json for each upload, weights/ beside them."""
+    """The folder: NAME.safetensors and NAME.json for each upload, and weights/ beside them."""
 
 
 def check(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(CheckArguments, argv)
+    """`mjp check`: print a report on a folder of recorded uploads."""
+    arguments = usage.parse(CheckArguments, argv)
     from mjp_privacy.experiment.check import check_uploads
 
-    text, usable = check_uploads(given.folder)
+    text, usable = check_uploads(arguments.folder)
     print(text)
     return DONE if usable else SOME_FAILED
 
 
 def attack(argv: list[str], usage: Usage) -> int:
+    """`mjp attack`: run an experiment, or attack recorded uploads, and print what failed."""
     if sum(a == "--weights" or a.startswith("--weights=") for a in argv) > 1:
         raise UserError(
-            "--weights is given more than once, and only the last would count. Expected one with "
-            "all checkpoints behind it: --weights NAME=PATH NAME=PATH."
+            "--weights is given more than once, and only the last one would be used. Expected it "
+            "once, followed by all checkpoints: --weights NAME=PATH NAME=PATH."
         )
-    given = _parse(argv, usage, _experiment_of(argv, usage))
-    changed = {f.name: getattr(given.overrides, f.name) for f in dataclasses.fields(Overrides)}
-    experiment = dataclasses.replace(load_experiment(given.config), **changed)
-    check_experiment(experiment, str(given.config))
-    summary = _run(given, experiment)
+    arguments = _parse(argv, usage, _experiment_of(argv, usage))
+    changes = {f.name: getattr(arguments.overrides, f.name) for f in dataclasses.fields(Overrides)}
+    experiment = dataclasses.replace(load_experiment(arguments.config), **changes)
+    check_experiment(experiment, str(arguments.config))
+    summary = _run(arguments, experiment)
     print(f"{summary.images} images in {summary.cells} cells: {summary.out}")
     print(f"Next: mjp report {summary.out} --out {summary.out / 'report'}")
     if summary.failures:
@@ -100,45 +104,45 @@ def attack(argv: list[str], usage: Usage) -> int:
     return SOME_FAILED if summary.failures else DONE
 
 
-def _run(given: AttackArguments, experiment: Experiment) -> RunSummary:
+def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
     from mjp_privacy.experiment.run import attack_uploads, run_experiment
 
-    if given.uploads is None:
+    if arguments.uploads is None:
         return run_experiment(
             experiment,
-            images=given.images,
-            out=given.out,
-            weights=given.weights,
-            labels=given.labels,
-            limit=given.limit,
-            gamma=given.gamma,
-            device=given.device,
+            images=arguments.images,
+            out=arguments.out,
+            weights=arguments.weights,
+            labels=arguments.labels,
+            limit=arguments.limit,
+            gamma=arguments.gamma,
+            device=arguments.device,
         )
-    _refuse_idle_options(given, given.uploads)
+    _refuse_idle_options(arguments, arguments.uploads)
     return attack_uploads(
-        experiment, given.uploads, given.out, limit=given.limit, device=given.device
+        experiment, arguments.uploads, arguments.out, limit=arguments.limit, device=arguments.device
     )
 
 
-def _refuse_idle_options(given: AttackArguments, uploads: Path) -> None:
-    """What the headers of recorded uploads say is no option of the command."""
-    configured = load_experiment(given.config).client
+def _refuse_idle_options(arguments: AttackArguments, uploads: Path) -> None:
+    """Raise for options that have no effect with --uploads, because the headers decide."""
+    configured = load_experiment(arguments.config).client
     options = {
-        "weights": bool(given.weights),
-        "labels": given.labels is not None,
-        "gamma": given.gamma is not None,
-        "client": given.overrides.client != configured,
+        "weights": bool(arguments.weights),
+        "labels": arguments.labels is not None,
+        "gamma": arguments.gamma is not None,
+        "client": arguments.overrides.client != configured,
     }
     if idle := [name for name, is_given in options.items() if is_given]:
         raise UserError(
-            f"--{idle[0]} says nothing of recorded uploads: their headers name weights, labels, "
+            f"--{idle[0]} says nothing of recorded uploads: their headers state weights, labels, "
             "gamma and the client's recipe. Leave it out, or correct the headers in "
             f"{uploads}."
         )
 
 
 def _parse(argv: list[str], usage: Usage, experiment: Experiment) -> AttackArguments:
-    """The command line, with the experiment's values as defaults."""
+    """The command line, with this experiment's values as defaults."""
     defaults = Overrides(
         **{f.name: getattr(experiment, f.name) for f in dataclasses.fields(Overrides)}
     )
@@ -149,7 +153,7 @@ def _parse(argv: list[str], usage: Usage, experiment: Experiment) -> AttackArgum
 
 
 def _experiment_of(argv: list[str], usage: Usage) -> Experiment:
-    """The config named on the command line, so that its values are the defaults."""
+    """The config that the command line names, or a blank one for --help without a config."""
     blank = load_experiment(
         {"name": "none", "models": {"none": {}}, "grid": [{"models": ["none"], "settings": ["a"]}]}
     )

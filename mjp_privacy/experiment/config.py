@@ -1,7 +1,7 @@
-"""An experiment: a grid of cells, written in YAML, checked once, frozen.
+"""The config of an experiment: a grid of cells, written in YAML, checked once and frozen.
 
-A cell is one line of a table: a model, a setting with its gamma, a client gradient's precision and
-an attack. Reading a file is `config_files`' business.
+A cell is one line of a table: a model, a setting with its gamma, the precision of the client's
+gradient, and an attack. `config_files` reads the file.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class ModelConfig:
     checkpoint: str | None = None
     """A file, timm:NAME, or random. --weights overrides it."""
     unknown_init: Literal["mean_position", "zeros", "random"] | None = None
-    """How to fill E_unk where the checkpoint has none; the row says so."""
+    """How to fill E_unk if the checkpoint has none; the table will say so."""
     paper: str | None = None
-    """Name of the paper's model whose Table-5 figures stand beside this one's."""
+    """The paper's model whose figures in Table 5 stand beside this one's."""
     note: str | None = None
-    """A sentence for the foot of the table."""
+    """A sentence for the notes below the table."""
     img_size: int | None = None
     patch_size: int | None = None
     embed_dim: int | None = None
@@ -64,29 +64,29 @@ class ModelConfig:
     first_block: Literal["intact", "closed_form"] | None = None
     trained_gamma: Share | None = None
     seed: int = 0
-    """Seed of the weights where checkpoint is random."""
+    """Seed of the weights if `checkpoint` is random."""
 
     def loading(self) -> dict[str, Any]:
-        """The arguments of `load_model` besides the model's name."""
-        others = ("model", "paper", "note")
-        return {name: value for name, value in vars(self).items() if name not in others}
+        """The keyword arguments of `load_model`, that is all but the model's name."""
+        not_for_loading = ("model", "paper", "note")
+        return {name: value for name, value in vars(self).items() if name not in not_for_loading}
 
 
 @dataclass(frozen=True, config=STRICT)
 class GridEntry:
-    """Cells: the product of these lists, in table order."""
+    """A part of the grid: all combinations of these lists, in the order of the table."""
 
     models: tuple[str, ...]
     settings: tuple[SettingName, ...]
     gammas: tuple[Share, ...] = (0.27,)
-    """Shuffle ratios of settings b and c; a has none."""
+    """Shuffle ratios of settings b and c; nothing is shuffled in setting a."""
     attacks: tuple[str, ...] | None = None
-    """Labels of the attacks to run; None: all of the experiment."""
+    """Labels of the attacks to run; None: all attacks of the experiment."""
     paper_setting: SettingName | None = None
-    """The setting the paper prints for this row, where it is another one."""
+    """The setting that the paper prints for this row, if it differs from the one computed."""
     note: str | None = None
     client: dict[str, Any] | None = None
-    """Fields of the client that are others here than in the experiment's."""
+    """Fields of the client that differ here from the experiment's client."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -96,11 +96,12 @@ class AttackConfig:
     name: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     label: str | None = None
-    """What tables and grid entries call it, such as one attack with other options; None: its
-    name."""
+    """What tables and grid entries call it, needed where one attack has several sets of options;
+    None: its name."""
 
     @property
     def title(self) -> str:
+        """The label, or the name if there is none."""
         return self.label or self.name
 
 
@@ -108,37 +109,38 @@ class AttackConfig:
 class ClassChoice:
     """Images whose class index leaves one of `remainders` when divided by `modulo`.
 
-    Keeps the images that are attacked apart from those that something was fitted on.
+    It keeps the images that are attacked apart from those that something was fitted on.
     """
 
     modulo: Annotated[int, Field(ge=2)]
     remainders: tuple[int, ...]
 
     def holds(self, label: int) -> bool:
+        """Whether images of this class are chosen."""
         return label % self.modulo in self.remainders
 
 
 @dataclass(frozen=True, config=STRICT)
 class Experiment:
-    """Everything that decides the numbers; paths, device and limits do not belong here."""
+    """Everything that decides the numbers, and so neither paths nor the device nor a limit."""
 
     name: str
     models: dict[str, ModelConfig] = dataclasses.field(default_factory=dict)
     grid: tuple[GridEntry, ...] = ()
-    """Models and grid may both be left out: such a config names attacks for recorded uploads."""
+    """Models and grid may both be left out; such a config names the attacks on recorded uploads."""
     attacks: tuple[AttackConfig, ...] = (AttackConfig("april"),)
     dtypes: tuple[DtypeName, ...] = ("float32",)
     client: ClientConfig = ClientConfig()
     seed: int = 0
     block: int = 20
-    """Images per block of work, whole client steps; part of the numbers, for float32 APRIL moves
-    with the batch."""
+    """Images that are attacked together, a number of whole client steps. It belongs here because
+    float32 results of APRIL depend slightly on it."""
     images: str | None = None
     """Default for --images; `embedded` means photographs that every installation has."""
     classes: ClassChoice | None = None
-    """Which of the labelled images to attack; None: all."""
+    """Which of the labelled images to attack; None: all of them."""
     data_is_papers: bool = False
-    """The images are ImageNet-1K validation images, as the paper's; set it only if they are."""
+    """Whether the images are ImageNet-1K validation images, as in the paper."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashable by identity
@@ -156,7 +158,7 @@ class Cell:
 
 
 def expand(experiment: Experiment) -> list[Cell]:
-    """The cells in table order."""
+    """The cells of the grid in table order; in setting a there is one gamma, 0."""
     return [
         Cell(model, setting, gamma, dtype, attack, entry.paper_setting, entry.note, client)
         for entry in experiment.grid
@@ -170,15 +172,12 @@ def expand(experiment: Experiment) -> list[Cell]:
 
 
 def attacks_of(entry: GridEntry, experiment: Experiment) -> list[AttackConfig]:
-    """The attacks of this entry's cells."""
+    """The attacks that this entry of the grid runs."""
     if entry.attacks is None:
         return list(experiment.attacks)
     return [attack for attack in experiment.attacks if attack.title in entry.attacks]
 
 
 def client_fields(entry: GridEntry, experiment: Experiment) -> dict[str, Any]:
-    """Fields of the client of this entry's cells: the experiment's, with the entry's own."""
+    """The client's fields for this entry: the experiment's, some replaced by the entry."""
     return dataclasses.asdict(experiment.client) | (entry.client or {})
-
-
-# checks -------------------------------------------------------------------------------------------

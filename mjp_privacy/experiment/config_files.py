@@ -1,4 +1,4 @@
-"""Reading a config file. A typo is an error that names the nearest field."""
+"""Reads and checks the config of an experiment; a misspelt name gets the nearest real one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ _OWNERS: dict[str, Any] = {
     "attacks": AttackConfig,
     "client": ClientConfig,
 }
-"""Whose fields stand under a field of the experiment."""
+"""The dataclasses behind the nested fields of an experiment."""
 
 
 def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Experiment:
-    """From a YAML file, a mapping or an Experiment; checked."""
+    """An experiment from a YAML file, a mapping or an Experiment, checked in each case.
+
+    load_experiment("configs/demo.yaml")
+    """
     if isinstance(config, Experiment):
         check_experiment(config, "the experiment")
         return config
@@ -40,16 +43,14 @@ def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Expe
 
 
 def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:
+    """An experiment from its fields, checked; `where` names the file in error messages."""
     experiment = parse(Experiment, content, where, _OWNERS)
     check_experiment(experiment, where)
     return experiment
 
 
-# files --------------------------------------------------------------------------------------------
-
-
 def check_experiment(experiment: Experiment, where: str) -> None:
-    """Names and ranges that cross fields."""
+    """Raise if a name does not exist, a list is empty or fields contradict each other."""
     for field in ("grid", "dtypes", "attacks"):
         if not getattr(experiment, field) and (field != "grid" or experiment.models):
             raise UserError(f"{where}, {field}: expected at least one entry, got none.")
@@ -63,31 +64,38 @@ def check_experiment(experiment: Experiment, where: str) -> None:
 
 
 def _check_labels(attacks: tuple[AttackConfig, ...], where: str) -> None:
-    """A label names one attack; without labels, one name may stand for several engines of it."""
+    """Raise if two attacks have one label.
+
+    Attacks without labels may share a name: they are then told apart by their engines.
+    """
     for attack in attacks:
-        same = [other for other in attacks if other.title == attack.title]
-        if len(same) > 1 and any(other.label for other in same):
+        same = [candidate for candidate in attacks if candidate.title == attack.title]
+        if len(same) > 1 and any(candidate.label for candidate in same):
             raise UserError(
                 f"{where}, attacks: expected labels that differ, got {attack.title!r} "
-                f"{len(same)} times. Give each its own label."
+                f"{len(same)} times. Give each attack its own label."
             )
 
 
 def _check_names(attacks: tuple[AttackConfig, ...], where: str) -> None:
-    """Before the grid speaks of them: there a misspelt one would look like the right one."""
-    known = [*ATTACKS, *CONTROLS]
+    """Raise for an attack that does not exist.
+
+    This must come before the grid is checked: a misspelt name would make a correct one in the grid
+    look wrong.
+    """
+    registered = [*ATTACKS, *CONTROLS]
     for place, attack in enumerate(attacks):
-        if attack.name not in known:
+        if attack.name not in registered:
             raise UserError(
-                f"{where}, attacks.{place}: {unknown_name('attack', attack.name, known)}"
+                f"{where}, attacks.{place}: {unknown_name('attack', attack.name, registered)}"
             )
 
 
 def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
     labels = [attack.title for attack in experiment.attacks]
     for field in ("models", "settings", "gammas", "attacks"):
-        given = getattr(entry, field)
-        if given is not None and not given:
+        values = getattr(entry, field)
+        if values is not None and not values:
             raise UserError(f"{where}.{field}: expected at least one entry, got none.")
     for model in entry.models:
         if model not in experiment.models:

@@ -1,4 +1,4 @@
-"""From a cell of the config, and its model once that is loaded, to the facts of its rows."""
+"""Describes a cell: collects its facts from the config and, once it is loaded, from its model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def describe(
     model: LoadedModel | None,
     reason: str = "",
 ) -> CellFacts:
-    """What cells.json holds of a cell. model: None where it is not loaded, for a `reason`."""
+    """The facts of a cell, as cells.json and its rows state them.
+
+    model   None if it is not loaded
+    reason  why not
+    """
     records = source.records(cell.model)
     true_labels = all(record.label is not None for record in records)
     notes = [experiment.models[cell.model].note, cell.note]
@@ -66,7 +70,7 @@ def describe(
 
 
 def _model_facts(cell: Cell, experiment: Experiment, model: LoadedModel | None) -> ModelFacts:
-    """Empty where nothing is known before the checkpoint is read."""
+    """Facts of the model; most are empty until its checkpoint was read."""
     if model is None:
         return ModelFacts(
             label=cell.model,
@@ -83,7 +87,7 @@ def _model_facts(cell: Cell, experiment: Experiment, model: LoadedModel | None) 
             interpolation="",
         )
     card = model.card
-    cut = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
+    crop = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
     return ModelFacts(
         label=cell.model,
         checkpoint_sha=card.checkpoint.sha256,
@@ -95,25 +99,25 @@ def _model_facts(cell: Cell, experiment: Experiment, model: LoadedModel | None) 
         size=card.img_size,
         mean=card.mean,
         std=card.std,
-        resize=cut.short_side,
+        resize=crop.short_side,
         interpolation=card.interpolation,
     )
 
 
 def _attack_facts(cell: Cell, experiment: Experiment, attack: Attack | Control) -> AttackFacts:
-    named: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "title": cell.attack.title,
         "name": cell.attack.name,
         "engine": str(cell.attack.options.get("engine", "batched")),
         "options": json.dumps(cell.attack.options, sort_keys=True, default=str),
     }
     if isinstance(attack, Control):
-        return AttackFacts(role=attack.role, uploads=0, victim="intact", **named)
+        return AttackFacts(role=attack.role, uploads=0, victim="intact", **shared)
     paper = experiment.models[cell.model].paper if attack.published else None
     setting = cell.paper_setting or cell.setting
     return AttackFacts(
         uploads=attack.uploads,
         victim=attack.victim,
         paper_row=None if paper is None else {"model": paper, "setting": setting},
-        **named,
+        **shared,
     )

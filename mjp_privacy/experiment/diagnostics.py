@@ -1,6 +1,7 @@
-"""What stands beside the scores of a cell: bounds, the puzzle, the regions, the residual.
+"""Diagnostics that stand beside the scores of a cell: bounds, the puzzle, regions, the residual.
 
-Each is {name: (m,)}, NaN where it says nothing of an image; NaN is not stored.
+Each function returns {name: (m,)}. A value is NaN if it does not apply to an image; NaN is not
+stored.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor
 
 from attacks.controls import mean_image, oracle_inverse
+from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.residual import Mode, gradient_residual
-from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction
+from mjp_privacy.experiment.source import Observation
+from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction, Truth
 from mjp_privacy.metrics.jigsaw import (
     direct_accuracy,
     matched_patches,
@@ -28,62 +31,77 @@ from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
 
 @dataclass(frozen=True)
 class Scene:
-    """A block as its client, its attacker and its scorer have it."""
+    """The images of a block as their client, the attacker and the scorer have them."""
 
     photographs: Tensor  # (m, C, S, S) in [0, 1], as they were read
     plain: Tensor  # (m, C, S, S), as they entered round 0: augmented, not shuffled
     inputs: ClientInput  # of round 0
-    target: Tensor  # (m, C, S, S), what is scored against
-    models: Sequence[LoadedModel]  # that the client trained, one an upload
+    target: Tensor  # (m, C, S, S), what a reconstruction is compared with
+    models: Sequence[LoadedModel]  # that the client trained, one for each upload
     view: AttackerView
 
+    @classmethod
+    def of(cls, observation: Observation, cell: Cell, model: LoadedModel) -> Scene:
+        """The observation, with the target of the cell's setting and the view of its attacker."""
+        setting, card = SETTINGS[cell.setting], model.card
+        plain, inputs = observation.plain, observation.inputs
+        target = setting.target(Truth(plain, None, inputs.image_ids), inputs)
+        pixels = Pixels(card.img_size, card.mean, card.std)
+        models, updates, labels = observation.models, observation.updates, observation.labels
+        view = AttackerView(models[0], updates, pixels, labels, setting.against)
+        return cls(observation.photographs, plain, inputs, target, models, view)
+
     def tensors(self) -> dict[str, Tensor]:
-        """What is stored beside the reconstruction."""
-        fed = self.inputs
-        stored = {"target": self.target, "plain": self.plain, "input": fed.images}
-        if fed.mask is not None and fed.permutation is not None:
-            stored |= {"mask": fed.mask, "permutation": fed.permutation}
+        """The tensors that are stored beside the reconstruction."""
+        inputs = self.inputs
+        stored = {"target": self.target, "plain": self.plain, "input": inputs.images}
+        if inputs.mask is not None and inputs.permutation is not None:
+            stored |= {"mask": inputs.mask, "permutation": inputs.permutation}
         return stored
 
 
 def diagnose(
-    cell: Cell, scene: Scene, found: Reconstruction, images: Tensor, oracle: Tensor
+    cell: Cell, scene: Scene, reconstruction: Reconstruction, images: Tensor, oracle: Tensor
 ) -> dict[str, Tensor]:
-    """All that stands beside a score but the attack's own. images (m, C, S, S): as stored; oracle:
-    what `oracle` gave."""
+    """All diagnostics but those that the attack itself returned.
+
+    images  (m, C, S, S), the reconstructed images as they are stored
+    oracle  what the function `oracle` returned
+    """
     inputs, target, view = scene.inputs, scene.target, scene.view
     return {
         **bounds(cell, inputs, target, oracle),
         **puzzle(inputs),
-        **mask_agreement(found.mask, inputs),
+        **mask_agreement(reconstruction.mask, inputs),
         **regions(view, images, inputs, target),
-        **jigsaw(found, images, inputs, scene.plain, view),
+        **jigsaw(reconstruction, images, inputs, scene.plain, view),
         **original(cell, scene, images),
-        **residual(view, found, images, scene.models, cell.client.mode),
+        **residual(view, reconstruction, images, scene.models, cell.client.mode),
     }
 
 
 def oracle(model: LoadedModel, inputs: ClientInput) -> Tensor:
-    """The rank ceiling's images (m, C, S, S): what the client fed through W and its inverse."""
+    """The ceiling's images (m, C, S, S): what the client fed, sent through the patch embedding W
+    and its pseudo-inverse. Only the rank of W limits them."""
     return oracle_inverse(model, inputs.images.to(model.cls_token.device)).cpu()
 
 
 def bounds(cell: Cell, inputs: ClientInput, target: Tensor, oracle: Tensor) -> dict[str, Tensor]:
-    """Ceiling and floor.
+    """PSNR of the ceiling and of the floor.
 
-    The ceiling is the oracle inverse against the image the client fed. In setting c that is out of
-    an attack's reach until it puts the patches back; the same oracle left in the order it was fed
-    stands beside it.
+    The ceiling is the oracle inverse against the image the client fed. In setting c an attack
+    reaches it only by putting the patches back in order; the same oracle, in the order that was
+    fed, is given too.
     """
-    found = {
+    limits = {
         "ceiling_psnr": psnr(oracle, inputs.images),
         "grey_psnr": psnr(torch.full_like(target, 0.5), target),
     }
-    return found | ({"oracle_in_place_psnr": psnr(oracle, target)} if cell.setting == "c" else {})
+    return limits | ({"oracle_in_place_psnr": psnr(oracle, target)} if cell.setting == "c" else {})
 
 
 def puzzle(inputs: ClientInput) -> dict[str, Tensor]:
-    """The realised mask and order; nothing where nothing is ever shuffled."""
+    """How much of each image was really shuffled; nothing if the client never shuffles."""
     if inputs.mask is None or inputs.permutation is None:
         return {}
     count = inputs.mask.sum(-1)
@@ -98,7 +116,7 @@ def puzzle(inputs: ClientInput) -> dict[str, Tensor]:
 def mask_agreement(named: Tensor | None, inputs: ClientInput) -> dict[str, Tensor]:
     """Precision and recall of the positions that the attack named as shuffled.
 
-    Both are 1 where nothing was shuffled and nothing was named.
+    named: the attack's mask, or None. Both are 1 if nothing was shuffled and nothing was named.
     """
     if named is None:
         return {}
@@ -115,20 +133,20 @@ def mask_agreement(named: Tensor | None, inputs: ClientInput) -> dict[str, Tenso
 def regions(
     view: AttackerView, images: Tensor, inputs: ClientInput, target: Tensor
 ) -> dict[str, Tensor]:
-    """PSNR over the patches that were not shuffled and over those that were, and the mean image's
-    over the former; of images that have some of both."""
+    """PSNR over the visible patches (not shuffled) and over the masked ones (shuffled), and the
+    PSNR of the public mean image over the visible ones. NaN for images without both kinds."""
     if inputs.mask is None:
         return {}
     size = view.model.patch_size
     visible = ~inputs.mask
     mean = mean_image(view).to(target).expand_as(target)
-    found = {
+    psnrs = {
         "visible_psnr": _region_psnr(images, target, visible, size),
         "masked_psnr": _region_psnr(images, target, inputs.mask, size),
         "mean_visible_psnr": _region_psnr(mean, target, visible, size),
     }
     both = visible.any(-1) & inputs.mask.any(-1)
-    return {name: values.where(both, torch.nan) for name, values in found.items()}
+    return {name: values.where(both, torch.nan) for name, values in psnrs.items()}
 
 
 def _region_psnr(images: Tensor, target: Tensor, region: Tensor, patch_size: int) -> Tensor:
@@ -138,15 +156,22 @@ def _region_psnr(images: Tensor, target: Tensor, region: Tensor, patch_size: int
 
 
 def jigsaw(
-    found: Reconstruction, images: Tensor, inputs: ClientInput, plain: Tensor, view: AttackerView
+    reconstruction: Reconstruction,
+    images: Tensor,
+    inputs: ClientInput,
+    plain: Tensor,
+    view: AttackerView,
 ) -> dict[str, Tensor]:
-    """Where the masked patches went, of attacks that put them somewhere; the best order of the
-    same patches stands beside as `oracle_permutation_psnr`, against the plain image."""
-    if found.permutation is None or inputs.mask is None or inputs.permutation is None:
+    """How well an attack that estimates the permutation put the masked patches back.
+
+    `oracle_permutation_psnr` is the PSNR against the plain image that the same patches have in the
+    best order.
+    """
+    if reconstruction.permutation is None or inputs.mask is None or inputs.permutation is None:
         return {}
     size = view.model.patch_size
-    if view.against == "input":  # patches stand as they were fed: take them to where it says
-        images = shuffle_patches(images, found.permutation.cpu().argsort(-1), size)
+    if view.against == "input":  # patches are where they were fed: move them as the attack says
+        images = shuffle_patches(images, reconstruction.permutation.cpu().argsort(-1), size)
     images = images.nan_to_num(0.5)
     placed = matched_patches(images, plain, inputs.mask, size)
     best = psnr(rearranged(images, placed, size), plain)
@@ -158,7 +183,7 @@ def jigsaw(
 
 
 def original(cell: Cell, scene: Scene, images: Tensor) -> dict[str, Tensor]:
-    """Against the photograph itself, where the client alters it before the shuffle."""
+    """PSNR against the photograph itself, if the client augments it before the shuffle."""
     if cell.client.augment == "none":
         return {}
     return {"original_psnr": psnr(images, scene.photographs)}
@@ -166,11 +191,11 @@ def original(cell: Cell, scene: Scene, images: Tensor) -> dict[str, Tensor]:
 
 def residual(
     view: AttackerView,
-    found: Reconstruction,
+    reconstruction: Reconstruction,
     images: Tensor,
     models: Sequence[LoadedModel],
     mode: Mode,
 ) -> dict[str, Tensor]:
-    """How far the gradient of the reconstruction is from the upload; no truth enters it."""
-    measured = gradient_residual(view, images, found.mask, models, mode)
+    """How far the reconstruction's gradient is from the upload; computed without the truth."""
+    measured = gradient_residual(view, images, reconstruction.mask, models, mode)
     return {} if measured is None else {"gradient_residual": measured}

@@ -1,13 +1,13 @@
-"""What is known of a cell, in four parts and typed; flattened once into the columns of its rows.
+"""The facts of a cell in five typed parts, and the columns of cells.json and rows they become.
 
     model     what was attacked: the network and where its weights come from
     client    how the client made its upload
     attack    who attacked
-    outcome   which rows it has and what became of it
+    outcome   which rows the cell has, and whether it could be run
     command   the images and circumstances of the command that ran it
 
-A field's column has the field's name unless it says another. Columns never change their names, so
-cells written by an earlier version are read with the defaults given here.
+A column has the name of its field, unless the field names another one. Names of columns never
+change; cells that an earlier version wrote are read with the defaults given here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _column(name: str, default: Any = "") -> Any:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model of a cell; most of it is unknown until its checkpoint was loaded."""
+    """The model of a cell; most fields are empty until its checkpoint was loaded."""
 
     label: str = _column("model")
     checkpoint_sha: str | None = None
@@ -60,13 +60,13 @@ class AttackFacts:
 
     @property
     def known_as(self) -> str:
-        """Its name in the registry; of cells from before labels were, the label is the name."""
+        """Its name in the registry; cells written before there were labels have only a title."""
         return self.name or self.title
 
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """The client of a cell: every field of `ClientConfig`, in words where it is a list."""
+    """The client of a cell: every field of `ClientConfig`, lists written out as text."""
 
     mode: str | None = None
     loss: str | None = None
@@ -91,22 +91,22 @@ class ClientFacts:
 
     @classmethod
     def of(cls, client: ClientConfig, *, localizes: bool) -> ClientFacts:
-        """localizes: the model has a regressor, so that `dal` means something."""
+        """The facts of this client; localizes: the model has the regressor that `dal` needs."""
         dal = client.dal and localizes
-        words = {
+        changed = {
             "dal": dal,
             "dal_lambda": client.dal_lambda if dal else None,
             "withhold": ", ".join(client.withheld),
             "defenses": " + ".join(client.defenses),
             "pseudo_gradient": client.pseudo_gradient,
         }
-        own = {f.name: getattr(client, f.name) for f in dataclasses.fields(client)}
-        return cls(**{**own, **words})
+        fields = {f.name: getattr(client, f.name) for f in dataclasses.fields(client)}
+        return cls(**{**fields, **changed})
 
 
 @dataclass(frozen=True)
 class OutcomeFacts:
-    """Which rows are the cell's, and what became of it."""
+    """Which rows belong to the cell, and whether it could be run."""
 
     run_id: str = ""
     cell_key: str | None = None
@@ -118,7 +118,7 @@ class OutcomeFacts:
 
 @dataclass(frozen=True)
 class CommandFacts:
-    """Of the command that ran the cell; a later one on the same folder may word them otherwise."""
+    """Circumstances of the command that ran the cell; a later command may have others."""
 
     data: str | None = None
     data_is_papers: bool = False
@@ -129,7 +129,7 @@ class CommandFacts:
 
 @dataclass(frozen=True)
 class CellFacts:
-    """All that is known of a cell. `facts.columns` is what cells.json and rows hold."""
+    """All facts of a cell: `facts.columns["attack"]` is what cells.json holds under that name."""
 
     model: ModelFacts
     attack: AttackFacts
@@ -141,38 +141,40 @@ class CellFacts:
     outcome: OutcomeFacts = OutcomeFacts()
     command: CommandFacts = CommandFacts()
     other: Mapping[str, Any] = field(default_factory=dict)
-    """What only some sources know, such as the round of recorded uploads."""
+    """Columns that only some sources have, such as the round of recorded uploads."""
 
     @property
     def run_id(self) -> str:
+        """The hash under which the cell's rows are stored."""
         return self.outcome.run_id
 
     @cached_property
     def columns(self) -> Mapping[str, Any]:
-        """Every fact by its column."""
-        own = {name: getattr(self, name) for name in OWN}
+        """Every fact by the name of its column."""
+        without_part = {name: getattr(self, name) for name in OWN}
         parts = [_columns_of(getattr(self, name)) for name in PARTS]
         of_parts = {name: value for part in parts for name, value in part.items()}
-        return {**own, **of_parts, **self.other}
+        return {**without_part, **of_parts, **self.other}
 
     @classmethod
     def read(cls, columns: Mapping[str, Any]) -> CellFacts:
-        """The facts of an entry of cells.json; what it does not say has its default."""
+        """The facts in an entry of cells.json; columns that it lacks get their defaults."""
         parts: dict[str, Any] = {name: _read(kind, columns) for name, kind in PARTS.items()}
-        own = {name: columns[name] for name in OWN}
-        known = {*OWN, *(column for kind in PARTS.values() for column in columns_of(kind))}
-        other = {name: value for name, value in columns.items() if name not in known}
-        return cls(**parts, **own, other=other)
+        without_part = {name: columns[name] for name in OWN}
+        standard = {*OWN, *(column for kind in PARTS.values() for column in columns_of(kind))}
+        other = {name: value for name, value in columns.items() if name not in standard}
+        return cls(**parts, **without_part, other=other)
 
 
 PARTS: Mapping[str, type[Any]] = {
     "outcome": OutcomeFacts,
-    "model": ModelFacts,
     "attack": AttackFacts,
+    "model": ModelFacts,
     "client": ClientFacts,
     "command": CommandFacts,
 }
 OWN = ("setting", "gamma", "dtype", "seed")
+"""Fields of `CellFacts` that are columns themselves and belong to no part."""
 
 T = TypeVar("T")
 
@@ -183,10 +185,12 @@ def columns_of(kind: type[Any]) -> tuple[str, ...]:
 
 
 def defaults_of(kind: type[Any]) -> dict[str, Column]:
-    """What a part's columns mean where a cell does not say them; those that mean nothing are
-    left out."""
-    given: dict[str, Any] = {_name(f): f.default for f in dataclasses.fields(kind)}
-    return {name: value for name, value in given.items() if value is not None}
+    """The values that a part's columns have in cells that lack them; None is left out.
+
+    defaults_of(AttackFacts)["uploads"] is 1.
+    """
+    defaults: dict[str, Any] = {_name(f): f.default for f in dataclasses.fields(kind)}
+    return {name: value for name, value in defaults.items() if value is not None}
 
 
 def _name(f: dataclasses.Field[Any]) -> str:
@@ -200,6 +204,6 @@ def _columns_of(part: Any) -> dict[str, Any]:
 
 def _read(kind: type[T], columns: Mapping[str, Any]) -> T:
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    given = {f.name: columns[_name(f)] for f in fields if _name(f) in columns}
-    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    return kind(**{**given, **lists})
+    values = {f.name: columns[_name(f)] for f in fields if _name(f) in columns}
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return kind(**{**values, **lists})

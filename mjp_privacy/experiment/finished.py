@@ -1,5 +1,5 @@
-"""Which units are finished. A unit is one image in one cell; it is finished when its rows are on
-disk and none of them failed."""
+"""Which units are finished: a unit is one image in one cell, finished when its rows are on disk and
+none of them failed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mjp_privacy.experiment.store import RunStore
 
 
 class Finished:
-    """The units that a run folder held when each of its cells was first asked for."""
+    """The finished units of a run folder; each cell's rows are read once, when first asked for."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
         self._images: dict[str, set[str]] = {}
 
     def left(self, run_id: str, block: Block) -> list[ImageRecord]:
-        """Images of the block whose rows of this cell are missing or failed."""
+        """The images of the block whose rows are missing or failed in the cell of this run_id."""
         if run_id not in self._images:
             rows = self.store.read_rows(run_id)
             failed = rows["status"] == "failed"

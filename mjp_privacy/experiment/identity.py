@@ -1,6 +1,6 @@
-"""Which line of a table a cell is, and which rows are its own: two hashes that name files.
+"""Two hashes that identify a cell: `cell_key` its line in a table, `run_id` its rows on disk.
 
-They stay the same from one version to the next, so that a folder made earlier is gone on with.
+They stay the same from one version to the next, so that a run folder made earlier can be continued.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ UNRESOLVED = "unresolved"
 
 
 def cell_key(cell: Cell, experiment: Experiment) -> str:
-    """Which line of the table this is, whatever checkpoint fills it."""
-    own = {
+    """The hash of the cell's line in the table, the same for every checkpoint of its model."""
+    identity = {
         "model": cell.model,
         "setting": cell.setting,
         "gamma": cell.gamma,
@@ -30,14 +30,14 @@ def cell_key(cell: Cell, experiment: Experiment) -> str:
         "paper_setting": None,
     }
     client = client_identity(cell.client)
-    return _digest({"cell": own, "client": client, "seed": experiment.seed})
+    return _digest({"cell": identity, "client": client, "seed": experiment.seed})
 
 
 def run_id(cell: Cell, experiment: Experiment, model: LoadedModel | None, true_labels: bool) -> str:
-    """Hash of the resolved cell, all that decides its rows: no path, no device, no limit.
+    """The hash of all that decides the cell's rows; paths, the device and a limit do not.
 
-    The model's label is part of it: a row carries it, so two labels of one checkpoint are two cells
-    with rows of their own. Labels of images are not: another label of a finished image is an error.
+    The model's label is part of it, because rows state it: one checkpoint under two labels makes
+    two cells. The labels of images are not: a finished image with another label is an error.
     """
     content: dict[str, Any] = {
         "label": cell.model,
@@ -57,8 +57,10 @@ def run_id(cell: Cell, experiment: Experiment, model: LoadedModel | None, true_l
 
 
 def _attack_identity(attack: AttackConfig) -> dict[str, Any]:
-    """A label is part of it where there is one: rows carry it. Of a file given as an option its
-    content counts, not its path."""
+    """The attack's name and options, and its label if it has one, because rows state the label.
+
+    A file that is given as an option enters by its content, not by its path.
+    """
     content = dataclasses.asdict(attack)
     content["options"] = {name: _content(value) for name, value in attack.options.items()}
     return content if attack.label else {name: content[name] for name in ("name", "options")}

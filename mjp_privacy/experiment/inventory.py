@@ -1,4 +1,4 @@
-"""Which images a run folder knows, and that they are still the same: its images.csv."""
+"""The images of a run folder (its images.csv), and the check that they are still the same."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ COLUMNS = ("image_id", "label", "label_source", "sha256", "pixel_sha256", "statu
 
 
 class Inventory:
-    """The lines of images.csv by image_id."""
+    """images.csv of a run folder; `known` holds its lines by image_id."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
         self.known = {row["image_id"]: row for row in store.read_images().to_dict("records")}
 
     def check_known(self, source: ImageSource, chosen: Sequence[ImageRecord]) -> list[str]:
-        """The same image_id with other pixels or another label is an error: its rows would be
-        somebody else's. Returns the ids that the folder knows and the images no longer hold."""
-        given = {record.image_id for record in source.records}
-        absent = [name for name, row in self.known.items() if row["status"] == "ok"]
-        absent = [name for name in absent if name not in given]
-        if absent and not given & self.known.keys():
+        """Raise if a chosen image has other pixels or another label than the folder's image of the
+        same id: its rows would be another image's.
+
+        Returns the ids of images that the folder holds and `source` no longer does.
+        """
+        available = {record.image_id for record in source.records}
+        usable = [name for name, row in self.known.items() if row["status"] == "ok"]
+        absent = [name for name in usable if name not in available]
+        if absent and not available & self.known.keys():
             self._refuse(absent, "are not among these images", "the images it was made with")
         relabelled = [record.image_id for record in chosen if self._relabelled(record)]
         self._refuse(relabelled, "had another label", "the labels it was made with")
@@ -47,7 +50,10 @@ class Inventory:
             )
 
     def _relabelled(self, record: ImageRecord) -> bool:
-        """Rows of an image without a label have a run_id of their own: a label may come later."""
+        """Whether the folder has another label for this image.
+
+        An image that had no label may get one: its earlier rows have another run_id.
+        """
         known = self.known.get(record.image_id)
         if known is None or known["status"] != "ok" or record.label is None:
             return False
@@ -65,31 +71,31 @@ class Inventory:
             return True
 
     def note(self, notes: Sequence[ImageNote]) -> None:
-        """Write down what was learnt of these images.
+        """Write a line for each of these images.
 
-        An image that one model took and another finds too small stays known by its pixels; a label
-        stays known when the same images come without.
+        What is known already is kept: the hashes of an image that another model finds too small,
+        and the label of an image that is now given without one.
         """
-        for one in notes:
-            record, known = one.record, self.known.get(one.record.image_id)
-            if one.reason and known is not None and known["status"] == "ok":
+        for note in notes:
+            record, known = note.record, self.known.get(note.record.image_id)
+            if note.reason and known is not None and known["status"] == "ok":
                 continue
-            given = {"label": record.label, "label_source": record.label_source}
-            labels = known if known is not None and record.label is None else given
+            new_label = {"label": record.label, "label_source": record.label_source}
+            label = known if known is not None and record.label is None else new_label
             self.known[record.image_id] = {
                 "image_id": record.image_id,
-                "label": labels["label"],
-                "label_source": labels["label_source"],
-                "sha256": one.sha256,
-                "pixel_sha256": one.pixel_sha256,
-                "status": "failed" if one.reason else "ok",
-                "reason": one.reason,
+                "label": label["label"],
+                "label_source": label["label_source"],
+                "sha256": note.sha256,
+                "pixel_sha256": note.pixel_sha256,
+                "status": "failed" if note.reason else "ok",
+                "reason": note.reason,
             }
         self.store.write_images(pd.DataFrame(list(self.known.values()), columns=list(COLUMNS)))
 
 
 def check_labels(records: Sequence[ImageRecord], model: LoadedModel) -> None:
-    """Raise unless every label is one of the model's classes."""
+    """Raise unless every label is a class index of the model."""
     classes = model.card.num_classes
     labels = {r.image_id: r.label for r in records if r.label is not None}
     wrong = [name for name, label in labels.items() if not 0 <= label < classes]
@@ -102,11 +108,11 @@ def check_labels(records: Sequence[ImageRecord], model: LoadedModel) -> None:
 
 
 def pixel_sha256(picture: Image.Image) -> str:
-    """By which a picture is known again, however its file is encoded."""
+    """The SHA-256 of a picture's size and pixels, which re-encoding its file does not change."""
     return hashlib.sha256(f"{picture.size} ".encode() + picture.tobytes()).hexdigest()
 
 
 def preprocessing(model: LoadedModel) -> Preprocessing:
-    """From a picture to the model's input size."""
+    """The resizing and cropping that brings a picture to the model's input size."""
     card = model.card
     return Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Things that several cells of a block need, each made once and dropped with the block."""
+"""Values that several cells of a block share: computed once, dropped with the block."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 
 class Memo:
-    """memo.once(("labels", ids), make) calls `make` the first time and remembers what it gave.
+    """memo.once(("labels", ids), make) calls `make` the first time and then returns its value.
 
-    A key holds everything that the value depends on: a whole config, never a chosen part of it.
+    A key must hold everything that the value depends on: a whole config, never parts of it.
     """
 
     def __init__(self) -> None:
         self._values: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value of this key; `make` computes it if it is not there yet."""
         if key not in self._values:
             self._values[key] = make()
         return self._values[key]

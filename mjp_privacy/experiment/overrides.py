@@ -1,4 +1,4 @@
-"""What the command line changes in an experiment: one gamma for all, checkpoints."""
+"""Changes that the command line makes to an experiment: --gamma and --weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from mjp_privacy.experiment.config import Experiment, GridEntry, attacks_of, cli
 
 
 def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
-    """The same experiment with one shuffle ratio for every b and c; cells that become equal, once.
+    """The experiment with this shuffle ratio in settings b and c; cells that become equal are kept
+    once.
 
-    An entry a model and setting, so that the order of the table stays.
+    The new grid has an entry for each model and setting, which keeps the order of the table.
     """
     if not 0.0 <= gamma <= 1.0:
         raise UserError(f"--gamma is a share of the patches, 0 to 1; got {gamma}.")
@@ -24,45 +25,48 @@ def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
     for entry in experiment.grid:
         names = [attack.title for attack in attacks_of(entry, experiment)]
         client = ClientConfig(**client_fields(entry, experiment))
-        given = json.dumps(client_identity(client), sort_keys=True)
+        client_key = json.dumps(client_identity(client), sort_keys=True)
         for model in entry.models:
             for setting in entry.settings:
-                new = tuple(name for name in names if (model, setting, name, given) not in seen)
-                seen.update((model, setting, name, given) for name in new)
+                new = tuple(n for n in names if (model, setting, n, client_key) not in seen)
+                seen.update((model, setting, name, client_key) for name in new)
                 if new:
                     note, paper = entry.note, entry.paper_setting
-                    one = ((model,), (setting,), (gamma,), new, paper, note, entry.client)
-                    grid.append(GridEntry(*one))
+                    fields = ((model,), (setting,), (gamma,), new, paper, note, entry.client)
+                    grid.append(GridEntry(*fields))
     return dataclasses.replace(experiment, grid=tuple(grid))
 
 
 def with_weights(experiment: Experiment, weights: tuple[str, ...]) -> Experiment:
-    """`PATH` for all models, or `NAME=PATH` for one, whose own goes first in any order."""
+    """The experiment with these checkpoints: `NAME=PATH` for one model, `PATH` for all others.
+
+    with_weights(experiment, ("all.pth", "MJP=mjp.pth")), in any order
+    """
     models = experiment.models
-    given: dict[str | None, str] = {}
+    paths: dict[str | None, str] = {}  # None: of all models that are not named
     for item in weights:
         name = _model_of(item, list(models))
         path = item if name is None else item.removeprefix(f"{name}=")
-        if not path or name in given:
-            came = "two" if name in given else "none"
+        if not path or name in paths:
+            came = "two" if name in paths else "none"
             raise UserError(
                 f"--weights: expected one checkpoint for {name or 'all models'}, got {came}. "
                 "Write PATH, or NAME=PATH, once for each model."
             )
-        given[name] = path
+        paths[name] = path
     replaced = {}
     for label, config in models.items():
-        checkpoint = given.get(label) or given.get(None) or config.checkpoint
+        checkpoint = paths.get(label) or paths.get(None) or config.checkpoint
         replaced[label] = dataclasses.replace(config, checkpoint=checkpoint)
     return dataclasses.replace(experiment, models=replaced)
 
 
 def _model_of(item: str, labels: list[str]) -> str | None:
-    """The model that `NAME=PATH` names; None for a `PATH`. Both may hold further '='."""
+    """The model that `NAME=PATH` names; None for a plain `PATH`. NAME and PATH may contain '='."""
     named = [label for label in labels if item.startswith(f"{label}=")]
     if named:
         return max(named, key=len)
     if "=" not in item or Path(item).exists():
         return None
     unknown = unknown_name("model", item.partition("=")[0], labels)
-    raise UserError(f"--weights {item}: no such file, and as NAME=PATH: {unknown}")
+    raise UserError(f"--weights {item}: not a file, and read as NAME=PATH: {unknown}")

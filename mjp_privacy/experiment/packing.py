@@ -1,7 +1,8 @@
-"""Images as small as they can be stored without loss.
+"""Packs images to be stored in little space without loss.
 
-Pictures that are whole multiples of 1/255 (every original, plain or shuffled) become bytes, and a
-target that equals one of them becomes its name. A reconstruction stays float32.
+Images whose values are all multiples of 1/255 (every original, plain or shuffled) become bytes. A
+target that equals the plain or the fed images is replaced by that name. A reconstruction stays
+float32.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 SAME_AS = ("plain", "input")
-"""What a target may be: the setting's own choice between these two."""
+"""The tensors that a target may be equal to, depending on the setting."""
 
 
 def pack(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors to write and the metadata that `unpack` needs."""
+    """The tensors to write, and the metadata that `unpack` needs."""
     packed = dict(tensors)
     metadata = {}
     target = packed.get("target")
@@ -29,21 +30,21 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, st
 
 
 def unpack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
-    """What was given to `pack`, bit by bit."""
-    found = {
+    """The tensors that were given to `pack`, bit for bit."""
+    unpacked = {
         name: tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor
         for name, tensor in tensors.items()
     }
     if "target" in metadata:
-        found["target"] = found[metadata["target"]]
-    return found
+        unpacked["target"] = unpacked[metadata["target"]]
+    return unpacked
 
 
 def _bytes_if_exact(tensor: Tensor) -> Tensor:
-    # Clones, for safetensors refuses tensors that share memory.
+    """The tensor as uint8 if that loses nothing, else a copy."""
     tensor = tensor.cpu().contiguous()
     if tensor.dtype == torch.float32:
         small = (tensor * 255).round().clamp(0, 255).to(torch.uint8)
         if torch.equal(small.float() / 255, tensor):
             return small
-    return tensor.clone()
+    return tensor.clone()  # safetensors refuses tensors that share memory

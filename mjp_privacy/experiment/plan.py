@@ -1,4 +1,7 @@
-"""What a run will do, decided before any of it is done: cells, their attacks, blocks of images."""
+"""What a run will do, decided before anything is computed: cells, their attacks, blocks of images.
+
+`run` makes a plan, `work` carries it out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from mjp_privacy.models import LoadedModel
 
 @dataclass(frozen=True)
 class Plan:
-    """The cells of a run in table order, and each model's blocks of images."""
+    """The cells of a run in table order, the attack of each, and each model's blocks of images."""
 
     experiment: Experiment
     cells: Sequence[Cell]
@@ -29,32 +32,37 @@ class Plan:
 
     @property
     def units(self) -> int:
-        """How many images all cells have together."""
+        """The number of units: images, counted once in each cell."""
         return sum(len(block.records) for cell in self.cells for block in self.blocks[cell.model])
 
     def cells_of(self, model: str) -> list[Cell]:
+        """The cells that attack this model, in table order."""
         return [cell for cell in self.cells if cell.model == model]
 
     def gradients(self, cell: Cell, model: LoadedModel) -> list[str]:
         """The parameters whose gradients this cell's clients upload.
 
-        The union over the attacks that share the upload, so that it never depends on which of them
-        are finished already, and what every attack's residual is taken over.
+        They are the union over all attacks that share the upload, finished or not, so that an
+        interrupted run computes the same upload again; and the one that residuals are taken over.
         """
 
-        def upload(cell: Cell) -> tuple[Any, ...]:
+        def upload_key(cell: Cell) -> tuple[Any, ...]:
             attack = self.attacks[cell]
             victim = None if isinstance(attack, Control) else attack.victim
             return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
 
-        sharing = [self.attacks[other] for other in self.cells if upload(other) == upload(cell)]
+        key = upload_key(cell)
+        sharing = [self.attacks[peer] for peer in self.cells if upload_key(peer) == key]
         attacks = [attack for attack in sharing if not isinstance(attack, Control)]
-        named = [name for attack in attacks for name in attack.needs(model)]
-        return list(dict.fromkeys([*named, RESIDUAL_OVER]))
+        names = [name for attack in attacks for name in attack.needs(model)]
+        return list(dict.fromkeys([*names, RESIDUAL_OVER]))
 
 
 def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
-    """Every cell once; whole client steps in every block."""
+    """Expand the grid into cells and cut each model's images into blocks of whole client steps.
+
+    A cell that appears twice, or images that do not fill the last client step, are errors.
+    """
     cells = expand(experiment)
     _check_distinct(cells, experiment)
     attacks = {cell: find_attack(cell.attack.name, cell.attack.options) for cell in cells}
@@ -78,7 +86,7 @@ def _blocks(source: UploadSource, model: str, size: int) -> list[Block]:
 
 
 def _check_distinct(cells: Sequence[Cell], experiment: Experiment) -> None:
-    """Two cells of one key would fight over the same rows."""
+    """Raise if two cells have the same key: they would overwrite each other's rows."""
     seen: set[str] = set()
     for cell in cells:
         key = cell_key(cell, experiment)
@@ -91,13 +99,13 @@ def _check_distinct(cells: Sequence[Cell], experiment: Experiment) -> None:
 
 
 def _check_steps(cells: Sequence[Cell], models: Sequence[str], source: UploadSource) -> None:
-    """Every model's images fill whole steps of all its clients."""
+    """Raise unless every model's images fill whole steps of all its clients."""
     for name in models:
         batches = {cell.client.batch for cell in cells if cell.model == name}
-        together, images = math.lcm(*batches), len(source.records(name))
-        if images % together:
+        multiple, images = math.lcm(*batches), len(source.records(name))
+        if images % multiple:
             raise UserError(
                 f"{images} images do not fill the client steps of {name} "
                 f"(client.batch {', '.join(map(str, sorted(batches)))}). Expected a multiple "
-                f"of {together}, such as --limit {max(images // together, 1) * together}."
+                f"of {multiple}, such as --limit {max(images // multiple, 1) * multiple}."
             )

@@ -1,4 +1,4 @@
-"""What made the numbers: versions, commit, machine. Facts about software, no paths."""
+"""With what software and machine a run's numbers were made: versions, commit, device; no paths."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image"
 
 
 def provenance(device: torch.device) -> dict[str, str | int]:
+    """Versions of the packages, the commit, the device and the number of CPU threads."""
     facts: dict[str, str | int] = {name: version(name) for name in PACKAGES}
     facts["python"] = platform.python_version()
     facts["commit"] = commit()
@@ -31,7 +32,7 @@ def provenance(device: torch.device) -> dict[str, str | int]:
 
 
 def write_provenance(store: RunStore, experiment: Experiment, device: torch.device) -> None:
-    """The resolved experiment and what it runs on, as RUN/experiment.yaml."""
+    """Write RUN/experiment.yaml: the complete experiment and the provenance of this command."""
     content = {"experiment": _plain(experiment), "made_with": provenance(device)}
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     path = store.root / "experiment.yaml"
@@ -39,7 +40,7 @@ def write_provenance(store: RunStore, experiment: Experiment, device: torch.devi
 
 
 def _plain(experiment: Experiment) -> dict[str, Any]:
-    """Fields for a YAML file: tuples as lists, and checkpoints by file name only."""
+    """The experiment's fields for YAML: tuples as lists, checkpoints without their folder."""
     content: dict[str, Any] = TypeAdapter(Experiment).dump_python(experiment, mode="json")
     for model in content["models"].values():
         if model["checkpoint"]:

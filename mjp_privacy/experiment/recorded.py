@@ -1,7 +1,8 @@
-"""Uploads read from files: anybody's federation, attacked from what it recorded.
+"""Recorded uploads: read from the files of any federation that wrote down what its clients sent.
 
-Models, settings and clients are what the uploads' headers say; a config gives the attacks. Nothing
-is computed that a client computed. Without the private images rows are `unscored`.
+One of the two kinds of `source`. The uploads' headers say which models, settings and clients there
+were; a config only names the attacks. Nothing that a client computed is computed again. If the
+private images were not recorded, the rows are `unscored`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ from mjp_privacy.models.jigsaw import shuffle_patches
 
 
 def recorded_experiment(experiment: Experiment, groups: Mapping[str, Group]) -> Experiment:
-    """The config's attacks on the uploads' models."""
+    """The experiment with its attacks, on the models, settings and clients of these uploads.
+
+    groups: by the name that tables call their model. Each becomes one entry of the grid.
+    """
     entries, models = [], {}
     for name, group in groups.items():
         header = group.header
@@ -67,7 +71,7 @@ def recorded_experiment(experiment: Experiment, groups: Mapping[str, Group]) -> 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A source of uploads: a folder of them, put into groups that are lines of a table."""
+    """The `UploadSource` that reads a folder of uploads; each group makes a line of the table."""
 
     folder: Path
     groups: Mapping[str, Group]  # by the name that tables call their model
@@ -76,17 +80,21 @@ class Recorded:
 
     @property
     def data(self) -> str:
+        """The name of the uploads' folder."""
         return self.folder.resolve().name
 
     def records(self, model: str) -> Sequence[ImageRecord]:
+        """The images of this group's uploads."""
         return self.groups[model].records
 
     def columns(self, model: str) -> Mapping[str, Any]:
+        """The round in which the group was recorded, and the label of its client."""
         header = self.groups[model].header
         return {"round": header.round, "client_label": header.label}
 
     def open(self, model: str) -> RecordedModel:
-        """Its card names the uploads too, so that rows belong to these files alone."""
+        """Load the group's model. Its card also names the uploads, because notes of a card are part
+        of a run_id: other uploads of the same model get rows of their own."""
         group = self.groups[model]
         loaded = load_recorded(group.series[0].first)
         check_labels(group.records, loaded)
@@ -96,37 +104,38 @@ class Recorded:
         return RecordedModel(group, ModelVariants(loaded, self.device))
 
     def check(self, inventory: Inventory) -> list[str]:
-        """Each group has its own images; its digest tells it from others."""
+        """Nothing to check: the groups' digests are part of their run_ids."""
         return []
 
 
 @dataclass(frozen=True)
 class RecordedModel:
-    """One group's uploads, and the models they were made with."""
+    """One group's uploads, and the models they were computed with."""
 
     group: Group
     variants: ModelVariants
     later: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
-    """Models of later rounds by file and precision."""
+    """The models of later rounds that were loaded so far, by file of weights and precision."""
 
     @property
     def model(self) -> LoadedModel:
+        """The model of the group's first round."""
         return self.variants.model
 
     def block(self, block: Block) -> RecordedBlock:
-        """The block's private images, where they were kept; NaN where they were not."""
+        """Read the block's private images; an image that was not recorded is NaN everywhere."""
         size = self.model.card.img_size
         images, notes = {}, []
         for series in self.group.of(block.records):
             uploads = series.uploads
-            reason = next((f for one in uploads for f in faults(one, self.model)), "")
+            reason = next((fault for u in uploads for fault in faults(u, self.model)), "")
             truth = series.first.truth()
             for place, record in enumerate(series.records):
                 blank = torch.full((3, size, size), torch.nan)
                 image = blank if truth is None else truth.images[place]
                 if not reason and image.shape != blank.shape:
                     reason = (
-                        f"its private image is {tuple(image.shape)}, and the model takes "
+                        f"its private image has shape {tuple(image.shape)}, but the model takes "
                         f"{tuple(blank.shape)}"
                     )
                 images[record] = image
@@ -135,15 +144,15 @@ class RecordedModel:
         return RecordedBlock(self, images, notes)
 
     def at(self, upload: RecordedUpload, dtype: str) -> LoadedModel:
-        """The model that this upload was made with, in a precision."""
-        place = upload.header.weights
-        if place == self.group.weights:
+        """The model that this upload was computed with, in the given precision."""
+        weights_file = upload.header.weights
+        if weights_file == self.group.weights:
             return self.variants.of("intact", dtype)
-        if (place, dtype) not in self.later:
+        if (weights_file, dtype) not in self.later:
             device = self.model.cls_token.device
             loaded = load_recorded(upload).to(device).to(getattr(torch, dtype))
-            self.later[place, dtype] = loaded
-        return self.later[place, dtype]
+            self.later[weights_file, dtype] = loaded
+        return self.later[weights_file, dtype]
 
 
 class RecordedBlock:
@@ -160,6 +169,7 @@ class RecordedBlock:
         self.memo = Memo()
 
     def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
+        """Why the recorded uploads do not suit the attack: another block 0, or too few of them."""
         if attack.victim == "april_block" and self.opened.model.first_block != "closed_form":
             return Refusal(
                 "block",
@@ -173,7 +183,7 @@ class RecordedBlock:
         return None
 
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
-        """The recorded weights hold whatever positions the client had."""
+        """The float32 model; the recorded weights include the client's position table."""
         return self.opened.variants.of(block0, "float32")
 
     def observe(
@@ -183,6 +193,7 @@ class RecordedBlock:
         names: Sequence[str],
         records: Sequence[ImageRecord],
     ) -> Observation:
+        """Read the uploads of these images, as many rounds as the attack needs."""
         images = torch.stack([self.images[record] for record in records])
         inputs = self._inputs(records, images)
         labels = None if (inputs.labels == UNKNOWN_LABEL).any() else inputs.labels
@@ -195,15 +206,15 @@ class RecordedBlock:
         started = clock(device)
         updates = []
         for round, model in enumerate(models):
-            update = stacked([one.uploads[round] for one in series], names, device)
+            update = stacked([s.uploads[round] for s in series], names, device)
             updates.append(replace(update, weights_before=weights_of(model) if round else None))
         seconds = {"read": clock(device) - started}
         return Observation(images, images, inputs, models, updates, labels, seconds)
 
     def _inputs(self, records: Sequence[ImageRecord], images: Tensor) -> ClientInput:
-        """What the client fed in its first step; of later ones nothing is recorded, and nobody
-        needs it."""
-        uploads = [one.first for one in self.opened.group.of(records)]
+        """What the client fed in its first step. Inputs of later steps are not recorded, and
+        nothing here needs them."""
+        uploads = [series.first for series in self.opened.group.of(records)]
         ids = tuple(record.image_id for record in records)
         labels = torch.cat([labels_of(u, self.opened.at(u, "float32")) for u in uploads])
         truths = [upload.truth() for upload in uploads]
@@ -212,5 +223,5 @@ class RecordedBlock:
         if not self.scored or len(masks) < len(uploads) or len(orders) < len(uploads):
             return ClientInput(images, labels, ids)
         mask, permutation = torch.cat(masks), torch.cat(orders)
-        fed = shuffle_patches(images, permutation, self.opened.model.patch_size)
-        return ClientInput(fed, labels, ids, mask, permutation)
+        shuffled = shuffle_patches(images, permutation, self.opened.model.patch_size)
+        return ClientInput(shuffled, labels, ids, mask, permutation)

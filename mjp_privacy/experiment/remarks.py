@@ -1,8 +1,7 @@
-"""What is wrong with a recorded upload, and what its header cannot know.
+"""Remarks on recorded uploads: properties that silently weaken attacks, and which attacks apply.
 
-`faults` make an upload unusable: a file cut off, another model's, numbers that are none.
-`remarks` are what silently breaks attacks: momentum, several local steps, a wrong normalisation,
-names that were not uploaded.
+Examples are momentum, several local steps, a wrong normalisation in the header, and parameters that
+were not uploaded. What makes an upload unusable altogether is in `client.recorded.faults`.
 """
 
 from __future__ import annotations
@@ -34,31 +33,31 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.jigsaw import to_images
 
-OUTSIDE = 0.02  # of [0, 1]: what a right normalisation never leaves, up to rounding
-EIGHT_BIT = 0.02  # of a grey level
-HEAD_FITS = 1e-3
-TRIED = 5  # series whose pixels are looked at
+OUTSIDE = 0.02  # how far pixels may leave [0, 1] by rounding under the right normalisation
+EIGHT_BIT = 0.02  # largest distance to a whole grey level, in grey levels
+HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
+TRIED = 5  # number of series whose pixels are looked at
 
 
 def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
-    """What to know of a line's uploads; none of it makes them unusable."""
+    """Sentences about a group of uploads that help to read its results; none is an error."""
     header = group.header
     if header.kind == "weight_difference":
         yield from _difference_remarks(group)
-    own = [name for name, _ in model.named_parameters()]
-    held = set(group.series[0].first.names())
-    absent = [name for name in own if name not in held]
+    parameters = [name for name, _ in model.named_parameters()]
+    uploaded = set(group.series[0].first.names())
+    absent = [name for name in parameters if name not in uploaded]
     if absent and not header.partial:
         yield (
-            f"{len(absent)} of {len(own)} parameters were not uploaded, {absent[0]} among them; "
-            "attacks that read them do not apply"
+            f"{len(absent)} of {len(parameters)} parameters were not uploaded, {absent[0]} among "
+            "them; attacks that read them do not apply"
         )
     declared = read_metadata(str(group.series[0].first.weights_path))
-    for name, given in (("mean", header.mean), ("std", header.std)):
-        if name in declared and json.loads(declared[name]) != list(given):
-            yield f"the weights file says {name} {declared[name]}, the header {list(given)}"
+    for name, in_header in (("mean", header.mean), ("std", header.std)):
+        if name in declared and json.loads(declared[name]) != list(in_header):
+            yield f"the weights file says {name} {declared[name]}, the header {list(in_header)}"
     if header.gamma and model.unk_embed is None:
-        yield f"gamma is {header.gamma:g}, and the model of {header.weights} has no unk_embed"
+        yield f"gamma is {header.gamma:g}, but the model of {header.weights} has no unk_embed"
     yield from _head_remarks(group, model)
     yield from _pixel_remarks(group, model)
 
@@ -76,8 +75,12 @@ def _difference_remarks(group: Group) -> Iterator[str]:
 
 
 def _head_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
-    """Cross-entropy on one image x gives the classifier b = softmax(W f + c) - onehot and b f^T:
-    f is read off, and with other weights than the client's the first equation fails."""
+    """A remark if the classifier's gradient does not fit the recorded weights.
+
+    Cross-entropy on one image gives the classifier's bias (c) the gradient b = softmax(W f + c) -
+    onehot and its weight (W) the gradient b f^T. So f can be read off, and with other weights than
+    the client's the first equation fails.
+    """
     header, first = group.header, group.series[0].first
     if header.batch > 1 or header.steps > 1 or header.recipe.get("defenses"):
         return
@@ -85,23 +88,27 @@ def _head_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     update = view.updates[0]
     if lacks_gradients(view, HEAD, HEAD_BIAS) or update.optimizer != "sgd":
         return
-    outer, pushed = gradient(view, update, HEAD)[0], gradient(view, update, HEAD_BIAS)[0]
-    feature = outer.mT @ pushed / pushed.square().sum().clamp_min(1e-300)
+    weight_grad, bias_grad = gradient(view, update, HEAD)[0], gradient(view, update, HEAD_BIAS)[0]
+    feature = weight_grad.mT @ bias_grad / bias_grad.square().sum().clamp_min(1e-300)
     state = weights(view, update)
-    found = (state[HEAD].double() @ feature + state[HEAD_BIAS].double()).softmax(0)
-    found[pushed.argmin()] -= 1
-    worst = float((found - pushed).abs().max())
+    expected = (state[HEAD].double() @ feature + state[HEAD_BIAS].double()).softmax(0)
+    expected[bias_grad.argmin()] -= 1
+    worst = float((expected - bias_grad).abs().max())
     if worst > HEAD_FITS:
         yield (
             f"the classifier's gradient in {first.name} does not fit {header.weights} (off by "
-            f"{worst:.2g} where rounding is expected): other weights than the client's, another "
-            "sign or learning rate, or another loss than cross-entropy on one label"
+            f"{worst:.2g} where only rounding is expected): these may be other weights than the "
+            "client's, the sign or learning rate may be wrong, or the loss is not cross-entropy on "
+            "one label"
         )
 
 
 def _pixel_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
-    """Pixels that the header's mean and std take out of [0, 1] mean that they are not the
-    client's. Tried on the first series whose gradients determine every patch."""
+    """A remark if the header's mean and std are not the client's.
+
+    Recovered pixels then leave [0, 1] or are no 8-bit levels. The first series is tried whose
+    gradients determine every patch.
+    """
     if group.header.batch > 1 or group.header.steps > 1 or group.header.recipe.get("defenses"):
         return
     for series in group.series[:TRIED]:
@@ -115,46 +122,49 @@ def _pixel_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
             yield (
                 f"with the header's mean {group.header.mean} and std {group.header.std}, "
                 f"{100 * outside:.1f} % of the pixels of {series.first.name} leave [0, 1] and "
-                f"{100 * whole:.0f} % are 8-bit levels; of a decoded picture none and nearly all "
-                "are. The client probably normalised with others (put them into the header), or "
-                "altered its pixels"
+                f"{100 * whole:.0f} % are 8-bit levels; in a decoded picture none leave [0, 1] and "
+                "nearly all are 8-bit levels. The client probably normalised with others (put "
+                "them into the header), or altered its pixels"
             )
         return
 
 
 def recovered_pixels(series: Series, model: LoadedModel) -> Tensor | None:
-    """(C, S, S), not clipped, where the uploads leave no patch open; else None."""
+    """The image (C, S, S), not clipped, if the uploads determine every patch; else None."""
     view = view_of(series, model)
     if lacks_gradients(view, TABLE, PATCH) or model.patch_embed.num_patches > model.embed_dim:
         return None
     spans = [upload_span(patch_system(view, update), 0) for update in view.updates]
-    known = combine(spans)
-    if len(known.basis):
+    combined = combine(spans)
+    if len(combined.basis):
         return None
-    image = to_images(known.known, model.patch_size, len(view.pixels.mean))
+    image = to_images(combined.known, model.patch_size, len(view.pixels.mean))
     std = torch.tensor(view.pixels.std, dtype=torch.float64).view(-1, 1, 1)
     mean = torch.tensor(view.pixels.mean, dtype=torch.float64).view(-1, 1, 1)
     return image * std + mean
 
 
 def view_of(series: Series, model: LoadedModel, uploads: int | None = None) -> AttackerView:
-    """What an attacker sees of a series, each upload with its own weights."""
+    """What an attacker sees of a series, each upload with the weights it was computed with.
+
+    uploads: only the first so many; None: all.
+    """
     names = [name for name, _ in model.named_parameters()]
-    updates = [stacked([one], names, torch.device("cpu")) for one in series.uploads[:uploads]]
+    updates = [stacked([upload], names, torch.device("cpu")) for upload in series.uploads[:uploads]]
     for place, upload in enumerate(series.uploads[:uploads]):
         if upload.header.weights != series.first.header.weights:
             before = {n: p.detach() for n, p in load_recorded(upload).named_parameters()}
             updates[place] = replace(updates[place], weights_before=before)
     card, header = model.card, series.first.header
-    found = labels_of(series.first, model)
-    known = None if (found == UNKNOWN_LABEL).any() else found
+    recorded = labels_of(series.first, model)
+    labels = None if (recorded == UNKNOWN_LABEL).any() else recorded
     pixels = Pixels(card.img_size, card.mean, card.std)
-    return AttackerView(model, updates, pixels, known, "plain" if header.gamma else "input")
+    return AttackerView(model, updates, pixels, labels, "plain" if header.gamma else "input")
 
 
 def applicability(group: Group, model: LoadedModel) -> dict[str, str]:
-    """Each attack's name to why it does not apply to this line, or to nothing."""
-    fewest = min(len(one.uploads) for one in group.series)
+    """{name of an attack: why it does not apply to this group, "" if it does}, for all attacks."""
+    fewest = min(len(series.uploads) for series in group.series)
     reasons: dict[str, str] = {}
     for name in ATTACKS:
         attack = find_attack(name)
@@ -171,6 +181,7 @@ def applicability(group: Group, model: LoadedModel) -> dict[str, str]:
 
 
 def _lacks_prior(attack: Attack, model: LoadedModel) -> str:
+    """Why the attack's prior is not available for this model; "" if it is, or if it has none."""
     name = getattr(attack, "prior", None)
     if name is None:
         return ""

@@ -1,10 +1,10 @@
-"""A check of a reconstruction that needs no truth: does it give the gradient that was uploaded?
+"""A check of a reconstruction that needs no truth: does it have the gradient that was uploaded?
 
     residual = || g(x) - g || / || g ||,   g = dL/dW of the patch embedding
 
-g(x) is the client's own gradient on the reconstruction, with the weights, labels and precision of
-the round. The attacker's mask is its own estimate, or else the rows of `pos_embed.grad` that
-carry nothing.
+g is the upload's. g(x) is the gradient on the reconstruction x, computed like the client's, with
+the weights, labels and precision of the round. Its mask is the attack's estimate or, if it has
+none, the rows where `pos_embed.grad` is empty.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ def gradient_residual(
     models: Sequence[LoadedModel],
     mode: Mode = "eval",
 ) -> Tensor | None:
-    """(m,) residual of each image's step, the mean over the uploads; None where it cannot be made.
+    """(m,) residual of each image's step, averaged over the uploads.
 
-    images (m, C, H, W) in [0, 1]; mask (m, N) the attacker's of the first upload; models: those
-    that the client trained, one an upload.
+    None if the labels or the gradient are not known.
+    images  (m, C, H, W) in [0, 1], the reconstruction
+    mask    (m, N), the attack's estimate for the first upload, or None
+    models  those that the client trained, one for each upload
     """
     if view.labels is None or not view.updates:
         return None
     if any(RESIDUAL_OVER not in u.grads for u in view.updates):
         return None
-    images = images.nan_to_num(0.5)  # such an image is a failure; its number is not read
+    images = images.nan_to_num(0.5)  # an image with NaN counts as failed; its value is not used
     ids = tuple(map(str, range(len(images))))
     residuals = []
     for model, update in zip(models, view.updates, strict=True):
@@ -51,16 +53,16 @@ def gradient_residual(
         )
         client = FedSGDClient(model, ClientConfig(mode=mode, batch=update.batch))
         inputs = ClientInput(images, view.labels, ids, hidden)
-        made = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
-        given = gradient(view, update, RESIDUAL_OVER)
-        difference = (made - given).double().flatten(1).norm(dim=1)
-        residuals.append(difference / given.double().flatten(1).norm(dim=1))
+        computed = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
+        uploaded = gradient(view, update, RESIDUAL_OVER)
+        difference = (computed - uploaded).double().flatten(1).norm(dim=1)
+        residuals.append(difference / uploaded.double().flatten(1).norm(dim=1))
     return torch.stack(residuals).mean(0).repeat_interleave(view.updates[0].batch).cpu()
 
 
 def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:
-    """(m, N) positions that the upload shows as masked, for each image of a step; None where no
-    gradient of the table was uploaded."""
+    """(m, N) positions that the upload shows to be masked, alike for all images of a step; None if
+    the position table's gradient was not uploaded."""
     if TABLE not in update.grads:
         return None
     return located(view, update).repeat_interleave(update.batch, dim=0)

@@ -1,4 +1,4 @@
-"""Rows: one per image, metric and variant. Failures are rows too."""
+"""Makes rows: one for each image, metric and variant. Images that failed get rows too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ def scored_rows(
     diagnostics: Mapping[str, Tensor],
     accuracy: Mapping[str, Tensor | None],
 ) -> pd.DataFrame:
-    """Rows of the images that have a reconstruction."""
+    """Rows of images that have a reconstruction: scores, diagnostics and the model's accuracy.
+
+    scores       {(metric, variant): (m,)}
+    diagnostics  {name: (m,)}; a NaN gets no row
+    accuracy     {"intact" or "altered": (m,) whether the model was right, None without labels}
+    """
     rows: list[dict[str, Any]] = []
     for index, record in enumerate(records):
         shared = _shared(facts, record)
@@ -36,7 +41,7 @@ def scored_rows(
             rows.append(_row(shared, metric, variant, float(values[index])))
         for name, measured in diagnostics.items():
             value = float(measured[index])
-            if not math.isnan(value):  # it says nothing of this image
+            if not math.isnan(value):  # NaN: it does not apply to this image
                 rows.append(_row(shared, name, "diagnostic", value))
         for variant, correct in accuracy.items():
             if correct is None:
@@ -50,7 +55,7 @@ def scored_rows(
 def reasoned_rows(
     facts: CellFacts, reasons: Mapping[ImageRecord, str], status: str
 ) -> pd.DataFrame:
-    """Rows of images without a reconstruction: every score is there, with the reason."""
+    """Rows of images without scores: a row for every score, with this status and the reason."""
     rows = [
         _row(_shared(facts, record), metric, variant, np.nan, status, reason)
         for record, reason in reasons.items()
@@ -60,8 +65,10 @@ def reasoned_rows(
 
 
 def _shared(facts: CellFacts, record: ImageRecord) -> dict[str, Any]:
-    known = facts.columns
-    columns = {name: known[name] for name in (*ROW_COLUMNS, *CELL_COLUMNS) if name in known}
+    """The columns that all rows of one image in one cell have in common."""
+    all_columns = facts.columns
+    names = [name for name in (*ROW_COLUMNS, *CELL_COLUMNS) if name in all_columns]
+    columns = {name: all_columns[name] for name in names}
     for name in ("trained_gamma", "dal_lambda"):
         columns[name] = np.nan if columns[name] is None else float(columns[name])
     source = "prediction" if record.label is None else record.label_source

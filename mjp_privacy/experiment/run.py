@@ -1,4 +1,10 @@
-"""The way in: a config and images, or recorded uploads, to a finished run folder."""
+"""The way in: from a config and images, or from recorded uploads, to a finished run folder.
+
+    source of uploads -> make_plan (`plan`) -> work (`work`) -> Saver.save (`save`)
+
+`run_experiment` simulates the clients, `attack_uploads` reads recorded uploads; they differ only in
+the source that they hand to `_execute`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +52,7 @@ NOT_RUN = "not run yet: the run ended before this cell; run the same command aga
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What became of a run. exit_code: 0 all done, 3 some image or cell failed."""
+    """How a run ended: its folder, its size, and a line for each failure of a model or an image."""
 
     out: Path
     cells: int
@@ -55,6 +61,7 @@ class RunSummary:
 
     @property
     def exit_code(self) -> int:
+        """0 if everything was done, 3 if some image or cell failed."""
         return 3 if self.failures else 0
 
 
@@ -69,14 +76,15 @@ def run_experiment(
     gamma: float | None = None,
     device: str = "auto",
 ) -> RunSummary:
-    """Attack every image in every cell; the same call again goes on or finds nothing to do.
+    """Attack every image in every cell. Called again, it does only what is not finished yet.
 
     run_experiment("configs/demo.yaml", images="embedded", out="results/demo", limit=2)
 
     config   a YAML file, a mapping or an Experiment
     images   a folder, a zip, or "embedded"; None: what the config says
     weights  "PATH", "NAME=PATH" or {NAME: PATH}: checkpoints of the config's models
-    limit    a seeded, nested subset spread over the classes
+    limit    number of images: a seeded subset spread over the classes, part of any larger one
+    gamma    shuffle ratio of all cells in settings b and c; None: what the config says
     """
     experiment = load_experiment(config)
     if gamma is not None:
@@ -106,9 +114,12 @@ def attack_uploads(
     limit: int | None = None,
     device: str = "auto",
 ) -> RunSummary:
-    """Attack every recorded upload of a folder; the same call again goes on.
+    """Attack every recorded upload of a folder. Called again, it does only what is not finished.
 
-    limit: uploads of each line of the table.
+    attack_uploads(load_experiment("configs/uploads.yaml"), "results/quick/uploads", "results/out")
+
+    experiment  names the attacks; models and clients are those of the uploads
+    limit       number of uploads for each line of the table
     """
     uploads = UploadFolder(Path(folder)).entries()
     groups = {group.name: group for group in group_uploads(uploads, limit)}
@@ -119,7 +130,7 @@ def attack_uploads(
 
 
 def _of_classes(source: ImageSource, experiment: Experiment) -> tuple[ImageRecord, ...]:
-    """The images of the experiment's classes; all where they carry no labels."""
+    """The images of the experiment's classes; an image without a label belongs to every class."""
     choice = experiment.classes
     if choice is None:
         return source.records
@@ -128,7 +139,7 @@ def _of_classes(source: ImageSource, experiment: Experiment) -> tuple[ImageRecor
         raise UserError(
             f"None of the {len(source.records)} images of {source.path} has a class index that "
             f"leaves {', '.join(map(str, choice.remainders))} when divided by {choice.modulo} "
-            "(the config's `classes`). Give images of these classes, or take `classes` out."
+            "(the config's `classes`). Give images of these classes, or remove `classes`."
         )
     return chosen
 
@@ -136,7 +147,7 @@ def _of_classes(source: ImageSource, experiment: Experiment) -> tuple[ImageRecor
 def _execute(
     experiment: Experiment, source: UploadSource, images: int, root: Path, device: torch.device
 ) -> RunSummary:
-    """Plan, work and save, one process in a folder."""
+    """Plan, work and save; a lock keeps other processes out of the folder."""
     with locked(root):
         store = RunStore(root)
         plan = make_plan(experiment, source)
@@ -160,13 +171,14 @@ def _execute(
 
 
 def _failures(result: Result) -> list[str]:
+    """A line for each model, image or reconstruction that failed in this result."""
     if isinstance(result, ModelOpened) and result.reason:
         return [f"{result.model}: {result.reason}"]
     if isinstance(result, BlockRead):
         return [f"{n.record.image_id}: {n.reason}" for n in result.notes if n.reason]
     if isinstance(result, BlockResult):
-        of = f"{result.facts.model.label}, {result.facts.setting}"
-        return [f"{of}, {r.image_id}: {reason}" for r, reason in result.made.failed.items()]
+        cell = f"{result.facts.model.label}, {result.facts.setting}"
+        return [f"{cell}, {r.image_id}: {reason}" for r, reason in result.made.failed.items()]
     return []
 
 
@@ -181,7 +193,8 @@ def _say_start(
     device: torch.device,
     absent: Sequence[str],
 ) -> None:
-    """Each command's circumstances go to the log; a change of threads is said."""
+    """Log the command's versions and machine; warn of another number of threads than before, and
+    of images that are gone."""
     facts = provenance(device)
     progress.say(
         f"{images} images, {len(plan.cells)} cells, {facts['threads']} thread(s) on {device}",
@@ -189,16 +202,16 @@ def _say_start(
         **facts,
     )
     timed = store.read_timings()
-    before = set(timed["threads"]) if "threads" in timed else set()
-    if before - {facts["threads"]}:
+    earlier = set(timed["threads"]) if "threads" in timed else set()
+    if earlier - {facts["threads"]}:
         progress.say(
-            f"earlier parts of this run had {sorted(before)} thread(s): float32 scores of "
-            "APRIL move with their number, float64 ones do not"
+            f"earlier parts of this run had {sorted(earlier)} thread(s): float32 scores of "
+            "APRIL depend slightly on their number, float64 ones do not"
         )
     if absent:
         progress.say(
-            f"{len(absent)} image(s) of this run folder are no longer among the images "
-            f"({absent[0]}, …); their rows stay in its tables"
+            f"{len(absent)} image(s) of this run folder are no longer among the images that were "
+            f"given ({absent[0]}, …); their rows stay in its tables"
         )
 
 
@@ -225,4 +238,4 @@ def _say_model(progress: RunProgress, opened: ModelOpened) -> None:
         beside=report.beside,
     )
     if report.unexpected:
-        progress.say(f"{name}: not used of the checkpoint: {', '.join(report.unexpected)}")
+        progress.say(f"{name}: tensors of the checkpoint not used: {', '.join(report.unexpected)}")

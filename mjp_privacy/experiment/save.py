@@ -1,4 +1,4 @@
-"""What a run has done, written into its folder piece by piece; nothing that is there is lost."""
+"""Writes the results of `work` into the run folder, one by one, keeping what is there already."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from mjp_privacy.experiment.work import BlockRead, BlockResult, ModelOpened, Res
 
 @dataclass(frozen=True)
 class Saver:
-    """Writes the results of one command. planned: all its cells in table order, as they were before
-    any model was opened."""
+    """Writes the results of one command: call `begin` once, then `save` with every result."""
 
     store: RunStore
     inventory: Inventory
-    planned: Sequence[CellFacts]
+    planned: Sequence[CellFacts]  # all cells in table order, as known before any model was opened
     device: torch.device
 
     def begin(self) -> None:
-        """The table's lines are there before any of them has rows."""
+        """List all planned cells in the folder, before any of them has rows."""
         self._save_cells([])
 
     def save(self, result: Result) -> None:
-        """Write one result down."""
+        """Write one result."""
         if isinstance(result, ModelOpened):
             self._save_cells(result.facts)
         elif isinstance(result, BlockRead):
@@ -41,7 +40,7 @@ class Saver:
         self.store.merge_cells([f.columns for f in facts], [f.columns for f in self.planned])
 
     def _save_block(self, result: BlockResult) -> None:
-        """Rows last: an image that has rows is finished and has its reconstruction."""
+        """Rows are written last: an image with rows is finished, so its reconstruction is there."""
         run_id, index, made = result.facts.run_id, result.block.index, result.made
         if made.tensors:
             self.store.merge_reconstructions(run_id, index, made.tensors, list(made.image_ids))

@@ -1,8 +1,11 @@
-"""Uploads made here: clients of the config's models on a folder of images."""
+"""Simulated uploads: clients of the config's models, computed from a folder of private images.
+
+One of the two kinds of `source`. Inputs, moved models and uploads that several cells of a block
+share are computed once (`memo`).
+"""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.inventory import Inventory, check_labels, pixel_sha256, preprocessing
 from mjp_privacy.experiment.memo import Memo
+from mjp_privacy.experiment.server_step import moved
 from mjp_privacy.experiment.source import Observation
 from mjp_privacy.experiment.variants import Block0, ModelVariants
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Refusal
@@ -29,35 +33,41 @@ from mjp_privacy.models import LoadedModel, load_model
 
 @dataclass(frozen=True)
 class Simulated:
-    """A source of uploads: every client is simulated from its private images."""
+    """The `UploadSource` that simulates every client from its private images."""
 
     experiment: Experiment
     images: ImageSource
-    chosen: Sequence[ImageRecord]  # of the source's images, those that are attacked
+    chosen: Sequence[ImageRecord]  # those of `images` that are attacked
     device: torch.device
 
     @property
     def data(self) -> str:
+        """The name of the images' folder or zip."""
         return self.images.path.resolve().name
 
     @property
     def labels(self) -> str:
+        """Where the images' labels come from, in words."""
         return self.images.labels_described
 
     def records(self, model: str) -> Sequence[ImageRecord]:
+        """The chosen images, the same for every model."""
         return self.chosen
 
     def columns(self, model: str) -> Mapping[str, Any]:
+        """No columns beyond those of every cell."""
         return {}
 
     def open(self, model: str) -> SimulatedModel:
+        """Load a model of the config, and check that it can take the images and their labels."""
         config = self.experiment.models[model]
         loaded = load_model(config.model, **config.loading())
-        preprocessing(loaded)  # refuses sizes that no image can be brought to
+        preprocessing(loaded)  # raises if no image can be brought to the model's size
         check_labels(self.chosen, loaded)
         return SimulatedModel(self, ModelVariants(loaded, self.device))
 
     def check(self, inventory: Inventory) -> list[str]:
+        """Raise if the run folder holds other images; ids of those that are no longer given."""
         return inventory.check_known(self.images, self.chosen)
 
 
@@ -70,10 +80,11 @@ class SimulatedModel:
 
     @property
     def model(self) -> LoadedModel:
+        """The model as it was loaded."""
         return self.variants.model
 
     def block(self, block: Block) -> SimulatedBlock:
-        """The block's images, decoded as the model takes them."""
+        """Decode the block's images at the model's input size."""
         images, notes = {}, []
         prepare, source = preprocessing(self.model), self.source.images
         for record in block.records:
@@ -95,8 +106,7 @@ def _file_sha256(source: ImageSource, record: ImageRecord) -> str:
 
 
 class SimulatedBlock:
-    """The clients of one block of images; inputs, gradients and weights are made once for all
-    cells that share them."""
+    """The clients of one block of images."""
 
     scored = True
 
@@ -112,9 +122,11 @@ class SimulatedBlock:
         self._gradient_seconds = 0.0
 
     def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
+        """None: whatever uploads an attack needs can be simulated."""
         return None
 
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
+        """The float32 model with the position table of the cell's client."""
         return self.variants.of(block0, "float32", cell.client.positions)
 
     def observe(
@@ -124,6 +136,7 @@ class SimulatedBlock:
         names: Sequence[str],
         records: Sequence[ImageRecord],
     ) -> Observation:
+        """Feed the images to the cell's client and compute its uploads, one for each round."""
         feeding = self._feeding(cell)
         photographs = torch.stack([self.images[record] for record in records])
         batch = _Batch(tuple(record.image_id for record in records), photographs)
@@ -150,6 +163,7 @@ class SimulatedBlock:
         return Feeding(cell.client, cell.setting, cell.gamma, patch, self.seed)
 
     def _photographs(self, feeding: Feeding, batch: _Batch, round: int) -> Tensor:
+        """The images as they enter this round: augmented, not shuffled."""
         photographs: Tensor = self.memo.once(
             ("photographs", feeding, batch.ids, round),
             lambda: feeding.photographs(batch.images, batch.ids, round),
@@ -161,14 +175,14 @@ class SimulatedBlock:
     ) -> ClientInput:
         labels = self.memo.once(("labels", batch.ids), lambda: self._labels(records, batch.images))
         plain = self._photographs(feeding, batch, round)
-        fed: ClientInput = self.memo.once(
+        inputs: ClientInput = self.memo.once(
             ("input", feeding, batch.ids, round),
             lambda: feeding.puzzled(plain, labels, batch.ids, round),
         )
-        return fed
+        return inputs
 
     def _labels(self, records: Sequence[ImageRecord], images: Tensor) -> Tensor:
-        """True labels; for images without one the intact model's prediction on the plain image."""
+        """True labels; for an image without one, the intact model's prediction on that image."""
         labels = torch.tensor([-1 if r.label is None else r.label for r in records])
         if (labels < 0).any():
             labels = torch.where(labels < 0, predict(self.variants.model, images, None), labels)
@@ -186,7 +200,7 @@ class SimulatedBlock:
                 models.append(models[0])
                 continue
             client = FedSGDClient(models[-1], cell.client)
-            key = ("model", _federation_of(cell, attack), inputs.image_ids, round)
+            key = ("model", federation_key(cell, attack.victim), inputs.image_ids, round)
             models.append(self._timed(key, partial(moved, client, inputs)))
         return models
 
@@ -198,26 +212,26 @@ class SimulatedBlock:
         rounds: Sequence[Sequence[ClientInput]],
         models: Sequence[LoadedModel],
     ) -> list[ClientUpdate]:
-        """The client's uploads of these rounds, each of one input for every local step."""
+        """The client's upload in each round; a round has one input for every local step."""
         updates = []
         for round, (model, steps) in enumerate(zip(models, rounds, strict=True)):
-            own = {name for name, _ in model.named_parameters()}
-            wanted = [name for name in names if name in own]
-            named = {"names": wanted, "round": round, "seed": self.seed}
-            make = partial(make_upload, model, steps, cell.client, **named)  # type: ignore[arg-type]
-            key = ("update", _federation_of(cell, attack), steps[0].image_ids, round)
+            parameters = {name for name, _ in model.named_parameters()}
+            wanted = [name for name in names if name in parameters]
+            options = {"names": wanted, "round": round, "seed": self.seed}
+            make = partial(make_upload, model, steps, cell.client, **options)  # type: ignore[arg-type]
+            key = ("update", federation_key(cell, attack.victim), steps[0].image_ids, round)
             updates.append(self._timed(key, make))
         return updates
 
     def _timed(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Once; its time goes to the first cell that asks for it."""
+        """What `make` returns, computed once; the time counts for the first cell that needs it."""
         device = self.variants.model.cls_token.device
 
         def timed() -> Any:
             started = clock(device)
-            made = make()
+            value = make()
             self._gradient_seconds += clock(device) - started
-            return made
+            return value
 
         return self.memo.once(key, timed)
 
@@ -230,21 +244,6 @@ class _Batch:
     images: Tensor
 
 
-def _federation_of(cell: Cell, attack: Attack) -> tuple[Any, ...]:
-    """What decides a round's model and upload."""
-    return attack.victim, cell.setting, cell.gamma, cell.dtype, cell.client
-
-
-def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:
-    """A copy of the client's model after a server's step on this round.
-
-    All clients of a round see the same weights w, and the server takes one step along the mean of
-    their gradients over every image of the block, w - server_lr * mean gradient; parameters whose
-    gradient is withheld stay.
-    """
-    mean = client.mean_gradient(inputs)
-    model = copy.deepcopy(client.model)
-    with torch.no_grad():
-        for name, gradient in mean.items():
-            model.get_parameter(name).sub_(gradient, alpha=client.config.server_lr)
-    return model
+def federation_key(cell: Cell, block0: Block0) -> tuple[Any, ...]:
+    """Everything in the config that a round's model and upload depend on; a key for `Memo`."""
+    return block0, cell.setting, cell.gamma, cell.dtype, cell.client

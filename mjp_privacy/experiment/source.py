@@ -1,5 +1,7 @@
-"""Where a run's uploads come from. `simulated` makes them, `recorded` reads them from files; a run
-is given one of the two and does not know which.
+"""The contract for where a run's uploads come from.
+
+`simulated` computes them from private images, `recorded` reads them from files. `plan`, `work` and
+`cell` use one of the two by these protocols and do not know which.
 
     UploadSource --open(model)--> ModelUploads --block(images)--> BlockUploads
                                                                       | observe(cell, attack)
@@ -27,37 +29,36 @@ from mjp_privacy.models import LoadedModel
 
 @dataclass(frozen=True)
 class Observation:
-    """Images of one block as their client has them, and what it uploaded."""
+    """Images of one block as their client has them, and what the client uploaded."""
 
     photographs: Tensor  # (m, C, S, S) in [0, 1], as they were read
     plain: Tensor  # (m, C, S, S), as they entered round 0: augmented, not shuffled
     inputs: ClientInput  # of round 0
-    models: Sequence[LoadedModel]  # that the client trained, one an upload
+    models: Sequence[LoadedModel]  # that the client trained, one for each upload
     updates: Sequence[ClientUpdate]  # none for a control
-    labels: Tensor | None  # (m,) as the attacker knows them
+    labels: Tensor | None  # (m,) as the attacker knows them; None: it does not
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """What was spent on it, by stage; on the first cell that asks for an upload."""
+    """Time spent on the uploads, by stage. An upload that several cells share is counted for the
+    first cell that needs it."""
 
 
 class BlockUploads(Protocol):
-    """One block of one model's images."""
+    """The uploads of one block of images for one model."""
 
     @property
     def notes(self) -> Sequence[ImageNote]:
-        """Of every image of the block, in order."""
-        ...
+        """A note for every image of the block, in order."""
 
     @property
-    def memo(self) -> Memo: ...
+    def memo(self) -> Memo:
+        """Values that several cells of this block share."""
 
     @property
     def scored(self) -> bool:
-        """Whether the private images are known, to score against."""
-        ...
+        """Whether the private images are known, so that reconstructions can be scored."""
 
     def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
-        """Why uploads as this attack needs them cannot be had of these images, or None."""
-        ...
+        """Why this source has no uploads of these images as the attack needs them, or None."""
 
     def observe(
         self,
@@ -66,53 +67,50 @@ class BlockUploads(Protocol):
         names: Sequence[str],
         records: Sequence[ImageRecord],
     ) -> Observation:
-        """These images, whole client steps in order, as the cell's client and attacker see them.
+        """What the cell's client and attacker have of these images.
 
-        attack: None for a control, for which no upload is made; names: the parameters whose
-        gradients are uploaded.
+        attack   None for a control, for which no upload is made
+        names    the parameters whose gradients are uploaded
+        records  images of the block in order, whole client steps
         """
-        ...
 
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
-        """The float32 model of the cell's client, whose accuracy stands beside its scores."""
-        ...
+        """The float32 model whose accuracy is reported beside the cell's scores."""
 
 
 class ModelUploads(Protocol):
     """One loaded model and the uploads of its clients."""
 
     @property
-    def model(self) -> LoadedModel: ...
+    def model(self) -> LoadedModel:
+        """The loaded model, in float32."""
 
-    def block(self, block: Block) -> BlockUploads: ...
+    def block(self, block: Block) -> BlockUploads:
+        """Read the images of a block."""
 
 
 class UploadSource(Protocol):
-    """All uploads of a run."""
+    """All uploads of a run, for each of its models."""
 
     @property
     def data(self) -> str:
-        """What the images are called in notes."""
-        ...
+        """The name of the images in a table's notes, such as their folder's."""
 
     @property
     def labels(self) -> str:
-        """Where their labels come from, in a sentence."""
-        ...
+        """Where the images' labels come from, in words."""
 
     def records(self, model: str) -> Sequence[ImageRecord]:
         """The images of this model's cells, whole client steps in order."""
-        ...
 
     def columns(self, model: str) -> Mapping[str, Any]:
-        """What only this source knows of a model's cells."""
-        ...
+        """Columns of a model's cells that only this kind of source has."""
 
     def open(self, model: str) -> ModelUploads:
-        """The model loaded; a UserError where it cannot be: its cells fail, others run."""
-        ...
+        """Load the model. A UserError fails the cells of this model; those of others still run."""
 
     def check(self, inventory: Inventory) -> list[str]:
-        """Refuse a run folder that holds other images under the same names. Returns the names
-        that the folder knows and this source has not."""
-        ...
+        """Raise if the run folder holds other images under the same names.
+
+        Returns the ids of images that the folder holds and this source does not have.
+        """

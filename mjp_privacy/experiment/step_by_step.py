@@ -1,5 +1,5 @@
-"""An attack on each client step of a block alone, so that one whose numbers break down does not
-take the others along."""
+"""Runs an attack on a block, and step by step if that breaks down, so that one client step with bad
+numbers does not spoil the others."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from mjp_privacy.interfaces import Attack, AttackerView, Reconstruction
 BREAKDOWN = (torch.linalg.LinAlgError, np.linalg.LinAlgError)
 
 Reasons = dict[int, str]
-"""Why images have no reconstruction and should, by their place."""
+"""{index of an image: why it has no reconstruction, though the attack applies to it}."""
 
 
 def reconstruct(
     attack: Attack, view: AttackerView, steps: int, generator: Callable[[int], torch.Generator]
 ) -> tuple[Reconstruction, Reasons]:
-    """The reconstruction of all steps at once or, where the linear algebra of that breaks down, of
-    one step after the other. generator: of the random choices from this step on."""
+    """Attack all steps at once or, if linear algebra breaks down there, one step after the other.
+
+    generator: gives the generator for the random choices from a step on.
+    """
     batch = view.updates[0].batch
     try:
-        made = attack.run(view, generator=generator(0))
+        reconstruction = attack.run(view, generator=generator(0))
     except BREAKDOWN as error:
         if steps == 1:
             reason = f"the attack's linear algebra broke down: {error}"
             return Reconstruction(None), dict.fromkeys(range(batch), reason)
         return _one_by_one(attack, view, steps, generator)
-    return made, without_reconstruction(made, steps * batch)
+    return reconstruction, without_reconstruction(reconstruction, steps * batch)
 
 
 def _one_by_one(
@@ -41,31 +43,31 @@ def _one_by_one(
     parts: list[Reconstruction] = []
     reasons: Reasons = {}
     for step in range(steps):
-        made, why = reconstruct(attack, view.part(step), 1, lambda _, at=step: generator(at))  # type: ignore[misc]
-        if made.images is None:
+        part, failed = reconstruct(attack, view.part(step), 1, lambda _, at=step: generator(at))  # type: ignore[misc]
+        if part.images is None:
             lost = torch.full((batch, len(view.pixels.mean), size, size), torch.nan)
-            made = replace(made, images=lost)
-        parts.append(made)
-        reasons |= {step * batch + place: reason for place, reason in why.items()}
+            part = replace(part, images=lost)
+        parts.append(part)
+        reasons |= {step * batch + place: reason for place, reason in failed.items()}
     return joined(parts), reasons
 
 
-def without_reconstruction(made: Reconstruction, count: int) -> Reasons:
-    """Which of `count` images have no finite reconstruction and should."""
-    wanted = [at for at in range(count) if at not in made.inapplicable]
-    if made.images is None and made.mask is not None:
-        return {}  # it names the mask and makes no picture
-    if made.images is None:
+def without_reconstruction(reconstruction: Reconstruction, count: int) -> Reasons:
+    """Which of `count` images have no finite reconstruction, though the attack applies to them."""
+    wanted = [at for at in range(count) if at not in reconstruction.inapplicable]
+    if reconstruction.images is None and reconstruction.mask is not None:
+        return {}  # an attack that only names the masked positions
+    if reconstruction.images is None:
         return dict.fromkeys(wanted, "the attack returned no reconstruction")
-    finite = made.images.isfinite().flatten(1).all(-1).tolist()
+    finite = reconstruction.images.isfinite().flatten(1).all(-1).tolist()
     return {at: "the reconstruction is not finite" for at in wanted if not finite[at]}
 
 
 def joined(parts: Sequence[Reconstruction]) -> Reconstruction:
-    """Reconstructions of successive images as one.
+    """The reconstructions of successive steps as one; all of them hold images.
 
-    All hold images; a part that lacks what another one has broke down, and what is filled in for it
-    is not read.
+    What one part has and another lacks is filled in there. A part that lacks something broke down,
+    so its images are failures and the filling is never read.
     """
     counts = [len(part.images) for part in parts if part.images is not None]
     starts = [sum(counts[:at]) for at in range(len(counts))]
@@ -88,12 +90,12 @@ def joined(parts: Sequence[Reconstruction]) -> Reconstruction:
 
 
 def _joined(parts: Sequence[Tensor | None], counts: Sequence[int], missing: float) -> Tensor | None:
-    """(m, ...), `missing` where a part has none; None if none has."""
-    given = next((part for part in parts if part is not None), None)
-    if given is None:
+    """The parts as one tensor (m, ...), a missing part filled with `missing`; None if all miss."""
+    example = next((part for part in parts if part is not None), None)
+    if example is None:
         return None
     filled = [
-        given.new_full((count, *given.shape[1:]), missing) if part is None else part
+        example.new_full((count, *example.shape[1:]), missing) if part is None else part
         for part, count in zip(parts, counts, strict=True)
     ]
     return torch.cat([part.cpu() for part in filled])

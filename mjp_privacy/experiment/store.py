@@ -1,14 +1,14 @@
-"""A run's folder: what was computed, crash-safe, readable on any file system.
+"""A run's folder: reading and writing its files.
 
     RUN/experiment.yaml                  the resolved experiment
-    RUN/cells.json                       the cells of the last command, in table order
+    RUN/cells.json                       the cells of the last command, then those of earlier ones
     RUN/images.csv                       one line per image: label, sha256, status, reason
     RUN/rows/<run_id>/<block>.parquet    one row per image, metric and variant
     RUN/reconstructions/<run_id>/<block>.safetensors
     RUN/timings.jsonl                    seconds per stage and block (never part of the rows)
 
-Every file is written beside its place and renamed into it, so a run killed at any moment leaves
-whole files only.
+All files but the last are written under a temporary name and renamed into place, so a run that is
+killed at any moment leaves only complete ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import write_atomically, write_json
+from mjp_privacy.core.files import read_json_lines, write_atomically, write_json
 from mjp_privacy.experiment.packing import pack, unpack
 
 ROW_COLUMNS = (
@@ -45,7 +45,7 @@ ROW_COLUMNS = (
     "status",
     "reason",
 )
-"""Columns of a row. Later columns are appended, never renamed."""
+"""Columns of a row. New columns are added to CELL_COLUMNS; none is ever renamed."""
 
 CELL_COLUMNS = (
     "trained_gamma",
@@ -78,29 +78,31 @@ CELL_COLUMNS = (
     "momentum",
     "pseudo_gradient",
 )
-"""Columns appended to every row from its cell and its image."""
+"""Further columns of every row, which describe its cell and its image."""
 
 
 @dataclass(frozen=True)
 class RunStore:
-    """Reads and writes one run folder."""
+    """One run folder: RunStore(Path("results/demo")).read_cells()."""
 
     root: Path
 
     # rows -------------------------------------------------------------------------------------
 
     def rows_path(self, run_id: str, block: int) -> Path:
+        """The file of one cell's rows of one block."""
         return self.root / "rows" / run_id / f"{block:05d}.parquet"
 
     def write_rows(self, run_id: str, block: int, rows: pd.DataFrame) -> None:
+        """Write one cell's rows of one block, replacing those that are there."""
         path = self.rows_path(run_id, block)
         write_atomically(path, lambda temporary: rows.to_parquet(temporary, index=False))
 
     def read_rows(self, run_id: str) -> pd.DataFrame:
-        """All rows of one cell in the order they were made; empty if none was.
+        """All rows of one cell in the order of its blocks; empty if there are none.
 
-        An image that failed and then, other images having come or gone, was done in another block
-        has rows in both: those that did not fail count, else the later ones.
+        If the images of a run change, an image that failed in one block may be done again in
+        another and have rows in both. Rows that did not fail are then kept, or else the later ones.
         """
         paths = sorted((self.root / "rows" / run_id).glob("[0-9]*.parquet"))
         if not paths:
@@ -108,7 +110,7 @@ class RunStore:
         rows = pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
         keys = ["image_id", "metric", "variant"]
         if not {*keys, "status"} <= set(rows):
-            return rows  # not ours; the reader says so
+            return rows  # not rows of this project; whoever reads them reports it
         failed = rows["status"] == "failed"
         failed_first = rows.loc[(~failed).sort_values(kind="stable").index]
         superseded = failed & failed_first.duplicated(keys, keep="last")
@@ -117,7 +119,7 @@ class RunStore:
     def merge_rows(
         self, run_id: str, block: int, parts: Sequence[pd.DataFrame], order: Sequence[str]
     ) -> None:
-        """Add rows to a block, replacing those of the same images; images in the given order."""
+        """Add rows to a block, replacing those of the same images; `order`: ids to sort them by."""
         new = pd.concat([part for part in parts if len(part)], ignore_index=True)
         path = self.rows_path(run_id, block)
         if path.is_file():
@@ -130,12 +132,14 @@ class RunStore:
     # reconstructions --------------------------------------------------------------------------
 
     def reconstruction_path(self, run_id: str, block: int) -> Path:
+        """The file of one cell's reconstructions of one block."""
         return self.root / "reconstructions" / run_id / f"{block:05d}.safetensors"
 
     def write_reconstructions(
         self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: list[str]
     ) -> None:
-        """`tensors`: images, target, input (m, C, H, W) and, where there are, mask, permutation."""
+        """Write the reconstructions of one cell's block. `tensors`: images, target, plain and input
+        (m, C, H, W), and mask and permutation (m, N) if there are any."""
         from safetensors.torch import save_file
 
         packed, metadata = pack(tensors)
@@ -146,7 +150,7 @@ class RunStore:
         )
 
     def read_reconstructions(self, path: Path) -> tuple[dict[str, Tensor], list[str]]:
-        """A block's tensors as they were given to `write_reconstructions`, and its image ids."""
+        """The tensors that were given to `write_reconstructions`, and the ids of their images."""
         from safetensors import safe_open
 
         with safe_open(path, framework="pt") as file:
@@ -166,7 +170,7 @@ class RunStore:
         self.write_reconstructions(run_id, block, tensors, image_ids)
 
     def find_reconstruction(self, run_id: str, image_id: str) -> dict[str, Tensor] | None:
-        """The stored tensors of one image, without the leading axis; None if there are none."""
+        """The stored tensors of one image in one cell, without the leading axis, or None."""
         from safetensors import safe_open
 
         for path in sorted((self.root / "reconstructions" / run_id).glob("[0-9]*.safetensors")):
@@ -174,34 +178,36 @@ class RunStore:
                 image_ids = json.loads(file.metadata()["image_ids"])
                 if image_id in image_ids:
                     at = image_ids.index(image_id)
-                    one = {name: file.get_slice(name)[at] for name in file.keys()}
-                    return unpack(one, file.metadata())
+                    tensors = {name: file.get_slice(name)[at] for name in file.keys()}
+                    return unpack(tensors, file.metadata())
         return None
 
     # the run itself ---------------------------------------------------------------------------
 
     def write_cells(self, cells: list[dict[str, Any]]) -> None:
+        """Write cells.json: the columns of every cell's facts."""
         write_json(self.root / "cells.json", {"format": 1, "cells": cells})
 
     def merge_cells(
         self, cells: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]]
     ) -> None:
-        """The cells of a command in the order it planned them, then older ones of other commands.
+        """Update cells.json with `cells`: planned ones first, then those of other commands.
 
-        A planned cell that `cells` does not hold yet stays as an earlier command left it.
+        A planned cell that is not among `cells` stays as the file holds it.
         """
         try:
-            older = {cell["cell_key"]: cell for cell in self.read_cells()}
+            stored = {cell["cell_key"]: cell for cell in self.read_cells()}
         except UserError:
-            older = {}
-        known = {
+            stored = {}
+        merged = {
             **{cell["cell_key"]: dict(cell) for cell in planned},
-            **older,
+            **stored,
             **{cell["cell_key"]: dict(cell) for cell in cells},
         }
-        self.write_cells(list(known.values()))
+        self.write_cells(list(merged.values()))
 
     def read_cells(self) -> list[dict[str, Any]]:
+        """The entries of cells.json; `CellFacts.read` makes facts of one."""
         path = self.root / "cells.json"
         if not path.is_file():
             raise UserError(
@@ -215,10 +221,12 @@ class RunStore:
         return cells
 
     def write_images(self, images: pd.DataFrame) -> None:
+        """Write images.csv."""
         path = self.root / "images.csv"
         write_atomically(path, lambda temporary: images.to_csv(temporary, index=False))
 
     def read_images(self) -> pd.DataFrame:
+        """images.csv as a table; empty if there is none yet."""
         path = self.root / "images.csv"
         if not path.is_file():
             columns = ["image_id", "label", "label_source", "sha256", "status", "reason"]
@@ -228,22 +236,15 @@ class RunStore:
         return pd.read_csv(path, dtype=text, keep_default_na=False, na_values={"label": [""]})
 
     def append_timing(self, record: Mapping[str, Any]) -> None:
+        """Append a line to timings.jsonl."""
         self.root.mkdir(parents=True, exist_ok=True)
         line = json.dumps(record).encode() + b"\n"
         with (self.root / "timings.jsonl").open("ab+") as file:
-            if file.tell():  # a line that a killed run left without its end stays alone
+            if file.tell():  # do not continue a line that a killed run left unfinished
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else b"\n" + line
             file.write(line)
 
     def read_timings(self) -> pd.DataFrame:
-        path = self.root / "timings.jsonl"
-        if not path.is_file():
-            return pd.DataFrame()
-        records = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                records.append(json.loads(line))
-            except ValueError:  # the line a killed run was writing
-                continue
-        return pd.DataFrame(records)
+        """timings.jsonl as a table; lines that are cut off are left out."""
+        return pd.DataFrame(read_json_lines(self.root / "timings.jsonl"))

@@ -1,4 +1,4 @@
-"""A model in the precisions and alterations that its cells need, each made once."""
+"""Copies of a model in the precisions and alterations that its cells need, each made once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ Block0 = Literal["intact", "april_block"]
 
 
 class ModelVariants:
-    """The loaded model, and copies of it; the loaded one is never changed."""
+    """A loaded model, which is never changed, and altered copies of it."""
 
     def __init__(self, model: LoadedModel, device: torch.device) -> None:
         self.model = model.to(device)
         self._copies: dict[tuple[str, str, str], LoadedModel] = {}
 
     def of(self, block0: Block0, dtype: str, positions: str = "own") -> LoadedModel:
-        """With block 0 intact or altered for APRIL, in a precision, with its own position table
-        or the sine table. The intact float32 one with its own table is the model itself."""
+        """The model with block 0 intact or altered for APRIL, in a precision, and with its own
+        position table or the sine table: variants.of("april_block", "float64").
+
+        The intact float32 model with its own table is the loaded model itself.
+        """
         key = (block0, dtype, positions)
         if key == ("intact", "float32", "own"):
             return self.model

@@ -1,10 +1,10 @@
-"""A plan carried out: model by model, block of images by block, cell by cell.
+"""Carries out a plan: model by model, block of images by block, cell by cell.
 
-    open the model -> read a block's images -> in every cell: observe, attack, score
+    open the model -> read a block's images -> in every cell: observe, attack, score (`cell`)
 
-What is done is handed out piece by piece; `save` writes it down. A unit, one image in one cell, is
-finished when its rows are on disk (`finished`). Blocks are fixed by the config, so a killed run
-goes on where it stopped and ends with the same rows.
+Each result is yielded as soon as it is there, and `save` writes it down. A unit, one image in one
+cell, is finished when its rows are on disk (`finished`). The config fixes the blocks, so a run that
+was killed continues where it stopped and ends with the same rows.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from mjp_privacy.models.checkpoints import CheckpointReport
 
 @dataclass(frozen=True)
 class ModelOpened:
-    """A model's cells are definite: their facts, and how its checkpoint was read or why not."""
+    """A model was loaded, or could not be: now all facts of its cells are known."""
 
     model: str
     facts: Sequence[CellFacts]
-    report: CheckpointReport | None
-    reason: str = ""
+    report: CheckpointReport | None  # None: it could not be loaded
+    reason: str = ""  # why not
 
 
 @dataclass(frozen=True)
 class BlockSkipped:
-    """Units that an earlier command finished."""
+    """Units of a block that an earlier command finished."""
 
     units: int
 
@@ -50,32 +50,33 @@ class BlockSkipped:
 class BlockRead:
     """A block's images were read."""
 
-    facts: CellFacts  # of the first of its cells
+    facts: CellFacts  # of the block's first cell, under which the time is recorded
     notes: Sequence[ImageNote]
     seconds: float
 
     @property
     def usable(self) -> int:
+        """How many of the images can be attacked."""
         return sum(not note.reason for note in self.notes)
 
 
 @dataclass(frozen=True)
 class BlockResult:
-    """One cell's rows of one block."""
+    """What one cell has for one block."""
 
     facts: CellFacts
     block: Block
-    rows: pd.DataFrame
-    made: CellRows
-    images: int  # that were attacked
-    units: int  # that were not finished before
+    rows: pd.DataFrame  # of all images of the block, also of those that could not be attacked
+    made: CellRows  # of the images that were attacked
+    images: int  # number of images that were attacked
+    units: int  # number of images that were not finished before
 
 
 Result = ModelOpened | BlockSkipped | BlockRead | BlockResult
 
 
 def work(plan: Plan, source: UploadSource, finished: Finished) -> Iterator[Result]:
-    """Everything that is not finished, in the order of the config's models."""
+    """Do everything that is not finished, in the order of the config's models."""
     for model, blocks in plan.blocks.items():
         cells = plan.cells_of(model)
         opened: ModelUploads | None
@@ -110,7 +111,7 @@ def _work_block(
     facts: Mapping[Cell, CellFacts],
     finished: Finished,
 ) -> Iterator[Result]:
-    left = {cell: len(finished.left(known.run_id, block)) for cell, known in facts.items()}
+    left = {cell: len(finished.left(facts[cell].run_id, block)) for cell in facts}
     yield BlockSkipped(sum(len(block.records) - units for units in left.values()))
     pending = [cell for cell, units in left.items() if units]
     if not pending:
@@ -132,21 +133,24 @@ def _work_cell(
     facts: CellFacts,
     units: int,
 ) -> BlockResult:
-    """The whole block, also where some of its images are finished: their float32 numbers move
-    with the batch, and must be those of a run that never stopped."""
+    """One cell on the whole block, even if some of its images are finished.
+
+    float32 results depend slightly on what is computed together, and those of a continued run must
+    equal those of a run that never stopped.
+    """
     unreadable = {note.record: note.reason for note in uploads.notes if note.reason}
     lost: dict[ImageRecord, str] = {**unreadable, **block.broken(unreadable, cell.client.batch)}
     usable = [record for record in block.records if record not in lost]
     reasons = {record: lost[record] for record in block.records if record in lost}
     parts = [reasoned_rows(facts, reasons, "failed")]
     gradients = plan.gradients(cell, opened.model)
-    made = CellRows(parts[0])
+    attacked = CellRows(parts[0])
     if usable:
-        one = CellWork(uploads, opened.model, cell, plan.attacks[cell], gradients, facts)
+        task = CellWork(uploads, opened.model, cell, plan.attacks[cell], gradients, facts)
         try:
-            made = one.run(usable)
-        except UserError as error:  # such as images too small to score: the other cells run
-            made = one.failed(usable, str(error))
-        parts.append(made.rows)
+            attacked = task.run(usable)
+        except UserError as error:  # such as images too small to score; other cells still run
+            attacked = task.failed(usable, str(error))
+        parts.append(attacked.rows)
     rows = pd.concat([part for part in parts if len(part)], ignore_index=True)
-    return BlockResult(facts, block, rows, made, len(usable), units)
+    return BlockResult(facts, block, rows, attacked, len(usable), units)

@@ -1,1 +1,1 @@
-"""Clients: what leaves the device of somebody who trains on private images."""
+"""A federation: many clients that train one model, and what a curious server keeps of it."""

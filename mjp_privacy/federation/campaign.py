@@ -1,4 +1,4 @@
-"""One command from images to a picture: a federation is trained, and its uploads are attacked."""
+"""From images to a picture in one command: train a federation, then attack its uploads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def campaign(
     device: str = "auto",
     engine: str = "inprocess",
 ) -> int:
-    """Exit code 0, or 3 where some image or cell of the attack failed."""
-    chosen = ENGINES[engine]
-    print(chosen.load()(config, data, out, val=val, device=device, **chosen.preset))
+    """Train, attack what was recorded, and draw it; 0, or 3 if some image or cell failed."""
+    entry = ENGINES[engine]
+    print(entry.load()(config, data, out, val=val, device=device, **entry.preset))
     if not config.attacks or not config.record.rounds:
         return DONE
     summary = attack_uploads(attack_experiment(config), out / UPLOADS, out / ATTACK, device=device)
@@ -34,5 +34,5 @@ def campaign(
 
 
 def attack_experiment(config: FederationConfig) -> Experiment:
-    """The config's attacks; models and clients come from the uploads."""
+    """The config's attacks as an experiment; models and clients come from the uploads."""
     return Experiment(config.name, attacks=config.attacks, seed=config.seed)

@@ -1,4 +1,4 @@
-"""`mjp federate` and `mjp compare`."""
+"""The commands `mjp federate` and `mjp compare`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ from mjp_privacy.core.errors import UserError
 
 @dataclass(frozen=True)
 class FederateArguments:
-    """Train a federation and attack what its clients send; the same command again goes on."""
+    """Train a federation and attack what its clients send.
+
+    If it was stopped, the same command goes on from where it was.
+    """
 
     config: tyro.conf.Positional[Path]
-    """A file of configs/federated."""
+    """A YAML file such as those in configs/federated."""
     data: Path
     """Training images: class folders or a zip of them."""
     out: Path
-    """metrics.jsonl, uploads/, model.safetensors, attack/ (an attacked run), rounds.png."""
+    """Folder for metrics.jsonl, uploads/, model.safetensors, attack/ (an attacked run) and
+    rounds.png."""
     row: str | None = None
-    """Which of the config's rows."""
+    """One of the config's named rows."""
     val: Path | None = None
-    """Test images, to evaluate on."""
+    """Test images to evaluate on."""
     rounds: int | None = None
+    """Number of rounds, in place of the config's."""
     seed: int | None = None
+    """Seed of all random choices, in place of the config's."""
     engine: Literal["inprocess", "flower", "flower-deployment"] = "inprocess"
     """Who runs the clients: this process, Flower's simulation, or a SuperLink with SuperNodes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = None
-    """CPU threads; part of the numbers on a CPU."""
+    """CPU threads; on a CPU, results change slightly with their number."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +46,33 @@ class CompareArguments:
     """Accuracy against leakage of several federations, as a table and pictures."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """The --out of each."""
+    """The --out folders of `mjp federate`."""
     out: Path
-    """table.md, comparison.csv, tradeoff.png, rounds.png, rounds.csv."""
+    """Folder for table.md, comparison.csv, tradeoff.png, rounds.png and rounds.csv."""
 
 
 def federate(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(FederateArguments, argv)
+    """`mjp federate`: train a federation, then attack its recorded uploads; the exit code."""
+    arguments = usage.parse(FederateArguments, argv)
     from mjp_privacy.federation.campaign import campaign
     from mjp_privacy.federation.config import load_federation
 
-    changes = {"rounds": given.rounds, "seed": given.seed}
-    config = load_federation(given.config, given.row, **changes)
-    use_threads(given.threads)
-    return campaign(config, given.data, given.out, given.val, given.device, given.engine)
+    changes = {"rounds": arguments.rounds, "seed": arguments.seed}
+    config = load_federation(arguments.config, arguments.row, **changes)
+    use_threads(arguments.threads)
+    return campaign(
+        config, arguments.data, arguments.out, arguments.val, arguments.device, arguments.engine
+    )
 
 
 def compare(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(CompareArguments, argv)
+    """`mjp compare`: set finished federations beside each other; the exit code."""
+    arguments = usage.parse(CompareArguments, argv)
     from mjp_privacy.federation.comparison import compare as compare_runs
 
-    if not given.runs:
-        raise UserError("Expected one federation's folder or more, got none.")
-    print(compare_runs(given.runs, given.out))
+    if not arguments.runs:
+        raise UserError(
+            "Expected the --out folders of one or more `mjp federate` runs, got none. Name them."
+        )
+    print(compare_runs(arguments.runs, arguments.out))
     return DONE

@@ -1,8 +1,8 @@
 """Federations beside each other: accuracy against worst-case leakage, as a table and a picture.
 
-table.md, comparison.csv   a row a federation: top-1, leakage of its last recorded round
-tradeoff.png               the same, accuracy over leakage, for one upload and for several
-rounds.png, rounds.csv     both over the rounds (`clients.picture`)
+table.md, comparison.csv   a row for each federation: top-1, leakage of its last recorded round
+tradeoff.png               accuracy over leakage, for attacks on one upload and on several
+rounds.png, rounds.csv     accuracy and leakage over the rounds (`picture.py`)
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ DECIBELS = (10, 15, 20, 30, 50, 100)
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
-    """Write table and pictures of finished federations; the table's path."""
+    """Write the table and the pictures of finished federations; the table's path.
+
+    runs: the --out folders of `mjp federate`.
+    """
     for run in runs:
         for name in (RESOLVED, METRICS):
             if not (run / name).is_file():
@@ -43,15 +46,15 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
 
 
 def comparison_table(runs: Sequence[Path]) -> pd.DataFrame:
-    """A row a federation, probe and scope, at the last round that was recorded."""
+    """A row for each federation, probe and scope, at the last round that was recorded."""
     leakage = leakage_table(runs)
     rows = []
     for run in runs:
         config = json.loads((run / RESOLVED).read_text(encoding="utf-8"))
-        own = leakage[leakage["run"] == str(run)]
-        if own.empty:
+        of_run = leakage[leakage["run"] == str(run)]
+        if of_run.empty:
             continue
-        last = own[own["round"] == own["round"].max()]
+        last = of_run[of_run["round"] == of_run["round"].max()]
         facts = {**_accuracy(run), "defence": defence_text(config)}
         rows += [{**record, **facts} for record in last.to_dict("records")]
     return pd.DataFrame(rows)
@@ -74,7 +77,7 @@ def _accuracy(run: Path) -> dict[str, Any]:
 
 
 def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The score interval of a share of n."""
+    """Wilson's score interval of a share of n trials; the default z gives 95 %."""
     if not n:
         return math.nan, math.nan
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
@@ -83,50 +86,50 @@ def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def defence_text(config: Mapping[str, Any]) -> str:
-    """What this federation's client does that a plain one does not."""
-    client, said = config["client"], []
+    """What this federation's client does that a plain one does not, such as "MJP γ=0.27; int8"."""
+    client, parts = config["client"], []
     if config["gamma"]:
-        said.append(f"MJP γ={config['gamma']:g}")
+        parts.append(f"MJP γ={config['gamma']:g}")
     for name in ("dal", "plain_share", "withhold", "positions", "position_noise", "augment"):
         value = client.get(name)
         if value not in (None, False, 0, 0.0, [], (), "own", "none"):
             text = ", ".join(value) if isinstance(value, list) else value
-            said.append(name if value is True else f"{name} {text}")
-    return "; ".join([*said, *(client.get("defenses") or ())]) or "none"
+            parts.append(name if value is True else f"{name} {text}")
+    return "; ".join([*parts, *(client.get("defenses") or ())]) or "none"
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """For a page: one line a federation and probe, both scopes beside each other."""
+    """The table in Markdown: a line for each federation and probe, both scopes side by side."""
     heads = ["client", "defence", "B", "E", "round", "top-1 [95 %]", "n test"]
     for scope in SCOPES:
         heads += [f"PSNR, {scope} [95 %]", f"≥ {THRESHOLD:.0f} dB", "≥ 100 dB"]
     heads += ["grey", "n", "not reached, 1 upload", "any", "failed"]
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
     keys = ["run", "label", "batch", "steps", "round"]
-    for _, held in table.groupby(keys, sort=False):
-        first = held.iloc[0]
+    for _, scopes in table.groupby(keys, sort=False):
+        first = scopes.iloc[0]
         cells = [str(first["label"]), str(first["defence"]), f"{first['batch']}"]
         cells += [f"{first['steps']}", f"{first['round']}", _top1(first)]
         cells += [f"{first.get('test_images', 0):.0f}"]
         for scope in SCOPES:
-            row = held[held["scope"] == scope].iloc[0]
+            row = scopes[scopes["scope"] == scope].iloc[0]
             cells.append(f"{row['psnr']:.1f} [{row['low']:.1f}, {row['high']:.1f}]")
             cells += [f"{100 * row['success']:.0f} %", f"{row['exact']}"]
         cells += [f"{first['floor']:.1f}", f"{first['n']}"]
-        reached = held.set_index("scope")
-        cells += [f"{reached.loc[scope, 'unreached']}" for scope in SCOPES]
-        cells.append(f"{reached.loc[SCOPES[1], 'failed']}")
+        by_scope = scopes.set_index("scope")
+        cells += [f"{by_scope.loc[scope, 'unreached']}" for scope in SCOPES]
+        cells.append(f"{by_scope.loc[SCOPES[1], 'failed']}")
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines) + "\n\n" + NOTE
 
 
 NOTE = (
-    "PSNR: worst case over the attacks, per image the best standard PSNR in dB (an oracle "
-    "selection: an upper bound of what one attacker gets), capped at 100 in means. not reached: "
-    "images that no attack applies to; like those whose best attack is "
-    "worse, they count as a uniform grey. failed: images for which some attack broke down. round: "
-    "the one whose uploads were attacked. top-1: of the final weights on unshuffled test images, "
-    "Wilson interval over the images; one training run a line.\n"
+    "PSNR: worst case over the attacks, for each image the best standard PSNR in dB (chosen with "
+    "the private image at hand, so an upper bound of what one attacker gets), capped at 100 in "
+    "means. not reached: images that no attack applies to; they count as a uniform grey, as do "
+    "images whose best attack is worse than that. failed: images for which some attack broke "
+    "down. round: the one whose uploads were attacked. top-1: accuracy of the final weights on "
+    "unshuffled test images, Wilson interval over the images; one training run a line.\n"
 )
 
 
@@ -161,7 +164,7 @@ def _draw(table: pd.DataFrame, path: Path) -> None:
 
 
 def _draw_point(axes: Any, row: Any, number: int) -> None:
-    """A federation with its intervals, and its number in the legend."""
+    """A federation as a numbered point with its intervals; the legend explains the number."""
     shade = colour(number - 1)
     axes.errorbar(
         row["psnr"],

@@ -1,4 +1,4 @@
-"""What decides a federation: one YAML file with a base and named rows, checked once, frozen."""
+"""The configuration of a federation: one YAML file with a base and named rows, checked once."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, config=STRICT)
 class Clients:
-    """How many, and who holds what."""
+    """How many clients there are, and how the training images are split over them."""
 
     number: Count = 100
     per_round: Count = 8
-    """Drawn anew in every round."""
+    """Clients that take part in a round, drawn anew in every round."""
     split: Literal["iid", "dirichlet"] = "iid"
     alpha: Positive = 0.5
-    """Of the Dirichlet split; small: few classes a client."""
+    """Parameter of the Dirichlet split; a small one gives each client few classes."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -54,38 +54,43 @@ class Server:
     """Rounds of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: NotNegative = 0.0
-    """Decoupled, as AdamW's."""
+    """Decoupled weight decay, as in AdamW."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Probe:
-    """Uploads that are written down for attack, of one kind of client."""
+    """One kind of client whose uploads are written down, to be attacked later."""
 
     batch: Count = 1
+    """Images in each of its steps."""
     steps: Count | None = None
-    """Local steps on the same images, sent as a weight difference; None: the client's own."""
+    """Local steps on the same images, sent as a weight difference; None: as the federation's own
+    client does."""
     uploads: Count = 1
-    """Successive rounds in which the same images are trained on, each with its own weights."""
+    """Successive rounds in which it trains on the same images, each with that round's weights."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Recording:
-    """What a curious server keeps: at these rounds, what clients with these images would send.
+    """What a curious server writes down: what clients with certain images would send.
 
-    A probe is the federation's own client at the round's own weights, with its recipe and
-    defences, but for batch and local steps. It is set aside: what the server averages stays.
+    A probe is the federation's own client, with its recipe, its defences and the round's weights;
+    only batch and local steps may differ. The server never averages what a probe sends.
     """
 
     rounds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Rounds, counted from 0, in which the probes' uploads begin."""
     images: Count = 8
-    """Private training images, one set for all rounds and probes."""
+    """Number of private training images; all rounds and probes use the same ones."""
     probes: tuple[Probe, ...] = (Probe(),)
     parameters: tuple[str, ...] | None = None
-    """Names that are written down; None: what the closed-form attacks read."""
+    """Parameters whose tensors are written down; None: those that closed-form attacks read."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class FederationConfig:
+    """Everything that decides a federation's result, but for the images."""
+
     name: str
     rounds: Count = 400
     model: Architecture = Architecture()
@@ -93,27 +98,30 @@ class FederationConfig:
     data: Storage = Storage(store="memory")
     clients: Clients = Clients()
     client: ClientConfig = ClientConfig()
-    """As in the attack's configs: batch, MJP's share and mask, DAL, defences, upload."""
+    """The same fields as in the attack's configs: batch, MJP's share and mask, defences, ..."""
     gamma: Share = 0.0
     """MJP's shuffle ratio; 0: the client does not shuffle."""
     server: Server = Server()
     record: Recording = Recording()
     attacks: tuple[AttackConfig, ...] = ()
-    """Run on what was recorded once the training is over; none: only record."""
+    """Attacks that run on the recorded uploads after training; none: only record."""
     label: str | None = None
     """What tables call this federation's client; None: its name."""
     evaluate_every: Count = 50
+    """Rounds between two evaluations."""
     train_images: Count | None = None
-    """A seeded part of the training images; None: all."""
+    """Train on this many images, drawn by the seed; None: all."""
     test_images: Count | None = None
+    """Evaluate on this many images, drawn by the seed; None: all."""
     seed: int = 0
 
     @property
     def title(self) -> str:
+        """What tables call this federation's client."""
         return self.label or self.name
 
     def training(self) -> TrainingConfig:
-        """As the trainer describes the same network and images."""
+        """The same network and images as the trainer describes them."""
         batch = Recipe(batch=self.client.batch)
         return TrainingConfig(
             self.name, self.model, recipe=batch, data=self.data, initial=self.initial
@@ -121,6 +129,7 @@ class FederationConfig:
 
     @property
     def setting(self) -> Literal["a", "c"]:
+        """The paper's setting: c where clients shuffle, a where they do not."""
         return "c" if self.gamma else "a"
 
 
@@ -139,7 +148,11 @@ _OWNERS: dict[str, Any] = {
 def load_federation(
     path: str | Path | Mapping[str, Any], row: str | None = None, **changes: Any
 ) -> FederationConfig:
-    """A config file, one of its `rows` laid over its base, and other values for single fields."""
+    """A checked config: a file or mapping, with one of its `rows` laid over its base.
+
+    changes: new values of single fields, as in
+    `load_federation("configs/federated/cifar10.yaml", "mjp", rounds=10)`; None changes nothing.
+    """
     content = dict(path) if isinstance(path, Mapping) else dict(read_mapping(Path(path)))
     where = "the config" if isinstance(path, Mapping) else str(path)
     content = row_of(content, row, where)
@@ -150,7 +163,7 @@ def load_federation(
 
 
 def _check(config: FederationConfig, where: str) -> None:
-    """What crosses fields."""
+    """Refuse values that do not fit together."""
     check_client(config.client, config.client.batch, f"{where}, client")
     clients = config.clients
     if clients.per_round > clients.number:
@@ -160,20 +173,24 @@ def _check(config: FederationConfig, where: str) -> None:
         )
     if config.gamma and not config.model.unknown_embedding and not config.initial:
         raise UserError(
-            f"{where}: gamma {config.gamma} shuffles, and the model has no unknown embedding to "
-            "take the shuffled positions' place. Set model.unknown_embedding: true, or gamma: 0."
+            f"{where}: gamma {config.gamma} shuffles patches, but the model has no unknown "
+            "embedding to take the place of their position embeddings. Set "
+            "model.unknown_embedding: true, or gamma: 0."
         )
     if config.client.server_lr:
-        raise UserError(f"{where}, client.server_lr: expected 0; the server's is server.lr.")
+        raise UserError(
+            f"{where}, client.server_lr: expected 0, got {config.client.server_lr}: in a "
+            "federation, the server's learning rate is server.lr. Set that."
+        )
     if config.client.augment == "mixup":
         raise UserError(
-            f"{where}, client.augment: expected none, flip or crop, got mixup: it would mix images "
-            "of different clients."
+            f"{where}, client.augment: expected none, flip or crop, got mixup, which would mix "
+            "images of different clients."
         )
     if late := [r for r in config.record.rounds if r + _longest(config) > config.rounds]:
         raise UserError(
-            f"{where}, record.rounds: expected rounds from 0 on that leave {_longest(config)} of "
-            f"{config.rounds} rounds, got {late[0]}."
+            f"{where}, record.rounds: a probe's uploads take {_longest(config)} of {config.rounds} "
+            f"rounds; expected rounds from 0 on in which they can begin, got {late[0]}."
         )
     for place, probe in enumerate(config.record.probes):
         if config.record.images % probe.batch:
@@ -184,9 +201,10 @@ def _check(config: FederationConfig, where: str) -> None:
 
 
 def _longest(config: FederationConfig) -> int:
+    """The number of rounds that the longest probe takes."""
     return max((probe.uploads for probe in config.record.probes), default=1)
 
 
 def plain(config: FederationConfig) -> dict[str, Any]:
-    """For JSON."""
+    """The config as dictionaries and lists, for JSON."""
     return dataclasses.asdict(config)

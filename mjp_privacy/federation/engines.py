@@ -1,5 +1,8 @@
-"""Who runs a federation's rounds, by name. To add an engine: a function of the same arguments as
-`rounds.federate` that returns the final model's path, and a line below."""
+"""The engines that can run a federation's rounds, by name.
+
+To add one, write a function that takes the arguments of `rounds.federate` and returns the path of
+the final model, and register it below.
+"""
 
 from __future__ import annotations
 

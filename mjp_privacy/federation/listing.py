@@ -1,4 +1,4 @@
-"""`mjp list`: what can be named in a config or a command, each with one line."""
+"""The command `mjp list`: all names that configs and commands take, each with one line."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ Kind = Literal["models", "attacks", "defenses", "metrics", "settings", "engines"
 
 @dataclass(frozen=True)
 class ListArguments:
-    """Names that configs and commands take, each with one line; of one kind or of all."""
+    """The names that configs and commands take, each with one line."""
 
     kind: tyro.conf.Positional[Kind | None] = None
     """What to list; everything if left out."""
     json: bool = False
-    """For programs: {kind: {name: line}}."""
+    """Print JSON for programs: {kind: {name: line}}."""
 
 
 def list_names(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(ListArguments, argv)
-    kinds: tuple[Kind, ...] = get_args(Kind) if given.kind is None else (given.kind,)
+    """`mjp list`: print the names of one kind or of all; the exit code."""
+    arguments = usage.parse(ListArguments, argv)
+    kinds: tuple[Kind, ...] = get_args(Kind) if arguments.kind is None else (arguments.kind,)
     listed = {kind: dict(NAMES[kind]()) for kind in kinds}
-    if given.json:
+    if arguments.json:
         print(json.dumps(listed, indent=1, ensure_ascii=False))
         return DONE
     width = max(len(name) for names in listed.values() for name in names) + 2
@@ -84,7 +85,7 @@ def _engines() -> Mapping[str, str]:
 
 
 def _configs() -> Mapping[str, str]:
-    """The files in configs/ of the checkout, by the first line of their header."""
+    """The files in the checkout's configs/, each with the first sentence of its comment."""
     folder = Path(__file__).resolve().parents[2] / "configs"
     files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
     return {
@@ -94,7 +95,7 @@ def _configs() -> Mapping[str, str]:
 
 
 def _header(text: str) -> str:
-    """The first sentence of a file's comment."""
+    """The first sentence of the comment that a file opens with."""
     comment = []
     for line in text.splitlines():
         if not line.startswith("#") or line == "#":

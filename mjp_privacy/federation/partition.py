@@ -1,4 +1,4 @@
-"""Who holds which image: a split of the training images over clients."""
+"""Which client holds which image: splits of the training images over the clients."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import numpy as np
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import derive_seed
 
-MOST_DRAWS = 100  # of a Dirichlet split, until every client has its share
+MOST_DRAWS = 100  # attempts at a Dirichlet split in which every client has enough images
 
 
 def iid(labels: Sequence[int], clients: int, *, seed: int) -> list[list[int]]:
-    """Places of images, shuffled and dealt out in turn: sizes differ by one at most."""
+    """Each client's images, as places in `labels`: shuffled and dealt out in turn.
+
+    Clients differ by at most one image; labels play no part.
+    """
     order = _generator("iid", seed).permutation(len(labels))
     return [sorted(order[client::clients].tolist()) for client in range(clients)]
 
@@ -21,8 +24,11 @@ def iid(labels: Sequence[int], clients: int, *, seed: int) -> list[list[int]]:
 def dirichlet(
     labels: Sequence[int], clients: int, *, alpha: float, least: int, seed: int
 ) -> list[list[int]]:
-    """Each class dealt out by shares from Dirichlet(alpha, ..., alpha): small alpha, few classes a
-    client. Drawn again until every client has `least` images."""
+    """Each client's images, as places in `labels`, with classes spread unevenly.
+
+    Every class is dealt out by shares from Dirichlet(alpha, ..., alpha): a small alpha gives each
+    client few classes. Drawn again until every client has `least` images.
+    """
     generator = _generator("dirichlet", seed)
     kinds = np.asarray(labels)
     for _ in range(MOST_DRAWS):
@@ -31,14 +37,14 @@ def dirichlet(
             places = generator.permutation(np.flatnonzero(kinds == kind))
             shares = generator.dirichlet(np.full(clients, alpha))
             cuts = np.round(np.cumsum(shares)[:-1] * len(places)).astype(int)
-            for part, given in zip(parts, np.split(places, cuts), strict=True):
-                part.extend(given.tolist())
+            for part, dealt in zip(parts, np.split(places, cuts), strict=True):
+                part.extend(dealt.tolist())
         if min(map(len, parts)) >= least:
             return [sorted(part) for part in parts]
     raise UserError(
-        f"No Dirichlet split with alpha {alpha} gave each of {clients} clients {least} images in "
-        f"{MOST_DRAWS} draws of {len(labels)} images. Give fewer clients, a smaller client.batch "
-        "or a larger alpha."
+        f"No Dirichlet split of {len(labels)} images with alpha {alpha} gave each of {clients} "
+        f"clients at least {least} in {MOST_DRAWS} attempts. Give fewer clients, a smaller "
+        "client.batch or a larger alpha."
     )
 
 

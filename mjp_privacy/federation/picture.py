@@ -1,9 +1,9 @@
 """Accuracy and leakage over the rounds of federations, in one picture and one table.
 
-Leakage of a round is the worst case over its attacks: per image the best standard PSNR (capped at
-100 dB), of one upload and of any number, and no less than that of a uniform grey, which anybody can
-draw; success is the share of images at or above 20 dB. Images that no attack applies to, and those
-for which one broke down, are counted beside.
+The leakage of a round is the worst case over its attacks: for each image the best standard PSNR
+(capped at 100 dB), among attacks on one upload and among all attacks. It is at least that of a
+uniform grey, which anybody can draw. Success is the share of images at or above 20 dB. Images that
+no attack applies to, and images for which one broke down, are counted in columns of their own.
 """
 
 from __future__ import annotations
@@ -23,46 +23,49 @@ from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 from mjp_privacy.report.loading import Line, load_runs
 from mjp_privacy.training.journal import METRICS, read_metrics
 
-THRESHOLD = 20.0  # dB: a person recognises the picture
+THRESHOLD = 20.0  # dB at which a person recognises the picture
 SCOPES = ("1 upload", "any number of uploads")
 KEYS = ("client_label", "round", "batch", "steps")
 
 
 def leakage_table(runs: Sequence[Path]) -> pd.DataFrame:
     """A row for each federation, round, batch, number of steps and scope."""
-    found = []
+    rows = []
     for run in runs:
         attacked = run / ATTACK
         if not attacked.is_dir():
             raise UserError(
-                f"{run} holds no {ATTACK} folder: expected the --out of `mjp "
-                "federate` with attacks in its config."
+                f"{run} holds no {ATTACK} folder: expected the --out of `mjp federate` with "
+                "attacks in its config."
             )
         for (label, round, batch, steps), lines in _by_round(load_runs([attacked]).lines).items():
             shared = {"run": str(run), "label": label, "round": round, "batch": batch}
             for scope in SCOPES:
-                found.append({**shared, "steps": steps, "scope": scope, **worst_case(lines, scope)})
-    return pd.DataFrame(found)
+                rows.append({**shared, "steps": steps, "scope": scope, **worst_case(lines, scope)})
+    return pd.DataFrame(rows)
 
 
 def _by_round(lines: Sequence[Line]) -> dict[tuple[Any, ...], list[Line]]:
-    held: dict[tuple[Any, ...], list[Line]] = {}
+    by_key: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
         if "round" in line.cell.other:
             key = tuple(line.cell.columns[name] for name in KEYS)
-            held.setdefault(key, []).append(line)
-            model, first = line.cell.model.label, held[key][0].cell.model.label
+            by_key.setdefault(key, []).append(line)
+            model, first = line.cell.model.label, by_key[key][0].cell.model.label
             if model != first:
                 raise UserError(
-                    f"{line.store.root}: {model} and {first} are uploads of one label, round, "
-                    "batch and steps. Expected one kind of client under a label; give them labels "
-                    "of their own."
+                    f"{line.store.root}: {model} and {first} are uploads of the same label, "
+                    "round, batch and steps. Expected one kind of client under a label; give each "
+                    "kind its own label."
                 )
-    return held
+    return by_key
 
 
 def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
-    """Mean, interval and success over images of the best attack of each."""
+    """Mean, interval and success over the images, of the best attack on each.
+
+    scope: one of SCOPES, the attacks that are considered; lines: of one round, controls included.
+    """
     attacks = [line for line in lines if line.role == "attack"]
     if scope == SCOPES[0]:
         attacks = [line for line in attacks if line.uploads == 1]
@@ -74,13 +77,13 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
             best[image] = max(best.get(image, -np.inf), value)
         failed |= set(line.rows.loc[line.rows["status"] == "failed", "image_id"].astype(str))
     values = [max(best.get(image, low), low) for image, low in floor.items()]
-    told = summarise(values, ["ok"] * len(values), cap=PSNR_CAP)
+    summary = summarise(values, ["ok"] * len(values), cap=PSNR_CAP)
     share = float(np.mean([value >= THRESHOLD for value in values])) if values else np.nan
     return {
-        "n": told.n,
-        "psnr": told.mean,
-        "low": told.low,
-        "high": told.high,
+        "n": summary.n,
+        "psnr": summary.mean,
+        "low": summary.low,
+        "high": summary.high,
         "success": share,
         "exact": sum(value >= PSNR_CAP for value in values),
         "floor": float(np.mean(list(floor.values()))) if floor else np.nan,
@@ -90,24 +93,27 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
 
 
 def _floors(lines: Sequence[Line]) -> dict[str, float]:
-    """PSNR of a uniform grey by image. A run that was not finished is an error: what is missing
-    would look like privacy."""
+    """The PSNR of a uniform grey, by image.
+
+    An unfinished run is an error, because a missing image would look like a protected one.
+    """
     floor: dict[str, float] = {}
     images: set[str] = set()
     for line in lines:
-        own = set(line.rows["image_id"].astype(str))
-        if len(own) < line.cell.outcome.planned_images:
+        attacked = set(line.rows["image_id"].astype(str))
+        if len(attacked) < line.cell.outcome.planned_images:
             raise UserError(
-                f"{line.store.root}: {line.label} holds {len(own)} of "
+                f"{line.store.root}: {line.label} holds {len(attacked)} of "
                 f"{line.cell.outcome.planned_images} images; expected a finished attack. Run the "
                 "federation's command again; it goes on where it stopped."
             )
-        images |= own
+        images |= attacked
         floor.update(_scored(line, "grey_psnr", "diagnostic"))
     if unknown := sorted(images - floor.keys()):
         raise UserError(
-            f"{lines[0].store.root}: nothing says what a uniform grey scores on {unknown[0]}. "
-            "Expected private images and the control `grey` among the attacks; name it."
+            f"{lines[0].store.root}: the score of a uniform grey on {unknown[0]} is not known. "
+            "Expected private images and the control `grey` among the attacks; add `grey` to the "
+            "config's attacks."
         )
     return floor
 
@@ -117,7 +123,10 @@ def _scored(line: Line, metric: str, variant: str) -> dict[str, float]:
 
 
 def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
-    """rounds.png and rounds.csv in `out`: top-1 above, worst-case PSNR and success below."""
+    """Write rounds.png and rounds.csv into `out`; the picture's path.
+
+    The panels show top-1, the worst-case PSNR and the share of recovered images, over the rounds.
+    """
     from matplotlib.figure import Figure
 
     table = leakage_table(runs)
@@ -125,8 +134,8 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     figure = Figure(figsize=(9.5, 3.8), layout="constrained")
     accuracy, psnr, success = figure.subplots(1, 3)
     for number, run in enumerate(runs):
-        own = table[table["run"] == str(run)]
-        shade, label = colour(number), str(own["label"].iloc[0])
+        of_run = table[table["run"] == str(run)]
+        shade, label = colour(number), str(of_run["label"].iloc[0])
         measured = [line for line in read_metrics(run / METRICS) if line["val_top1"] is not None]
         accuracy.plot(
             [line["round"] for line in measured],
@@ -135,7 +144,8 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
             label=label,
         )
         for scope, style in zip(SCOPES, ("--", "-"), strict=True):
-            shown = own[(own["scope"] == scope) & (own["batch"] == own["batch"].min())]
+            shown = of_run[of_run["scope"] == scope]
+            shown = shown[shown["batch"] == of_run["batch"].min()]
             shown = shown[shown["steps"] == shown["steps"].min()].sort_values("round")
             psnr.plot(shown["round"], shown["psnr"], style, color=shade, marker="o", markersize=3)
             psnr.fill_between(

@@ -1,8 +1,8 @@
-"""What a curious server writes down: the uploads that some private images would cause.
+"""What a curious server writes down: the uploads that certain private images would cause.
 
-At each of `record.rounds` a probe's images are fed to the federation's own client, with the
-weights of the round and as many of the following ones as the probe has uploads. What the server
-averages is not touched.
+Beginning at each of `record.rounds`, a probe feeds its images to the federation's own client, in as
+many successive rounds as the probe has uploads, each time with that round's weights. The server
+never averages these uploads, so training is the same with and without recording.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLOSED_FORM = (
     "patch_embed.proj.weight",
     "blocks.0.attn.qkv.weight",
 )
-"""What the closed-form attacks read; of a model of 1.3 million parameters these are a tenth."""
+"""The parameters that closed-form attacks read; a tenth of a model of 1.3 million parameters."""
 
 
 @dataclass
@@ -40,11 +40,11 @@ class Recorder:
     def __post_init__(self) -> None:
         config = self.task.config
         chosen = spread_subset(self.task.train.records, config.record.images, config.seed)
-        place = {record: at for at, record in enumerate(self.task.train.records)}
-        self.places = [place[record] for record in chosen]
+        place_of = {record: place for place, record in enumerate(self.task.train.records)}
+        self.places = [place_of[record] for record in chosen]
 
     def due(self, round: int) -> Iterator[tuple[Probe, int]]:
-        """Probes that are recorded in this round, with the round that their series began."""
+        """The probes that are recorded in this round, each with the round its series began in."""
         record = self.task.config.record
         for probe in record.probes:
             for start in record.rounds:
@@ -52,7 +52,7 @@ class Recorder:
                     yield probe, start
 
     def record(self, weights: Mapping[str, Tensor], round: int) -> int:
-        """The uploads of a round; how many were written."""
+        """Write the probes' uploads of a round; how many were written."""
         written = 0
         for probe, start in self.due(round):
             written += self._record(probe, start, weights, round)
@@ -82,7 +82,7 @@ class Recorder:
         paths = self.folder.record(
             update,
             header,
-            [f"{one}_at{round:05d}" for one in series],
+            [f"{name}_at{round:05d}" for name in series],
             inputs=inputs[0],
             plain=plain,
             series=series,
@@ -91,14 +91,14 @@ class Recorder:
 
 
 def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
-    """The federation's client with the probe's images and local steps."""
+    """The federation's client with the probe's batch and local steps."""
     if probe.steps is None:
         return replace(client, batch=probe.batch)
     return replace(client, batch=probe.batch, steps=probe.steps, upload="weight_difference")
 
 
 def kept_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:
-    """The parameters that are written down."""
-    own = [name for name, _ in model.named_parameters()]
+    """The model's parameters whose tensors are written down, in the model's order."""
+    existing = [name for name, _ in model.named_parameters()]
     wanted = config.record.parameters
-    return tuple(name for name in own if name in (CLOSED_FORM if wanted is None else wanted))
+    return tuple(name for name in existing if name in (CLOSED_FORM if wanted is None else wanted))

@@ -1,11 +1,11 @@
 """The federation in one process: the reference that other engines are compared with.
 
-OUT/federation.json   the resolved config
-OUT/metrics.jsonl     a line an evaluation: round, top-1, uploads' norm
-OUT/uploads/          what a curious server wrote down (`uploads.folder`)
-OUT/attack/           a run of the ladder on that (`clients.campaign`)
-OUT/checkpoint.pt     where the next command goes on
-OUT/model.safetensors at the end
+OUT/federation.json     the resolved config
+OUT/metrics.jsonl       a line for each evaluation: round, top-1, how far the weights moved
+OUT/uploads/            what a curious server wrote down (`client/recorded/folder.py`)
+OUT/attack/             the attacks on these uploads (`campaign.py`)
+OUT/checkpoint.pt       where the same command goes on after a stop
+OUT/model.safetensors   the final model
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ from mjp_privacy.training.snapshots import (
 
 UPLOADS, RESOLVED, ATTACK = "uploads", "federation.json", "attack"
 CHECKPOINT_SECONDS = 60.0
-SAY_SECONDS = 15.0
+SAY_SECONDS = 15.0  # at least this long between two lines of progress
 
 
 class Federation:
-    """All rounds of one config; a run that was killed goes on and ends with the same weights."""
+    """All rounds of one config: `Federation(task, out).run()`.
+
+    A run that was killed goes on where it stopped, and ends with the same weights.
+    """
 
     def __init__(self, task: Task, out: Path) -> None:
         self.task, self.config, self.out = task, task.config, out
@@ -58,7 +61,7 @@ class Federation:
         self._started = self._saved = self._said = 0.0
 
     def run(self) -> Path:
-        """To the end; the path of the final model."""
+        """Run all rounds that are left; the path of the final model."""
         if finished := self.begin():
             return finished
         while self.round < self.config.rounds:
@@ -70,7 +73,10 @@ class Federation:
         self.advance(self.task.round_uploads(self.weights, self.round))
 
     def begin(self) -> Path | None:
-        """Where a killed run stopped, or at round 0; the final model's path if nothing is left."""
+        """Start at round 0, or where a killed run stopped.
+
+        The final model's path if the run is finished already, otherwise None.
+        """
         self._resume()
         finished = self.out / MODEL
         if self.round == self.config.rounds and finished.is_file():
@@ -83,13 +89,17 @@ class Federation:
         return None
 
     def record(self) -> None:
-        """The round's probes. It comes before the round, so that one that is made again after a
-        kill writes the same files."""
+        """Write the uploads of the round's probes.
+
+        This comes before the round's step, so that a round that is repeated after a kill writes
+        the same files again.
+        """
         self._started = time.monotonic()
         self.recorder.record(self.weights, self.round)
 
     def advance(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> None:
-        """The server's step on a round's uploads, with their numbers of images."""
+        """The server's step on a round's uploads, each with its number of images; then evaluate,
+        save and report where it is time to."""
         norm = self._step(uploads)
         took = time.monotonic() - self._started
         self.seconds += took
@@ -103,14 +113,14 @@ class Federation:
             self._said = time.monotonic()
 
     def end(self) -> Path:
-        """The final weights as a model; its path."""
+        """Save, and write the final model; its path."""
         self.save()
         if tested := self._tested():
             self.journal.say(f"{self.config.name}: {self.round} rounds{tested}")
         return self._export()
 
     def _step(self, uploads: Iterable[tuple[ClientUpdate, int]]) -> float:
-        """The norm of what moved the weights."""
+        """The server's step; the norm of the change in the weights."""
         before = self.weights
         self.weights, self.state = self.task.server_step(before, self.state, uploads, self.round)
         self.round += 1
@@ -118,8 +128,8 @@ class Federation:
         if not bool(moved.isfinite()):
             raise UserError(
                 f"In round {self.round} the weights are no longer finite numbers. "
-                f"{CHECKPOINT} in --out is from before. Start again in another --out with a "
-                "smaller server.lr or client.lr, or less noise."
+                f"{CHECKPOINT} in --out, where there is one, is from an earlier round. Start again "
+                "in another --out with a smaller server.lr or client.lr, or less noise."
             )
         return float(moved)
 
@@ -128,9 +138,9 @@ class Federation:
         return last or self.round % self.config.evaluate_every == 0
 
     def _measure(self, norm: float | None) -> None:
-        """A line of metrics.jsonl: the weights after `round` rounds."""
-        known = {line["step"] for line in read_metrics(self.journal.path)}
-        if self.round in known:
+        """Write a line of metrics.jsonl about the current weights, once for each round."""
+        measured = {line["step"] for line in read_metrics(self.journal.path)}
+        if self.round in measured:
             return
         tested = self.task.test is not None
         top1 = round(self.task.evaluate(self.weights), 4) if tested else None
@@ -145,7 +155,7 @@ class Federation:
         self.journal.write({**line, "timing": {"seconds_per_round": per_round}})
 
     def _tested(self) -> str:
-        """The last accuracy, where there is one."""
+        """The last accuracy for a line of progress; empty where there is none."""
         lines = [line for line in read_metrics(self.journal.path) if line["val_top1"] is not None]
         return f" · top-1 {lines[-1]['val_top1']:.1f} %" if lines else ""
 
@@ -158,19 +168,21 @@ class Federation:
             f"{images:.0f} images/s · {minutes} min {rest:02d} s left"
         )
 
-    # keeping ----------------------------------------------------------------------------------
+    # checkpoints ------------------------------------------------------------------------------
 
     def _identity(self) -> dict[str, str]:
+        """What a checkpoint must agree with for the run to go on from it."""
         task, initial = self.task, self.config.initial
-        given = Path(initial.checkpoint) if initial else None
+        file = Path(initial.checkpoint) if initial else None
         return {
             "config": json.dumps(plain(self.config)),
             "images": task.train.digest(),
             "validation": task.test.digest() if task.test else "none",
-            "initial": file_sha256(given) if given and given.is_file() else "none",
+            "initial": file_sha256(file) if file and file.is_file() else "none",
         }
 
     def save(self) -> None:
+        """Write a checkpoint that the same command goes on from."""
         state = {
             **self._identity(),
             "step": self.round,
@@ -195,7 +207,7 @@ class Federation:
         return {name: tensor.to(self.task.device) for name, tensor in tensors.items()}
 
     def _check_begun(self) -> None:
-        """A run that was killed before its first checkpoint belongs to its config all the same."""
+        """Refuse another config also where the run was killed before its first checkpoint."""
         path = self.out / RESOLVED
         if self.round or not path.is_file():
             return
@@ -204,7 +216,7 @@ class Federation:
         if before != now:
             raise UserError(
                 f"--out holds a run of another config: {difference(before, now)}. Expected the "
-                "same; give another --out."
+                "same config. Give another --out."
             )
 
     def _export(self) -> Path:
@@ -212,7 +224,7 @@ class Federation:
 
 
 def write_model(task: Task, weights: Weights, path: Path) -> Path:
-    """The final weights as a checkpoint that `load_model` reads by its path alone."""
+    """Write the final weights as a checkpoint that `load_model` reads without further options."""
     model = task.with_weights(weights)
     facts: dict[str, Any] = {"name": task.config.name, "trained_gamma": task.config.gamma}
     save_weights(path, model, facts)
@@ -226,7 +238,10 @@ def federate(
     val: str | Path | None = None,
     device: str = "cpu",
 ) -> Path:
-    """All rounds in one process, or what is left of them; the final model's path."""
+    """Run all rounds that are left, in one process; the final model's path.
+
+    `federate(load_federation("configs/federated/quick.yaml"), "cifar10-train.zip", "out")`.
+    """
     task = Task.from_config(config, data, val, pick_device(device))
     folder = output_folder(Path(out))
     with locked(folder):

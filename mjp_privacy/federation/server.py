@@ -1,4 +1,4 @@
-"""The server: uploads averaged by images, and one step of its optimiser.
+"""The server: uploads averaged with their numbers of images as weights, then an optimiser's step.
 
     g = sum_k n_k g_k / sum_k n_k,     w <- w - lr * step(g) - lr * decay * w
 
@@ -33,8 +33,10 @@ class ServerState:
 
 
 def mean_gradient(uploads: Iterable[tuple[ClientUpdate, int]]) -> Weights:
-    """By parameter name; uploads with their numbers of images, each of one client. One is held at
-    a time."""
+    """The mean of the uploads by parameter name, weighted by images.
+
+    uploads: each with its number of images; only one is in memory at a time.
+    """
     total, mean, first = 0, dict[str, Tensor](), None
     for update, images in uploads:
         kind = (update.kind, tuple(sorted(update.grads)))
@@ -55,7 +57,7 @@ def mean_gradient(uploads: Iterable[tuple[ClientUpdate, int]]) -> Weights:
 
 
 def learning_rate(server: Server, round: int, rounds: int) -> float:
-    """Linear warm-up, then constant or half a cosine to zero, which counts from round 0."""
+    """Linear warm-up, then constant or half a cosine to zero; the cosine counts from round 0."""
     if round < server.warmup:
         return server.lr * (round + 1) / server.warmup
     if server.schedule == "constant":
@@ -72,7 +74,10 @@ def server_step(
     round: int,
     rounds: int,
 ) -> tuple[Weights, ServerState]:
-    """The weights after a round, in tensors of their own."""
+    """The weights and the optimiser's state after a round.
+
+    Nothing is changed in place; weights that no client uploaded are passed on as they are.
+    """
     mean = mean_gradient(uploads)
     rate = learning_rate(server, round, rounds)
     if server.optimizer == "adam":

@@ -1,8 +1,7 @@
-"""What a federation's clients and server do, as functions; the in-process loop and Flower call
-the same ones.
+"""What the clients and the server of a federation do, for the in-process loop and Flower alike.
 
-Everything is a function of (config, images, weights, client, round): nobody keeps a state but the
-server, so rounds can be run anywhere, in any order of clients, and again.
+Everything is a function of (config, images, weights, client, round): only the server keeps a state.
+So a round can be computed anywhere, with its clients in any order, and computed again.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from mjp_privacy.training.examples import Examples, find_examples
 from mjp_privacy.training.memory_batches import decode_all
 
 TEST_BATCH = 250
-IMAGES_TOGETHER = 32  # differentiated at once; bounds the memory
+IMAGES_TOGETHER = 32  # images differentiated at once; bounds the memory
 
 
 class Task:
-    """One federation's images, clients and network."""
+    """One federation's images, clients and network; `parts` are each client's places in `train`."""
 
     def __init__(
         self,
@@ -63,16 +62,16 @@ class Task:
         val: str | Path | None = None,
         device: str | torch.device = "cpu",
     ) -> Task:
-        """The images at `data`, in any layout the trainer takes; `val` for evaluation."""
-        found = find_examples(config.training(), Path(data), Path(val) if val else None)
-        return cls(config, *found, torch.device(device))
+        """With the images at `data`, in any layout that the trainer takes; `val`: test images."""
+        examples = find_examples(config.training(), Path(data), Path(val) if val else None)
+        return cls(config, *examples, torch.device(device))
 
     def _split(self) -> list[list[int]]:
         clients, seed = self.config.clients, self.config.seed
         if len(self.train) < clients.number:
             raise UserError(
-                f"clients.number: expected at most one client an image ({len(self.train)}), got "
-                f"{clients.number}. Give fewer clients or more images."
+                f"clients.number: expected at most as many clients as images ({len(self.train)}), "
+                f"got {clients.number}. Give fewer clients or more images."
             )
         if clients.split == "iid":
             return iid(self.train.labels, clients.number, seed=seed)
@@ -84,7 +83,7 @@ class Task:
     # server -----------------------------------------------------------------------------------
 
     def initial_weights(self) -> Weights:
-        """By parameter name, on the task's device."""
+        """The weights before round 0 by parameter name, on the task's device."""
         return {
             name: p.detach().clone()
             for name, p in _initial_model(self.config).to(self.device).named_parameters()
@@ -105,6 +104,7 @@ class Task:
         uploads: Iterable[tuple[ClientUpdate, int]],
         round: int,
     ) -> tuple[Weights, ServerState]:
+        """The weights and the optimiser's state after the server's step on a round's uploads."""
         return server_step(
             self.config.server, weights, state, uploads, round=round, rounds=self.config.rounds
         )
@@ -124,14 +124,17 @@ class Task:
     # clients ----------------------------------------------------------------------------------
 
     def examples(self, client: int) -> int:
-        """Images that this client trains on in a round, in each of its local steps."""
+        """How many images this client trains on in each local step of a round."""
         return self.config.client.batch
 
     def round_uploads(
         self, weights: Mapping[str, Tensor], round: int
     ) -> Iterator[tuple[ClientUpdate, int]]:
-        """What the server averages, with numbers of images: every client's upload or, of clients
-        that send their gradient as it is, one that is their mean, in a third of the time."""
+        """What the server averages in a round: uploads, each with its number of images.
+
+        Where clients send their gradients unaltered, it is a single upload with their mean, which
+        takes a third of the time; otherwise every client's own.
+        """
         clients = self.participants(round)
         client = self.config.client
         if client.defenses or client.position_noise or client.upload != "gradient":
@@ -144,13 +147,13 @@ class Task:
         yield ClientUpdate({name: g.unsqueeze(0) for name, g in mean.items()}), len(places)
 
     def client_update(self, weights: Mapping[str, Tensor], client: int, round: int) -> ClientUpdate:
-        """The upload of one client in one round, complete; its leading axis is 1."""
+        """The whole upload of one client in one round; its leading axis is 1."""
         return next(self.client_updates(weights, [client], round))
 
     def client_updates(
         self, weights: Mapping[str, Tensor], clients: Sequence[int], round: int
     ) -> Iterator[ClientUpdate]:
-        """The uploads of several clients, in their order; those of a few are made together."""
+        """The uploads of several clients, in the order given; a few are computed at a time."""
         batch, config = self.config.client.batch, self.config
         model = self.with_weights(weights)
         together = max(IMAGES_TOGETHER // batch, 1)
@@ -162,27 +165,26 @@ class Task:
             yield from (update.part(slice(place, place + 1)) for place in range(len(members)))
 
     def _drawn(self, client: int, round: int) -> list[int]:
-        """Images of a round: without repetition where the client has enough."""
-        own = self.parts[client]
+        """A client's images of a round; none occurs twice where the client has enough."""
+        part = self.parts[client]
         generator = torch_generator("client images", self.config.seed, client, round)
-        wanted, order = self.examples(client), torch.randperm(len(own), generator=generator)
-        repeated = order.repeat(-(-wanted // len(own)))[:wanted]
-        return [own[place] for place in repeated.tolist()]
+        wanted, order = self.examples(client), torch.randperm(len(part), generator=generator)
+        repeated = order.repeat(-(-wanted // len(part)))[:wanted]
+        return [part[index] for index in repeated.tolist()]
 
     def steps(self, places: Sequence[int], client: ClientConfig, round: int) -> list[ClientInput]:
-        """What the model is fed of these training images in each local step of a round."""
+        """What the model is fed for these training images in each local step of a round."""
         numbers = self._feeding(client).rounds_of_steps(round)
         return [self.inputs(places, client, number) for number in numbers]
 
     def inputs(self, places: Sequence[int], client: ClientConfig, round: int) -> ClientInput:
-        """What the model is fed of these training images in a round: the client's augmentation
-        and puzzle."""
+        """What the model is fed for these training images in a round: augmented, then shuffled."""
         labels = torch.tensor([self.train.labels[place] for place in places])
         pixels, ids = self._pixels(places), self._ids(places)
         return self._feeding(client).input(pixels, labels, ids, round)
 
     def photographs(self, places: Sequence[int], client: ClientConfig, round: int) -> Tensor:
-        """These training images as they enter a round, before any shuffle."""
+        """These training images as they enter a round: augmented, not yet shuffled."""
         return self._feeding(client).photographs(self._pixels(places), self._ids(places), round)
 
     def _feeding(self, client: ClientConfig) -> Feeding:
@@ -196,16 +198,16 @@ class Task:
         return tuple(self.train.records[place].image_id for place in places)
 
     def with_weights(self, weights: Mapping[str, Tensor]) -> LoadedModel:
-        """A network of its own that holds a copy of these weights."""
+        """A new network that holds a copy of these weights."""
         model = copy.deepcopy(self.model)
-        own = dict(model.named_parameters())
-        if absent := [name for name in own if name not in weights]:
+        parameters = dict(model.named_parameters())
+        if absent := [name for name in parameters if name not in weights]:
             raise UserError(
                 f"The weights lack {', '.join(absent[:3])}: expected every parameter of the "
                 "federation's model."
             )
         with torch.no_grad():
-            for name, parameter in own.items():
+            for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
         return model
 
@@ -217,15 +219,15 @@ def _part_of(examples: Examples, limit: int | None, seed: int) -> Examples:
 
 
 def _initial_model(config: FederationConfig) -> LoadedModel:
-    """Random weights from the seed, or those to start from with E_unk at the mean position; with
-    the client's fixed positions where it has some."""
-    model = _random_or_given(config)
+    """The network before round 0, with fixed positions where the client has them."""
+    model = _random_or_loaded(config)
     if config.client.positions == "sinusoidal":
         return with_sinusoidal_positions(model)
     return model
 
 
-def _random_or_given(config: FederationConfig) -> LoadedModel:
+def _random_or_loaded(config: FederationConfig) -> LoadedModel:
+    """Random weights from the seed, or those of `initial`, with E_unk at the mean position."""
     shape = config.model
     fields = {name: getattr(shape, name) for name in FIELDS}
     if shape.position_embedding == "none":

@@ -1,8 +1,8 @@
-"""How close a reconstruction comes to the private image, one number per image and metric.
+"""How close a reconstruction comes to the private image: one number per image and metric.
 
-Each metric has two variants. `paper`: as the paper's own scripts compute it, on both images
-rounded to the 8 bits of an image file. `standard`: on the floating-point images as they are, as
-the field computes it. MSE, PSNR and LPIPS differ in nothing but the rounding.
+Each metric has two variants. `paper` is what the paper's own scripts compute, on both images
+rounded to the 8 bits of an image file. `standard` is the usual definition, on the floating-point
+images as they are. For MSE, PSNR and LPIPS the variants differ only in the rounding.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ Images = Tensor | npt.NDArray[Any]
 Scores = dict[tuple[str, str], npt.NDArray[np.float64]]
 
 METRICS: Registry[Metric] = Registry("metric")
-"""By "name/variant", as in "psnr/paper"."""
+"""Every metric under its "name/variant", as in `METRICS["psnr/paper"]`."""
 
 BLOCK = 32  # images scored at a time, so that memory does not grow with their number
 SLACK = 1e-6  # how far rounding may carry a pixel out of [0, 1]
@@ -94,9 +94,11 @@ def score(
 
     Both are torch tensors or NumPy arrays of floating point, (n, C, H, W) with values in [0, 1].
     `metrics` names what to compute: "psnr" (both variants), "psnr/paper" or ("psnr", "paper");
-    None is everything. `device` defaults to where the reconstructions are.
+    None means every metric. `device` defaults to where the reconstructions are.
 
     Returns {(metric, variant): (n,) float64}. PSNR is inf for identical images.
+
+        score(reconstructions, originals, ["psnr"])["psnr", "paper"].mean()
     """
     chosen = _choose(metrics)
     left = _images("reconstructions", reconstructions)
@@ -109,7 +111,7 @@ def score(
     place = left.device if device is None else _device(device)
     parts: dict[tuple[str, str], list[npt.NDArray[np.float64]]] = {key: [] for key in chosen}
     for blocks in zip(torch.split(left, BLOCK), torch.split(right, BLOCK), strict=True):
-        # Contiguous: float32 convolutions differ in the last digit between memory layouts.
+        # contiguous, because float32 convolutions differ in the last digit between memory layouts
         u, v = (block.to(place, torch.float64).clamp(0, 1).contiguous() for block in blocks)
         for key, metric in chosen.items():
             parts[key].append(metric.fn(u, v).cpu().numpy())
@@ -120,8 +122,8 @@ def _choose(metrics: Iterable[str | tuple[str, str]] | None) -> dict[tuple[str, 
     if metrics is None:
         names = METRICS.names()
     else:
-        asked = [metrics] if isinstance(metrics, str) else list(metrics)
-        names = [name for entry in asked for name in _expand(entry)]
+        requested = [metrics] if isinstance(metrics, str) else list(metrics)
+        names = [name for entry in requested for name in _expand(entry)]
     if not names:
         raise UserError(f"Expected at least one metric, got none. Available: {', '.join(METRICS)}.")
     return {(METRICS[name].name, METRICS[name].variant): METRICS[name] for name in names}
@@ -132,22 +134,23 @@ def _expand(entry: str | tuple[str, str]) -> list[str]:
     name = entry if isinstance(entry, str) else "/".join(entry)
     if "/" in name:
         return [name]
-    both = [known for known in METRICS if METRICS[known].name == name]
+    both = [key for key in METRICS if METRICS[key].name == name]
     if not both:
-        raise unknown_name("metric", name, list(dict.fromkeys(METRICS[k].name for k in METRICS)))
+        names = list(dict.fromkeys(METRICS[key].name for key in METRICS))
+        raise unknown_name("metric", name, names)
     return both
 
 
 def _images(role: str, images: Images) -> Tensor:
-    """The images as a tensor, once their type, shape and range are what a score needs."""
+    """The images as a tensor; UserError unless type, shape and range are what a score needs."""
     if isinstance(images, np.ndarray) and np.issubdtype(images.dtype, np.floating):
         dtype = np.float64 if images.dtype.itemsize > 4 else np.float32
         images = torch.from_numpy(np.array(images, dtype=dtype, order="C"))
     if not (isinstance(images, Tensor) and images.is_floating_point()):
-        came = getattr(images, "dtype", type(images).__name__)
+        kind = getattr(images, "dtype", type(images).__name__)
         raise UserError(
-            f"Expected {role} as a floating-point tensor or array in [0, 1], got {came}. Convert "
-            "8-bit images with images.astype('float32') / 255 or images.float() / 255."
+            f"Expected {role} as a floating-point tensor or array in [0, 1], got {kind}. "
+            "Convert 8-bit images with images.astype('float32') / 255 or images.float() / 255."
         )
     if images.ndim != 4 or images.numel() == 0:
         raise UserError(
@@ -155,7 +158,7 @@ def _images(role: str, images: Images) -> Tensor:
             f"{tuple(images.shape)}. A single image becomes a batch with images[None]."
         )
     low, high = (float(bound) for bound in images.detach().aminmax())
-    if not (low >= -SLACK and high <= 1 + SLACK):  # also true of NaN
+    if not (low >= -SLACK and high <= 1 + SLACK):  # `not` so that NaN is refused too
         raise UserError(
             f"Expected {role} with values in [0, 1], got values from {low:.6g} to {high:.6g}"
             f"{' (NaN: not a number)' if low != low else ''}. Undo any normalisation, then clip "
@@ -170,5 +173,5 @@ def _device(device: str | torch.device) -> torch.device:
     except RuntimeError as error:
         raise UserError(f"Expected a device such as cpu or cuda, got {device!r}.") from error
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"Device {device} was asked for, but torch sees no GPU here. Use cpu.")
+        raise UserError(f"Device {device} was requested, but torch sees no GPU here. Use cpu.")
     return place

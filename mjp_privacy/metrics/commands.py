@@ -1,7 +1,7 @@
-"""`mjp score`: a folder of reconstructions against a folder of references.
+"""`mjp score`: compares a folder of reconstructions with a folder of references.
 
 Images are paired by their path inside the folders, extension included. The CSV holds one row per
-image, metric and variant, at full precision; the table printed averages it.
+image, metric and variant, at full precision; the printed table shows means over the images.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ class ScoreArguments:
     reference: Path
     """Folder of the private images."""
     reconstruction: Path
-    """Folder of the reconstructions, under the same file names."""
+    """Folder of the reconstructions, with the same file names."""
     out: Path
     """The CSV to write: image, metric, variant, value."""
     metrics: tuple[str, ...] = ()
-    """What to compute, as in psnr or ssim/paper; everything if left out."""
+    """What to compute, such as psnr or ssim/paper; everything if left out."""
     allow_missing: bool = False
-    """Score the images that are in both folders and count the others."""
+    """Score the images that are in both folders, and only count the others."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes the GPU if there is one."""
 
 
 class Row(NamedTuple):
+    """One line of the CSV."""
+
     image: str
     metric: str
     variant: str
@@ -53,15 +55,16 @@ class Row(NamedTuple):
 
 
 def score(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(ScoreArguments, argv)
-    out, device = given.out, given.device
+    """Score the pairs of two folders, write the CSV and print the means."""
+    arguments = usage.parse(ScoreArguments, argv)
+    out, device = arguments.out, arguments.device
     if out.is_dir():
         raise UserError(f"Expected a file for --out, got the folder {out}. Give {out}/scores.csv.")
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     pairs, missing = pair_folders(
-        given.reconstruction, given.reference, allow_missing=given.allow_missing
+        arguments.reconstruction, arguments.reference, allow_missing=arguments.allow_missing
     )
-    rows = _score_pairs(pairs, given.metrics or METRICS.names(), place)
+    rows = _score_pairs(pairs, arguments.metrics or METRICS.names(), place)
     try:
         write_atomically(out, lambda temporary: _write_csv(temporary, rows))
     except OSError as error:
@@ -69,7 +72,7 @@ def score(argv: list[str], usage: Usage) -> int:
     print(_table(rows))
     if any(row.metric == "lpips" for row in rows):
         print(f"LPIPS backbone: {lpips_backbone()}.")
-    if given.allow_missing:
+    if arguments.allow_missing:
         print(f"Images without a partner, not scored: {missing}.")
     print(f"{len(rows)} rows in {out}")
     return DONE
@@ -95,7 +98,7 @@ def _write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    """Mean, interval and number of images of each metric, and what the arrows mean."""
+    """Mean, interval and number of images for each metric, and what the arrows mean."""
     lines = [f"{'metric':8}{'variant':10}{'mean':>10}  {'95 % interval':^23}{'n':>6}"]
     exact = []
     for key in dict.fromkeys((row.metric, row.variant) for row in rows):

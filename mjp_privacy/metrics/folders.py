@@ -12,7 +12,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.files import Files, image_names, open_files
 
-SHOWN = 20  # lines of a list in an error message
+SHOWN = 20  # most lines of a list in an error message
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ def pair_folders(
 ) -> tuple[list[Pair], int]:
     """The pairs in the order of their names, and how many images have no partner.
 
-    A missing partner is an error unless `allow_missing`; one that cannot be read, or has another
-    size, always is.
+    A missing partner is an error unless `allow_missing` is set. A partner that cannot be read or
+    has another size is always an error.
     """
     folders = open_files(reconstruction), open_files(reference)
     left, right = (set(image_names(folder)) for folder in folders)
@@ -42,8 +42,8 @@ def pair_folders(
     missing += [str(reconstruction / name) for name in sorted(right - left)]
     if missing and not allow_missing:
         raise UserError(
-            "Expected every image in both folders under the same name, extension included. Not "
-            f"there:{_listing(missing)}\nSupply or rename them, or add --allow-missing to score "
+            "Expected every image in both folders under the same name, extension included. "
+            f"Missing:{_listing(missing)}\nSupply or rename them, or add --allow-missing to score "
             "the rest."
         )
     pairs = [Pair(name, *folders) for name in sorted(left & right)]
@@ -55,14 +55,14 @@ def pair_folders(
     problems = [problem for pair in pairs if (problem := _problem(pair))]
     if problems:
         raise UserError(
-            f"Expected pairs of readable images of one size. Not so:{_listing(problems)}\nMake "
-            "them anew, or take them out of both folders."
+            "Expected pairs of readable images of the same size. These are not:"
+            f"{_listing(problems)}\nReplace them, or take them out of both folders."
         )
     return pairs, len(missing)
 
 
 def _problem(pair: Pair) -> str | None:
-    """Why a pair cannot be scored. Asked of all before any is: a bad file is found at once."""
+    """Why a pair cannot be scored, or None. All pairs are checked before the first is scored."""
     try:
         sizes = [tuple(image.shape[-2:]) for image in pair.read()]
     except ImageError as error:
@@ -72,7 +72,7 @@ def _problem(pair: Pair) -> str | None:
     (height, width), (wanted_height, wanted_width) = sizes
     return (
         f"{pair.reconstructions.path / pair.name}: expected {wanted_height}×{wanted_width} pixels "
-        f"as {pair.references.path / pair.name}, got {height}×{width}"
+        f"as in {pair.references.path / pair.name}, got {height}×{width}"
     )
 
 

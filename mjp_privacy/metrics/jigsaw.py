@@ -1,9 +1,9 @@
-"""How well patches were put back into their places, read from the image that came out.
+"""How well patches were put back into their places, read from the reconstructed image.
 
-A gradient does not hold the order in which masked patches were fed, so an attacker cannot name
-fed patches; what can be asked is which patch of the plain image stands where. Each masked patch of
-the reconstruction is matched to one masked patch of the plain image, all at once and so that the
-squared error is least (an assignment problem). Patches that are equal are interchangeable.
+A gradient does not tell in which order masked patches were fed, so an attacker cannot name the fed
+patches. What can be measured is which patch of the plain image stands where: the masked patches of
+the reconstruction are matched one to one to those of the plain image, so that the sum of squared
+errors is smallest (an assignment problem). Equal patches are interchangeable.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor
 
 from mjp_privacy.models.jigsaw import to_images, to_patches
 
-TIE = 1e-12  # prefers a patch's own place among equal ones; far below a squared error that matters
+TIE = 1e-12  # makes a patch prefer its own place among equal ones; far below any real difference
 
 
 def matched_patches(images: Tensor, plain: Tensor, mask: Tensor, patch_size: int) -> Tensor:
-    """(m, N) int64: which plain patch stands at each place; unmasked places hold their own.
+    """(m, N) int64: which plain patch stands at each place; unmasked places hold their own patch.
 
     images, plain (m, C, H, W) in [0, 1]; mask (m, N) bool, the places to be matched.
     """
-    found, true = to_patches(images.double(), patch_size), to_patches(plain.double(), patch_size)
+    patches, plain_patches = (to_patches(x.double(), patch_size) for x in (images, plain))
     placed = torch.arange(mask.shape[-1]).repeat(len(mask), 1)
     for at, hidden in enumerate(mask):
         places = hidden.nonzero().flatten()
-        cost = torch.cdist(found[at, places], true[at, places]).square()
+        cost = torch.cdist(patches[at, places], plain_patches[at, places]).square()
         cost -= TIE * torch.eye(len(places), dtype=cost.dtype)
         _, columns = linear_sum_assignment(cost.numpy())
         placed[at, places] = places[torch.as_tensor(columns, dtype=torch.long)]
@@ -37,13 +37,14 @@ def matched_patches(images: Tensor, plain: Tensor, mask: Tensor, patch_size: int
 
 def direct_accuracy(placed: Tensor, mask: Tensor) -> Tensor:
     """(m,) share of masked places that hold their own patch; NaN where nothing was masked."""
-    own = placed == torch.arange(placed.shape[-1])
-    return (own & mask).sum(-1).double() / mask.sum(-1)
+    in_place = placed == torch.arange(placed.shape[-1])
+    return (in_place & mask).sum(-1).double() / mask.sum(-1)
 
 
 def neighbour_accuracy(placed: Tensor, mask: Tensor) -> Tensor:
-    """(m,) share of the adjacent pairs touching a masked place whose patches are adjacent in the
-    same direction in the plain image; NaN where nothing was masked."""
+    """(m,) share of restored neighbours: of all pairs of adjacent places of which at least one is
+    masked, those whose patches are adjacent in the same direction in the plain image. NaN where
+    nothing was masked."""
     grid = math.isqrt(placed.shape[-1])
     row, column = (part.reshape(-1, grid, grid) for part in (placed // grid, placed % grid))
     hidden = mask.reshape(-1, grid, grid)
@@ -57,8 +58,10 @@ def neighbour_accuracy(placed: Tensor, mask: Tensor) -> Tensor:
 
 
 def rearranged(images: Tensor, placed: Tensor, patch_size: int) -> Tensor:
-    """The same patches with each at the place of the plain patch it was matched to: an oracle's
-    order, the bound of every jigsaw solver on these patches. (m, C, H, W)."""
+    """The image with each patch moved to the place of the plain patch it was matched to.
+
+    This is an oracle's order, the upper bound for any jigsaw solver on these patches. (m, C, H, W).
+    """
     patches = to_patches(images, patch_size)
     index = placed.argsort(-1).unsqueeze(-1).expand_as(patches)
     return to_images(patches.gather(-2, index), patch_size, images.shape[-3])

@@ -1,8 +1,8 @@
 """LPIPS v0.1 with AlexNet (Zhang et al. 2018), without a download.
 
-The linear heads come with the `lpips` package. The AlexNet convolutions are torchvision's own file
-where torch.hub has it already, else the float16 copy inside this package; the two scores differ by
-less than 2e-4. The network computes in float32, whatever the precision of the images.
+The linear heads come with the `lpips` package. The AlexNet convolutions come from torchvision's
+file where torch.hub has it already, else from the float16 copy inside this package; the two scores
+differ by less than 2e-4. The network computes in float32, whatever the precision of the images.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from mjp_privacy.core.errors import UserError
 PACKAGED = Path(__file__).parents[1] / "assets" / "alexnet_features_fp16.safetensors"
 TORCHVISION = "alexnet-owt-7be5be79.pth"  # the last part is the start of its SHA-256
 SMALLEST = 31  # pixels a side: below that AlexNet's second pooling has no window left
-CHUNK = 16  # pairs a forward pass
+CHUNK = 16  # pairs per forward pass
 
 
 def lpips(reconstructions: Tensor, references: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def lpips(reconstructions: Tensor, references: Tensor) -> Tensor:
 
 
 def lpips_backbone() -> str:
-    """Which AlexNet weights LPIPS uses here."""
+    """Which AlexNet weights LPIPS uses on this machine, in words."""
     return _backbone()[0]
 
 
@@ -43,9 +43,9 @@ def _check_shape(images: Tensor) -> None:
     channels, height, width = images.shape[1:]
     if min(height, width) < SMALLEST:
         raise UserError(
-            f"LPIPS expected images of at least {SMALLEST}×{SMALLEST} pixels, the least AlexNet "
-            f"can take; these are {height}×{width}. Leave lpips out of the metrics or score "
-            "larger images."
+            f"LPIPS expected images of at least {SMALLEST}×{SMALLEST} pixels, the smallest that "
+            f"AlexNet can take; these are {height}×{width}. Leave lpips out of the metrics or "
+            "score larger images."
         )
     if channels not in (1, 3):
         raise UserError(
@@ -67,12 +67,12 @@ def _distances(network: Any, u: Tensor, v: Tensor) -> Tensor:
 def _network(device: torch.device) -> Any:
     import lpips as package
 
-    # lpips makes a random AlexNet first; that must not move the caller's random numbers.
+    # lpips first makes a random AlexNet; this must not change the caller's random numbers
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it names torchvision's arguments as of old
+        warnings.simplefilter("ignore", UserWarning)  # lpips uses deprecated arguments
         network = package.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
     weights = _backbone()[1]
-    backbone = network.net.state_dict()  # slice2.3.weight where torchvision has features.3.weight
+    backbone = network.net.state_dict()  # torchvision's features.3.weight is slice2.3.weight here
     backbone = {name: weights[f"features.{name.split('.', 1)[1]}"] for name in backbone}
     network.net.load_state_dict(backbone)
     return network.requires_grad_(False).to(device)
@@ -80,7 +80,7 @@ def _network(device: torch.device) -> Any:
 
 @cache
 def _backbone() -> tuple[str, dict[str, Tensor]]:
-    """What the weights are, and the weights."""
+    """A description of the weights, and the weights."""
     file = Path(torch.hub.get_dir()) / "checkpoints" / TORCHVISION
     if _is_whole(file):
         return f"{file.name} of torchvision, float32", torch.load(

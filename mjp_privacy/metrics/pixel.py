@@ -15,4 +15,4 @@ def mse(reconstructions: Tensor, references: Tensor) -> Tensor:
 
 def psnr(reconstructions: Tensor, references: Tensor) -> Tensor:
     """10 log10(1 / MSE) in dB, peak 1; inf where the images are identical. -> (m,) float64."""
-    return 0.0 - 10 * mse(reconstructions, references).log10()  # 0 - x: an MSE of 1 is 0, not -0
+    return 0.0 - 10 * mse(reconstructions, references).log10()  # 0 - x, so that MSE 1 is 0, not -0

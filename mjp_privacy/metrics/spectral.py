@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 ROUNDING = 1e-12
-"""A product of spectra below this share of their energies is rounding, and counts as 0."""
+"""A product of spectra below this share of their energies is rounding error and counts as 0."""
 
 
 def fft2d(reconstructions: Tensor, references: Tensor, *, conjugate: bool) -> Tensor:
@@ -13,13 +13,13 @@ def fft2d(reconstructions: Tensor, references: Tensor, *, conjugate: bool) -> Te
     `conjugate=False` takes <U, V> = sum U V, the paper's score: its script passed complex vectors
     to SciPy's cosine, which in 1.9 neither conjugated nor refused them, and cut the result to
     [0, 2]. That product is H W sum_x u(x) v(-x): it compares an image with the other's point
-    reflection, in units of how much each overlaps with its own.
+    reflection, relative to how much each image overlaps with its own.
 
     `conjugate=True` takes <U, V> = sum U conj(V) = H W sum_x u(x) v(x) (Parseval): exactly the
-    cosine distance of the pixels. It holds no information about frequencies.
+    cosine distance of the pixels. It says nothing about frequencies.
 
-    Where an image overlaps nowhere with its own reflection the paper's score is 2. 0/0 (a black
-    image, say), which SciPy leaves undefined, is 0 for identical images and 1 for others.
+    Where an image does not overlap with its own reflection, the paper's score is 2. 0/0 (for a
+    black image, say), which SciPy leaves undefined, is 0 for identical images and 1 for others.
     """
     u = torch.fft.fft2(reconstructions.double()).flatten(1)
     v = torch.fft.fft2(references.double()).flatten(1)

@@ -1,4 +1,4 @@
-"""Per-image scores to one figure with its uncertainty. Nothing is dropped without being counted."""
+"""From scores of images to one figure with its uncertainty. Whatever is left out is counted."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mjp_privacy.core.errors import UserError
 RESAMPLES = 2000
 LEVEL = 0.95
 SEED = 0
-"""Every interval starts a generator of its own: equal rows give equal tables, digit for digit."""
+"""Each interval starts a new generator with this seed, so that equal rows give equal tables."""
 
 PSNR_CAP = 100.0
-"""dB. An exact image has PSNR inf; averages take min(PSNR, 100)."""
+"""In dB. An image recovered exactly has PSNR inf; averages take min(PSNR, 100)."""
 
 _CHUNK = 1 << 21  # resampled indices held at a time (8 MiB as int32)
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the images of one line."""
+    """How many images of one line were scored, and how many were not, by reason."""
 
     ok: int = 0
     failed: int = 0
@@ -36,6 +36,7 @@ class Counts:
 
     @property
     def total(self) -> int:
+        """The number of all images, scored or not."""
         return self.ok + self.failed + self.unsupported + self.unscored
 
 
@@ -52,6 +53,7 @@ class Summary:
 
     @property
     def n(self) -> int:
+        """The number of images that were scored."""
         return self.counts.ok
 
 
@@ -65,13 +67,16 @@ def summarise(
 ) -> Summary:
     """Summary of one metric over one line's images.
 
-    `statuses` says which values count; an `ok` value that is NaN is counted as failed. The mean
-    and its interval are of min(value, cap), the median is of the values themselves. `groups`
-    names the photograph each image was cut from: whole photographs are resampled then.
+    `statuses` says which values count: those with `ok`, but an `ok` value that is NaN is counted
+    as failed. The mean and its interval are of min(value, cap), the median is of the values
+    themselves. `groups` names the photograph each image was cut from, so that whole photographs
+    are resampled.
+
+        summarise([20.0, 30.0, nan], ["ok", "ok", "failed"]).mean  # 25.0
     """
     array = np.asarray(values, dtype=np.float64)
     if not len(array) == len(statuses) == len(array if groups is None else groups):
-        raise ValueError("values, statuses and groups must have one entry an image")
+        raise ValueError("values, statuses and groups must have one entry per image")
     scored, counts = _scored(array, statuses)
     kept = array[scored]
     if not len(kept):
@@ -88,7 +93,7 @@ def _scored(values: Floats, statuses: Sequence[str]) -> tuple[NDArray[np.bool_],
     unknown = sorted(set(tally) - {"ok", "failed", "unsupported", "unscored"})
     if unknown:
         raise UserError(
-            f"Expected row statuses ok, failed, unsupported or unscored, came {unknown[0]!r}. "
+            f"Expected row statuses ok, failed, unsupported or unscored, got {unknown[0]!r}. "
             "The rows were written by another version: run the attack again."
         )
     ok = np.array([status == "ok" for status in statuses], dtype=bool)
@@ -112,7 +117,7 @@ def bootstrap_interval(
     """Percentile bootstrap interval of the mean; (nan, nan) for fewer than two groups.
 
     A resample draws G of the G groups with replacement; its mean is Σ sums / Σ sizes. Without
-    `groups` every value is a group of its own, and this is the ordinary bootstrap.
+    `groups` every value is its own group, which is the ordinary bootstrap.
     """
     sums, sizes = _group_sums(values, groups)
     if len(sums) < 2 or not np.isfinite(values).all():
@@ -131,7 +136,8 @@ def median_interval(
     level: float = LEVEL,
     seed: int = SEED,
 ) -> tuple[float, float]:
-    """As `bootstrap_interval`, of the median: that of all values of the groups drawn."""
+    """Percentile bootstrap interval of the median, with whole groups drawn as in
+    `bootstrap_interval`; (nan, nan) for fewer than two groups."""
     names = np.arange(len(values)) if groups is None else np.asarray(groups, dtype=str)
     parts = [values[names == name] for name in np.unique(names)]
     if len(parts) < 2 or not np.isfinite(values).all():
@@ -161,7 +167,7 @@ def _group_sums(
 def _resampled_means(
     sums: Floats, sizes: Floats, resamples: int, generator: np.random.Generator
 ) -> Floats:
-    """Means of `resamples` resamples, drawn in chunks so that memory does not grow with n."""
+    """Means of `resamples` resamples, drawn in chunks so that memory stays bounded."""
     count = len(sums)
     rows = max(1, _CHUNK // count)
     equal = bool((sizes == sizes[0]).all())

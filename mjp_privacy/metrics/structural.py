@@ -12,7 +12,7 @@ C2 = 0.03**2
 
 
 def ssim(reconstructions: Tensor, references: Tensor, *, zero_padded: bool) -> Tensor:
-    """Mean over map and channels of the local similarity; (m, C, H, W) twice -> (m,) float64.
+    """The local similarity, averaged over pixels and channels; (m, C, H, W) twice -> (m,) float64.
 
         (2 mu_u mu_v + C1) (2 cov_uv + C2) / ((mu_u^2 + mu_v^2 + C1) (var_u + var_v + C2))
 

@@ -1,6 +1,6 @@
-"""Weights from a file or from timm's hub, without trusting them.
+"""Reads weights from a file or downloads timm's, without executing anything in them.
 
-Files are safetensors, or PyTorch's read with weights_only: nothing in them is executed.
+Files are safetensors, or PyTorch's own format read with weights_only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "assets" / "zoo"
 class _Settings:
     """Stands in for the settings object that the authors' trainer saves beside the weights.
 
-    It makes an OrderedDict, for torch fills no other mapping from a file it does not trust.
+    Creating one gives an OrderedDict, the only mapping that torch fills under weights_only.
     """
 
     def __new__(cls) -> OrderedDict[str, Any]:  # type: ignore[misc]
@@ -40,17 +40,17 @@ class _Settings:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """Tensors by name as they stand in the file, wrappers removed."""
+    """The tensors of a file by name, without wrappers such as `model` or a `module.` prefix."""
 
     path: Path
     sha256: str
     tensors: dict[str, Tensor]
     metadata: dict[str, str] = field(default_factory=dict)
-    beside: tuple[str, ...] = ()  # what lay beside the weights: optimizer, config, ...
+    beside: tuple[str, ...] = ()  # other entries of the file: optimizer, config, ...
 
 
 def read_weight_file(source: str | Path) -> WeightFile:
-    """A file, or `packaged:NAME` for one of the small models that come with this package."""
+    """Read a file, or `packaged:NAME`: one of the small models that come with this package."""
     path = _located(source)
     if not path.is_file():
         raise UserError(
@@ -79,7 +79,7 @@ def read_weight_file(source: str | Path) -> WeightFile:
 
 
 def read_metadata(source: str | Path) -> dict[str, str]:
-    """What a safetensors file says of itself; nothing for any other kind."""
+    """The metadata of a safetensors file; empty for any other kind of file and for none."""
     path = _located(source)
     if path.suffix.lower() != ".safetensors" or not path.is_file():
         return {}
@@ -91,13 +91,14 @@ def _located(source: str | Path) -> Path:
     if not name.startswith(PACKAGED_PREFIX):
         return Path(source)
     name = name.removeprefix(PACKAGED_PREFIX)
-    known = sorted(path.stem for path in PACKAGED_FOLDER.glob("*.safetensors"))
-    if name not in known:
-        raise unknown_name("packaged checkpoint", name, known)
+    packaged = sorted(path.stem for path in PACKAGED_FOLDER.glob("*.safetensors"))
+    if name not in packaged:
+        raise unknown_name("packaged checkpoint", name, packaged)
     return PACKAGED_FOLDER / f"{name}.safetensors"
 
 
 def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -114,20 +115,20 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             return tensors, dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{path.name} is no readable safetensors file ({error}). Copy or download it again."
+            f"{path.name} is not a readable safetensors file ({error}). Copy or download it again."
         ) from error
 
 
 def _read_pytorch(path: Path) -> Mapping[str, Any]:
-    # The trainers of MJP and DeiT save their settings beside the weights; both are plain
-    # containers and are read as such. Every other class is refused, and nothing is executed.
+    # The trainers of MJP and DeiT save their settings beside the weights. These two classes are
+    # read as plain containers; every other class is refused, and nothing is executed.
     allowed = [(_Settings, "yacs.config.CfgNode"), argparse.Namespace]
     try:
         with torch.serialization.safe_globals(allowed):  # type: ignore[arg-type]
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # A damaged or foreign file fails inside the unpickler in any way (struct, unicode, index
-        # errors, ...); each means the same here.
+        # A damaged or foreign file makes the unpickler raise errors of many classes (struct,
+        # unicode, index, ...); they all mean that it cannot be read.
         raise UserError(
             f"{path.name} cannot be read as plain weights ({_reason(error)}). Expected a file "
             "made by torch.save of tensors. If you trust it, save its state_dict alone, better as "
@@ -142,40 +143,41 @@ def _read_pytorch(path: Path) -> Mapping[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """The line of torch's long message that says what was wrong."""
+    """The line of torch's long message that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "GLOBAL" in line or "WeightsUnpickler" in line]
     return (telling or lines or [type(error).__name__])[0][:200]
 
 
 def _unwrap(content: Mapping[Any, Any]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The weights inside `model`, `state_dict` or a `model.` prefix, and what lay beside them."""
+    """The weights inside `model`, `state_dict` or a `model.` prefix, and names of the rest."""
     beside: list[str] = []
     for _ in NESTED_KEYS:
         key = next((k for k in NESTED_KEYS if isinstance(content.get(k), Mapping)), None)
         if key is not None:
             beside += [str(name) for name in content if name != key]
             content = content[key]
-    found = {str(name): value for name, value in content.items()}
-    wrappers = next((match[1] for match in map(PREFIXED.fullmatch, found) if match), "")
-    beside += [name for name in found if not name.startswith(wrappers)]
-    found = {n.removeprefix(wrappers): v for n, v in found.items() if n.startswith(wrappers)}
-    tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-    beside += [name for name in found if name not in tensors]
+    entries = {str(name): value for name, value in content.items()}
+    prefix = next((match[1] for match in map(PREFIXED.fullmatch, entries) if match), "")
+    beside += [name for name in entries if not name.startswith(prefix)]
+    entries = {n.removeprefix(prefix): v for n, v in entries.items() if n.startswith(prefix)}
+    tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+    beside += [name for name in entries if name not in tensors]
     return tensors, tuple(sorted(beside))
 
 
 def download_timm(name: str) -> WeightFile:
-    """The pretrained weights of a timm model, cached by timm where it keeps them."""
+    """The pretrained weights of a timm model; timm keeps them in its own cache."""
     import timm
 
     try:
         state = timm.create_model(name, pretrained=True).state_dict()
     except Exception as error:
-        # A download fails in many ways (hub, requests, httpx, OSError); each means the same here.
+        # A download fails with errors of many classes (hub, requests, httpx, OSError).
         raise UserError(
-            f"timm could not download {name} ({type(error).__name__}). On a machine with a network "
-            "it is fetched by itself; else give the file: --weights PATH or --weights NAME=PATH."
+            f"timm could not download {name} ({type(error).__name__}). With a network connection "
+            "it is downloaded automatically; without one give the file: --weights PATH or "
+            "--weights NAME=PATH."
         ) from error
     return WeightFile(Path(name), _tensors_sha256(state), dict(state))
 

@@ -1,12 +1,12 @@
 """The altered block 0 that APRIL's closed form needs.
 
-Attention must see z itself, so norm1 and both residual connections go:
+Attention must see z itself, so norm1 and both residual connections are removed:
 
     z -> attn(z) -> mlp(norm2(.))
 
-This is the model breaching calls `vit_small_april`. Put on the weights of an intact network, which
-is what attacks on published checkpoints do, no client trains it and the accuracy drops (both
-accuracies are columns of every table). A model can also be trained with it from the start:
+This is the model breaching calls `vit_small_april`. Attacks on published checkpoints put the block
+onto the weights of an intact network: no client trains such a model, and its accuracy drops (both
+accuracies are columns of every table). A model can also be trained with the block from the start:
 `first_block="closed_form"`.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 class ClosedFormBlock(nn.Module):
-    """A timm block without norm1 and residuals; parameter names stay the block's."""
+    """A timm block without norm1 and residuals; its parameters keep their names."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
@@ -29,5 +29,6 @@ class ClosedFormBlock(nn.Module):
         self.drop_path2 = block.drop_path2
 
     def forward(self, z: Tensor) -> Tensor:
+        """z (B, N+1, D) -> (B, N+1, D)."""
         hidden = self.ls1(self.attn(z))
         return self.drop_path2(self.ls2(self.mlp(self.norm2(hidden))))

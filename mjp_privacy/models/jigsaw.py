@@ -22,17 +22,17 @@ ATTEMPTS = 10  # tries to place one block
 
 
 def largest_block(patches: int) -> int:
-    """The paper's 75 patches of 196, in proportion."""
+    """The most new patches one rectangle may mask: the paper's 75 of 196, scaled to `patches`."""
     return int(75 * patches / 196)
 
 
 def blockwise_mask(grid: int, gamma: float, rng: random.Random) -> Tensor:
     """(grid*grid,) bool mask of rectangles (BEiT's procedure), at most int(N * gamma) patches.
 
-    Rectangles of a random area and aspect are added until the target is met or ATTEMPTS in a row
-    find no place, so the realised number may fall short; at small gamma the mask may be empty.
-    The draws are those of the authors' generator in the same order: one `random.Random(0)` gives
-    their masks one by one.
+    Rectangles of random area and aspect are added until the target is met or ATTEMPTS in a row did
+    not fit, so fewer patches may be masked; at small gamma the mask may be empty.
+    Random numbers are drawn in the order of the authors' code: one `random.Random(0)`, used for
+    one mask after the other, gives their masks.
     """
     if not 0.0 <= gamma <= 1.0:
         raise UserError(f"gamma is a share of the patches: expected 0 to 1, got {gamma}.")
@@ -49,11 +49,12 @@ def blockwise_mask(grid: int, gamma: float, rng: random.Random) -> Tensor:
 
 
 def _add_block(mask: Tensor, room: int, rng: random.Random) -> int:
-    """Mask one rectangle that adds 1 to `room` new patches; the number added, 0 for none."""
+    """Mask one rectangle that adds 1 to `room` new patches. Returns how many, 0 if none fits."""
     grid = mask.shape[0]
     log_aspect = math.log(MIN_ASPECT)
     for _ in range(ATTEMPTS):
-        # With room < MIN_BLOCK the interval is reversed, as in the original: small blocks appear.
+        # With room < MIN_BLOCK the interval is reversed, as in the authors' code: this is how
+        # blocks smaller than MIN_BLOCK come about.
         area = rng.uniform(MIN_BLOCK, room)
         aspect = math.exp(rng.uniform(log_aspect, -log_aspect))
         height = round(math.sqrt(area * aspect))
@@ -85,7 +86,7 @@ def draw_masks(
 ) -> tuple[Tensor, Tensor]:
     """Mask and permutation of each image, (m, N) each, from (seed, image_id, round, grid, gamma).
 
-    Nothing else enters, so every model, setting and attack sees the same puzzle.
+    They depend on nothing else, so every model, setting and attack sees the same puzzle.
     """
     masks, permutations = [], []
     for image_id in image_ids:
@@ -97,12 +98,12 @@ def draw_masks(
 
 
 def to_patches(images: Tensor, patch_size: int) -> Tensor:
-    """(..., C, H, W) -> (..., N, C*P*P), channel first, as the patch embedding flattens them."""
+    """(..., C, H, W) -> (..., N, C*P*P), channels first, as the patch embedding flattens them."""
     *lead, channels, height, width = images.shape
     if height % patch_size or width % patch_size:
         raise UserError(
-            f"Images of {height}×{width} are no whole number of {patch_size}×{patch_size} patches: "
-            "resize or crop them to a multiple."
+            f"Images of {height}×{width} cannot be cut into whole {patch_size}×{patch_size} "
+            "patches: resize or crop them to a multiple."
         )
     rows, columns = height // patch_size, width // patch_size
     tiles = images.reshape(*lead, channels, rows, patch_size, columns, patch_size)
@@ -124,7 +125,7 @@ def to_images(patches: Tensor, patch_size: int, channels: int = 3) -> Tensor:
 
 
 def shuffle_patches(images: Tensor, permutation: Tensor, patch_size: int) -> Tensor:
-    """Images (m, C, H, W) with patch j replaced by patch permutation[:, j]."""
+    """Images (m, C, H, W) with patch permutation[:, j] in place of patch j."""
     patches = to_patches(images, patch_size)
     if permutation.shape[-1] != patches.shape[-2]:
         raise UserError(
@@ -133,14 +134,3 @@ def shuffle_patches(images: Tensor, permutation: Tensor, patch_size: int) -> Ten
         )
     index = permutation.to(images.device).unsqueeze(-1).expand_as(patches)
     return to_images(patches.gather(-2, index), patch_size, images.shape[-3])
-
-
-def shuffle_patches_and_pixels(images: Tensor, patch_size: int, rng: random.Random) -> Tensor:
-    """SPP (Table 4, row C): one order of all patches and one of the pixels inside every patch."""
-    patches = to_patches(images, patch_size)
-    number, length = patches.shape[-2:]
-    area = patch_size * patch_size
-    pixels = shuffled_order(torch.ones(area, dtype=torch.bool), rng)
-    patches = patches.unflatten(-1, (length // area, area))[..., pixels].flatten(-2)
-    order = shuffled_order(torch.ones(number, dtype=torch.bool), rng)
-    return to_images(patches[..., order, :], patch_size, images.shape[-3])

@@ -1,4 +1,4 @@
-"""`load_model`: a name or a file -> a model with its card."""
+"""`load_model`: from a model's name or a file of weights to a network and a card describing it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a table row says about its model."""
+    """The facts about a loaded model that table rows state."""
 
     name: str
     architecture: str
@@ -55,25 +55,25 @@ class ModelCard:
 
 
 class LoadedModel(MJPVisionTransformer):
-    """A loaded model: the network and its card."""
+    """The network, with the card that says where it came from and how images are normalised."""
 
     card: ModelCard
 
     def normalize(self, images: Tensor) -> Tensor:
-        """[0, 1] -> the model's own space."""
+        """Images in [0, 1] -> the normalised input of the network."""
         mean = _per_channel(self.card.mean, images)
         std = _per_channel(self.card.std, images)
         return (images - mean) / std
 
     def denormalize(self, x: Tensor) -> Tensor:
-        """The inverse of `normalize`; not clipped."""
+        """The inverse of `normalize`; values outside [0, 1] are not clipped."""
         mean = _per_channel(self.card.mean, x)
         std = _per_channel(self.card.std, x)
         return x * std + mean
 
 
 def _per_channel(numbers: tuple[float, ...], like: Tensor) -> Tensor:
-    """(C, 1, 1) in the precision of `like`, not by way of float32."""
+    """(C, 1, 1), made in the precision of `like`: float64 numbers must not pass through float32."""
     return torch.tensor(numbers, dtype=like.dtype, device=like.device).view(-1, 1, 1)
 
 
@@ -85,7 +85,7 @@ def load_model(
     seed: int = 0,
     **overrides: Any,
 ) -> LoadedModel:
-    """A model in eval mode on the CPU, in float32, with its `card`.
+    """A model in eval mode on the CPU, in float32, with its `card`: load_model("cifar_vit").
 
     name         a named model (`deit_small_mjp`, ...) or a plain timm ViT
                  (`vit_tiny_patch16_224`, `vit_base_patch16_224.augreg_in21k_ft_in1k`).
@@ -113,11 +113,11 @@ def load_model(
         file = download_timm(declared.name)
     else:
         file = read_weight_file(source)
-        spec = overridden(with_metadata(spec, file), overrides)  # the user's word goes first
-    own = to_own_names(file.tensors)
-    spec = completed(spec, shape_of(own, file.path.name))
+        spec = overridden(with_metadata(spec, file), overrides)  # what the user gave wins
+    state = to_own_names(file.tensors)
+    spec = completed(spec, shape_of(state, file.path.name))
     model = _build(spec, file.path.name)
-    report = load_into(model, own, file, unknown_init=unknown_init)
+    report = load_into(model, state, file, unknown_init=unknown_init)
     return _with_card(model, spec, report)
 
 

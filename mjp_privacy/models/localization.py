@@ -20,7 +20,7 @@ PCA_ITERATIONS = 5
 def grid_positions(
     grid: int, *, normalize: bool = False, device: torch.device | None = None
 ) -> Tensor:
-    """(N, 2) row and column of every patch, made where they are needed: no copy to wait for."""
+    """(N, 2) row and column of every patch, made on `device` so that nothing has to be copied."""
     index = torch.arange(grid * grid, device=device)
     positions = torch.stack((index // grid, index % grid), dim=-1).double()
     return positions / grid if normalize else positions
@@ -29,10 +29,11 @@ def grid_positions(
 class LocalizationRegressor(nn.Module):
     """g of the paper: position embedding (..., N, D) -> position (..., N, 2).
 
-    `linear`: one layer. `nonlinear`: D -> D -> 2 with a ReLU, the authors' MLP. `pca`: projection
-    onto the two leading principal directions of the visible embeddings, found by five steps of
-    subspace iteration from a fixed start (the authors' start is random, so theirs is not
-    reproducible), without parameters.
+    linear     one layer
+    nonlinear  D -> D -> 2 with a ReLU, the authors' MLP
+    pca        no parameters: projection onto the two leading principal directions of the visible
+               embeddings, found by five steps of subspace iteration from a fixed start (the
+               authors' start is random, so theirs is not reproducible)
     """
 
     def __init__(self, dim: int, kind: DalKind) -> None:
@@ -47,7 +48,10 @@ class LocalizationRegressor(nn.Module):
             self.layers = nn.Identity()
 
     def forward(self, embeddings: Tensor, visible: Tensor) -> Tensor:
-        """`visible` (..., N) weighs the rows that may enter the PCA; rows are never mixed else."""
+        """Positions of all rows; `visible` (..., N) says which rows the PCA is computed from.
+
+        The other kinds treat each row by itself and do not read `visible`.
+        """
         if self.kind == "pca":
             return embeddings @ principal_directions(embeddings, visible)
         return self.layers(embeddings)
@@ -56,8 +60,9 @@ class LocalizationRegressor(nn.Module):
 def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
     """(..., D, 2) leading principal directions of the visible rows; differentiable.
 
-    Their signs are fixed: the entry of largest magnitude is positive. Fewer than three rows span no
-    plane; their directions are zero, for the derivative of the decompositions would be infinite.
+    Their signs are fixed: the entry of largest magnitude is positive. With fewer than three visible
+    rows the directions are zero: such rows span no plane, and the decompositions would have an
+    infinite derivative.
     """
     weights = visible.to(embeddings.dtype).unsqueeze(-1)
     number = weights.sum(-2, keepdim=True)
@@ -75,13 +80,16 @@ def principal_directions(embeddings: Tensor, visible: Tensor) -> Tensor:
 
 
 def _fixed_start(dim: int) -> Tensor:
-    """(dim, 2) Gaussian numbers; Python's, for under vmap torch draws others for every sample."""
+    """(dim, 2) Gaussian numbers, always the same.
+
+    They come from Python's generator, because under vmap torch draws new ones for every sample.
+    """
     rng = random.Random(0)
     return torch.tensor([[rng.gauss(0, 1), rng.gauss(0, 1)] for _ in range(dim)])
 
 
 def masked_l1(target: Tensor, prediction: Tensor, visible: Tensor) -> Tensor:
-    """Mean |target - prediction| over visible rows and both coordinates; 0 where none is."""
+    """Mean |target - prediction| over visible rows and both coordinates; 0 if no row is visible."""
     weights = visible.to(prediction.dtype).unsqueeze(-1)
     error = (target.to(prediction) - prediction).abs() * weights
     return error.sum((-2, -1)) / (2 * weights.sum((-2, -1))).clamp(min=1)

@@ -1,4 +1,4 @@
-"""One Vision Transformer for every row of the paper: timm's, plus what MJP adds to it."""
+"""One Vision Transformer for every row of the paper's tables: timm's, plus what MJP adds to it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ FirstBlock = Literal["intact", "closed_form"]
 
 
 class MJPVisionTransformer(VisionTransformer):
-    """timm's plain ViT; parameter names stay timm's, new ones stand beside them.
+    """timm's plain ViT under timm's parameter names, with these additions:
 
-    position_embedding  `learned`; or without PEs in one of two readings: `exposed` (the table is
-                        fixed at zero, its gradient is still uploaded: what APRIL needs) and
+    position_embedding  `learned`, or one of two readings of "without PEs": `exposed` (the table is
+                        fixed at zero and its gradient is still uploaded, which APRIL needs) and
                         `strict` (there is no table, so nothing of it is uploaded).
     unknown_embedding   `unk_embed` (1, 1, D) replaces the position embedding of masked patches.
                         Without it a mask is ignored: shuffled patches keep their own positions.
     index_embedding     `index_embed` (1, N+1, D), a second table that is never masked (IDX).
     dal                 the localization regressor: none, pca, linear or nonlinear.
-    first_block         `closed_form`: block 0 has neither norm1 nor residuals, from birth.
+    first_block         `closed_form`: the model is built with a block 0 that has neither norm1 nor
+                        residuals.
     """
 
     cls_token: nn.Parameter
@@ -70,29 +71,33 @@ class MJPVisionTransformer(VisionTransformer):
 
     @property
     def first_block(self) -> FirstBlock:
+        """Whether block 0 is the intact one or the altered one without norm1 and residuals."""
         return "closed_form" if isinstance(self.blocks[0], ClosedFormBlock) else "intact"
 
     @property
     def grid(self) -> int:
+        """Number of patches along a side, so that N = grid²."""
         return int(self.patch_embed.grid_size[0])
 
     @property
     def patch_size(self) -> int:
+        """Side of a patch in pixels."""
         return int(self.patch_embed.patch_size[0])
 
     def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimiser should not decay: timm's and the new tables."""
         return {*super().no_weight_decay(), "unk_embed", "index_embed"}
 
     @property
     def table(self) -> Tensor:
-        """The position table (1, N+1, D), class row first; only where there is one."""
+        """The position table (1, N+1, D), class row first; a `strict` model has none."""
         assert self.pos_embed is not None
         return self.pos_embed
 
     # forward ----------------------------------------------------------------------------------
 
     def positions(self, mask: Tensor | None = None) -> Tensor:
-        """(1 or B, N+1, D): the table, with E_unk in the masked rows; the class row is kept."""
+        """(1 or B, N+1, D): the table with E_unk in the masked rows, the class row as it is."""
         table = self.table
         if mask is None or self.unk_embed is None:
             return table
@@ -101,7 +106,7 @@ class MJPVisionTransformer(VisionTransformer):
         return torch.cat((table[:, :1].expand(patches.shape[0], -1, -1), patches), dim=1)
 
     def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """z, the input of block 0: (B, N+1, D)."""
+        """z (B, N+1, D), the input of block 0, from normalised images x (B, C, H, W)."""
         patches = self.patch_embed(x)
         z = torch.cat((self.cls_token.expand(patches.shape[0], -1, -1), patches), dim=1)
         if self.index_embed is not None:
@@ -111,6 +116,7 @@ class MJPVisionTransformer(VisionTransformer):
         return self.pos_drop(z)
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """The tokens (B, N+1, D) after the last norm; token 0 is [CLS]."""
         return self.norm(self.blocks(self.embed(x, mask)))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
@@ -135,7 +141,8 @@ class MJPVisionTransformer(VisionTransformer):
     def dal(self, mask: Tensor | None = None, *, normalize: bool = False) -> tuple[Tensor, Tensor]:
         """Target and prediction of the unmasked positions.
 
-        A mask (N,) gives (n, 2); (B, N) gives (B, n, 2) and needs n unmasked patches in each row.
+        A mask (N,) gives (n, 2), where n patches are unmasked; (B, N) gives (B, n, 2) and needs the
+        same n in each row.
         """
         hidden = self._hidden(mask)
         target, prediction = self._localize(hidden, normalize)
@@ -152,7 +159,7 @@ class MJPVisionTransformer(VisionTransformer):
         return target[~hidden].reshape(shape), prediction[~hidden].reshape(shape)
 
     def dal_loss(self, mask: Tensor | None = None, *, normalize: bool = False) -> Tensor:
-        """L_DAL over the unmasked positions; the mean over the rows of a batch of masks."""
+        """L_DAL over the unmasked positions; for a batch of masks, the mean over its rows."""
         hidden = self._hidden(mask)
         target, prediction = self._localize(hidden, normalize)
         return masked_l1(target, prediction, ~hidden).mean()
@@ -181,7 +188,7 @@ def _table(rows: int, dim: int) -> nn.Parameter:
 
 
 def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:
-    """A copy of the model whose block 0 is the altered one; just a copy if it was born so."""
+    """A copy of the model with the altered block 0; a plain copy if it has that block already."""
     altered = copy.deepcopy(model)
     if altered.first_block == "closed_form":
         return altered

@@ -1,4 +1,4 @@
-"""What a model is made of: gathered from its name, the user, timm, the file and its tensors."""
+"""What a model is built from: gathered from its name, the user, timm, and the checkpoint file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mjp_privacy.models.mjp_vit import FirstBlock, PositionEmbedding
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything needed to build a model; None: read from the checkpoint, or must be given."""
+    """Everything needed to build a model; None: read off the checkpoint, or else must be given."""
 
     name: str
     img_size: int | None = None
@@ -37,9 +37,9 @@ class ModelSpec:
     index_embedding: bool | None = None
     dal: DalKind | None = None
     first_block: FirstBlock | None = None
-    checkpoint: str | None = None  # where the weights come from if the user names none
+    checkpoint: str | None = None  # the weights that are used if the user names none
     trained_gamma: float | None = None
-    where: str = ""  # what to do where there is no public download by name
+    where: str = ""  # advice where the weights cannot be downloaded by name
     summary: str = ""  # one line for `mjp list models`
 
 
@@ -47,25 +47,25 @@ CHOICES = {"position_embedding": PositionEmbedding, "dal": DalKind, "first_block
 
 
 def overridden(spec: ModelSpec, overrides: dict[str, Any]) -> ModelSpec:
-    """The spec with the user's fields; a name nobody knows is an error."""
+    """The spec with the user's fields in place of its own; an unknown field is an error."""
     names = sorted(
         {field.name for field in fields(ModelSpec)} - {"name", "checkpoint", "where", "summary"}
     )
     for key in overrides:
         if key not in names:
             raise unknown_name("model field", key, names)
-    given = {key: value for key, value in overrides.items() if value is not None}
+    changes = {key: value for key, value in overrides.items() if value is not None}
     for key, kind in CHOICES.items():
-        check_choice(key, given.get(key), kind)
+        check_choice(key, changes.get(key), kind)
     for key in ("mean", "std"):
-        if key in given:
-            given[key] = three_numbers(key, given[key])
-    sized = at_size(spec, given["img_size"]) if "img_size" in given else spec
-    return replace(sized, **given)
+        if key in changes:
+            changes[key] = three_numbers(key, changes[key])
+    sized = at_size(spec, changes["img_size"]) if "img_size" in changes else spec
+    return replace(sized, **changes)
 
 
 def at_size(spec: ModelSpec, size: int | None) -> ModelSpec:
-    """The spec for another input size: what is resized before the crop keeps its proportion."""
+    """The spec for another input size; `resize` changes in proportion, so the crop stays alike."""
     if size is None or spec.resize is None or spec.img_size in (None, size):
         return spec
     assert spec.img_size is not None
@@ -73,7 +73,7 @@ def at_size(spec: ModelSpec, size: int | None) -> ModelSpec:
 
 
 def check_choice(key: str, value: str | None, kind: Any) -> None:
-    """Raise unless `value` is one of a Literal's words, or None."""
+    """Raise unless `value` is one of the strings of the Literal `kind`, or None."""
     if value is not None and value not in get_args(kind):
         raise unknown_name(key, str(value), list(get_args(kind)))
 
@@ -88,7 +88,7 @@ def three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]
         numbers = []
     if len(numbers) != 3 or not all(math.isfinite(n) and (key == "mean" or n > 0) for n in numbers):
         kind = "number" if key == "mean" else "positive number"
-        raise UserError(f"{key}: expected one {kind} or three, one a channel; got {value!r}.")
+        raise UserError(f"{key}: expected one {kind} or three, one per channel; got {value!r}.")
     return tuple(numbers)
 
 
@@ -104,11 +104,14 @@ METADATA = (
     "dal",
     "trained_gamma",
 )
-"""What a checkpoint's metadata may say of its model, as JSON values."""
+"""Keys of a checkpoint's metadata that describe its model; their values are JSON."""
 
 
 def with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
-    """Facts our own exports carry (mean, num_heads, gamma, …), before a name's defaults."""
+    """The spec with the facts that our own exports carry (mean, num_heads, gamma, …).
+
+    They win over the defaults that come with a model's name.
+    """
     facts: dict[str, Any] = {}
     for key in METADATA:
         if key not in file.metadata:
@@ -117,7 +120,7 @@ def with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
             value = json.loads(file.metadata[key])
         except ValueError as error:
             raise UserError(
-                f"{file.path.name}: metadata {key!r} is no JSON value: {file.metadata[key]!r}."
+                f"{file.path.name}: metadata {key!r} is not JSON: {file.metadata[key]!r}."
             ) from error
         facts[key] = three_numbers(key, value) if key in ("mean", "std") else value
         if key in CHOICES:
@@ -126,9 +129,9 @@ def with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
 
 
 def completed(spec: ModelSpec, shape: Shape) -> ModelSpec:
-    """Fill what the user left open with what the checkpoint says."""
+    """The spec with its open fields (None) read off the checkpoint's tensors."""
     patch = spec.patch_size or shape.patch_size
-    known: dict[str, Any] = {
+    from_tensors: dict[str, Any] = {
         "embed_dim": shape.embed_dim,
         "depth": shape.depth,
         "patch_size": patch,
@@ -139,9 +142,9 @@ def completed(spec: ModelSpec, shape: Shape) -> ModelSpec:
         "index_embedding": shape.index_embedding,
         "dal": shape.dal if spec.position_embedding == "learned" else "none",
     }
-    return filled(spec, known)
+    return filled(spec, from_tensors)
 
 
-def filled(spec: ModelSpec, known: Mapping[str, Any]) -> ModelSpec:
-    """The spec with its open fields (None) taken from `known`."""
-    return replace(spec, **{k: v for k, v in known.items() if getattr(spec, k) is None})
+def filled(spec: ModelSpec, values: Mapping[str, Any]) -> ModelSpec:
+    """The spec with its open fields (None) taken from `values`."""
+    return replace(spec, **{k: v for k, v in values.items() if getattr(spec, k) is None})

@@ -1,4 +1,4 @@
-"""Names of models: the paper's, and any plain timm ViT."""
+"""Models by name: the paper's, those of this package, and any plain timm ViT."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ for _name, _summary in {
     "cifar_vit_mjp_controlled": "with MJP, position embeddings as the baseline's",
     "cifar_vit_jp": "on shuffled patches without an unknown embedding",
     "cifar_vit_closed_form": "with the block 0 that APRIL needs",
-}.items():  # trained here (results/zoo) and part of this package; all else stands in the files
+}.items():  # trained by this project (results/zoo); the files' metadata hold all other facts
     NAMED_MODELS.register(_name, ModelSpec(_name, checkpoint=f"packaged:{_name}", summary=_summary))
 
 _WIDTHS = {  # timm's plain ViTs: width, depth, heads
@@ -104,18 +104,18 @@ _TIMM_NAME = re.compile(
 def spec_by_name(name: str) -> ModelSpec:
     """A named model, or a plain timm ViT such as `vit_tiny_patch16_224[.tag]`.
 
-    A timm name without a tag is an architecture: its normalisation is not known and must be given.
+    A timm name without a tag is only an architecture: its mean and std must be given.
     """
     if name in NAMED_MODELS:
         return NAMED_MODELS[name]
     match = _TIMM_NAME.fullmatch(name)
     if not match:
-        return NAMED_MODELS[name]  # raises, with the nearest name
+        return NAMED_MODELS[name]  # raises an error that suggests the nearest name
     return timm_spec(name) if match["tag"] else _architecture(name)
 
 
 def _architecture(name: str) -> ModelSpec:
-    """Dimensions, where the name is a plain ViT's; otherwise nothing is known."""
+    """The dimensions that a plain ViT's name states; an empty spec for any other name."""
     match = _TIMM_NAME.fullmatch(name)
     if not match:
         return ModelSpec(name)
@@ -132,7 +132,7 @@ def _architecture(name: str) -> ModelSpec:
 
 
 def timm_spec(name: str) -> ModelSpec:
-    """What timm declares for a download (`NAME[.tag]`): also mean, std, size and crop."""
+    """What timm declares for a download (`NAME[.tag]`), including mean, std, size and crop."""
     from timm.models import get_pretrained_cfg
 
     check_timm_name(name)
@@ -152,7 +152,7 @@ def timm_spec(name: str) -> ModelSpec:
 
 
 def check_timm_name(name: str) -> None:
-    """Raise, with the nearest name, unless timm has this model and, where given, this tag."""
+    """Raise unless timm has this model and, if the name has one, this tag."""
     import timm
 
     base, _, tag = name.partition(".")

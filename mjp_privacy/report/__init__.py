@@ -1,14 +1,14 @@
-"""From stored rows to tables, pictures and a page. Nothing here attacks or scores.
+"""Turn stored rows into tables, pictures and a web page. Nothing here attacks or scores.
 
-OUT/table.md  table.html  table.tex    the same tables and notes, for three readers
-OUT/table.csv                          the figures at full precision, both variants
+OUT/table.md  table.html  table.tex    the same tables and notes in three formats
+OUT/table.csv                          the figures at full precision, for both metric variants
 OUT/samples.csv                        every stored row
-OUT/choices.csv                        which attack the worst case took, image by image
-OUT/rounds.csv                         PSNR over the number of uploads, where it varies
-OUT/figures/                           a strip a line, the overview, the spread of PSNR, the curve
+OUT/choices.csv                        which attack the worst case took for each image
+OUT/rounds.csv                         PSNR against the number of uploads
+OUT/figures/                           strips of images, an overview, the spread of PSNR, curves
 
-choices.csv is written where something was attacked in several ways, rounds.csv and its picture
-where an attack was given several numbers of uploads.
+choices.csv is written only if some target met several attacks, rounds.csv and its picture only if
+an attack was run with several numbers of uploads.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.report.ceilings import diagnostics_table
 from mjp_privacy.report.choices import choices_section, write_choices
 from mjp_privacy.report.console import console_table
 from mjp_privacy.report.export import latex, markdown, table_csv, write_samples
@@ -32,7 +33,7 @@ from mjp_privacy.report.regions import regions_table
 from mjp_privacy.report.rounds import curve_points, write_points
 from mjp_privacy.report.tables import VARIANTS, Table, build_table
 from mjp_privacy.report.timing import timing_table
-from mjp_privacy.report.views import TextTable, comparison_table, diagnostics_table, main_table
+from mjp_privacy.report.views import TextTable, comparison_table, main_table
 
 __all__ = ["ReportSummary", "write_report"]
 
@@ -55,6 +56,7 @@ class ReportSummary:
 
     @property
     def any_failed(self) -> bool:
+        """Whether any line or image failed, or has not been run yet."""
         return self.failed_lines > 0 or self.failed_images > 0 or self.not_run > 0
 
 
@@ -126,7 +128,7 @@ def _write_texts(
 
 
 def _write_further(loaded: Loaded, derived: Sequence[DerivedLine], out: Path) -> list[Path]:
-    """Files that only some runs have; one that an earlier report left in `out` is removed."""
+    """Write choices.csv and rounds.csv where they have rows; stale ones in `out` are deleted."""
     choices, rounds = out / "choices.csv", out / "rounds.csv"
     points = curve_points(loaded.lines)
     for path, wanted in ((choices, len(derived)), (rounds, len(points))):
@@ -140,14 +142,14 @@ def _write_further(loaded: Loaded, derived: Sequence[DerivedLine], out: Path) ->
 
 
 def _write_text(path: Path, content: str) -> None:
-    data = content.encode("utf-8")  # bytes: no line end is translated on any system
+    data = content.encode("utf-8")  # as bytes, since text mode would translate line ends
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
 def _write_figures(
     cells: Sequence[Line], derived: Sequence[DerivedLine], out: Path
 ) -> tuple[list[Image], list[Path]]:
-    """Pictures in the order of the page. Those that an earlier report left in `out` are removed."""
+    """Write the pictures in the order of the page and delete stale ones in `out`."""
     from mjp_privacy.report.comparison import write_comparison
     from mjp_privacy.report.figures import write_distributions, write_overview, write_strips
     from mjp_privacy.report.rounds import CAPTION, write_rounds
@@ -159,19 +161,20 @@ def _write_figures(
         images.append((folder / "rounds.png", CAPTION))
     if write_overview(lines, folder / "overview.png"):
         caption = (
-            "Every line at its median image by PSNR (standard): the 50 % quantile, not picked."
+            "The median image of every line by PSNR (standard): the 50 % quantile, not picked by "
+            "hand."
         )
         images.append((folder / "overview.png", caption))
     if shown := write_comparison(cells, folder / "comparison.png"):
         caption = (
-            f"The same images through every line: {', '.join(shown)}, at the 25 and 75 % quantiles "
-            "of the first line's PSNR (standard), not picked."
+            f"The same images in every line: {', '.join(shown)}, at the 25 % and 75 % quantiles of "
+            "the first line's PSNR (standard), not picked by hand."
         )
         images.append((folder / "comparison.png", caption))
     if write_distributions(lines, folder / "psnr.png"):
         caption = (
-            "Per-image PSNR (standard) of every line: density, quartiles, median, and the mean "
-            "ceiling where the attack has one."
+            "Per-image PSNR (standard) of every line: density, quartiles and median, and the mean "
+            "ceiling for attacks that have one."
         )
         images.append((folder / "psnr.png", caption))
     images += [(strip.path, strip.caption) for strip in write_strips(lines, folder)]

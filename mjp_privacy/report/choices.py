@@ -1,4 +1,4 @@
-"""What the reductions chose: sentences for the notes, and every choice as a row of choices.csv."""
+"""Which attack each derived line took for which image: as notes, and as rows of choices.csv."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from mjp_privacy.report.grouping import grouped, which
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.notes import REASONS_SHOWN, Section, grouped, which
+from mjp_privacy.report.notes import REASONS_SHOWN, Section
 from mjp_privacy.report.reductions import RULES, WORST_CASE, DerivedLine
 
 COLUMNS = ("line", "run", "reduction", "image_id", "chosen_line", "chosen_run_id", "chosen_attack")
@@ -17,47 +18,52 @@ TITLE = "Worst case and attacker's choice"
 
 
 def choices_section(lines: Sequence[Line], derived: Sequence[DerivedLine]) -> Section:
-    """What each derived line is made of, and which lines are controls."""
+    """Notes on what each derived line is made of, and on which lines are controls."""
     items = [_sentence(line) for line in derived]
-    items += grouped([*lines, *derived], _without)
+    items += grouped([*lines, *derived], _missing_images)
     controls = [line for line in lines if line.role in ("floor", "ceiling")]
     if controls:
         items.append(
-            f"Controls ({which(controls, lines)}) are no attacks: floors say what a score is "
-            "worth, ceilings what an attack can reach. They may look at the truth, stand beside no "
-            "published figure and are no candidates."
+            f"Controls ({which(controls, lines)}) are not attacks: a floor shows what a score is "
+            "worth, a ceiling what an attack can reach. They may use the private images, so they "
+            "are not compared with published figures, and no derived line chooses them."
         )
     return Section(TITLE, tuple(items))
 
 
 def _sentence(line: DerivedLine) -> str:
     how = (
-        "an oracle selection, per image the attack of the highest PSNR (standard); an upper bound "
-        "of what any selector gets"
+        "an oracle selection that takes, for each image, the attack with the highest PSNR "
+        "(standard); an upper bound on what any selector can reach"
         if line.role == WORST_CASE.name
-        else "per image the attack of the least gradient residual; no truth enters the choice"
+        else "for each image the attack with the smallest gradient residual; the private images "
+        "are not used for the choice"
     )
     counts = ", ".join(f"{name} {count}" for name, count in line.counts.items())
     parts = [
-        f"Line {line.number}, {line.attack}: {how}. Chosen on {len(line.chosen)} images: {counts}."
+        f"Line {line.number}, {line.attack}: {how}. A choice was made for {len(line.chosen)} "
+        f"images: {counts}."
     ]
     if line.uploads > 1:
         parts.append(f"Its attacks may use up to {line.uploads} uploads of one image.")
-    if fewer := _fewer(line):
+    if incomplete := _incomplete_choices(line):
         lacking = "score" if line.role == WORST_CASE.name else "residual"
-        parts.append(f"On {fewer} of these images not every attack has a {lacking}.")
+        parts.append(
+            f"For {incomplete} of these images not every attack could be compared: at least one "
+            f"has no {lacking}."
+        )
     return " ".join(parts)
 
 
-def _fewer(line: DerivedLine) -> int:
-    """Images on which a member has nothing to be chosen by, so that there were fewer of them."""
+def _incomplete_choices(line: DerivedLine) -> int:
+    """On how many images at least one member has no value to be chosen by."""
     (rule,) = (rule for rule in RULES if rule.name == line.role)
     scored = [set(member.scored(rule.metric, rule.variant).index) for member in line.members]
-    return sum(any(image not in known for known in scored) for image in line.chosen)
+    return sum(any(image not in image_ids for image_ids in scored) for image in line.chosen)
 
 
-def _without(line: Line) -> list[str]:
-    """Images that no attack of the group gave; ordinary lines have their own section."""
+def _missing_images(line: Line) -> list[str]:
+    """Why images of a derived line have no reconstruction; other lines have their own section."""
     if not isinstance(line, DerivedLine):
         return []
     rows = line.scores("psnr", "standard")
@@ -70,7 +76,7 @@ def _without(line: Line) -> list[str]:
 
 
 def write_choices(derived: Sequence[DerivedLine], path: Path) -> None:
-    """One row an image and derived line, in the order of the line, then of the images."""
+    """Write one row per derived line and image, ordered by line, then by image."""
     rows = [
         (
             *(line.number, line.run, line.cell.attack.title, image_id, chosen.number),

@@ -13,20 +13,24 @@ from mjp_privacy.core.command import DONE, Usage
 
 @dataclass(frozen=True)
 class ReportArguments:
-    """Tables, samples and pictures from finished or half-finished runs."""
+    """Make tables, samples and pictures from finished or unfinished runs."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders, each the --out of an attack."""
+    """Run folders: each is the --out of an attack."""
     out: Path
-    """Where table.md, table.csv, table.tex, table.html, samples.csv and pictures go."""
+    """Folder for table.md, table.csv, table.tex, table.html, samples.csv and the pictures."""
 
 
 def report(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(ReportArguments, argv)
+    """Write the report of the runs named in `argv` and print its table."""
+    arguments = usage.parse(ReportArguments, argv)
     from mjp_privacy.report import write_report
 
-    summary = write_report(given.runs, given.out)
+    summary = write_report(arguments.runs, arguments.out)
     print(summary.console)
     if summary.not_run:
-        print(f"UNFINISHED: {summary.not_run} images of all lines were not run", file=sys.stderr)
+        print(
+            f"UNFINISHED: {summary.not_run} images were not run, counted over all lines",
+            file=sys.stderr,
+        )
     return DONE

@@ -1,4 +1,4 @@
-"""The same images through every line: original, what the client fed, each line's reconstruction."""
+"""One picture of the same images in every line: original, client's input, reconstructions."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 QUANTILES = (0.25, 0.75)
 PER_ROW = 8
-HEAD = 0.62  # inches for three short lines of words
+HEAD = 0.62  # inches for a title of three short lines
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One picture (H, W, 3) and the words over it."""
+    """One picture (H, W, 3) and the title above it."""
 
     title: str
     image: Picture
 
 
 def write_comparison(lines: Sequence[Line], path: Path) -> tuple[str, ...]:
-    """Draw it; the image ids shown, none where no line has stored reconstructions."""
+    """Draw the picture; returns the image ids shown, none if no reconstructions are stored."""
     scored = [line for line in lines if len(line.scored("psnr", "standard"))]
-    # stable: attacks before controls
+    # an attack before any control; among equals min() takes the first
     first = min(scored, key=lambda line: line.role != "attack", default=None)
     chosen = choose(first, QUANTILES) if first else []
     rows = [(image_id, tiles_of(lines, image_id)) for image_id, _ in chosen]
@@ -48,7 +48,7 @@ def write_comparison(lines: Sequence[Line], path: Path) -> tuple[str, ...]:
 
 
 def tiles_of(lines: Sequence[Line], image_id: str) -> list[Tile]:
-    """The original, each different input before the first line that was fed it, and the lines."""
+    """The original and every line's reconstruction; an input stands before its first line."""
     tiles: list[Tile] = []
     fed: list[Picture] = []
     for line in lines:
@@ -60,7 +60,7 @@ def tiles_of(lines: Sequence[Line], image_id: str) -> list[Tile]:
             if kind not in tensors:
                 continue
             image = picture(tensors[kind])
-            if not any(image.shape == known.shape and (image == known).all() for known in fed):
+            if not any(image.shape == past.shape and (image == past).all() for past in fed):
                 fed.append(image)
                 ratio = f"\nγ = {line.cell.gamma:g}" if kind == "input" else ""
                 tiles.append(Tile(name + ratio, image))

@@ -36,7 +36,10 @@ _MAY_WRAP = ("Model", "Attack")
 
 
 def console_table(table: Table, *, many_runs: bool) -> str:
-    """The paper variant in short; lines without a score have their reason below the table."""
+    """The main columns of `table`; below it, why lines have no score.
+
+    `table` is that of the paper variant, which the legend describes.
+    """
     rich_table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for title in (*(["Run"] if many_runs else []), *COLUMNS):
         left = title in _LEFT or title == "Run"
@@ -58,21 +61,21 @@ def console_table(table: Table, *, many_runs: bool) -> str:
 
 def _render(content: Any) -> str:
     out = io.StringIO()
-    # no colours and a fixed width: the same rows print the same text everywhere
+    # no colours and a fixed width, so that the same rows print the same text everywhere
     Console(file=out, width=WIDTH, color_system=None, legacy_windows=False).print(content)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def _legend(varying: Sequence[str]) -> str:
     further = (
-        f" The lines also differ in {', '.join(map(title_of, varying))}: see table.md."
+        f" The lines also differ in {', '.join(map(title_of, varying))}; see table.md."
         if varying
         else ""
     )
     legend = (
-        "PSNR: paper variant (8 bits, exact = 100), mean ± half its 95 % interval, dB; ceil: its "
-        "ceiling; paper, Δ: the paper's PSNR and ours − paper; grey: PSNR of a uniform grey; fail: "
-        f"images that failed or were not run.{further}"
+        "PSNR: paper variant (8 bits, exact = 100), mean ± half its 95 % interval, in dB; ceil: "
+        "the ceiling of the PSNR; paper, Δ: the paper's PSNR, and ours minus the paper's; grey: "
+        f"PSNR of a uniform grey; fail: number of images that failed or were not run.{further}"
     )
     return _render(Text(legend)).rstrip()
 

@@ -18,7 +18,7 @@ SAMPLE_COLUMNS = (
     *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
     *("image_id", "metric", "variant", "value", "status", "reason"),
 )
-"""The first columns of samples.csv; all others of the rows follow, in their own order."""
+"""The first columns of samples.csv; the other columns of the rows follow in their own order."""
 
 HEADING = "Gradient inversion beside Table 5 of “Masked Jigsaw Puzzle” (CVPR 2023)"
 
@@ -41,6 +41,7 @@ _LATEX = str.maketrans(
 
 
 def markdown(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
+    """The whole report as Markdown."""
     parts = [f"# {markdown_text(HEADING)}", markdown_text(CITATION)]
     for table in tables:
         parts += [f"## {markdown_text(table.title)}", markdown_table(table)]
@@ -52,10 +53,12 @@ def markdown(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
 
 
 def markdown_text(text: str) -> str:
+    """The text with Markdown's special characters escaped: `a|b` becomes `a\\|b`."""
     return text.translate(_MARKDOWN)
 
 
 def markdown_table(table: TextTable) -> str:
+    """One table in Markdown, without its title and caption."""
     rule = ["---:" if side == "r" else "---" for side in table.align]
     rows = [[markdown_text(cell) for cell in row] for row in (table.header, *table.rows)]
     lines = [rows[0], rule, *rows[1:]]
@@ -66,7 +69,10 @@ def markdown_table(table: TextTable) -> str:
 
 
 def latex(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
-    """Needs booktabs and graphicx; every table is scaled to the width of the text."""
+    """The report as LaTeX, to be included in a document; its first line names the packages.
+
+    Every table is scaled to the width of the text.
+    """
     parts = [r"% \usepackage{booktabs,graphicx,textcomp}  \usepackage[T1]{fontenc}"]
     parts += [latex_table(table) for table in tables]
     for section in notes:
@@ -77,10 +83,12 @@ def latex(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
 
 
 def latex_text(text: str) -> str:
+    """The text with LaTeX's special characters escaped: `50 %` becomes `50 \\%`."""
     return text.translate(_LATEX)
 
 
 def latex_table(table: TextTable) -> str:
+    """One table as a LaTeX float with its title and caption."""
     header, *rows = (
         " & ".join(map(latex_text, row)) + r" \\" for row in (table.header, *table.rows)
     )
@@ -101,18 +109,18 @@ def latex_table(table: TextTable) -> str:
 
 
 def table_csv(tables: Sequence[Table], *, many_runs: bool) -> str:
-    """All variants below one another, at full precision; inf as inf, what is missing as nothing."""
+    """All tables below one another at full precision; a missing value is an empty cell."""
     frames = [table.frame.assign(variant=table.variant) for table in tables]
-    # by records: concat would let an all-empty column change the type of the other table's
+    # through records: pd.concat would let an empty column change the type of the other table's
     merged = pd.DataFrame([row for frame in frames for row in frame.to_dict("records")])
     first = ["variant", "line", "run"] if many_runs else ["variant", "line"]
-    merged = merged if many_runs else merged.drop(columns="run")  # a folder's name is no result
+    merged = merged if many_runs else merged.drop(columns="run")  # names of folders are no results
     ordered = merged[[*first, *(name for name in merged if name not in first)]]
     return str(ordered.to_csv(index=False, lineterminator="\n"))
 
 
 def write_samples(lines: Sequence[Line], path: Path, *, many_runs: bool) -> None:
-    """Every stored row, line by line; one without rows is a row with its status and reason."""
+    """Write every stored row; a line without rows becomes one row with its status and reason."""
     run = ["run"] if many_runs else []
     names = dict.fromkeys([*SAMPLE_COLUMNS, *(name for line in lines for name in line.rows), *run])
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -125,7 +133,7 @@ def write_samples(lines: Sequence[Line], path: Path, *, many_runs: bool) -> None
 
 
 def _rowless(line: Line) -> pd.DataFrame:
-    known = {name: line.cell.columns.get(name) for name in line.rows.columns}
+    columns = {name: line.cell.columns.get(name) for name in line.rows.columns}
     values = {"value": math.nan, "status": line.status, "reason": line.reason}
-    row: pd.DataFrame = pd.DataFrame([known | values])
+    row: pd.DataFrame = pd.DataFrame([columns | values])
     return row

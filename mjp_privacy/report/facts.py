@@ -1,4 +1,4 @@
-"""The facts of a cell: whose they are, what they are where nobody wrote them, and how they read."""
+"""Which facts of a cell describe client, attack and model, their defaults, and their wording."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from mjp_privacy.experiment.facts import (
 Scalar = str | float | int | bool | None
 
 DEFAULTS: Mapping[str, Scalar] = {"role": "attack", "uploads": 1, **defaults_of(ClientFacts)}
-"""What a cell means that does not say it, so that older runs stand beside newer ones."""
+"""The values of facts that a cell does not state, so that older runs compare with newer ones."""
 
 CLIENT_FACTS = columns_of(ClientFacts)
-"""Who is attacked, besides the model."""
+"""Facts that describe the attacked client, apart from its model."""
 
 ATTACK_FACTS = frozenset((*columns_of(AttackFacts), *columns_of(OutcomeFacts)))
-"""Who attacks, and what became of it: all that may differ between two attacks on one thing."""
+"""Facts of the attack and its outcome; they are no part of the target that is attacked."""
 
 COMMAND_FACTS = frozenset(columns_of(CommandFacts))
 MODEL_FACTS = frozenset(columns_of(ModelFacts))
 
 
 def fact(columns: Mapping[str, Any], key: str) -> Scalar:
-    """A column as one value; lists of words are joined, other structures are for the notes."""
+    """The value of a column; lists are joined by ` + `, what is no scalar gives the default."""
     value = columns.get(key)
     if isinstance(value, (list, tuple)):
         return " + ".join(map(str, value))
     if key == "withhold" and isinstance(value, str):
-        return value.replace(", ", " + ")  # facts in words are parted by commas
+        return value.replace(", ", " + ")  # stored as words separated by commas
     if value is None or not isinstance(value, (str, float, int, bool)):
         return DEFAULTS.get(key)
     return value
 
 
 def target_of(cell: CellFacts) -> tuple[tuple[str, Scalar], ...]:
-    """What is attacked: every fact but the attack's own and the command's.
+    """What is attacked: every fact except those of the attack and of the command.
 
-    A fact that no part of `CellFacts` knows tells two targets apart: two different clients never
-    become one.
+    Facts that `CellFacts` has no field for count as well, so that two different clients are never
+    taken for one.
     """
     keys = sorted({*cell.columns, *DEFAULTS} - ATTACK_FACTS - COMMAND_FACTS)
     return tuple((key, value) for key in keys if (value := fact(cell.columns, key)) is not None)
 
 
 def scalar_text(value: Any) -> str:
-    """`–` for what is missing, yes or no, numbers without needless digits."""
+    """A value as text: `–` if it is missing, yes or no, a float with at most six digits."""
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
@@ -65,7 +65,10 @@ def scalar_text(value: Any) -> str:
 
 
 def client_text(columns: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """The columns of `keys` in words; those that have their default are not worth words."""
+    """The columns `keys` in words, without missing values and defaults.
+
+    For example `DAL in the loss, augment flip`, or `–` if nothing is left.
+    """
     parts = []
     for key in keys:
         value = fact(columns, key)
@@ -75,21 +78,21 @@ def client_text(columns: Mapping[str, Any], keys: Sequence[str]) -> str:
         if key == "dal":
             parts += ["DAL in the loss"] if value else []
         else:
-            text = value.replace("_", " ") if key == "upload" else scalar_text(value)  # type: ignore[union-attr]
+            text = str(value).replace("_", " ") if key == "upload" else scalar_text(value)
             parts.append(f"{key.replace('_', ' ')} {text}")
     return ", ".join(parts) or "–"
 
 
 def options_text(options: Any) -> str:
-    """Options of an attack, stored as JSON: `prior=fitted, steps=300`."""
+    """Options of an attack, stored as JSON, in words: `prior=fitted, steps=300`."""
     try:
-        known = json.loads(options)
+        parsed = json.loads(options)
     except (TypeError, ValueError):
         return scalar_text(options)
-    if not isinstance(known, dict):
+    if not isinstance(parsed, dict):
         return scalar_text(options)
     parts = [
         f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in known.items()
+        for key, value in parsed.items()
     ]
     return ", ".join(parts) or "–"

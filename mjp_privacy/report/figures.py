@@ -1,6 +1,6 @@
-"""Pictures of a report: a strip for each line, all lines together, and the spread of PSNR.
+"""Pictures of a report: a strip for each line, an overview of all lines, the spread of PSNR.
 
-matplotlib's Figure is used without pyplot: no global state, no display, always Agg.
+matplotlib's Figure is used without pyplot: no global state, no display, always the Agg backend.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 130
-SIDE = 1.75  # inches of one picture
-MARGIN, STRIP_HEAD, OVERVIEW_HEAD = 0.3, 0.45, 0.6  # inches for words
+SIDE = 1.75  # side of one picture, in inches
+MARGIN, STRIP_HEAD, OVERVIEW_HEAD = 0.3, 0.45, 0.6  # inches for text
 PER_ROW = 5  # lines beside one another in the overview
-SMALLEST_SPREAD = 1e-6  # dB; a density of less has no width to draw
+SMALLEST_SPREAD = 1e-6  # dB; scores closer together than this have no density to draw
 
 INK, MUTED, FILL, ACCENT = "#1f2933", "#6b7780", "#b8cbd9", "#b4451f"
 GRID = "#dfe4e8"
@@ -43,7 +43,7 @@ GRID = "#dfe4e8"
 
 @dataclass(frozen=True)
 class Strip:
-    """A written strip and what to say of it."""
+    """A strip that was written, and its caption."""
 
     line: Line
     path: Path
@@ -51,7 +51,7 @@ class Strip:
 
 
 def write_strips(lines: Sequence[Line], folder: Path) -> list[Strip]:
-    """One picture a line; a line without stored reconstructions has none."""
+    """Write one picture per line; lines without stored reconstructions are skipped."""
     strips = []
     for line in lines:
         shown = examples(line)
@@ -63,13 +63,14 @@ def write_strips(lines: Sequence[Line], folder: Path) -> list[Strip]:
 
 
 def strip_caption(line: Line, shown: Sequence[Example]) -> str:
+    """Which line the strip shows, at which quantiles, and what PSNR is measured against."""
     n = len(line.scored("psnr", "standard"))
     against = " or ".join(dict.fromkeys(example.against for example in shown))
     percent = ", ".join(f"{100 * q:.0f}" for example in shown for q in example.quantiles)
     return (
         f"Line {line.number}: {line.label}, γ = {line.cell.gamma:g}, {line.cell.dtype}. "
-        f"Images at the {percent} % quantiles of this line's PSNR (standard, n={n}), not picked; "
-        f"PSNR is against {against}."
+        f"Images at the {percent} % quantiles of this line's PSNR (standard, n={n}), not picked "
+        f"by hand; PSNR is measured against {against}."
     )
 
 
@@ -98,6 +99,7 @@ def _strip(shown: Sequence[Example]) -> Figure:
 
 
 def show(axes: Axes, image: Picture) -> None:
+    """Draw a picture (H, W, 3) in [0, 1] without ticks and frame."""
     axes.imshow(image, vmin=0, vmax=1)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -105,7 +107,7 @@ def show(axes: Axes, image: Picture) -> None:
 
 
 def write_overview(lines: Sequence[Line], path: Path) -> bool:
-    """Every line's median image; False where no reconstruction is stored."""
+    """Draw every line's median image; False where no reconstruction is stored."""
     medians = [(line, shown[0]) for line in lines if (shown := examples(line, [0.5]))]
     medians = [(line, example) for line, example in medians if shown_kinds([example])]
     if not medians:
@@ -115,7 +117,7 @@ def write_overview(lines: Sequence[Line], path: Path) -> bool:
 
 
 def _overview(medians: Sequence[tuple[Line, Example]]) -> Figure:
-    """Blocks of PER_ROW lines; in a block a column is a line, its rows are the kinds it has."""
+    """Blocks of PER_ROW lines; in a block each line is a column and each kind of picture a row."""
     from matplotlib.figure import Figure
 
     blocks = [medians[start : start + PER_ROW] for start in range(0, len(medians), PER_ROW)]
@@ -139,7 +141,7 @@ def _has(example: Example, kind: str) -> bool:
 def _overview_row(
     figure: Figure, block: Sequence[tuple[Line, Example]], kind: str, bottom: float, *, titled: bool
 ) -> None:
-    """One kind of picture of the lines of one block, `bottom` inches from below."""
+    """One kind of picture for the lines of a block, `bottom` inches above the lower edge."""
     width, height = figure.get_size_inches()
     for column, (line, example) in enumerate(block):
         left = MARGIN + SIDE * column
@@ -167,7 +169,7 @@ def _overview_title(line: Line, example: Example) -> str:
 
 
 def write_distributions(lines: Sequence[Line], path: Path) -> bool:
-    """Violins of per-image PSNR with ceilings; False where no image was scored."""
+    """Draw per-image PSNR as violins with ceilings; False where no image was scored."""
     scored = [line for line in lines if len(line.scored("psnr", "standard"))]
     if not scored:
         return False
@@ -192,14 +194,14 @@ def _distributions(lines: Sequence[Line]) -> Figure:
     axes.set_yticklabels(names, fontsize=8, parse_math=False)
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.set_xlim(left=0)
-    label = f"per-image PSNR (standard), dB; values over {PSNR_CAP:.0f} drawn there"
+    label = f"per-image PSNR (standard), dB; values over {PSNR_CAP:.0f} drawn at {PSNR_CAP:.0f}"
     axes.set_xlabel(label, fontsize=9)
     _tidy(axes)
     return figure
 
 
 def _tidy(axes: Axes) -> None:
-    """A quiet grid, and every label once in the legend."""
+    """A light grid, and a legend in which every label stands once."""
     axes.grid(axis="x", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -212,7 +214,7 @@ def _tidy(axes: Axes) -> None:
 
 
 def _violin(axes: Axes, line: Line, position: int) -> None:
-    """Density of PSNR, quartiles as a bar, median as a dot, mean ceiling as a tick."""
+    """The density of PSNR, with quartiles as a bar, median as a dot, mean ceiling as a tick."""
     from scipy.stats import gaussian_kde
 
     values = line.scored("psnr", "standard").clip(upper=PSNR_CAP).to_numpy()
@@ -231,4 +233,5 @@ def _violin(axes: Axes, line: Line, position: int) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
+    """Write the figure as PNG, whole or not at all."""
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))

@@ -1,4 +1,4 @@
-"""What the defence leaves: one line for everything that was attacked by more than one attack."""
+"""The first tables of a report: how well each target is protected against all attacks at once."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ TITLE = "What the defence leaves: worst case"
 TITLE_DETAILS = "What the defence leaves: by attacker"
 
 CAPTION = (
-    "PSNR (standard), dB: mean [95 % interval] of min(PSNR, 100), n where it is not the line's. "
-    "Worst case: per image the best attack of the group, chosen with the truth; an oracle "
-    "selection, the upper bound of what any selector gets. Attacks that need an altered block 0, "
-    "as APRIL does, are candidates only where no attack met the model that is trained. Attacker's "
-    "choice, where residuals are stored: per image the attack whose reconstruction explains the "
-    "upload best (least gradient residual, with the labels known); no picture enters it, and "
-    "gradient matching, which minimises such a distance itself, is favoured. The last columns are "
-    "of the worst case over all attacks: images recovered exactly in 8 bits, and the share that "
-    "reach 20 and 30 dB. Controls and oracle permutations are no candidates; grey and the other "
-    "floors say what a score is worth, the ceiling is that of attacks which invert the patch "
-    "embedding by minimum norm."
+    "PSNR (standard), dB: mean [95 % interval] of min(PSNR, 100), with n where it differs from the "
+    "line's. Worst case: for each image the best attack of the group, chosen by comparing with the "
+    "private image; an oracle selection, the upper bound on what any selector can reach. Attacks "
+    "that need an altered block 0, as APRIL does, are candidates only where the model was trained "
+    "with that block or no other attack was run. Attacker's choice, where residuals are stored: "
+    "for each image the attack whose reconstruction explains the upload best (smallest gradient "
+    "residual, with the labels known); the private image is not used, and gradient matching is "
+    "favoured, because it minimises such a distance itself. The last columns describe the worst "
+    "case over all attacks: the number of images recovered exactly in 8 bits, and the share of "
+    "images that reach 20 and 30 dB. Controls and oracle permutations are never candidates; grey "
+    "and the other floors show what a score is worth, and the ceiling is that of attacks which "
+    "invert the patch embedding by minimum norm."
 )
 CAPTION_DETAILS = (
     "PSNR (standard), dB, capped at 100: mean [95 % interval], median, and the number of images "
-    "recovered exactly in 8 bits. The shares are of all images the attacker was given; those that "
-    "have no reconstruction count as not recovered."
+    "recovered exactly in 8 bits. Shares are of all images the attacker was given: those without a "
+    "reconstruction count as not recovered, and those that could not be scored are left out."
 )
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One attacker, floor or ceiling of a group: a line and which of its metrics is meant."""
+    """One attacker, floor or ceiling of a group: a line, and the metric of it to show."""
 
     title: str
     line: Line
@@ -46,15 +47,17 @@ class Entry:
 
     @property
     def variant(self) -> str:
+        """The variant under which the metric's rows are stored."""
         return "standard" if self.metric == "psnr" else "diagnostic"
 
     @property
     def score(self) -> Summary:
+        """The metric over the line's images, capped at 100 dB."""
         return summary(self.line, self.metric, self.variant, cap=PSNR_CAP)
 
 
 def headline_tables(groups: Sequence[Group], *, many_runs: bool) -> list[TextTable]:
-    """The headline and its details; none where no group has more than one attack."""
+    """The headline and its details; empty where no group has more than one attack."""
     groups = [group for group in groups if group.derived]
     if not groups:
         return []
@@ -66,33 +69,33 @@ def headline_tables(groups: Sequence[Group], *, many_runs: bool) -> list[TextTab
 
 
 def target_facts(groups: Sequence[Group]) -> list[str]:
-    """In which facts the groups differ, besides those that have a column."""
-    known = ATTACK_FACTS | COMMAND_FACTS | MODEL_FACTS
-    found = varying_columns([line for group in groups for line in group.attacks])
-    return [key for key in found if key not in known]
+    """Facts in which the groups differ, apart from those of attack, command and model."""
+    excluded = ATTACK_FACTS | COMMAND_FACTS | MODEL_FACTS
+    varying = varying_columns([line for group in groups for line in group.attacks])
+    return [key for key in varying if key not in excluded]
 
 
 def entries(group: Group) -> list[Entry]:
-    """APRIL as published, the reductions, the floors, the ceiling: those that there are."""
+    """What a group has of these: APRIL as published, the reductions, the floors, the ceiling."""
     first = group.derived[0]
     april = [line for line in group.attacks if _name(line) == "april" and len(line.rows)]
-    found = [Entry("APRIL as published", line) for line in april[:1]]
+    shown = [Entry("APRIL as published", line) for line in april[:1]]
     for rule, title in ((WORST_CASE, "worst case"), (ATTACKERS_CHOICE, "attacker's choice")):
-        found += [Entry(f"{title}, {_scope(line)}", line) for line in _of(group, rule)]
+        shown += [Entry(f"{title}, {_scope(line)}", line) for line in _of(group, rule)]
     controls = {_name(line): line for line in group.controls if len(line.rows)}
     grey = controls.pop("grey", None)
-    found.append(Entry("grey", grey) if grey else Entry("grey", first, "grey_psnr"))
-    found += [
+    shown.append(Entry("grey", grey) if grey else Entry("grey", first, "grey_psnr"))
+    shown += [
         Entry(name.replace("_", " "), line)
         for name, line in controls.items()
         if line.role == "floor"
     ]
     ceilings = [line for line in controls.values() if line.role == "ceiling"]
     if len(first.scored("ceiling_psnr", "diagnostic")):
-        found.append(Entry("ceiling", first, "ceiling_psnr"))
+        shown.append(Entry("ceiling", first, "ceiling_psnr"))
     elif ceilings:
-        found.append(Entry("ceiling", ceilings[0]))
-    return [entry for entry in found if entry.metric == "psnr" or entry.score.n]
+        shown.append(Entry("ceiling", ceilings[0]))
+    return [entry for entry in shown if entry.metric == "psnr" or entry.score.n]
 
 
 def _of(group: Group, rule: Rule) -> list[DerivedLine]:
@@ -116,16 +119,16 @@ def strongest(group: Group) -> DerivedLine:
 
 
 def _headline(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool) -> TextTable:
-    found = [entries(group) for group in groups]
-    titles = _ordered([[entry.title for entry in of_group] for of_group in found])
+    by_group = [entries(group) for group in groups]
+    titles = _ordered([[entry.title for entry in of_group] for of_group in by_group])
     header = ["#", *_target_titles(facts, many_runs), "n", *titles]
     header += [f"worst case: {what}" for what in ("exact", *map(_from, THRESHOLDS))]
     body = []
-    for group, of_group in zip(groups, found, strict=True):
+    for group, of_group in zip(groups, by_group, strict=True):
         worst = strongest(group)
-        own = {entry.title: entry for entry in of_group}
+        by_title = {entry.title: entry for entry in of_group}
         n = Entry("", worst).score.n
-        cells = [_mean(own[title].score, n) if title in own else DASH for title in titles]
+        cells = [_mean(by_title[title].score, n) if title in by_title else DASH for title in titles]
         target = _target(group, facts, many_runs)
         body.append((str(worst.number), *target, str(n), *cells, *_shares(Entry("", worst))))
     left = len(_target_titles(facts, many_runs))
@@ -142,13 +145,13 @@ def _details(groups: Sequence[Group], facts: Sequence[str], *, many_runs: bool) 
         for entry in entries(group):
             score, line = entry.score, entry.line
             counts = image_counts(line, "standard")
-            lost = DASH if entry.metric != "psnr" else str(counts.total - counts.ok)
-            number_of = str(line.number) if entry.metric == "psnr" else ""
+            not_scored = DASH if entry.metric != "psnr" else str(counts.total - counts.ok)
+            line_number = str(line.number) if entry.metric == "psnr" else ""
             median = number(capped_median(line, entry.metric, entry.variant), 2)
             body.append(
                 (
-                    *(number_of, *_target(group, facts, many_runs), entry.title),
-                    *(str(score.n), lost, _mean(score, score.n), median, *_shares(entry)),
+                    *(line_number, *_target(group, facts, many_runs), entry.title),
+                    *(str(score.n), not_scored, _mean(score, score.n), median, *_shares(entry)),
                 )
             )
     align = "r" + "l" * len(left) + "r" * (len(header) - 1 - len(left))
@@ -160,7 +163,7 @@ def _from(limit: int) -> str:
 
 
 def _ordered(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Every title once, as the rows order them: a title stands before what follows it anywhere."""
+    """Every title once; a new one is put right behind the title before it in its row."""
     titles: list[str] = []
     for row in rows:
         at = 0
@@ -198,7 +201,7 @@ def _mean(score: Summary, n: int) -> str:
 
 
 def _shares(entry: Entry) -> list[str]:
-    """Exact images and shares above the thresholds; a diagnostic is nobody's success."""
+    """Count of exact images and shares above the thresholds; dashes for a diagnostic."""
     if entry.metric != "psnr":
         return [DASH] * (1 + len(THRESHOLDS))
     shares = [success(entry.line, limit, "standard") for limit in THRESHOLDS]

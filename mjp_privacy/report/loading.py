@@ -1,4 +1,4 @@
-"""Run folders to the lines of a table. Every way a folder can be wrong has its message here."""
+"""Read run folders as lines of a table, with a message for every way a folder can be wrong."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mjp_privacy.experiment.facts import CellFacts
 from mjp_privacy.experiment.store import ROW_COLUMNS, RunStore
 
 REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
-"""What a cell must say for its line to be told from the others."""
+"""Columns that every cell must have, so that its line can be told from the others."""
 
 MARKS = {
     "floor": " (control)",
     "ceiling": " (control)",
     "worst_case": " (oracle selection)",
 }
-"""What stands behind the attack's name on lines that are no attack, by role."""
+"""Suffix of the attack's name on lines that are not attacks, by role."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,17 @@ class Line:
 
     @property
     def run_id(self) -> str:
+        """The cell's id inside its run, which is also the name of the folder of its rows."""
         return self.cell.run_id
 
     @property
     def label(self) -> str:
+        """Model, setting and attack in words, such as `DeiT-S (a) april`."""
         return f"{self.cell.model.label} ({self.cell.setting}) {self.title}"
 
     @property
     def role(self) -> str:
-        """attack, or floor or ceiling for controls; reductions have roles of their own."""
+        """`attack`; `floor` or `ceiling` for a control; the rule's name for a derived line."""
         return self.cell.attack.role
 
     @property
@@ -56,7 +58,7 @@ class Line:
 
     @property
     def title(self) -> str:
-        """The attack's label, marked where the line is none."""
+        """The attack's label, with a mark on lines that are not attacks."""
         return f"{self.attack}{MARKS.get(self.role, '')}"
 
     @property
@@ -66,13 +68,14 @@ class Line:
 
     @property
     def status(self) -> str:
-        """The cell's status; a cell marked ok that has no rows has not been run to its end."""
+        """The cell's status; `failed` where a cell marked ok has no rows: its run was cut off."""
         if self.cell.outcome.status == "ok" and self.rows.empty:
             return "failed"
         return self.cell.outcome.status
 
     @property
     def reason(self) -> str:
+        """Why the line has no figures; empty if it has some."""
         if self.cell.outcome.reason:
             return self.cell.outcome.reason
         if self.rows.empty:
@@ -86,7 +89,7 @@ class Line:
 
     @cached_property
     def by_metric(self) -> dict[tuple[str, str], pd.DataFrame]:
-        """Rows by (metric, variant), sorted by image: the order of arrival must not show."""
+        """Rows by (metric, variant), sorted by image so that the order of writing has no effect."""
         ordered = self.rows.sort_values("image_id", kind="stable")
         return {
             (str(metric), str(variant)): part
@@ -95,11 +98,11 @@ class Line:
 
     def scores(self, metric: str, variant: str) -> pd.DataFrame:
         """Rows of one metric; empty where it was not computed."""
-        found = self.by_metric.get((metric, variant))
-        return self.rows.head(0) if found is None else found
+        rows = self.by_metric.get((metric, variant))
+        return self.rows.head(0) if rows is None else rows
 
     def scored(self, metric: str, variant: str) -> pd.Series[float]:
-        """Value by image_id of the images that have one."""
+        """The metric's value by image_id, for the images that have one."""
         rows = self.scores(metric, variant)
         rows = rows.loc[(rows["status"] == "ok") & rows["value"].notna()]
         values: pd.Series[float] = pd.Series(
@@ -108,28 +111,31 @@ class Line:
         return values
 
     def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
-        """Tensors of one image by kind, None where none were stored."""
+        """The stored tensors of one image by kind; None where none were stored."""
         return self.store.find_reconstruction(self.run_id, image_id)
 
     @cached_property
     def groups(self) -> dict[str, str] | None:
-        """Photograph by image_id where several images were cut from one, else None."""
+        """Photograph by image_id, where several images were cut from the same one; else None."""
         if "group" not in self.rows or self.rows["group"].isna().all():
             return None
         images = self.rows.drop_duplicates("image_id")
-        own = images["group"].fillna(images["image_id"])
-        if own.nunique() == len(own):
+        photographs = images["group"].fillna(images["image_id"])
+        if photographs.nunique() == len(photographs):
             return None
-        return dict(zip(images["image_id"].astype(str), own.astype(str), strict=True))
+        return dict(zip(images["image_id"].astype(str), photographs.astype(str), strict=True))
 
 
 @dataclass(frozen=True)
 class Loaded:
+    """The lines of all runs, and how long their stages took."""
+
     lines: Sequence[Line]
     timings: pd.DataFrame
 
     @property
     def many_runs(self) -> bool:
+        """Whether the lines come from more than one run, so that tables need a column for it."""
         return len({line.run for line in self.lines}) > 1
 
 
@@ -145,7 +151,7 @@ def load_runs(runs: Sequence[Path]) -> Loaded:
         if all(line.rows.empty and line.cell.outcome.status == "ok" for line in loaded):
             raise UserError(
                 f"{run} is an empty run: expected rows of its {len(cells)} cell(s) under "
-                f"{run / 'rows'}, there are none. Run the attack again; it goes on where it "
+                f"{run / 'rows'}, but there are none. Run the attack again; it continues where it "
                 "stopped."
             )
         lines += loaded
@@ -155,20 +161,20 @@ def load_runs(runs: Sequence[Path]) -> Loaded:
 
 def _check_folders(runs: Sequence[Path]) -> None:
     if not runs:
-        raise UserError("Expected one run folder or more, none was given. Name the --out of a run.")
+        raise UserError("Expected one or more run folders, got none. Give the --out of a run.")
     seen: dict[Path, Path] = {}
     for run in runs:
         if not run.is_dir():
-            came = "is a file" if run.exists() else "does not exist"
+            fault = "is a file" if run.exists() else "does not exist"
             raise UserError(
-                f"Expected a run folder, but {run} {came}. Give the folder that was the --out of "
-                "run_attack.py."
+                f"Expected a run folder, but {run} {fault}. Give the folder that was the --out of "
+                "`mjp attack`."
             )
         first = seen.setdefault(run.resolve(), run)
         if first is not run:
             raise UserError(
                 f"Expected different runs, but {run} is the same folder as {first}: its lines "
-                "would stand in the table twice. Name it once."
+                "would be in the table twice. Name it once."
             )
 
 
@@ -188,7 +194,7 @@ def _read_cells(store: RunStore) -> list[CellFacts]:
         )
     if not cells:
         raise UserError(
-            f"{store.root} is an empty run: expected at least one cell in cells.json, there is "
+            f"{store.root} is an empty run: expected at least one cell in cells.json, but there is "
             "none. Run the attack again, with at least one model, setting and attack."
         )
     for cell in cells:
@@ -209,7 +215,7 @@ def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
         raise UserError(
             f"The rows in {folder} cannot be read ({error}). Delete that folder and run the attack "
-            "again; only this cell is computed anew."
+            "again; only this cell is computed again."
         ) from error
     missing = [column for column in ROW_COLUMNS if column not in rows]
     if missing:
@@ -221,8 +227,8 @@ def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
     if len(twice):
         row = twice.iloc[0]
         raise UserError(
-            f"Expected one row an image and metric, but {folder} holds image {row['image_id']!r} "
-            f"twice for {row['metric']} ({row['variant']}). Delete that folder and run the attack "
-            "again."
+            f"Expected one row per image and metric, but {folder} holds image "
+            f"{row['image_id']!r} twice for {row['metric']} ({row['variant']}). Delete that folder "
+            "and run the attack again."
         )
     return Line(number, name, cell, rows, store)

@@ -1,4 +1,4 @@
-"""Figures of one line: a summary of any of its metrics, and what is counted over its images."""
+"""Figures of one line: summaries of its metrics, and what is counted over its images."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from mjp_privacy.report.loading import Line
 from mjp_privacy.report.published import METRICS
 
 THRESHOLDS = (20, 30)
-"""dB from which an image counts as recovered: its content is plain to see, its details too."""
+"""PSNR in dB from which an image counts as recovered: at 20 its content is plain to see, at 30
+also its details."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One diagnostic of an attack or a region, and how its images become a figure."""
+    """A diagnostic of an attack or a region, and how its values per image become one figure."""
 
     diagnostic: str
     title: str
@@ -29,6 +30,7 @@ class Measure:
 
     @property
     def column(self) -> str:
+        """Its column in table.csv, such as `seconds_median`."""
         return f"{self.diagnostic}_{self.statistic}"
 
 
@@ -48,13 +50,13 @@ REGIONS = (
     Measure("steps", "steps (median)", "median", 0),
     Measure("seconds", "s / image (median)", "median", 2),
 )
-"""What attacks and blocks may add to their images; a run shows those that it has."""
+"""Diagnostics that only some attacks and settings have; a report shows those that occur."""
 
 
 def summary(
     line: Line, metric: str, variant: str, *, cap: float = math.inf, interval: bool = True
 ) -> Summary:
-    """Summary of one metric of one line, by photograph where the images are crops."""
+    """Summary of one metric of one line; crops of the same photograph are resampled together."""
     rows = line.scores(metric, variant)
     groups = line.groups
     return summarise(
@@ -67,14 +69,14 @@ def summary(
 
 
 def image_counts(line: Line, variant: str) -> Counts:
-    """What became of a line's images, by PSNR or, where it was not asked for, the next score."""
+    """How many images were scored, failed and so on, by PSNR or else the first other score."""
     metrics = ["psnr", *METRICS]
     computed = [metric for metric in metrics if len(line.scores(metric, variant))]
     return summary(line, [*computed, "psnr"][0], variant, interval=False).counts
 
 
 def not_run(line: Line) -> int:
-    """Images that the run's last command planned and that have no rows yet."""
+    """How many images the run's last command planned that have no rows yet."""
     planned = line.cell.outcome.planned_images
     return max(0, planned - line.rows["image_id"].nunique())
 
@@ -88,8 +90,8 @@ def capped_median(line: Line, metric: str, variant: str, cap: float = PSNR_CAP) 
 def success(line: Line, threshold: float, variant: str) -> float:
     """Percent of images at or above `threshold` dB.
 
-    Images that the attack failed on or does not support are images it did not recover; those
-    that nobody could score are left out.
+    Images that the attack failed on or does not support count as not recovered; images that could
+    not be scored are left out.
     """
     counts = summary(line, "psnr", variant, interval=False).counts
     tried = counts.ok + counts.failed + counts.unsupported
@@ -98,7 +100,7 @@ def success(line: Line, threshold: float, variant: str) -> float:
 
 
 def below_grey(line: Line) -> float:
-    """Share (percent) of images that a uniform grey scores better than, by standard PSNR."""
+    """Percent of images for which a uniform grey has a higher standard PSNR than the attack."""
     grey = line.scored("grey_psnr", "diagnostic")
     reached = line.scored("psnr", "standard")
     both = grey.index.intersection(reached.index)
@@ -118,7 +120,7 @@ def ceiling_distance(line: Line) -> float:
 
 
 def present(lines: Sequence[Line]) -> tuple[Measure, ...]:
-    """The measures that any of the lines has a value of."""
+    """The measures for which at least one line has a value."""
     return tuple(
         measure
         for measure in REGIONS
@@ -127,7 +129,7 @@ def present(lines: Sequence[Line]) -> tuple[Measure, ...]:
 
 
 def measured(line: Line, measure: Measure) -> tuple[float, int]:
-    """The figure and the number of images it is of; (NaN, 0) where there is none."""
+    """The figure and the number of images behind it; (NaN, 0) where there is none."""
     name = measure.diagnostic
     if measure.statistic == "median":
         values = line.scored(name, "diagnostic")

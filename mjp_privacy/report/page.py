@@ -1,7 +1,7 @@
-"""table.html: the tables, pictures and notes on one page, without a script or a foreign file.
+"""table.html: the tables, pictures and notes on one page, without scripts or external files.
 
-The pictures lie beside it and are referred to by relative paths: a table of thirty lines has some
-30 MB of them, too much for a page that a phone should open.
+The pictures lie beside the page and are linked by relative paths: a table of thirty lines has some
+30 MB of them, too much to embed in a page that a phone should open.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ figure { margin: 1.4rem 0; }
 figure img { max-width: 100%; height: auto; background: #fff; border-radius: 3px; }
 """
 
-LONG = 48  # characters from which a table cell wraps
+LONG = 48  # a table cell with more characters wraps
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def html_page(
 
 
 def html_table(table: TextTable) -> str:
+    """One table with its heading and caption."""
     head = "".join(
         _cell("th", cell, side) for cell, side in zip(table.header, table.align, strict=True)
     )
@@ -102,6 +103,7 @@ def _cell(tag: str, text: str, side: str) -> str:
 
 
 def html_figure(image: Image) -> str:
+    """One picture with its caption, loaded when it scrolls into view."""
     source, caption = escape(quote(image.path)), escape(image.caption)
     return (
         f'<figure>\n<img src="{source}" alt="{caption}" loading="lazy">\n'
@@ -110,5 +112,6 @@ def html_figure(image: Image) -> str:
 
 
 def html_section(section: Section) -> str:
+    """A heading and its notes as a list."""
     items = "\n".join(f"<li>{escape(item)}</li>" for item in section.items)
     return f"<section>\n<h2>{escape(section.title)}</h2>\n<ul>\n{items}\n</ul>\n</section>"

@@ -1,4 +1,4 @@
-"""The paper's Table 5 as printed, and what its reader must know about it."""
+"""The paper's Table 5 as printed, and what a reader must know about it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,6 @@ ARROWS: Mapping[str, str] = {
 }
 """Which direction is better for the model owner: a bad reconstruction is good privacy."""
 
-GROUPS: Mapping[int, str] = {
-    1: "plain images, setting (a)",
-    2: "shuffled images, setting (b)",
-    3: "ablation without the unknown embedding, printed as setting (a)",
-    4: "shuffled images scored against the plain ones, setting (c)",
-}
-
 CITATION = (
     "Bin Ren, Yahui Liu, Yue Song, Wei Bi, Rita Cucchiara, Nicu Sebe and Wei Wang. Masked Jigsaw "
     "Puzzle: A Versatile Position Embedding for Vision Transformers. CVPR 2023. Table 5."
@@ -46,13 +39,13 @@ CAVEATS = (
     "least one of the two rows is a copy, so a difference from either proves nothing.",
     "The γ of setting (b) is uncertain: the poster's caption says .27, the supplement's figures of "
     "the same attack say .9.",
-    "The paper says 1K validation images, one a class; 999 were released.",
+    "The paper says 1K validation images, one per class; 999 were released.",
     "The paper's FFT2D multiplies the two spectra without conjugation, which compares with the "
     "image reflected through its centre.",
     "Its PSNR is a mean of per-image PSNRs: it lies up to 6 dB above the PSNR of the mean MSE "
     "printed beside it, so the distributions are heavy-tailed.",
 )
-"""The paper's own loose ends, printed under every table."""
+"""Inconsistencies and open questions in the paper's own table, printed in every report."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +64,8 @@ class PublishedRow:
     repeats: str | None = None  # the row whose five scores it repeats, digit for digit
 
     @property
-    def scores(self) -> tuple[float, ...]:
-        return (self.mse, self.fft2d, self.psnr, self.ssim, self.lpips)
-
-    @property
     def label(self) -> str:
+        """The row's name, such as `(2) DeiT-S b`."""
         return f"({self.group}) {self.model} {self.setting}"
 
 
@@ -99,13 +89,13 @@ _BY_NAME = {(row.model, row.setting): row for row in TABLE5}
 
 
 def published_row(model: str, setting: str) -> PublishedRow:
-    """The printed row of a model in a setting."""
+    """The printed row of a model in a setting, as in `published_row("DeiT-S", "b")`."""
     row = _BY_NAME.get((model, setting))
     if row is None:
         names = [f"{row.model} {row.setting}" for row in TABLE5]
         hint = did_you_mean(f"{model} {setting}", names)
         raise UserError(
-            f"Expected a paper_row of the paper's Table 5, came model {model!r} in setting "
+            f"Expected a paper_row of the paper's Table 5, got model {model!r} in setting "
             f"{setting!r}.{hint} Available: {', '.join(names)}."
         )
     return row

@@ -1,15 +1,15 @@
-"""Lines made from other lines: per image the best attack, and the one that an attacker would take.
+"""Lines derived from others: per image the best attack, or the one an attacker would take.
 
-A group is all lines that attack the same thing. Per image of a group, with its attacks a in the
-order of the cells,
+A group is all lines that attack the same target. For each image of a group, with its attacks a in
+the order of the cells,
 
     worst_case        argmax_a PSNR_a (standard)     needs the truth: an upper bound of any selector
-    attackers_choice  argmin_a gradient_residual_a   needs none
+    attackers_choice  argmin_a gradient_residual_a   needs no truth
 
-and every metric of the image comes from the chosen attack's reconstruction. Controls are never
-candidates, and attacks on a client with an altered block 0, which nobody trains, only where no
-attack met the model that is trained. An image for which an attack failed has fewer candidates; one
-without any has a reason.
+is chosen, and every metric of the image comes from the chosen attack's reconstruction. Controls
+are never candidates. Attacks on a client with an altered block 0 are candidates only where the
+model was trained with that block or no other attack was run. Attacks that failed on an image are
+not among its candidates; an image without candidates has a reason in place of scores.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ OF_IMAGE = frozenset(
         *("shuffled_patches", "moved_patches", "empty_mask"),
     )
 )
-"""Diagnostics that are equal for every attack on an image."""
+"""Diagnostics that are the same for every attack on an image."""
 
 OF_RECONSTRUCTION = frozenset(("visible_psnr", "masked_psnr", "gradient_residual"))
-"""Diagnostics that are scores of a reconstruction; all others tell of the attack's own work."""
+"""Diagnostics that score a reconstruction; all others describe how the attack worked."""
 
 NO_RESIDUAL = "no attack that reconstructed this image has a gradient residual to choose by"
 KEYS = ["image_id", "metric", "variant"]
@@ -42,7 +42,7 @@ KEYS = ["image_id", "metric", "variant"]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a reduction chooses: the largest of sign · value of a metric."""
+    """How a derived line chooses: the attack with the largest sign · value of a metric."""
 
     name: str
     metric: str
@@ -57,14 +57,14 @@ RULES = (WORST_CASE, ATTACKERS_CHOICE)
 
 @dataclass(frozen=True)
 class DerivedLine(Line):
-    """A line whose every image is one of its members' images."""
+    """A line that takes each of its images from one of its members."""
 
     members: tuple[Line, ...]  # the attacks it chose among, in the order of the cells
     chosen: Mapping[str, Line]  # by image_id; images without a candidate are not in it
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many images each member gave, by its label (and line, where labels are equal)."""
+        """How many images each member was chosen for, by its label (`april, line 3` if shared)."""
         labels = [line.cell.attack.title for line in self.members]
         numbers = [line.number for line in self.chosen.values()]
         return {
@@ -75,6 +75,7 @@ class DerivedLine(Line):
         }
 
     def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
+        """The stored tensors of the line chosen for this image; None where there are none."""
         line = self.chosen.get(image_id)
         return None if line is None else line.reconstruction(image_id)
 
@@ -95,9 +96,9 @@ def reduced_groups(lines: Sequence[Line]) -> list[Group]:
         by_target.setdefault((line.run, target_of(line.cell)), []).append(line)
     number = max((line.number for line in lines), default=0)
     groups = []
-    for held in by_target.values():
-        attacks = tuple(line for line in held if line.role == "attack")
-        controls = tuple(line for line in held if line.role != "attack")
+    for on_target in by_target.values():
+        attacks = tuple(line for line in on_target if line.role == "attack")
+        controls = tuple(line for line in on_target if line.role != "attack")
         derived = tuple(
             replace(line, number=number + i) for i, line in enumerate(derive(attacks), 1)
         )
@@ -107,31 +108,33 @@ def reduced_groups(lines: Sequence[Line]) -> list[Group]:
 
 
 def derived_lines(groups: Sequence[Group]) -> list[DerivedLine]:
+    """The derived lines of all groups, in the order of their numbers."""
     return [line for group in groups for line in group.derived]
 
 
 def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
-    """The reductions of one group, numbered 0; none where nothing is to choose from.
+    """The derived lines of one group, all numbered 0; none with fewer than two attacks.
 
-    Where some attacks use several uploads there is a line for those that use one, and one for all.
+    Where some attacks use several uploads there are two lines for each rule: one over the attacks
+    that use a single upload, one over all of them.
     """
     members = tuple(line for line in _on_the_trained_model(attacks) if len(line.rows))
     if len(members) < 2:
         return []
-    once = tuple(line for line in members if line.uploads == 1)
-    scopes = [(once, "1 upload")] if once else []
-    scopes += [(members, "any number of uploads")] if len(once) < len(members) else []
+    single = tuple(line for line in members if line.uploads == 1)
+    scopes = [(single, "1 upload")] if single else []
+    scopes += [(members, "any number of uploads")] if len(single) < len(members) else []
     derived = []
     for rule in RULES:
         for candidates, scope in scopes:
             chosen = choose(candidates, rule)
-            if chosen or rule is WORST_CASE:  # runs without residuals have no choice by them
+            if chosen or rule is WORST_CASE:  # without stored residuals none can be chosen
                 derived.append(_line(candidates, chosen, rule, f"{rule.name}, {scope}"))
     return derived
 
 
 def _on_the_trained_model(attacks: Sequence[Line]) -> Sequence[Line]:
-    """Without the attacks that need a client with an altered block 0, unless there are no others
+    """Leaves out attacks that need a client with an altered block 0, unless there are no others
     or the model was trained with that block."""
     trained = [
         line
@@ -142,7 +145,7 @@ def _on_the_trained_model(attacks: Sequence[Line]) -> Sequence[Line]:
 
 
 def choose(members: Sequence[Line], rule: Rule) -> dict[str, Line]:
-    """The best member by image; of equal ones the first in the order of the cells."""
+    """The best member for each image; among equals the first in the order of the cells."""
     best: dict[str, tuple[float, Line]] = {}
     for line in members:
         for image_id, value in line.scored(rule.metric, rule.variant).items():
@@ -171,9 +174,9 @@ def _line(
 
 
 def _rows(members: Sequence[Line], chosen: Mapping[str, Line]) -> pd.DataFrame:
-    """The rows of the chosen reconstructions, in the columns `attack` and `run_id` whose they are.
+    """The rows of the chosen reconstructions; `attack` and `run_id` name the chosen line.
 
-    What is of the image comes from the chosen line too; where that has none, from the first.
+    Diagnostics of the image come from the chosen line too, or else from the first that has them.
     """
     stacked = pd.concat(
         [line.rows.assign(_member=line.number) for line in members], ignore_index=True
@@ -186,7 +189,8 @@ def _rows(members: Sequence[Line], chosen: Mapping[str, Line]) -> pd.DataFrame:
     image = ((variant == "diagnostic") & metric.isin(OF_IMAGE)) | (
         (metric == "top1") & (variant == "intact")
     )
-    order = np.lexsort((~taken, stacked["status"] != "ok"))  # stable: then the order of the cells
+    # rows with a value first, then the chosen line's; lexsort keeps the order of the cells
+    order = np.lexsort((~taken, stacked["status"] != "ok"))
     parts = [
         stacked[taken & reconstruction],
         _without_choice(members, stacked[of_choice.isna() & score]),
@@ -198,7 +202,7 @@ def _rows(members: Sequence[Line], chosen: Mapping[str, Line]) -> pd.DataFrame:
 
 
 def _without_choice(members: Sequence[Line], rows: pd.DataFrame) -> pd.DataFrame:
-    """Reason rows of the images that no member can stand for: every score once."""
+    """Rows that say why no member was chosen for an image, one for each score."""
     rows = rows.drop_duplicates(KEYS)
     if rows.empty:
         return rows
@@ -209,26 +213,26 @@ def _without_choice(members: Sequence[Line], rows: pd.DataFrame) -> pd.DataFrame
 
 
 def _outcomes(line: Line) -> dict[str, tuple[str, str]]:
-    """(status, reason) by image, of a line's PSNR; one that is no number counts as failed."""
+    """(status, reason) of a line's PSNR by image; a NaN counts as failed."""
     rows = line.scores("psnr", "standard")
     broken = (rows["status"] == "ok") & rows["value"].isna()
     rows = rows.assign(
         status=rows["status"].mask(broken, "failed"),
         reason=rows["reason"].mask(broken, "its PSNR is not a number"),
     )
-    said = zip(rows["status"].astype(str), rows["reason"].fillna("").astype(str), strict=True)
-    return dict(zip(rows["image_id"].astype(str), said, strict=True))
+    pairs = zip(rows["status"].astype(str), rows["reason"].fillna("").astype(str), strict=True)
+    return dict(zip(rows["image_id"].astype(str), pairs, strict=True))
 
 
 def _reason(
     members: Sequence[Line], outcomes: Sequence[Mapping[str, tuple[str, str]]], image_id: str
 ) -> tuple[str, str]:
-    """What to say of an image that none of the members gave."""
-    tried = zip(members, outcomes, strict=True)
-    known = [(line, *said[image_id]) for line, said in tried if image_id in said]
-    statuses = {status for _, status, _ in known}
+    """(status, reason) of an image for which no member was chosen."""
+    by_member = zip(members, outcomes, strict=True)
+    tried = [(line, *outcome[image_id]) for line, outcome in by_member if image_id in outcome]
+    statuses = {status for _, status, _ in tried}
     if "ok" in statuses:
         return "unsupported", NO_RESIDUAL
     status = next((s for s in ("failed", "unscored") if s in statuses), "unsupported")
-    texts = [f"{line.attack} {said}: {why or 'no reason given'}" for line, said, why in known]
+    texts = [f"{line.attack} {state}: {why or 'no reason given'}" for line, state, why in tried]
     return status, "; ".join(texts)

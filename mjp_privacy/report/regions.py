@@ -1,4 +1,4 @@
-"""The table of what attacks say of masks, regions and themselves; it has the columns it needs."""
+"""The table of diagnostics on masks, on masked and unmasked regions, and on the attacks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from mjp_privacy.report.measures import Measure, measured, present
 from mjp_privacy.report.views import DASH, TextTable, gamma, number
 
 CAPTION = (
-    "Mask precision and recall: of the patches that the attacker takes for shuffled, how many are, "
-    "and of the shuffled ones, how many it names. PSNR, unmasked and masked: over the pixels of "
-    "the patches that were not shuffled and of those that were; the mean image on the unmasked "
-    "ones is their floor. Oracle permutation: the attack's patches, put back with the truth: no "
-    "result. Jigsaw, direct and neighbour: the share of shuffled patches put back into their "
-    "place, and of neighbouring pairs restored. Gradient residual: the relative distance of the "
-    "gradient that the reconstruction gives from the uploaded one; no truth enters it. Means, PSNR "
-    "at most 100 dB, and medians where it is said; n where it is not the line's own."
+    "Mask precision: the share of the patches the attacker takes for shuffled that are shuffled; "
+    "mask recall: the share of the shuffled patches it finds. PSNR, unmasked and masked: over the "
+    "pixels of the patches that were not shuffled and of those that were; the mean image on the "
+    "unmasked patches is the floor of the former. PSNR, oracle permutation: the attack's patches "
+    "put back with the true permutation, which is not an attack's result. Jigsaw, direct and "
+    "neighbour: the share of shuffled patches put back into their place, and of neighbouring pairs "
+    "restored. Gradient residual: the relative distance of the gradient that the reconstruction "
+    "gives from the uploaded one; the private image is not used. Figures are means, with PSNR "
+    "capped at 100 dB, or medians where the column says so; n is given where it differs from the "
+    "line's."
 )
 
 
 def regions_table(lines: Sequence[Line]) -> TextTable | None:
-    """Lines with any such diagnostic, columns that any of these has; None where there is none."""
+    """The lines that have such diagnostics, with a column for each; None where no line has any."""
     measures = present(lines)
     shown = [line for line in lines if present([line])]
     if not shown:
@@ -43,5 +45,5 @@ def _row(line: Line, measures: Sequence[Measure]) -> tuple[str, ...]:
 
 def _figure(line: Line, measure: Measure) -> str:
     value, n = measured(line, measure)
-    own = n == len(line.scored("psnr", "standard"))
-    return DASH if not n else number(value, measure.decimals) + ("" if own else f" (n={n})")
+    same_n = n == len(line.scored("psnr", "standard"))
+    return DASH if not n else number(value, measure.decimals) + ("" if same_n else f" (n={n})")

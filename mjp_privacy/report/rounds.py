@@ -1,4 +1,4 @@
-"""PSNR over the number of uploads, a curve for every γ: rounds.csv and figures/rounds.png."""
+"""PSNR against the number of uploads, a curve for each γ: rounds.csv and figures/rounds.png."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = (
-    "PSNR (standard, values over 100 dB drawn there) over the number of uploads of the same image, "
-    "a curve for every γ; bands: 95 % bootstrap intervals. Floor: a uniform grey. Ceiling: that "
-    "of attacks which invert the patch embedding by minimum norm."
+    "PSNR (standard, values over 100 dB drawn at 100) against the number of uploads of the same "
+    "image, with a curve for each γ. Bands are 95 % bootstrap intervals. Floor: a uniform grey. "
+    "Ceiling: that of attacks which invert the patch embedding by minimum norm."
 )
-
 
 MARKERS = "osD^vPX"
 STATISTICS = {"psnr_median": "median", "psnr_mean": "mean"}
@@ -36,21 +35,22 @@ ROUND_OPTIONS = frozenset(("uploads", "rounds"))
 
 
 def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
-    """A row a line of every attack that was given several numbers of uploads; else empty.
+    """One row for each line of every attack that was run with several numbers of uploads.
 
-    `panel` numbers what a curve must not mix: everything attacked but γ, the attack, its options.
+    Lines share a `panel` number if run, target, attack and options are equal up to γ and the
+    number of uploads. Empty where there is no such attack.
     """
     panels: dict[object, list[Line]] = {}
     for line in lines:
         if line.role == "attack" and len(line.scored("psnr", "standard")):
             panels.setdefault(_panel(line), []).append(line)
-    kept = [held for held in panels.values() if len({line.uploads for line in held}) > 1]
-    shown = [line for held in kept for line in held]
+    kept = [panel for panel in panels.values() if len({line.uploads for line in panel}) > 1]
+    shown = [line for panel in kept for line in panel]
     facts = [key for key in varying_columns(shown) if key not in ("uploads", "attack_options")]
     records = [
         _point(line, facts) | {"panel": number}
-        for number, held in enumerate(kept, 1)
-        for line in sorted(held, key=lambda line: (line.cell.gamma, line.uploads))
+        for number, panel in enumerate(kept, 1)
+        for line in sorted(panel, key=lambda line: (line.cell.gamma, line.uploads))
     ]
     return pd.DataFrame.from_records(records)
 
@@ -62,14 +62,14 @@ def _panel(line: Line) -> object:
 
 
 def _other_options(line: Line) -> str:
-    """Options of the attack but its number of uploads, in one order."""
+    """The attack's options except its number of uploads, as JSON with sorted keys."""
     try:
-        known = json.loads(line.cell.attack.options or "{}")
+        options = json.loads(line.cell.attack.options or "{}")
     except (TypeError, ValueError):
         return str(line.cell.attack.options)
-    if not isinstance(known, dict):
-        return str(known)
-    others = {key: value for key, value in known.items() if key not in ROUND_OPTIONS}
+    if not isinstance(options, dict):
+        return str(options)
+    others = {key: value for key, value in options.items() if key not in ROUND_OPTIONS}
     return json.dumps(others, sort_keys=True)
 
 
@@ -106,6 +106,7 @@ def _mean(line: Line, diagnostic: str) -> float:
 
 
 def write_points(points: pd.DataFrame, path: Path) -> None:
+    """Write rounds.csv from what `curve_points` returns."""
     points.to_csv(path, index=False, lineterminator="\n")
 
 
@@ -113,7 +114,7 @@ def write_points(points: pd.DataFrame, path: Path) -> None:
 
 
 def write_rounds(lines: Sequence[Line], path: Path) -> bool:
-    """Draw it; False where no attack was given several numbers of uploads."""
+    """Draw rounds.png; False where no attack was run with several numbers of uploads."""
     points = curve_points(lines)
     if points.empty:
         return False
@@ -122,7 +123,7 @@ def write_rounds(lines: Sequence[Line], path: Path) -> bool:
 
 
 def _figure(points: pd.DataFrame) -> Figure:
-    """A row a panel: the median on the left, the mean on the right."""
+    """One row for each panel: the median on the left, the mean on the right."""
     from matplotlib.figure import Figure
 
     panels = _drawn([panel for _, panel in points.groupby("panel", sort=True)])
@@ -140,18 +141,18 @@ def _figure(points: pd.DataFrame) -> Figure:
 
 
 def _drawn(panels: Sequence[pd.DataFrame]) -> Sequence[pd.DataFrame]:
-    """Two numbers of uploads are a comparison, no curve: drawn only where there is nothing else."""
+    """The panels with three or more numbers of uploads; if there are none of these, all panels."""
     curves = [panel for panel in panels if panel["uploads"].nunique() > 2]
     return curves or panels
 
 
 def _title(panel: pd.DataFrame) -> str:
     first = panel.iloc[0]
-    own = [str(first[key]) for key in ("differs", "options") if first[key]]
+    details = [str(first[key]) for key in ("differs", "options") if first[key]]
     return "\n".join(
         [
             f"{shorten(str(first['model']), 30)} ({first['setting']}), {first['dtype']}",
-            shorten(", ".join([str(first["attack"]), *own]), 60),
+            shorten(", ".join([str(first["attack"]), *details]), 60),
         ]
     )
 

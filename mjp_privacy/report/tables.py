@@ -1,4 +1,4 @@
-"""The table as numbers: one line a cell, in the order of the cells. Words come later (views.py)."""
+"""The table as numbers, one row per line. `views.py` turns it into text."""
 
 from __future__ import annotations
 
@@ -49,20 +49,17 @@ NOT_COLUMNS = frozenset(
         *("mean", "std", "resize", "interpolation", "planned_images", "role"),
     )
 )
-"""Cell entries with a column of their own or a place in the notes."""
+"""Cell entries that have a column of their own already, or a place in the notes."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """`frame`: one row a line. `varying`: the further cell entries in which the lines differ.
-
-    `measures`: the diagnostics of attacks and regions that any line has.
-    """
+    """One variant of the metrics for every line."""
 
     variant: str
-    frame: pd.DataFrame
-    varying: tuple[str, ...]
-    measures: tuple[Measure, ...] = ()
+    frame: pd.DataFrame  # one row per line
+    varying: tuple[str, ...]  # the further cell entries in which the lines differ
+    measures: tuple[Measure, ...] = ()  # the diagnostics that at least one line has
 
 
 def build_table(lines: Sequence[Line], variant: str, derived: Sequence[DerivedLine] = ()) -> Table:
@@ -84,17 +81,17 @@ def build_table(lines: Sequence[Line], variant: str, derived: Sequence[DerivedLi
 
 
 def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
-    """Scalar cell entries (seed first) that differ between lines and would be lost otherwise.
+    """Scalar cell entries (seed first) in which lines differ and that have no column otherwise.
 
-    A cell that failed before its model was loaded does not know its entries: it has no say. Nor
-    has a control on the entries of attacks: it has no options and sees no upload.
+    Failed cells are ignored, since they may have failed before their entries were known. Controls
+    are ignored for the entries of attacks: they have no options and see no upload.
     """
-    known = [line for line in lines if line.cell.outcome.status != "failed"]
-    cells = [line.cell.columns for line in known]
-    attacks = [line.cell.columns for line in known if line.role == "attack"]
+    described = [line for line in lines if line.cell.outcome.status != "failed"]
+    cells = [line.cell.columns for line in described]
+    attacks = [line.cell.columns for line in described if line.role == "attack"]
     keys = dict.fromkeys(key for cell in cells for key in cell if key not in NOT_COLUMNS)
-    if all(line.cell.attack.known_as == line.attack for line in known):
-        keys.pop("attack_name", None)  # the labels are the names
+    if all(line.cell.attack.known_as == line.attack for line in described):
+        keys.pop("attack_name", None)  # it would repeat the labels
     return tuple(
         key
         for key in ["seed", *keys]
@@ -103,7 +100,7 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
 
 
 def paper_row(line: Line) -> PublishedRow | None:
-    """The printed row this line stands beside; controls and reductions stand beside none."""
+    """The row of the paper's table that this line is compared with; only attacks have one."""
     wanted = line.cell.attack.paper_row if line.role == "attack" else None
     return None if wanted is None else published_row(wanted["model"], wanted["setting"])
 
@@ -122,7 +119,8 @@ def _identity(line: Line, varying: Sequence[str]) -> dict[str, Any]:
 
 
 def _fact(line: Line, key: str) -> Scalar:
-    """As it varies; of an attack's facts a reduction has the number of uploads, a control none."""
+    """One of the varying facts; of the attack's facts, derived lines have only the number of
+    uploads and controls have none."""
     derived = isinstance(line, DerivedLine)
     foreign = key in ATTACK_FACTS and line.role != "attack" and not (derived and key == "uploads")
     return None if foreign else fact(line.cell.columns, key)
@@ -140,7 +138,7 @@ def _counts(line: Line, variant: str) -> dict[str, Any]:
 
 
 def _columns(name: str, score: Summary, paper: float, *, scale: float = 1) -> dict[str, Any]:
-    """The columns of one score: ours, the paper's, and the unadjusted difference."""
+    """The columns of one score: ours, the paper's, and the plain difference of the two."""
     return {
         f"{name}_mean": scale * score.mean,
         f"{name}_lo": scale * score.low,
@@ -152,7 +150,7 @@ def _columns(name: str, score: Summary, paper: float, *, scale: float = 1) -> di
 
 
 def _accuracy(line: Line, variant: str) -> dict[str, Any]:
-    """Accuracy in percent; a difference from the paper's only on the paper's images."""
+    """Accuracy in percent; the difference from the paper's only where the images are the same."""
     paper = paper_row(line) if variant == "paper" else None
     intact, altered = (summary(line, "top1", which) for which in ("intact", "altered"))
     values = _columns("acc", intact, paper.acc if paper else math.nan, scale=100)
@@ -164,7 +162,7 @@ def _accuracy(line: Line, variant: str) -> dict[str, Any]:
 
 
 def _scores(line: Line, variant: str) -> dict[str, Any]:
-    """The five scores; the paper's figures stand beside its own variant only."""
+    """The five scores; only the paper variant is compared with the paper's figures."""
     paper = paper_row(line) if variant == "paper" else None
     values: dict[str, Any] = {}
     for metric in METRICS:
@@ -197,7 +195,7 @@ def _diagnostics(line: Line) -> dict[str, Any]:
 
 
 def _ladder(line: Line, variant: str, measures: Sequence[Measure]) -> dict[str, Any]:
-    """What the attack ladder adds: who the line is, whom it chose, and how often an image fell."""
+    """The line's role, the attacks it chose, its shares of recovered images and its measures."""
     counts = json.dumps(line.counts) if isinstance(line, DerivedLine) else None
     return {
         "role": line.role,

@@ -1,4 +1,4 @@
-"""Seconds per image, by stage and attack, as this machine took them."""
+"""Seconds per image, by attack and stage, as measured during the runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from mjp_privacy.report.views import TextTable
 STAGES = ("decode", "gradient", "attack", "score")
 
 CAPTION = (
-    "Wall-clock seconds an image of the machine that ran each stage, median over blocks; not part "
-    "of the rows. A gradient that two attacks share is booked on the first. Another machine gives "
-    "other figures, so compare within one device and thread count only."
+    "Wall-clock seconds per image on the machine that ran each stage, median over blocks of "
+    "images; samples.csv does not hold them. The time of a gradient that several attacks share is "
+    "counted for the first of them. Another machine gives other figures, so compare only lines "
+    "with the same device and number of threads."
 )
 
 COLUMNS = ("run", "run_id", "stage", "seconds", "images", "device", "threads")
 
 
 def timing_table(lines: Sequence[Line], timings: pd.DataFrame) -> TextTable | None:
-    """Medians over the blocks of one attack and dtype; None where nothing was timed."""
+    """Medians over the blocks of each attack and dtype; None where nothing was timed."""
     if timings.empty or any(column not in timings for column in COLUMNS):
         return None
     cells = pd.DataFrame(

@@ -1,4 +1,4 @@
-"""The table as words: what Markdown, LaTeX and HTML print alike, still unescaped."""
+"""Tables as text, shared by Markdown, LaTeX and HTML and not yet escaped for any of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TextTable:
-    """Cells as text. `align` has a letter a column: l or r."""
+    """A table whose cells are text; `align` has one letter for each column: l or r."""
 
     title: str
     caption: str
@@ -40,7 +40,10 @@ class TextTable:
 
 
 def number(value: float | None, decimals: int, *, sign: bool = False) -> str:
-    """Fixed decimals; scientific where those would show a zero that is none; a dash for NaN."""
+    """A number as text: `number(1.234, 2)` is `1.23`, and NaN is a dash.
+
+    Small numbers that these decimals would show as zero are written as in `1.0e-05`.
+    """
     if value is None or math.isnan(value):
         return DASH
     plus = "+" if sign else ""
@@ -52,7 +55,7 @@ def number(value: float | None, decimals: int, *, sign: bool = False) -> str:
 
 
 def score(record: Record, name: str) -> str:
-    """`mean [low, high]`, with n where it is not the line's own."""
+    """`mean [low, high]`, with its n where that differs from the line's."""
     decimals = DECIMALS[name]
     mean, low, high = (record[f"{name}_{part}"] for part in ("mean", "lo", "hi"))
     if math.isnan(mean):
@@ -64,21 +67,23 @@ def score(record: Record, name: str) -> str:
 
 
 def gamma(value: float | None) -> str:
+    """γ without trailing zeros, a dash where it is unknown."""
     return DASH if value is None or math.isnan(value) else f"{value:g}"
 
 
 def attack(record: Record) -> str:
-    """The attack's label, marked where the line is a control or an oracle selection."""
+    """The attack's label, with a mark where the line is a control or an oracle selection."""
     return f"{record['attack']}{MARKS.get(str(record['role']), '')}"
 
 
 def varying_titles(varying: Sequence[str]) -> list[str]:
-    """Headers of what the lines differ in; several facts of the client share one column."""
+    """Headers of the entries in which lines differ; several facts of the client share a column."""
     client, others = _split(varying)
     return [*(["client"] if client else []), *(title_of(key) for key in others)]
 
 
 def varying_cells(record: Record, varying: Sequence[str]) -> list[str]:
+    """The cells of one line under the headers of `varying_titles`."""
     client, others = _split(varying)
     text = [client_text(record, client)] if client else []
     return [*text, *(_varying_cell(record, key) for key in others)]
@@ -91,6 +96,7 @@ def _split(varying: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def title_of(key: str) -> str:
+    """What tables call a cell entry: `server_lr` is `server lr`."""
     return COLUMN_TITLES.get(key, key.replace("_", " "))
 
 
@@ -102,6 +108,7 @@ def _varying_cell(record: Record, key: str) -> str:
 
 
 def unscored(record: Record) -> str:
+    """How many images have no score, by kind: `2 failed, 1 not run`, or `0`."""
     kinds = ("failed", "unsupported", "unscored", "not_run")
     names = [(kind, kind.replace("_", " ")) for kind in kinds]
     counts = [f"{record[f'n_{kind}']} {name}" for kind, name in names if record[f"n_{kind}"]]
@@ -116,11 +123,12 @@ def remark(record: Record) -> str:
 
 
 def records(table: Table) -> list[dict[str, Any]]:
+    """One mapping from column to value for every line."""
     return [{str(k): v for k, v in row.items()} for row in table.frame.to_dict("records")]
 
 
 def main_table(table: Table, *, many_runs: bool, caption: str) -> TextTable:
-    """Every line with its accuracies and the five scores."""
+    """Every line with its accuracies and its five scores."""
     rows = records(table)
     remarks = any(remark(row) for row in rows)
     header = ["#", *(["Run"] if many_runs else []), "Model", "Set.", "γ", "trained γ", "Attack"]
@@ -154,11 +162,15 @@ def _main_row(record: Record, varying: Sequence[str], many_runs: bool) -> list[s
 
 
 def condition(value: float) -> str:
+    """A condition number such as `1.2e+07`, or a dash."""
     return DASH if math.isnan(value) else f"{value:.1e}"
 
 
 def comparison_table(table: Table) -> TextTable | None:
-    """Ours, the paper's and the difference, one below the other; None where no line has a row."""
+    """Our figures, the paper's and the difference, for every line that has a row in the paper.
+
+    None where no line has one.
+    """
     body: list[tuple[str, ...]] = []
     for record in records(table):
         if not isinstance(record["paper_row"], str):
@@ -169,10 +181,10 @@ def comparison_table(table: Table) -> TextTable | None:
     names = ("acc", *METRICS)
     header = ("#", "Line", "", *(f"{TITLES[name]} {ARROWS[name]}" for name in names))
     caption = (
-        "Differences are ours − paper's, unadjusted: they mix what was attacked with which images "
-        "and checkpoints were at hand (see the notes). A difference in accuracy is printed only "
-        "where the images are the paper's. † This row of the paper repeats the five scores of "
-        "another of its rows."
+        "Differences are ours − the paper's, unadjusted: they also contain the effect of other "
+        "images and checkpoints than the paper's (see the notes). A difference in accuracy is "
+        "printed only where the images are the paper's. † This row of the paper repeats the five "
+        "scores of another of its rows."
     )
     return TextTable("Beside the paper", caption, header, tuple(body), "rll" + "r" * len(names))
 
@@ -191,59 +203,3 @@ def _comparison_rows(record: Record) -> list[tuple[str, ...]]:
         ("", f"{record['paper_row']}{dagger}", "paper", *cells("paper", False)),
         ("", "", "difference", *cells("difference", True)),
     ]
-
-
-def diagnostics_table(paper: Table, standard: Table) -> TextTable:
-    """What bounds the scores: ceiling, conditioning, and how much was shuffled."""
-    header = (
-        *("#", "Model", "Set.", "γ", "Attack", "dtype", "PSNR median", "exact images"),
-        *(
-            "exact in 8 bits",
-            "below grey",
-            "ceiling (n)",
-            "ceiling − PSNR",
-            "oracle in place",
-            "cond(A)",
-            "rank(A)",
-            "nonzero rows",
-            "shuffled patches",
-            "empty masks",
-        ),
-    )
-    caption = (
-        "The ceiling is the PSNR of the true embeddings through the minimum-norm inverse, against "
-        "the image that the client fed: the rank limit of attacks without a prior. In "
-        "(c) nobody reaches it without putting the patches back; the same oracle left in the fed "
-        "order is beside it (oracle in place), and a blurred guess may beat that. The distance to "
-        "the ceiling is a mean over images, both capped at 100 dB. Below grey: images for which a "
-        "uniform grey scores better than the attack; there the attack failed, and its score does "
-        "not measure protection. PSNR is of the "
-        "standard variant; exact in 8 bits counts by the paper's. Medians: cond(A) and the number "
-        "of the nonzero rows of A, its numerical rank at the precision of the client's gradient, "
-        "and the number of patches that were shuffled."
-    )
-    pairs = zip(records(paper), records(standard), strict=True)
-    body = tuple(_diagnostics_row(record, rounded["psnr_exact"]) for rounded, record in pairs)
-    align = "rlllll" + "r" * (len(header) - 6)
-    return TextTable("Ceilings and the linear system", caption, header, body, align)
-
-
-def _diagnostics_row(record: Record, exact_in_8_bits: int) -> tuple[str, ...]:
-    n = record["n"]
-    ceiling = number(record["ceiling_mean"], 2)
-    empty = record["empty_masks"]
-    return (
-        *(str(record["line"]), str(record["model"]), str(record["setting"])),
-        *(scalar_text(record["gamma"]), attack(record), str(record["dtype"])),
-        number(record["psnr_median"], 2),
-        *((str(record["psnr_exact"]), str(exact_in_8_bits)) if n else (DASH, DASH)),
-        DASH if math.isnan(record["below_grey"]) else f"{record['below_grey']:.0f} %",
-        ceiling if ceiling == DASH else f"{ceiling} ({record['ceiling_n']})",
-        number(record["ceiling_distance"], 2),
-        number(record["in_place_mean"], 2),
-        condition(record["cond_a_median"]),
-        scalar_text(record["rank_a_median"]),
-        scalar_text(record["nonzero_rows_median"]),
-        scalar_text(record["shuffled_patches_median"]),
-        DASH if empty is None or math.isnan(empty) else f"{empty:.0f}",
-    )

@@ -1,4 +1,8 @@
-"""Training ViTs with and without MJP, and measuring them as the paper does."""
+"""Training ViTs with and without MJP, and measuring the trained models as the paper does.
+
+`run` is the way in: it finds `examples`, makes batches of them (`file_batches`, `memory_batches`)
+and starts the `trainer`, which repeats the steps of its `learner`. `evaluation` measures models.
+"""
 
 from mjp_privacy.training.config import TrainingConfig, load_training
 

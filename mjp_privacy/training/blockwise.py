@@ -1,7 +1,7 @@
-"""The block-wise mask of `models.jigsaw`, many at a time and on any device.
+"""The block-wise masks of `models.jigsaw`, many at a time and on any device.
 
-The same procedure, attempt by attempt, with every mask of a batch advancing in step: no loop over
-masks and nothing the host has to wait for. Only the stream of random numbers is another one.
+The procedure is the same, but all masks take each attempt together: there is no loop over masks,
+and the host never waits for the device. Only the random numbers are drawn from another stream.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from mjp_privacy.models.jigsaw import ATTEMPTS, MIN_ASPECT, MIN_BLOCK, largest_b
 
 
 def attempts_needed(patches: int, gamma: float) -> int:
-    """Attempts after which all but about one mask in 10,000 have ended (measured, in a test)."""
+    """Attempts after which all but about one mask in 10,000 are complete (measured in a test)."""
     target = int(patches * gamma)
     return 40 + 2 * target if target else 0
 
 
 def blockwise_masks(count: int, *, grid: int, gamma: float, generator: torch.Generator) -> Tensor:
-    """(count, grid²) bool masks on the generator's device."""
+    """(count, grid²) bool masks, each of at most int(grid² · gamma) patches; generator's device."""
     device = generator.device
     patches, target = grid * grid, int(grid * grid * gamma)
     limit = attempts_needed(patches, gamma)
@@ -43,8 +43,9 @@ def blockwise_masks(count: int, *, grid: int, gamma: float, generator: torch.Gen
 
 
 def _sides(room: Tensor, area_draw: Tensor, aspect_draw: Tensor) -> tuple[Tensor, Tensor]:
-    """Height and width of a rectangle of random area and aspect, whole numbers."""
-    area = MIN_BLOCK + (room - MIN_BLOCK) * area_draw  # reversed where room < MIN_BLOCK, as there
+    """Height and width, whole numbers, of a rectangle of random area and aspect for each mask."""
+    # With room < MIN_BLOCK the interval is reversed, as in `models.jigsaw`.
+    area = MIN_BLOCK + (room - MIN_BLOCK) * area_draw
     log_aspect = math.log(MIN_ASPECT)
     aspect = torch.exp(log_aspect - 2 * log_aspect * aspect_draw)
     return torch.round(torch.sqrt(area * aspect)), torch.round(torch.sqrt(area / aspect))
@@ -53,7 +54,7 @@ def _sides(room: Tensor, area_draw: Tensor, aspect_draw: Tensor) -> tuple[Tensor
 def _rectangles(
     grid: int, height: Tensor, width: Tensor, top_draw: Tensor, left_draw: Tensor
 ) -> Tensor:
-    """(count, grid, grid) bool: a rectangle each at a random place."""
+    """(count, grid, grid) bool: one rectangle per mask, at a random place."""
     line = torch.arange(grid, device=height.device)
     top = torch.floor(top_draw * (grid - height + 1))[:, None]
     left = torch.floor(left_draw * (grid - width + 1))[:, None]
@@ -63,13 +64,12 @@ def _rectangles(
 
 
 def shuffled_orders(mask: Tensor, generator: torch.Generator) -> Tensor:
-    """(m, N) permutations that shuffle the masked patches among themselves, row by row.
-
-    The masked positions in their order take the masked positions in a random order.
-    """
+    """(m, N) permutations that shuffle the masked patches of each row among themselves."""
     number = mask.shape[-1]
     place = torch.arange(number, device=mask.device).expand_as(mask)
     noise = torch.rand(mask.shape, generator=generator, device=mask.device)
+    # Both lists hold the masked positions first, then the others in order: the first lists them
+    # in order too, the second at random.
     ordered = torch.where(mask, place, place + number).argsort(-1)
     random = torch.where(mask, noise.double(), (place + 1).double()).argsort(-1)
     return torch.empty_like(ordered).scatter_(-1, ordered, random)

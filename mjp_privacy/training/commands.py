@@ -1,4 +1,4 @@
-"""`mjp train`, `mjp evaluate` and `mjp curves`."""
+"""The commands `mjp train`, `mjp evaluate` and `mjp curves`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 
 @dataclass(frozen=True)
 class TrainArguments:
-    """Train a ViT, with or without MJP; the same command goes on where it stopped.
+    """Train a ViT, with or without MJP. After an interruption the same command continues the run.
 
     Several GPUs or processes: torchrun --nproc_per_node=N -m mjp_privacy train ...
     """
 
     config: tyro.conf.Positional[Path]
-    """A file of configs/training."""
+    """A YAML file, such as one of configs/training."""
     data: Path
     """Class folders, a zip of them, or ImageNet's layout with train and val inside."""
     out: Path
-    """The run: checkpoint.pt, metrics.jsonl, curves.png, and at the end model.safetensors."""
+    """The run folder: checkpoint.pt, metrics.jsonl, curves.png, at the end model.safetensors."""
     row: str | None = None
-    """Which of the config's rows, where it has some (A to J of Table 4, ...)."""
+    """Which of the config's rows to train, if it has rows (A to J of Table 4, ...)."""
     val: Path | None = None
-    """Validation images; not needed with ImageNet's layout."""
+    """Validation images; not needed if --data is in ImageNet's layout."""
     initial: Path | None = None
-    """Fine-tune from this checkpoint, in place of the config's."""
+    """Fine-tune from this checkpoint instead of the config's."""
     epochs: int | None = None
     batch: int | None = None
     lr: float | None = None
@@ -39,66 +39,71 @@ class TrainArguments:
     precision: Literal["bfloat16", "float32"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: int = 2
-    """Processes that decode images, where they are not kept in memory."""
+    """Processes that decode images; not used if the config keeps images in memory."""
     threads: int | None = None
-    """CPU threads; part of the numbers on a CPU."""
+    """CPU threads; on a CPU their number changes the results slightly."""
     deterministic: bool = False
-    """Only deterministic kernels: slower, and the same numbers on the same GPU."""
+    """Only deterministic kernels: slower, but repeatable on the same GPU."""
     overlay: Path | None = None
-    """Another run's folder, drawn beside this one in curves.png."""
+    """Folder of another run, to be drawn in the same curves.png."""
 
 
 @dataclass(frozen=True)
 class CurveArguments:
-    """Loss and accuracy of training runs, overlaid."""
+    """Draw loss and accuracy of several training runs into one picture."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of training runs."""
     out: Path
-    """Folder for curves.png."""
+    """Folder that curves.png is written to."""
 
 
 def train(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(TrainArguments, argv)
-    changes = {"epochs": given.epochs, "batch": given.batch, "lr": given.lr, "seed": given.seed}
+    """`mjp train`: train one model and print the path of its weights."""
+    arguments = usage.parse(TrainArguments, argv)
     config = load_training(
-        given.config,
-        given.row,
-        initial=given.initial,
-        precision=given.precision,
-        **changes,
+        arguments.config,
+        arguments.row,
+        initial=arguments.initial,
+        precision=arguments.precision,
+        epochs=arguments.epochs,
+        batch=arguments.batch,
+        lr=arguments.lr,
+        seed=arguments.seed,
     )
     from mjp_privacy.training.run import train as train_model
 
-    use_threads(given.threads)
+    use_threads(arguments.threads)
     path = train_model(
         config,
-        data=given.data,
-        val=given.val,
-        out=given.out,
-        device=given.device,
-        workers=given.workers,
-        deterministic=given.deterministic,
-        overlay=given.overlay,
+        data=arguments.data,
+        val=arguments.val,
+        out=arguments.out,
+        device=arguments.device,
+        workers=arguments.workers,
+        deterministic=arguments.deterministic,
+        overlay=arguments.overlay,
     )
     print(path)
     return DONE
 
 
 def evaluate(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(EvaluationArguments, argv)
+    """`mjp evaluate`: print accuracy and consistency of checkpoints as a table."""
+    arguments = usage.parse(EvaluationArguments, argv)
     from mjp_privacy.training.evaluation import write_evaluation
 
-    print(write_evaluation(given))
-    if given.out:
-        print(given.out)
+    print(write_evaluation(arguments))
+    if arguments.out:
+        print(arguments.out)
     return DONE
 
 
 def curves(argv: list[str], usage: Usage) -> int:
-    given = usage.parse(CurveArguments, argv)
+    """`mjp curves`: draw the curves of training runs and print the picture's path."""
+    arguments = usage.parse(CurveArguments, argv)
     from mjp_privacy.training.curves import check_runs, draw_curves
 
-    check_runs(given.runs)
-    print(draw_curves(given.runs, given.out))
+    check_runs(arguments.runs)
+    print(draw_curves(arguments.runs, arguments.out))
     return DONE

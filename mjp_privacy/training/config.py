@@ -1,4 +1,4 @@
-"""What decides a trained model: one YAML file with a base and named rows, checked once, frozen."""
+"""The config of a training run: a YAML file with a base and named rows, checked once and frozen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Channels = tuple[float, float, float]
 
 @dataclass(frozen=True, config=STRICT)
 class Architecture:
-    """The network; the fields of `load_model`."""
+    """The network, by the same fields as `load_model` takes."""
 
     img_size: Count = 224
     patch_size: Count = 16
@@ -46,11 +46,11 @@ class Architecture:
 
 @dataclass(frozen=True, config=STRICT)
 class Recipe:
-    """Table 7. What the paper leaves open is DeiT's: drop path, the ends of the schedule."""
+    """Table 7 of the paper. What it does not print (drop path, ends of the schedule) is DeiT's."""
 
     epochs: Count = 300
     batch: Count = 1024
-    """Images a step, over all processes."""
+    """Images per step, all processes together."""
     lr: NotNegative | None = None
     """None: 5e-4 · batch / 512."""
     warmup_epochs: NotNegative | None = None
@@ -59,7 +59,7 @@ class Recipe:
     min_lr: NotNegative = 1e-5
     weight_decay: NotNegative = 0.05
     clip_grad: NotNegative | None = 5.0
-    """Largest norm of the gradient; the paper clips and does not say at what."""
+    """Largest norm of the gradient; the paper clips but does not print the value."""
     label_smoothing: Share = 0.1
     ema_decay: Share | None = None
     precision: Literal["bfloat16", "float32"] = "bfloat16"
@@ -68,16 +68,17 @@ class Recipe:
 
 @dataclass(frozen=True, config=STRICT)
 class Augmentation:
-    """`files`: timm's, an image at a time. `memory`: crop and flip, a batch at a time."""
+    """With `data.store: files` timm's transforms, image by image; with `memory` random crops and
+    flips, batch by batch."""
 
     rand_augment: str | None = "rand-m9-mstd0.5-inc1"
     mixup: NotNegative = 0.8
     cutmix: NotNegative = 1.0
     erasing: Share = 0.25
     repeats: Count = 3
-    """Repeated augmentation: an image appears this often in an epoch of unchanged length."""
+    """Repeated augmentation: an epoch keeps its length, and each image in it appears this often."""
     crop_padding: Annotated[int, Field(ge=0)] = 4
-    """`memory` only: random crops after padding by so many pixels of the stored image."""
+    """`memory` only: crops are random after padding the stored image by this many pixels."""
     flip: bool = True
 
 
@@ -86,46 +87,57 @@ class Jigsaw:
     """The training side of MJP. The paper's choices are the defaults."""
 
     shuffle: Literal["none", "patches", "patches_and_pixels"] = "none"
-    """`patches_and_pixels` (SPP) shuffles every patch and the pixels inside, alike in a batch."""
+    """`patches_and_pixels` (SPP) shuffles all patches and the pixels inside each, in the same way
+    for all images of a batch."""
     gamma: Share = 0.03
+    """Share of the patches that a shuffled step shuffles."""
     first_epoch: NotNegative | None = None
-    """None: after the warm-up."""
+    """The epoch in which shuffling begins; None: after the warm-up."""
     share: Share = 0.5
     """Share of the steps that are shuffled."""
     mask_per: Literal["batch", "image"] = "batch"
     dal_lambda: NotNegative = 0.01
     dal_target: Literal["raw", "normalized"] = "raw"
     position_init: Literal["paper", "controlled"] = "paper"
-    """`paper`: with an unknown embedding, PEs start at N(0, 1) and decay as weights do (its code
-    does so, its baseline does not). `controlled`: N(0, .02²) without decay, as the baseline.
-    Rows without E_unk (E, F) keep the baseline's, so a difference between E and G is not E_unk's
-    alone; G_controlled and E_paper_positions tell the two apart."""
+    """How position embeddings (PEs) start, and whether they decay, in a model with E_unk. `paper`:
+    they start at N(0, 1) and decay like weights, as in the paper's code for MJP. `controlled`: they
+    start at N(0, .02²) and do not decay, as in the paper's baseline. Models without E_unk (rows E
+    and F) are treated like the baseline, so E and G differ in more than E_unk; G_controlled and
+    E_paper_positions separate the two effects."""
     position_confound: bool = False
-    """Give PEs the `paper` treatment also without an unknown embedding: a control run."""
+    """A control run: give PEs the `paper` treatment even without an unknown embedding."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Storage:
-    """`files`: decoded anew by workers each time. `memory`: decoded once, for small images."""
+    """`files`: workers decode an image each time it is needed. `memory`: all images are decoded
+    once and kept on the device, for small ones."""
 
     store: Literal["files", "memory"] = "files"
     native_size: Count | None = None
-    """`memory`: side at which images are kept; None: img_size. Batches are resized (bicubic)."""
+    """`memory` only: side at which images are kept; None: img_size. Batches are then resized to
+    img_size (bicubic)."""
     all_classes: bool = True
-    """Refuse data with fewer classes than the model; false for fine-tuning on a part."""
+    """Refuse data with fewer classes than the model; false to fine-tune on some of the classes."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Initial:
-    """Start from these weights instead of random ones. New tensors (E_unk, DAL) are filled."""
+    """Start from these weights instead of random ones.
+
+    Tensors that the checkpoint lacks are new: E_unk starts at the mean position embedding, a DAL
+    regressor and an index table at random.
+    """
 
     checkpoint: str
     model: str | None = None
-    """Its name where the file does not say what it is (vit_tiny_patch16_224)."""
+    """The model's name, if the file does not say what it is (vit_tiny_patch16_224)."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class TrainingConfig:
+    """Everything that decides a trained model but its images: load_training(FILE, row="J")."""
+
     name: str
     model: Architecture = Architecture()
     recipe: Recipe = Recipe()
@@ -140,25 +152,26 @@ class TrainingConfig:
 
     @property
     def lr(self) -> float:
+        """The highest learning rate of the schedule."""
         return 5e-4 * self.recipe.batch / 512 if self.recipe.lr is None else self.recipe.lr
 
     @property
     def warmup_epochs(self) -> float:
-        """In epochs, also broken ones."""
-        given = self.recipe.warmup_epochs
-        return self.recipe.epochs * _PAPER_WARMUP / _PAPER_EPOCHS if given is None else given
+        """Length of the warm-up in epochs; it need not be a whole number."""
+        epochs = self.recipe.warmup_epochs
+        return self.recipe.epochs * _PAPER_WARMUP / _PAPER_EPOCHS if epochs is None else epochs
 
     @property
     def first_epoch(self) -> float:
-        """Where shuffling begins."""
-        given = self.jigsaw.first_epoch
-        return self.warmup_epochs if given is None else given
+        """The epoch in which shuffling begins; it need not be a whole number."""
+        epoch = self.jigsaw.first_epoch
+        return self.warmup_epochs if epoch is None else epoch
 
     @property
     def positions_as_paper(self) -> bool:
-        """Whether PEs start at N(0, 1) and decay."""
-        own = self.jigsaw.position_confound or self.model.unknown_embedding
-        return own and self.jigsaw.position_init == "paper"
+        """Whether position embeddings start at N(0, 1) and decay."""
+        differs_from_baseline = self.jigsaw.position_confound or self.model.unknown_embedding
+        return differs_from_baseline and self.jigsaw.position_init == "paper"
 
 
 _OWNERS: dict[str, Any] = {
@@ -174,34 +187,36 @@ _OWNERS: dict[str, Any] = {
 def load_training(
     path: str | Path | Mapping[str, Any], row: str | None = None, **changes: Any
 ) -> TrainingConfig:
-    """A config file, one of its `rows` laid over its base, and the command line's changes.
+    """Read a config: load_training("configs/training/cifar10.yaml", "J", epochs=2).
 
-    changes  fields of the recipe, seed, or initial (a checkpoint); None leaves the file's.
+    row      one of the file's `rows`, whose fields replace the base's
+    changes  fields of the recipe, seed, or initial (a checkpoint); None keeps the file's value
     """
     content = dict(path) if isinstance(path, Mapping) else dict(read_mapping(Path(path)))
     where = "the config" if isinstance(path, Mapping) else str(path)
     content = row_of(content, row, where)
-    given = {key: value for key, value in changes.items() if value is not None}
-    if "seed" in given:
-        content["seed"] = given.pop("seed")
-    if "initial" in given:
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if "seed" in changes:
+        content["seed"] = changes.pop("seed")
+    if "initial" in changes:
         before = content.get("initial") or {}
-        content["initial"] = {**before, "checkpoint": str(given.pop("initial"))}
-    if given:
-        content["recipe"] = {**(content.get("recipe") or {}), **given}
+        content["initial"] = {**before, "checkpoint": str(changes.pop("initial"))}
+    if changes:
+        content["recipe"] = {**(content.get("recipe") or {}), **changes}
     config = parse(TrainingConfig, content, where, _OWNERS)
     _check(config, where)
     return config
 
 
 def _check(config: TrainingConfig, where: str) -> None:
-    """What crosses fields."""
+    """Raise a UserError if fields contradict each other."""
     model, jigsaw = config.model, config.jigsaw
     without = model.position_embedding == "none"
     if without and (model.unknown_embedding or model.dal != "none" or jigsaw.position_confound):
         raise UserError(
-            f"{where}: a model without position embeddings has none to mask, localize or start "
-            "otherwise; expected unknown_embedding: false, dal: none, position_confound: false."
+            f"{where}: a model without position embeddings has none to mask, to localize or to "
+            "start differently; expected unknown_embedding: false, dal: none, position_confound: "
+            "false."
         )
     if model.img_size % model.patch_size or model.embed_dim % model.num_heads:
         raise UserError(
@@ -228,7 +243,7 @@ def _check(config: TrainingConfig, where: str) -> None:
 
 
 def plain(config: TrainingConfig) -> dict[str, Any]:
-    """For JSON."""
+    """The config as JSON values; a checkpoint to start from by its file name only."""
     content = dataclasses.asdict(config)
     if config.initial:
         content["initial"]["checkpoint"] = Path(config.initial.checkpoint).name

@@ -1,9 +1,9 @@
-"""What the paper asks of a model: is it right, and does a jigsaw of its input change its mind?
+"""Accuracy of a model, and how much shuffling its input changes its answer, as the paper measures:
 
     Diff. Norm.   ‖[CLS](x) − [CLS](x̃)‖₂ after the last norm, the classifier's input
     Consistency   whether argmax F(x) = argmax F(x̃)
 
-x̃ is x with γ of its patches shuffled; a model with an unknown embedding is told which.
+x̃ is x with a share γ of its patches shuffled; a model with an unknown embedding gets their mask.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def measure(
     seed: int = 0,
     progress: Callable[[int], object] = lambda done: None,
 ) -> pd.DataFrame:
-    """A row for each image and γ. An image that cannot be read is a row with its reason."""
+    """A row for each image and γ; an image that cannot be read has rows with the reason.
+
+    progress: called with the number of images done after each batch.
+    """
     card = model.card
     prepare = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
     rows: list[dict[str, object]] = []
@@ -50,7 +53,7 @@ def measure(
 
 
 def embedding_condition(model: LoadedModel) -> float:
-    """cond(W) of the patch embedding: how well it can be inverted, where it can."""
+    """cond(W) of the patch embedding: how much inverting it amplifies errors."""
     weight = model.patch_embed.proj.weight.detach().flatten(1).double()
     return float(torch.linalg.cond(weight))
 
@@ -70,13 +73,13 @@ def _measured(
     for gamma in gammas:
         mask, permutation = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
         shuffled = shuffle_patches(images, permutation, model.patch_size)
-        other_logits, other_embedding = _outputs(model, shuffled, mask)
-        distance = (embedding - other_embedding).norm(dim=-1).tolist()
-        answers = other_logits.argmax(-1).tolist()
+        shuffled_logits, shuffled_embedding = _outputs(model, shuffled, mask)
+        distance = (embedding - shuffled_embedding).norm(dim=-1).tolist()
+        predicted_shuffled = shuffled_logits.argmax(-1).tolist()
         masked = mask.sum(-1).tolist()
         for place, record in enumerate(records):
-            label, one, two = record.label, predicted[place], answers[place]
-            known = label is not None
+            label, plain, jumbled = record.label, predicted[place], predicted_shuffled[place]
+            labelled = label is not None
             rows.append(
                 {
                     "image_id": record.image_id,
@@ -85,13 +88,13 @@ def _measured(
                     "gamma": gamma,
                     "status": "ok",
                     "reason": "",
-                    "predicted": one,
-                    "predicted_shuffled": two,
-                    "top1": float(one == label) if known else None,
-                    "top5": float(label in best[place]) if known else None,
-                    "top1_shuffled": float(two == label) if known else None,
+                    "predicted": plain,
+                    "predicted_shuffled": jumbled,
+                    "top1": float(plain == label) if labelled else None,
+                    "top5": float(label in best[place]) if labelled else None,
+                    "top1_shuffled": float(jumbled == label) if labelled else None,
                     "diff_norm": distance[place],
-                    "consistency": float(one == two),
+                    "consistency": float(plain == jumbled),
                     "masked_patches": masked[place],
                 }
             )

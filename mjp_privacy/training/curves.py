@@ -1,4 +1,4 @@
-"""Loss and accuracy over the epochs, as Fig. 6 of the paper; several runs in one picture."""
+"""Loss and accuracy over the epochs as in Fig. 6 of the paper, several runs in one picture."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from mjp_privacy.training.journal import METRICS, read_metrics
 
 
 def check_runs(runs: Sequence[Path]) -> None:
-    """Raise for a folder that is no training run's."""
+    """Raise unless every folder is a training run's."""
     for run in runs:
         if not (run / METRICS).is_file():
             raise UserError(f"No {METRICS} in {run}: expected the folder of a training run.")
 
 
 def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> Path:
-    """curves.png in `out`: training loss to the left, validation top-1 to the right."""
+    """Write curves.png into `out`: training loss on the left, validation top-1 on the right.
+
+    labels: names of the runs in the legend; None: their folders' names.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")
@@ -27,7 +30,7 @@ def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = 
     for number, run in enumerate(runs):
         lines = read_metrics(run / METRICS)
         if not lines:
-            continue  # a run beside this one that has only begun
+            continue  # a run that has only just begun
         shade = colour(number)
         label = labels[number] if labels else run.resolve().name
         left.plot(

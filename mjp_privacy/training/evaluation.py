@@ -1,4 +1,4 @@
-"""Trained models measured on the same images and the same puzzles.
+"""Measures trained models on the same images, shuffled in the same way.
 
 Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Tables 1, 3 and 4.
 """
@@ -33,38 +33,41 @@ from mjp_privacy.training.examples import numbered
 from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
 
 
-def write_evaluation(given: EvaluationArguments) -> str:
-    """The table of all checkpoints; with --out its files are written after each of them."""
-    for gamma in given.gamma:
+def write_evaluation(arguments: EvaluationArguments) -> str:
+    """The table of all checkpoints as Markdown; files in --out are updated after each checkpoint.
+
+    write_evaluation(EvaluationArguments(("cifar_vit",), Path("cifar10-test.zip")))
+    """
+    for gamma in arguments.gamma:
         if not 0 <= gamma <= 1:
             raise UserError(f"--gamma is a share of the patches: expected 0 to 1, got {gamma}.")
-    if given.paper_row is not None and given.paper_row not in TABLE4:
+    if arguments.paper_row is not None and arguments.paper_row not in TABLE4:
         raise UserError(
-            f"--paper-row: expected one of {', '.join(TABLE4)}, got {given.paper_row!r}."
+            f"--paper-row: expected one of {', '.join(TABLE4)}, got {arguments.paper_row!r}."
         )
-    if given.out:
-        output_folder(given.out)
+    if arguments.out:
+        output_folder(arguments.out)
     models: list[Evaluated] = []
     text = ""
-    for model in evaluate(given):
+    for model in evaluate(arguments):
         models.append(model)
         table = summary_table(models)
         text = markdown(table, models)
-        if given.out:
-            _write(given.out, models, table, text)
+        if arguments.out:
+            _write(arguments.out, models, table, text)
     return text
 
 
-def evaluate(given: EvaluationArguments) -> Iterator[Evaluated]:
-    """Every checkpoint on the same images and the same puzzles; all are loaded before the first."""
-    source = open_images(given.data, given.labels)
-    records = spread_subset(source.records, given.limit, given.seed)
-    device = pick_device(given.device)
-    loaded = [(item, *_load(item, given)) for item in given.checkpoint]
+def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:
+    """Measure one checkpoint after the other; all are loaded first, so mistakes show at once."""
+    source = open_images(arguments.data, arguments.labels)
+    records = spread_subset(source.records, arguments.limit, arguments.seed)
+    device = pick_device(arguments.device)
+    loaded = [(item, *_load(item, arguments)) for item in arguments.checkpoint]
     labels = [label for _, label, _ in loaded]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise UserError(
-            f"Two checkpoints are called {twice[0]!r}: expected a name of its own for each. Give "
+            f"Two checkpoints are called {twice[0]!r}: expected a different name for each. Give "
             "--checkpoint NAME=PATH NAME=PATH."
         )
     for item, label, model in loaded:
@@ -73,55 +76,56 @@ def evaluate(given: EvaluationArguments) -> Iterator[Evaluated]:
             model.to(device),
             source,
             records,
-            sorted(set(given.gamma)),
-            seed=given.seed,
+            sorted(set(arguments.gamma)),
+            seed=arguments.seed,
             progress=_Progress(label, len(records)),
         )
         yield Evaluated(
             label,
             rows,
             model.card.trained_gamma,
-            _paper(item, given),
+            _paper(item, arguments),
             embedding_condition(model),
             tuple(f"{label}: {note}" for note in model.card.checkpoint.notes),
         )
 
 
 def _check_labels(label: str, model: LoadedModel, records: Sequence[ImageRecord]) -> None:
-    """A label the model has not means that folders were numbered otherwise than its classes."""
+    """Raise if the images' labels are not the model's class indices."""
     largest = max((record.label for record in records if record.label is not None), default=0)
     if largest >= model.card.num_classes:
         raise UserError(
             f"--data holds a label {largest}, but {label} has {model.card.num_classes} classes: "
             "expected labels of the data the model was trained on. Give --labels, or other images."
         )
-    found = {record.label for record in records} - {None}
+    classes = {record.label for record in records} - {None}
     by_name = bool(records) and records[0].label_source == "folder" and not numbered(records)
-    if by_name and len(found) != model.card.num_classes:
+    if by_name and len(classes) != model.card.num_classes:
         raise UserError(
-            f"--data has {len(found)} class folders, but {label} has {model.card.num_classes} "
-            "classes: plain folders are numbered in sorted order, so a part of them means other "
-            "classes. Expected all of them, folders named by the class index, or --labels."
+            f"--data has {len(classes)} class folders, but {label} has {model.card.num_classes} "
+            "classes: plain folders are numbered in sorted order, so if some are missing the "
+            "others get wrong numbers. Expected all class folders, folders named by the class "
+            "index, or --labels."
         )
 
 
-def _load(item: str, given: EvaluationArguments) -> tuple[str, LoadedModel]:
+def _load(item: str, arguments: EvaluationArguments) -> tuple[str, LoadedModel]:
     label, path = _label_and_path(item)
     overrides: dict[str, Any] = {
-        "img_size": given.img_size,
-        "mean": _channels(given.mean),
-        "std": _channels(given.std),
-        "position_embedding": given.position_embedding,
-        "unknown_embedding": given.unknown_embedding,
+        "img_size": arguments.img_size,
+        "mean": _channels(arguments.mean),
+        "std": _channels(arguments.std),
+        "position_embedding": arguments.position_embedding,
+        "unknown_embedding": arguments.unknown_embedding,
     }
     source = _source(path)
     return label, load_model(
-        given.model, checkpoint=source, unknown_init="mean_position", **overrides
+        arguments.model, checkpoint=source, unknown_init="mean_position", **overrides
     )
 
 
 def _source(path: str) -> str:
-    """The checkpoint behind a model's name, or the path itself."""
+    """The checkpoint of a named model; anything else is a path and stays as it is."""
     named = NAMED_MODELS[path].checkpoint if path in NAMED_MODELS else None
     return named or path
 
@@ -131,6 +135,7 @@ def _channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | 
 
 
 def _label_and_path(item: str) -> tuple[str, str]:
+    """The label and path of LABEL=PATH; a plain PATH is labelled by its file or folder name."""
     if "=" in item and not Path(item).exists():
         label, _, path = item.partition("=")
         return label, path
@@ -141,23 +146,26 @@ def _label_and_path(item: str) -> tuple[str, str]:
     return file.resolve().parent.name if generic else file.stem, item
 
 
-def _paper(item: str, given: EvaluationArguments) -> PublishedModel | None:
-    """By the switches our trainer wrote into the file, or as the user says."""
-    if given.paper_row is not None:
-        return TABLE4[given.paper_row]
+def _paper(item: str, arguments: EvaluationArguments) -> PublishedModel | None:
+    """The paper's row to stand beside: the one the user names, or the one that fits the switches
+    which our trainer wrote into the file."""
+    if arguments.paper_row is not None:
+        return TABLE4[arguments.paper_row]
     metadata = read_metadata(_source(_label_and_path(item)[1]))
     return counterpart(json.loads(metadata["recipe"])) if "recipe" in metadata else None
 
 
 class _Progress:
+    """Prints how many images of a model are done, every ten seconds."""
+
     def __init__(self, label: str, total: int) -> None:
         self.label, self.total = label, total
-        self.started = self.said = time.monotonic()
+        self.started = self.last_line = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        if time.monotonic() - self.said > 10:
-            self.said = time.monotonic()
-            rate = done / (self.said - self.started)
+        if time.monotonic() - self.last_line > 10:
+            self.last_line = time.monotonic()
+            rate = done / (self.last_line - self.started)
             left = (self.total - done) / rate
             print(
                 f"{self.label}: {done}/{self.total} · {rate:.0f} images/s · {left:.0f} s left",

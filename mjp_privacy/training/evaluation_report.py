@@ -1,4 +1,4 @@
-"""Evaluated models as the paper's Tables 1, 3 and 4 print them, its figures beside ours."""
+"""Tables of evaluated models in the layout of the paper's Tables 1, 3 and 4, beside its figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mjp_privacy.training.published import PublishedModel
 
 Z = 1.959964  # of a 95 % interval
 
-MEASURES = {  # name: heading, direction better for the model, factor, decimals
+MEASURES = {  # name: heading, direction that is better for the model, factor, decimals
     "top1": ("Top-1 %", "↑", 100, 1),
     "top5": ("Top-5 %", "↑", 100, 1),
     "top1_shuffled": ("Top-1 % shuffled", "↑", 100, 1),
@@ -31,7 +31,7 @@ PAPERS_GAMMA_UNKNOWN = (
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One model, measured."""
+    """One model and its measurements, a row for each image and γ."""
 
     label: str
     rows: pd.DataFrame
@@ -42,7 +42,7 @@ class Evaluated:
 
 
 def summary_table(models: Sequence[Evaluated]) -> pd.DataFrame:
-    """A line for each model and γ: mean, interval and n of every measure, the paper's beside."""
+    """A line for each model and γ: mean, interval and n of every measure, the paper's figures."""
     lines = []
     for model in models:
         for gamma, rows in model.rows.groupby("gamma", sort=True):
@@ -55,11 +55,11 @@ def summary_table(models: Sequence[Evaluated]) -> pd.DataFrame:
                 "failed": int((rows["status"] != "ok").sum()),
             }
             for name, (_, _, factor, _) in MEASURES.items():
-                found = summarised(rows, name)
-                line[name] = factor * found.mean
-                low, high = _interval(found, share=name != "diff_norm")
+                summary = summarised(rows, name)
+                line[name] = factor * summary.mean
+                low, high = _interval(summary, share=name != "diff_norm")
                 line[f"{name}_low"], line[f"{name}_high"] = factor * low, factor * high
-            paper = model.paper if gamma else None  # the paper shuffles
+            paper = model.paper if gamma else None  # the paper's figures are of shuffled input
             line["paper_row"] = paper.label if paper else ""
             for name in ("top1", "diff_norm", "consistency"):
                 line[f"paper_{name}"] = getattr(paper, name) if paper else None
@@ -67,24 +67,28 @@ def summary_table(models: Sequence[Evaluated]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _interval(found: Summary, *, share: bool) -> tuple[float, float]:
-    """The bootstrap's; where all images agree it has no width, and Wilson's stands in."""
-    if not share or found.low != found.high or found.mean not in (0.0, 1.0):
-        return found.low, found.high
-    reach = Z**2 / (found.n + Z**2)
-    return (1 - reach, 1.0) if found.mean else (0.0, reach)
+def _interval(summary: Summary, *, share: bool) -> tuple[float, float]:
+    """The bootstrap interval; Wilson's where all images agree, because the bootstrap's has no
+    width there."""
+    if not share or summary.low != summary.high or summary.mean not in (0.0, 1.0):
+        return summary.low, summary.high
+    reach = Z**2 / (summary.n + Z**2)
+    return (1 - reach, 1.0) if summary.mean else (0.0, reach)
 
 
 def summarised(rows: pd.DataFrame, name: str) -> Summary:
+    """Mean and interval of one measure over the images; images that failed are counted."""
     values = rows[name].astype(float) if name in rows else pd.Series(math.nan, index=rows.index)
-    known = values.notna() | (rows["status"] != "ok")
+    counted = values.notna() | (rows["status"] != "ok")
     return summarise(
-        values[known].to_numpy(), list(rows["status"][known]), groups=list(rows["group"][known])
+        values[counted].to_numpy(),
+        list(rows["status"][counted]),
+        groups=list(rows["group"][counted]),
     )
 
 
 def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
-    """The table for a person."""
+    """The lines of `summary_table` as a Markdown table with notes below."""
     heads = ["Model", "trained γ", "cond(W)", "γ", "n"]
     heads += [f"{title} {arrow}" for title, arrow, *_ in MEASURES.values()]
     heads += ["paper's row", "paper's Top-1 (Δ)", "paper's Diff. Norm. (Δ)", "paper's Cons. (Δ)"]
@@ -105,7 +109,8 @@ def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
         notes.append(PAPERS_GAMMA_UNKNOWN)
     notes.append(
         "Mean [95 % interval over images], n = images: bootstrap, Wilson's where all images agree. "
-        "One puzzle an image and one trained model a line: intervals leave out both."
+        "Each image is shuffled once and each line is one trained model; the intervals do not "
+        "cover either choice."
     )
     return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
 
@@ -130,7 +135,7 @@ def _beside(paper: float | None, ours: float, decimals: int) -> str:
 
 
 def draw_sweep(table: pd.DataFrame, path: Path) -> None:
-    """Consistency, [CLS] difference and top-1 over γ, as Fig. 3; a line for each model."""
+    """Draw consistency, [CLS] difference and top-1 over γ as in Fig. 3, a line for each model."""
     from matplotlib.figure import Figure
 
     names = ("consistency", "diff_norm", "top1_shuffled")

@@ -1,4 +1,4 @@
-"""Labelled images to train on: found, checked against the model, and in which order they come."""
+"""Labelled training images: finding them, checking them against the model, ordering an epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPLITS = (("train", "training"), ("val", "valid", "validation", "test"))
 
 @dataclass(frozen=True)
 class Examples:
-    """Opened images with a label each."""
+    """Opened images, each with a label."""
 
     source: ImageSource
     records: tuple[ImageRecord, ...]
@@ -29,10 +29,11 @@ class Examples:
 
     @property
     def labels(self) -> list[int]:
+        """The class index of every image, in the order of the records."""
         return [int(record.label or 0) for record in self.records]
 
     def digest(self) -> str:
-        """Names and labels, in their order; not the pixels."""
+        """SHA-256 of all names and labels in order; pixels do not enter it."""
         named = "".join(f"{record.image_id}\0{record.label}\n" for record in self.records)
         return hashlib.sha256(named.encode()).hexdigest()
 
@@ -40,9 +41,12 @@ class Examples:
 def find_examples(
     config: TrainingConfig, data: Path, val: Path | None
 ) -> tuple[Examples, Examples | None]:
-    """Training and validation images; ImageNet's layout holds both in one folder."""
-    if val is None and (found := _splits(data)):
-        data, val = found
+    """Training images, and validation images if there are any.
+
+    Without `val` they are looked for in `data`, which holds both in ImageNet's layout.
+    """
+    if val is None and (splits := _splits(data)):
+        data, val = splits
     train = _opened(data, "--data")
     held_out = None if val is None else _opened(val, "--val")
     _check_classes(config, train)
@@ -57,16 +61,18 @@ def find_examples(
 
 
 def epoch_order(seed: int, epoch: int, number: int, repeats: int) -> torch.Tensor:
-    """(number,) places of images; with repeats each stands `repeats` times in a row, cut to size.
+    """(number,) indices of images in the random order of an epoch.
 
-    Processes take every n-th place, so copies of an image part ways, as with DeiT's sampler.
+    With repeats, each index stands `repeats` times in a row, and the list is cut to `number`.
+    Processes take every n-th entry, so that the copies of an image go to different processes, as
+    with DeiT's sampler.
     """
     order = torch.randperm(number, generator=torch_generator("epoch order", seed, epoch))
     return order.repeat_interleave(repeats)[:number]
 
 
 def _splits(data: Path) -> tuple[Path, Path] | None:
-    """`train` and `val` under `data`, by any of their names."""
+    """The folders of training and validation images under `data`, by any of their usual names."""
     parts = [next((data / n for n in names if (data / n).is_dir()), None) for names in SPLITS]
     return (parts[0], parts[1]) if parts[0] and parts[1] else None
 
@@ -82,34 +88,34 @@ def _opened(path: Path, option: str) -> Examples:
 
 
 def _check_classes(config: TrainingConfig, train: Examples) -> None:
-    found, expected = set(train.labels), config.model.num_classes
-    if found and max(found) >= expected:
+    labels, expected = set(train.labels), config.model.num_classes
+    if labels and max(labels) >= expected:
         raise UserError(
-            f"--data holds a label {max(found)}: expected 0 to {expected - 1} for the model's "
+            f"--data holds a label {max(labels)}: expected 0 to {expected - 1} for the model's "
             f"{expected} classes. Set model.num_classes to the data's."
         )
-    if config.data.all_classes and len(found) != expected:
-        missing = sorted(set(range(expected)) - found)
+    if config.data.all_classes and len(labels) != expected:
+        missing = sorted(set(range(expected)) - labels)
         raise UserError(
-            f"--data: expected images of {expected} classes, got {len(found)}; no image has the "
-            f"label {_some(missing)} (folders count in sorted order if they hold images). Fill or "
-            "add the missing class folders, set model.num_classes, or, to train on a part of the "
-            "classes, data.all_classes: false."
+            f"--data: expected images of {expected} classes, got {len(labels)}; no image has the "
+            f"label {_some(missing)} (folders that hold images are numbered in sorted order). Fill "
+            "or add the missing class folders, set model.num_classes, or, to train on some of the "
+            "classes only, data.all_classes: false."
         )
     if (
-        len(found) != expected
+        len(labels) != expected
         and train.records[0].label_source == "folder"
         and not numbered(train.records)
     ):
         raise UserError(
-            "--data: part of the classes in plain folders would be numbered 0, 1, … anew, which "
-            "are other classes to the model. Expected synset folders, folders named by the class "
-            "index, or a labels.csv with the header file,label."
+            "--data: plain folders of only some classes would be numbered 0, 1, … anew, and these "
+            "numbers mean other classes to the model. Expected synset folders, folders named by "
+            "the class index, or a labels.csv with the header file,label."
         )
 
 
 def numbered(records: Sequence[ImageRecord]) -> bool:
-    """Whether class folders are named by their class index."""
+    """Whether all class folders are named by their class index, such as `7`."""
     return all(_class_name(record).isdigit() for record in records)
 
 
@@ -120,14 +126,15 @@ def _check_same_classes(config: TrainingConfig, train: Examples, val: Examples) 
         )
     kinds = {example.records[0].label_source for example in (train, val)}
     if kinds != {"folder"}:
-        return  # synsets and label files carry the class index themselves
+        return  # synsets and label files state the class index themselves
     names = [{r.label: _class_name(r) for r in example.records} for example in (train, val)]
     if wrong := sorted(label for label in names[1] if names[0].get(label) != names[1][label]):  # type: ignore[type-var]
         first = wrong[0]
         raise UserError(
-            f"--val names its classes otherwise than --data: class {first} is the folder "
+            f"--val and --data number their class folders differently: class {first} is the folder "
             f"{names[1][first]!r} there and {names[0].get(first)!r} in the training data. Expected "
-            "the same class folders in both; add the missing ones (an empty class shifts others)."
+            "the same class folders in both; add the missing ones (one that holds no image is not "
+            "numbered, which shifts all later ones)."
         )
 
 

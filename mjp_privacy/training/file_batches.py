@@ -1,7 +1,7 @@
-"""Large images: decoded and augmented by worker processes, image by image, with timm's transforms.
+"""Batches of large images: decoded and augmented one by one with timm, in worker processes.
 
-Every image is seeded by (seed, epoch, place), so an epoch is the same with any number of workers
-and can be entered in its middle.
+Every image is seeded by (seed, epoch, place in the epoch), so an epoch is the same with any number
+of workers, and a run can continue in the middle of one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from mjp_privacy.training.world import World
 
 
 class _Images(Dataset[tuple[Tensor, int] | ImageError]):
-    """Indexed by (place of the record, seed). An unreadable image is handed on as its error:
-    raised in a worker it would lose its words."""
+    """Images indexed by (index of the record, seed of the augmentation).
+
+    For an unreadable image the error is returned: raised in a worker, it would lose its message.
+    """
 
     def __init__(self, examples: Examples, transform: Any) -> None:
         self.examples, self.transform = examples, transform
@@ -44,13 +46,13 @@ class _Images(Dataset[tuple[Tensor, int] | ImageError]):
 
 
 def _collated(items: list[tuple[Tensor, int] | ImageError]) -> Any:
-    """A batch, or the first error in it."""
+    """A batch, or the first error among its images."""
     error = next((item for item in items if isinstance(item, ImageError)), None)
     return default_collate(items) if error is None else error
 
 
 class FileBatches:
-    """Batches of normalised images on the device, this process's part of each global batch."""
+    """The `Batches` of images that are decoded from their files each time they are needed."""
 
     def __init__(
         self, config: TrainingConfig, examples: Examples, world: World, workers: int
@@ -72,7 +74,7 @@ class FileBatches:
         self.plain = _Images(examples, _Plain(config))
 
     def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches `first` to `steps` of an epoch, shuffled and augmented by the seed."""
+        """The batches from `first` up to `steps` of an epoch, in its random order, augmented."""
         batch, seed = self.config.recipe.batch, self.config.seed
         number = len(self.training.examples)
         order = epoch_order(seed, epoch, number, self.config.augmentation.repeats).tolist()
@@ -84,7 +86,7 @@ class FileBatches:
         yield from self._load(self.training, batches)
 
     def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's share of all images once, not augmented; for validation."""
+        """This process's share of all images, once and not augmented, for validation."""
         mine = [(p, 0) for p in range(self.world.rank, len(self.plain.examples), self.world.size)]
         yield from self._load(self.plain, [mine[i : i + batch] for i in range(0, len(mine), batch)])
 
@@ -103,15 +105,15 @@ class FileBatches:
         for batch in loader:
             if isinstance(batch, ImageError):
                 raise UserError(
-                    f"Image {batch}. Expected every training image to be readable; repair it or "
-                    "take it out (then with another --out, for the epochs change)."
+                    f"Image {batch}. Expected every training image to be readable; repair it, or "
+                    "take it out and start in another --out (the order of images changes)."
                 )
             pixels, labels = batch
             yield pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
 class _Plain:
-    """Resize, centre crop, normalise; can be pickled for workers."""
+    """Resize, centre crop and normalise; a class, because workers need it pickled."""
 
     def __init__(self, config: TrainingConfig) -> None:
         self.preprocessing = Preprocessing(config.model.img_size)

@@ -1,4 +1,4 @@
-"""metrics.jsonl: what a run measured, a line at a time, and what a person sees of it."""
+"""metrics.jsonl: a run's measurements line by line, and the progress shown on the screen."""
 
 from __future__ import annotations
 
@@ -8,35 +8,39 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.files import read_json_lines, write_atomically
 
 METRICS = "metrics.jsonl"
 PLAIN_INTERVAL = 20.0  # seconds between two lines on the screen
 
 
 class Journal:
-    """Lines by step. What depends on the clock stands under `timing`; all else is reproducible."""
+    """Writes metrics.jsonl and shows progress.
+
+    What depends on the clock stands under `timing` in each line; all else is reproducible.
+    """
 
     def __init__(self, folder: Path, steps: int, *, quiet: bool = False) -> None:
         self.path, self.steps, self.quiet = folder / METRICS, steps, quiet
-        self.said = time.monotonic()
+        self.last_shown = time.monotonic()
 
     def keep_until(self, step: int) -> None:
-        """Drop the lines after `step`: they will be made again."""
+        """Drop the lines after `step`; a continued run writes them again."""
         kept = [line for line in read_metrics(self.path) if line["step"] <= step]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(self.path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
     def write(self, line: dict[str, Any]) -> None:
+        """Append a line to the file."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def show(self, line: dict[str, Any]) -> None:
-        """Loss, accuracy, speed and time left; not too often."""
+        """Show loss, accuracy, speed and time left, every PLAIN_INTERVAL seconds and at the end."""
         done = line["step"] == self.steps
-        if self.quiet or not (done or time.monotonic() - self.said > PLAIN_INTERVAL):
+        if self.quiet or not (done or time.monotonic() - self.last_shown > PLAIN_INTERVAL):
             return
-        self.said = time.monotonic()
+        self.last_shown = time.monotonic()
         timing = line["timing"]
         left = (self.steps - line["step"]) * timing["seconds_per_step"]
         minutes, seconds = divmod(round(left), 60)
@@ -49,18 +53,11 @@ class Journal:
         )
 
     def say(self, message: str) -> None:
+        """Print a message, unless this process is a quiet one."""
         if not self.quiet:
             print(message, file=sys.stderr, flush=True)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; one that a crash cut off is left out."""
-    if not path.is_file():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
-    return lines
+    """All complete lines of a metrics.jsonl."""
+    return read_json_lines(path)

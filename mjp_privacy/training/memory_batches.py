@@ -1,4 +1,4 @@
-"""Small images: decoded once, kept as bytes on the device, augmented a batch at a time."""
+"""Batches of small images: decoded once, kept as bytes on the device, augmented batch by batch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mjp_privacy.training.world import World
 
 
 def decode_all(examples: Examples, side: int) -> Tensor:
-    """(n, 3, side, side) uint8, in the order of the records."""
+    """Decode all images: (n, 3, side, side) uint8 in the order of the records."""
     preprocessing = Preprocessing(side, side)
     images = torch.empty(len(examples), 3, side, side, dtype=torch.uint8)
-    started = said = time.monotonic()
+    started = last_line = time.monotonic()
     for place, record in enumerate(examples.records):
         try:
             pixels = preprocessing(examples.source.decode(record))
@@ -32,15 +32,15 @@ def decode_all(examples: Examples, side: int) -> Tensor:
                 "it out of the folder."
             ) from error
         images[place] = (pixels * 255).round().to(torch.uint8)
-        if time.monotonic() - said > 10:
-            said = time.monotonic()
-            rate = (place + 1) / (said - started)
+        if time.monotonic() - last_line > 10:
+            last_line = time.monotonic()
+            rate = (place + 1) / (last_line - started)
             print(f"decoding: {place + 1}/{len(examples)} · {rate:.0f} images/s", file=sys.stderr)
     return images
 
 
 class MemoryBatches:
-    """Batches of normalised images on the device, this process's part of each global batch."""
+    """The `Batches` of images that are kept in memory."""
 
     def __init__(self, config: TrainingConfig, examples: Examples, world: World) -> None:
         self.config, self.world = config, world
@@ -52,7 +52,7 @@ class MemoryBatches:
         self.std = torch.tensor(shape.std, device=world.device).view(3, 1, 1)
 
     def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches `first` to `steps` of an epoch, shuffled and augmented by the seed."""
+        """The batches from `first` up to `steps` of an epoch, in its random order, augmented."""
         batch, seed = self.config.recipe.batch, self.config.seed
         order = epoch_order(seed, epoch, len(self.labels), self.config.augmentation.repeats)
         order = order.to(self.world.device)
@@ -63,14 +63,14 @@ class MemoryBatches:
             yield self.prepared(images), self.labels[chosen]
 
     def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's share of all images once, not augmented; for validation."""
+        """This process's share of all images, once and not augmented, for validation."""
         mine = torch.arange(self.world.rank, len(self.labels), self.world.size)
         for chosen in mine.split(batch):
             place = chosen.to(self.world.device)
             yield self.prepared(self.images[place]), self.labels[place]
 
     def prepared(self, images: Tensor) -> Tensor:
-        """uint8 at the stored size -> normalised at the model's."""
+        """Stored images (uint8) -> normalised images at the model's input size."""
         size = self.config.model.img_size
         pixels = images.float() / 255
         if images.shape[-1] != size:
@@ -78,7 +78,11 @@ class MemoryBatches:
         return (pixels - self.mean) / self.std
 
     def _augmented(self, images: Tensor, step: int, part: slice) -> Tensor:
-        """Random crops after zero padding, and flips; drawn for the global batch, on the host."""
+        """Random crops after zero padding, and flips.
+
+        They are drawn for the whole global batch on the host, so that they do not depend on the
+        number of processes or the device.
+        """
         augmentation, number = self.config.augmentation, self.config.recipe.batch
         generator = torch_generator("augmentation", self.config.seed, step)
         padding, side = augmentation.crop_padding, images.shape[-1]
@@ -86,9 +90,9 @@ class MemoryBatches:
         flips = torch.rand(number, generator=generator)[part] < 0.5 * augmentation.flip
         line = torch.arange(side)
         rows, columns = (offsets[:, part] + line).to(images.device, non_blocking=True)
-        turned = flips[:, None].to(images.device, non_blocking=True)
-        mirrored = torch.where(turned, columns.flip(-1), columns)
+        flipped = flips[:, None].to(images.device, non_blocking=True)
+        columns = torch.where(flipped, columns.flip(-1), columns)
         padded = F.pad(images, (padding,) * 4)
         place = torch.arange(len(images), device=images.device)[:, None, None, None]
         channel = torch.arange(3, device=images.device)[:, None, None]
-        return padded[place, channel, rows[:, None, :, None], mirrored[:, None, None, :]]
+        return padded[place, channel, rows[:, None, :, None], columns[:, None, None, :]]

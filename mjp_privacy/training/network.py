@@ -1,4 +1,4 @@
-"""The network to train: random, or from weights that exist already."""
+"""The network to train, with random weights or a checkpoint's, and its loss."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from mjp_privacy.training.config import Initial, TrainingConfig
 
 
 def build_network(config: TrainingConfig) -> MJPVisionTransformer:
-    """Weights from the seed; equal between rows of one seed wherever they share tensors.
+    """The network with initial weights drawn from the config's seed.
 
-    But for models without position embeddings: they draw none, so all later draws are others.
+    Rows of one seed start with equal weights in all tensors that they share. Models without
+    position embeddings are an exception: they do not draw that table, so all later draws differ.
     """
     shape = config.model
     with torch.random.fork_rng(devices=[]):
@@ -45,7 +46,11 @@ def build_network(config: TrainingConfig) -> MJPVisionTransformer:
 
 
 def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig) -> None:
-    """Every tensor the checkpoint has; E_unk at the mean position, a DAL regressor stays random."""
+    """Copy every tensor that the checkpoint has.
+
+    A new E_unk starts at the mean position embedding; a new DAL regressor or index table stays
+    random.
+    """
     shape = config.model
     loaded = load_model(
         initial.model,
@@ -61,21 +66,21 @@ def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig)
         unknown_embedding=shape.unknown_embedding or None,
         unknown_init="mean_position",
     )
-    given = dict(loaded.named_parameters())
-    fresh = [name for name, _ in model.named_parameters() if name not in given]
-    if strange := [name for name in fresh if not name.startswith(("dal_regressor", "index_embed"))]:
+    pretrained = dict(loaded.named_parameters())
+    new = [name for name, _ in model.named_parameters() if name not in pretrained]
+    if lacking := [name for name in new if not name.startswith(("dal_regressor", "index_embed"))]:
         raise UserError(
-            f"{loaded.card.checkpoint.source} lacks {', '.join(strange[:3])}, which this row "
-            "trains on from it. Give a checkpoint of the same architecture."
+            f"{loaded.card.checkpoint.source} lacks {', '.join(lacking[:3])}, which training "
+            "would have to start from. Give a checkpoint of the same architecture."
         )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in given:
-                parameter.copy_(given[name])
+            if name in pretrained:
+                parameter.copy_(pretrained[name])
 
 
 class Objective(nn.Module):
-    """Model and loss in one forward, so that DDP and torch.compile see all of it."""
+    """Model and loss in one forward pass, so that DDP and torch.compile see all of it."""
 
     def __init__(self, model: MJPVisionTransformer, config: TrainingConfig) -> None:
         super().__init__()
@@ -85,9 +90,12 @@ class Objective(nn.Module):
         self.normalize = config.jigsaw.dal_target == "normalized"
 
     def forward(self, images: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and (loss, cross-entropy, DAL, accuracy) detached; targets (B,) or soft (B, K)."""
+        """The loss, and (loss, cross-entropy, DAL, accuracy) detached, as one tensor (4,).
+
+        targets: class indices (B,), or soft labels (B, K) from mixup.
+        """
         logits = self.model(images, mask).float()
-        soft = targets.ndim == 2  # mixed already, and smoothed with it
+        soft = targets.ndim == 2  # mixup has smoothed these labels already
         entropy = F.cross_entropy(logits, targets, label_smoothing=0 if soft else self.smoothing)
         loss, dal = entropy, torch.zeros_like(entropy)
         if self.model.dal_regressor is not None:

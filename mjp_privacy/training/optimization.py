@@ -1,4 +1,4 @@
-"""Optimiser and learning rate of Table 7."""
+"""Optimiser and learning rate as in the paper's Table 7."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ POSITIONS = frozenset({"pos_embed", "unk_embed"})
 
 
 def build_optimizer(model: MJPVisionTransformer, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW; biases, norms and tables do not decay, but MJP's positions do in the paper's code."""
+    """AdamW. Biases, norms and embedding tables do not decay, except MJP's position embeddings if
+    the config follows the paper's code."""
     spared = model.no_weight_decay()
     if config.positions_as_paper:
         spared = spared - POSITIONS
@@ -26,7 +27,7 @@ def build_optimizer(model: MJPVisionTransformer, config: TrainingConfig) -> torc
 
 
 def learning_rate(config: TrainingConfig, step: int, steps_per_epoch: int) -> float:
-    """Linear warm-up, then the cosine, which counts from step 0 (as timm's and DeiT's does)."""
+    """The rate of a step: linear warm-up, then a cosine that is counted from step 0, as timm's."""
     recipe, top = config.recipe, config.lr
     warmup = config.warmup_epochs * steps_per_epoch
     if step < warmup:
@@ -38,11 +39,15 @@ def learning_rate(config: TrainingConfig, step: int, steps_per_epoch: int) -> fl
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give all parameter groups this learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
 def clipped(parameters: list[nn.Parameter], largest: float | None) -> torch.Tensor:
-    """Clip the gradient's norm, if to anything; the norm as it was, still on the device."""
+    """Scale the gradients so that their norm is at most `largest` (None: leave them as they are).
+
+    Returns the norm before clipping, still on the device.
+    """
     limit = math.inf if largest is None else largest
     return nn.utils.clip_grad_norm_(parameters, limit, foreach=True)

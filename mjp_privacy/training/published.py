@@ -1,4 +1,4 @@
-"""The paper's Tables 1, 3 and 4: accuracy and consistency of trained models, as printed."""
+"""The figures printed in the paper's Tables 1, 3 and 4: accuracy and consistency of models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """One printed row, ImageNet-1K at 224; percent, and the L2 norm of a [CLS] difference."""
+    """One printed row, for ImageNet-1K at 224; top1 and consistency in percent.
+
+    diff_norm is the L2 norm of the difference that shuffling makes to [CLS].
+    """
 
     table: int
     row: str
@@ -19,6 +22,7 @@ class PublishedModel:
 
     @property
     def label(self) -> str:
+        """Where the row is printed, such as "Table 4, A: DeiT-S"."""
         return f"Table {self.table}, {self.row}"
 
 
@@ -42,7 +46,7 @@ TABLE3: Mapping[float, PublishedModel] = {
         (0.27, 80.3, 3.97, 93.1),
     )
 }
-"""DeiT-S + MJP by the ratio it was trained with."""
+"""DeiT-S + MJP by the shuffle ratio it was trained with."""
 
 TABLE4: Mapping[str, PublishedModel] = {
     row: PublishedModel(4, f"{row}: {name}", top1, consistency)
@@ -62,10 +66,11 @@ TABLE4: Mapping[str, PublishedModel] = {
 
 
 def counterpart(recipe: Mapping[str, Any]) -> PublishedModel | None:
-    """The printed row a model corresponds to, by the switches it was trained with.
+    """The printed row of the model that was trained with the same switches, or None.
 
-    `recipe` is what our trainer writes into a checkpoint. The model of Table 4's row J has a row
-    for each ratio in Table 3. None where the paper printed no such model, as one fine-tuned.
+    recipe: what our trainer writes into a checkpoint. The model of Table 4's row J has a row for
+    each shuffle ratio in Table 3. None means that the paper printed no such model, for example one
+    that was fine-tuned.
     """
     if recipe["initial"] is not None:
         return None
@@ -89,7 +94,7 @@ def counterpart(recipe: Mapping[str, Any]) -> PublishedModel | None:
 
 
 MAIN_GAMMA = 0.03
-"""The ratio Table 4's rows were trained with."""
+"""The shuffle ratio that the rows of Table 4 were trained with."""
 
 _ROWS = {
     (False, "none", False, False, "none"): "A",
@@ -103,4 +108,4 @@ _ROWS = {
     (False, "patches", True, False, "linear"): "I",
     (False, "patches", True, False, "nonlinear"): "J",
 }
-"""(without PEs, shuffle, UNK, IDX, DAL) to a row of Table 4."""
+"""{(without PEs, shuffle, UNK, IDX, DAL): row of Table 4}."""

@@ -1,4 +1,7 @@
-"""Which steps are shuffled, and how: from (seed, step) alone, so equal on every process."""
+"""Which training steps are shuffled, and how.
+
+A puzzle follows from (seed, step) alone, so all processes have the same one.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from mjp_privacy.models.jigsaw import shuffle_patches, to_images, to_patches
 from mjp_privacy.training.blockwise import blockwise_masks, shuffled_orders
 from mjp_privacy.training.config import TrainingConfig
 
-CHUNK = 256  # steps whose masks are made together, where a batch shares one
-MANY = 4096  # masks made together, where each image has its own
+CHUNK = 256  # steps whose masks are drawn together, if a batch shares one mask
+MANY = 4096  # masks that are drawn together, if each image has its own
 
 
 @dataclass(frozen=True)
 class Puzzle:
-    """One step's: mask and permutation (1 or B, N), and for SPP the order of a patch's pixels."""
+    """One step's mask and permutation (1 or B, N); for SPP also the order of a patch's pixels."""
 
     mask: Tensor
     permutation: Tensor | None
@@ -27,7 +30,7 @@ class Puzzle:
 
 
 class Puzzles:
-    """The jigsaw of every step. `part` is this process's slice of the global batch."""
+    """The puzzle of every step. `part` is this process's slice of the global batch."""
 
     def __init__(
         self,
@@ -48,12 +51,13 @@ class Puzzles:
         self._chunk: tuple[int, Tensor, Tensor] | None = None
 
     def shuffled(self, step: int) -> bool:
+        """Whether this step is shuffled; a share of the steps after the first epochs are."""
         if self.jigsaw.shuffle == "none" or step < self.first_step:
             return False
         return derive_seed("shuffled step", self.seed, step) < self.jigsaw.share * 2**63
 
     def at(self, step: int) -> Puzzle:
-        """A step without shuffling has an empty mask, so the graph is the same in each."""
+        """The puzzle of a step. Unshuffled steps have an empty mask, to keep one graph for all."""
         if not self.shuffled(step):
             return Puzzle(self._none, None)
         if self.jigsaw.shuffle == "patches_and_pixels":
@@ -64,7 +68,7 @@ class Puzzles:
         return Puzzle(masks[rows][self.part], orders[rows][self.part])
 
     def _drawn(self, chunk: int) -> tuple[Tensor, Tensor]:
-        """Masks and permutations of many steps: one pass of the generator serves them all."""
+        """Masks and permutations of a chunk of steps, drawn together because that is faster."""
         if self._chunk is None or self._chunk[0] != chunk:
             seed = derive_seed(f"{self.jigsaw.mask_per} puzzles", self.seed, chunk)
             generator = torch.Generator(self.device).manual_seed(seed)
@@ -85,7 +89,7 @@ class Puzzles:
 
 
 def apply(puzzle: Puzzle, images: Tensor, patch_size: int) -> Tensor:
-    """The images (B, C, H, W) as the model is fed them: one copy, pixel by pixel."""
+    """The images (B, C, H, W) shuffled as the puzzle says, in one gather over pixels."""
     if puzzle.permutation is None:
         return images
     order = pixel_order(puzzle, images.shape[-1], patch_size)
@@ -96,7 +100,10 @@ def apply(puzzle: Puzzle, images: Tensor, patch_size: int) -> Tensor:
 
 
 def pixel_order(puzzle: Puzzle, size: int, patch_size: int) -> Tensor:
-    """(1 or B, size²): which pixel comes to each place; what a picture of indices becomes."""
+    """(1 or B, size²): for each pixel of the shuffled image, the index of the pixel it shows.
+
+    Found by shuffling a picture whose pixels are their own indices.
+    """
     assert puzzle.permutation is not None
     places = torch.arange(size * size, device=puzzle.mask.device).view(1, 1, size, size)
     places = places.expand(len(puzzle.permutation), -1, -1, -1)

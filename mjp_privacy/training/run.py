@@ -1,4 +1,4 @@
-"""One run from its command: images found, processes joined, trained, exported."""
+"""The way in to training: finds the images, joins the processes, trains and exports the model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.curves import check_runs
 from mjp_privacy.training.examples import Examples, find_examples
 from mjp_privacy.training.file_batches import FileBatches
+from mjp_privacy.training.learner import build_mixup
 from mjp_privacy.training.memory_batches import MemoryBatches
-from mjp_privacy.training.trainer import Batches, Trainer, build_mixup
+from mjp_privacy.training.trainer import Batches, Trainer
 from mjp_privacy.training.world import World, join
 
 
@@ -33,10 +34,12 @@ def train(
     deterministic: bool = False,
     overlay: str | Path | None = None,
 ) -> Path:
-    """Train, or go on with what lies in `out`; the exported model's path.
+    """Train a model, or continue the run in `out`; returns the path of the exported model.
 
-    data     class folders, a zip of them, or ImageNet's layout (then `val` is found beside)
-    overlay  another run's folder, whose curves are drawn beside this one's
+    train(load_training("configs/training/cifar10.yaml", "J"), data="train.zip", out="results/J")
+
+    data     class folders, a zip of them, or ImageNet's layout, which holds validation images too
+    overlay  folder of another run, whose curves are drawn into the same picture
     """
     if workers < 0:
         raise UserError(f"--workers: expected 0 or more, got {workers}.")
@@ -45,7 +48,7 @@ def train(
     try:
         check_runs(beside)
         folder = output_folder(Path(out))
-        # Different processes of one run share the folder; the first one holds its lock.
+        # All processes of a run work in one folder; the first one holds the lock for all.
         with locked(folder) if world.first else nullcontext():
             examples, held_out = find_examples(config, Path(data), Path(val) if val else None)
             batches = make_batches(config, examples, world, workers)
@@ -57,8 +60,8 @@ def train(
             return run.fit(beside)
     except OSError as error:
         raise UserError(
-            f"--out {out}: could not write there ({error.strerror or error}). What was written "
-            "before is whole; make room or give rights, and run the same command again."
+            f"--out {out}: could not write there ({error.strerror or error}). Files written before "
+            "are intact; free some space or grant write access, and run the same command again."
         ) from error
     finally:
         world.leave()
@@ -67,7 +70,7 @@ def train(
 def _identity(
     config: TrainingConfig, examples: Examples, held_out: Examples | None
 ) -> dict[str, str]:
-    """What a checkpoint belongs to: a run goes on only where all of it is the same."""
+    """What decides a run's numbers; a checkpoint is continued only if all of it is the same."""
     initial = Path(config.initial.checkpoint) if config.initial else None
     return {
         "config": json.dumps(plain(config)),
@@ -78,6 +81,7 @@ def _identity(
 
 
 def make_batches(config: TrainingConfig, examples: Examples, world: World, workers: int) -> Batches:
+    """Batches of these images, from memory or from files as the config says."""
     if config.data.store == "memory":
         return MemoryBatches(config, examples, world)
     return FileBatches(config, examples, world, workers)

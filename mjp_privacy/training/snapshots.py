@@ -1,4 +1,4 @@
-"""What a run keeps: a checkpoint to go on from, and the model for others to use."""
+"""The files a run keeps: a checkpoint to continue from, and the finished model for others."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ IDENTITY = {
     "validation": "validation images or labels (--val)",
     "initial": "weights to start from (--initial)",
 }
-"""What a checkpoint belongs to, beside its config."""
+"""The parts of a run's identity besides its config, as error messages call them."""
 
 CHECKPOINT, MODEL = "checkpoint.pt", "model.safetensors"
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Atomically: the previous checkpoint stays until the new one is whole."""
+    """Write checkpoint.pt; the previous one stays until the new one is complete."""
     _written(folder / CHECKPOINT, lambda path: torch.save(state, path))
 
 
 def load_checkpoint(folder: Path, identity: Mapping[str, str]) -> dict[str, Any] | None:
-    """The state of an interrupted run of the same config and images; None where there is none."""
+    """The state of the run in this folder, or None if there is none.
+
+    A run of another config or other images is an error.
+    """
     path = folder / CHECKPOINT
     if not path.is_file():
         return None
@@ -49,25 +52,25 @@ def load_checkpoint(folder: Path, identity: Mapping[str, str]) -> dict[str, Any]
     if not {*identity, "step", "model", "optimizer"} <= set(state):
         raise UserError(
             f"{path.name} in --out is no checkpoint of this trainer. Expected an empty folder or "
-            "an earlier run's; give another --out."
+            "the folder of an earlier run; give another --out."
         )
     before, now = json.loads(state["config"]), json.loads(identity["config"])
     if before != now:
         raise UserError(
-            f"--out holds a run of another config: {difference(before, now)}. Expected the same; "
-            "give another --out."
+            f"--out holds a run of another config: {difference(before, now)}. Expected the same "
+            "config; give another --out."
         )
     for key, what in IDENTITY.items():
         if state[key] != identity[key]:
             raise UserError(
-                f"--out holds a run with other {what} than given now: expected them as they were "
-                "when it began. Give the same, or another --out."
+                f"--out holds a run with other {what} than this command: expected those that it "
+                "began with. Give the same, or another --out."
             )
     return state
 
 
 def made_with(world: World) -> dict[str, Any]:
-    """Software and machine of a part of a run; on a CPU the threads are part of the numbers."""
+    """Software and machine of this process; on a CPU the number of threads changes results."""
     return {
         "commit": commit(),
         "torch": str(torch.__version__),
@@ -86,7 +89,11 @@ def export_model(
     half: bool = False,
     name: str = MODEL,
 ) -> Path:
-    """The weights as safetensors, with what loading and reporting need as JSON in the metadata."""
+    """Write the weights as safetensors; their metadata holds all that `load_model` needs as JSON.
+
+    facts  further metadata
+    half   store float16
+    """
     kind = torch.float16 if half else torch.float32
     tensors: dict[str, Tensor] = {
         key: value.detach().to("cpu", kind).contiguous() for key, value in model.named_parameters()
@@ -94,7 +101,7 @@ def export_model(
     metadata = {k: json.dumps(v) for k, v in {**_metadata(config), **facts}.items()}
     path = folder / name
     _written(path, lambda temporary: save_file(tensors, temporary, metadata))
-    path.chmod(0o644)  # safetensors writes for the owner alone
+    path.chmod(0o644)  # safetensors makes files that only their owner can read
     return path
 
 
@@ -122,7 +129,7 @@ def _metadata(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _trained_gamma(config: TrainingConfig) -> float | None:
-    """None where a ratio says nothing: all patches are shuffled, or the start is unknown."""
+    """The shuffle ratio; None where it says nothing: SPP shuffles all, a checkpoint had its own."""
     if config.jigsaw.shuffle == "patches":
         return config.jigsaw.gamma
     return None if config.jigsaw.shuffle != "none" or config.initial else 0.0
@@ -137,13 +144,13 @@ def _written(path: Path, write: Any) -> None:
         SafetensorError,
     ) as error:  # torch.save raises RuntimeError on a full disk
         raise UserError(
-            f"Could not write {path.name} ({error}). The one written before is whole; make room "
+            f"Could not write {path.name} ({error}). The previous one is intact; free some space "
             "on the disk and run the same command again."
         ) from error
 
 
 def difference(before: Any, now: Any, place: str = "") -> str:
-    """The first field that differs, with both values."""
+    """The first field that differs, with both values: "recipe.lr was 0.1 and is 0.2"."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted({*before, *now}):
             if before.get(key) != now.get(key):

@@ -1,4 +1,4 @@
-"""What a run measured since its last line of metrics.jsonl."""
+"""What a run has measured since the last line of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -10,35 +10,38 @@ from torch import Tensor
 
 
 class Window:
-    """Sums of the steps since the last line, kept on the device, and where the time went."""
+    """Sums over the steps since the last line, kept on the device, and how the time was spent."""
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self.batch, self.device = batch, device
         self.restart()
 
     def restart(self) -> None:
+        """Forget all steps and start the clock again."""
         self.total, self.steps = torch.zeros(5, device=self.device), 0
         self.started, self.waited = time.monotonic(), 0.0
 
     def timed(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches; the time spent on getting them is noted."""
+        """The same batches; the time spent waiting for them is measured."""
         while True:
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             batch = next(batches, None)
-            self.waited += time.monotonic() - asked
+            self.waited += time.monotonic() - asked_at
             if batch is None:
                 return
             yield batch
 
     def add(self, numbers: Tensor) -> None:
+        """Add one step's measurements (5,)."""
         self.total += numbers
         self.steps += 1
 
     def mean(self) -> Tensor:
+        """The mean over the steps, still on the device."""
         return self.total / self.steps
 
     def timing(self) -> dict[str, float]:
-        """After `mean` was read, that is, once the device has done its work."""
+        """Speed and share of waiting. Call it after `mean` was read: then the device is done."""
         elapsed = max(time.monotonic() - self.started, 1e-9)
         return {
             "images_per_s": round(self.steps * self.batch / elapsed, 1),

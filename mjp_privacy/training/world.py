@@ -1,4 +1,4 @@
-"""The processes that train together: one, or as many as torchrun started."""
+"""The processes that train one model together: a single one, or as many as torchrun started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mjp_privacy.core.errors import UserError
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among `size`."""
+    """This process among all: its number `rank` of `size`, and its device."""
 
     device: torch.device
     rank: int = 0
@@ -23,12 +23,12 @@ class World:
 
     @property
     def first(self) -> bool:
-        """The one that writes files and talks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def part(self, batch: int) -> slice:
-        """This process's places in a global batch: every size-th, so that the copies of repeated
-        augmentation go to different processes, as with DeiT's sampler."""
+        """This process's images of a global batch: every size-th one, so that the copies of
+        repeated augmentation go to different processes, as with DeiT's sampler."""
         return slice(self.rank, batch, self.size)
 
     def mean(self, numbers: Tensor) -> Tensor:
@@ -39,24 +39,26 @@ class World:
         return numbers
 
     def agreed(self, yes: bool) -> bool:
-        """What the first process says; clocks differ."""
+        """The first process's answer for all, because the processes' clocks differ."""
         if self.size == 1:
             return yes
-        said = torch.tensor(float(yes), device=self.device)
-        dist.broadcast(said, 0)
-        return bool(said)
+        answer = torch.tensor(float(yes), device=self.device)
+        dist.broadcast(answer, 0)
+        return bool(answer)
 
     def wait(self) -> None:
+        """Wait until all processes have come to this point."""
         if self.size > 1:
             dist.barrier()
 
     def leave(self) -> None:
+        """Leave the group of processes; the world cannot be used afterwards."""
         if self.size > 1:
             dist.destroy_process_group()
 
 
 def join(device: str, batch: int, *, pairs: bool = False) -> World:
-    """The world that torchrun's environment describes, or this process alone.
+    """Join the processes that torchrun's environment names; without it this process is alone.
 
     pairs  images are mixed in pairs, so each process needs an even number of them
     """

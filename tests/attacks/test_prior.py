@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from attacks.prior import GaussianPrior, find_prior, load_prior, save_prior, stationary_prior
+from attacks.prior import files as prior_files
 from attacks.prior.files import SHIPPED
 from attacks.prior.fitting import fit_prior
 from attacks.prior.gaussian import cosine_basis
 from attacks.prior.stationary import CHANNELS, SPREAD
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Pixels
 
@@ -140,7 +143,7 @@ def test_the_command_fits_and_the_file_is_found(
         (["--size", "30"], "multiple of the patch's 4 pixels, got 30"),
         (["--out", "x.pt"], "ends in .safetensors"),
         (["--images", "nowhere"], "nowhere"),
-        (["--limit", "1"], "needs 192 patches or more, got"),
+        (["--limit", "1"], "needs at least 192 patches, got"),
     ],
 )
 def test_wrong_commands_are_told(
@@ -162,5 +165,23 @@ def test_unknown_priors_and_other_files_are_told(tmp_path: Path) -> None:
         find_prior("somewhere.safetensors", patch=16, size=192)
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"no safetensors")
-    with pytest.raises(UserError, match="is no prior"):
+    with pytest.raises(UserError, match="is not a prior"):
         load_prior(other)
+
+
+@pytest.mark.parametrize("spoiled", ["no patch", "patch in words", "short covariance", "absent"])
+def test_a_file_that_only_looks_like_a_prior_is_refused(tmp_path: Path, spoiled: str) -> None:
+    """Nothing inside a file ends in a traceback."""
+    shipped = Path(prior_files.SHIPPED) / "patch7.safetensors"
+    tensors, metadata = load_file(shipped), {"patch": "7", "description": "x"}
+    if spoiled == "no patch":
+        del metadata["patch"]
+    elif spoiled == "patch in words":
+        metadata["patch"] = "seven"
+    elif spoiled == "short covariance":
+        tensors["patch_covariance"] = tensors["patch_covariance"][:-1]
+    else:
+        del tensors["spectrum"]
+    save_tensors(tmp_path / "spoiled.safetensors", tensors, metadata)
+    with pytest.raises(UserError, match=r"spoiled\.safetensors is not a prior"):
+        load_prior(tmp_path / "spoiled.safetensors")

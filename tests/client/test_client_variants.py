@@ -332,7 +332,7 @@ def test_sinusoidal_positions_replace_the_table_and_are_not_uploaded(
     assert (table[1] - table[0])[:96].eq(0).all()  # one column on: the row's half is the same
     with pytest.raises(UserError, match="replaces a learned position table"):
         with_sinusoidal_positions(load_model(**{**TINY, "position_embedding": "exposed"}))
-    with pytest.raises(UserError, match="a width that 4 divides, got 18"):
+    with pytest.raises(UserError, match="width divisible by 4, got 18"):
         sinusoidal_table(4, 18)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -144,6 +145,27 @@ def test_missing_gradient_and_index_table_are_not_applicable() -> None:
     view, _ = planted_view(planted_model(), April(), "a")
     view.updates[0].grads.pop("pos_embed")  # type: ignore[attr-defined]
     assert "no gradient of pos_embed" in str(April().unsupported(view))
+
+
+@each_target
+def test_every_gradient_it_cannot_do_without_is_named(target: AttackTarget) -> None:
+    """With any of its gradients withheld an attack refuses or does without; it never breaks."""
+    attack = find_attack(target.attack, target.options)
+    model = planted_model(unknown_embedding=True, **target.model)
+    images = planted_images(target.images, model.card.img_size)
+    view, _ = planted_view(model, attack, "b", images=images, gamma=target.gamma)
+    for absent in target.needs or ("pos_embed", "unk_embed"):
+        updates = [
+            replace(update, grads={n: g for n, g in update.grads.items() if n != absent})
+            for update in view.updates
+        ]
+        lacking = replace(view, updates=updates)
+        refusal = attack.unsupported(lacking)
+        if refusal is not None:
+            assert refusal.kind == "missing_gradient"
+            assert absent in refusal.text
+        elif target.needs is not None:
+            assert attack.run(lacking, generator=torch.Generator()).mask is not None
 
 
 @pytest.mark.parametrize("setting", ["a", "b"])

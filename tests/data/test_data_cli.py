@@ -83,7 +83,7 @@ def test_another_folder_is_left_alone(
         (out / "manifest.csv").unlink()
     before = files_in(out)
     assert run(folder, out, "--seed", "3" if change == "other seed" else "0") == 2
-    assert "not empty and holds something else" in capsys.readouterr().err
+    assert "not empty and holds something other" in capsys.readouterr().err
     assert files_in(out) == before
 
 
@@ -128,8 +128,8 @@ def test_unreadable_images_give_way_to_the_next(
     assert run(folder, tmp_path / "out") == 0
     printed = capsys.readouterr().out
     assert "Wrote 2 images" in printed
-    assert f"Skipped 5 unreadable images, listed in skipped.csv; the first: {broken}: " in printed
-    assert "Fewer than 1 readable in 1 classes: class (found) 2 (0)." in printed
+    assert f"Skipped 5 unreadable images, listed in skipped.csv; the first is {broken}: " in printed
+    assert "Fewer than 1 readable images in 1 classes; class (images found): 2 (0)." in printed
     skipped = pd.read_csv(tmp_path / "out" / "skipped.csv")
     assert skipped["reason"][0] == "the file is empty (0 bytes)"
     assert skipped["label"].tolist() == [0, 2, 2, 2, 2]
@@ -141,7 +141,7 @@ def test_classes_with_too_few(
 ) -> None:
     make_images(folder, ["cat/more.png"])
     assert run(folder, tmp_path / "out", "--per-class", "5") == 0
-    assert "Fewer than 5 readable in 2 classes: class (found) 1 (4), 2 (4)." in (
+    assert "Fewer than 5 readable images in 2 classes; class (images found): 1 (4), 2 (4)." in (
         capsys.readouterr().out
     )
 
@@ -162,7 +162,7 @@ def test_errors_of_the_user(
     for path in bad.rglob("*.png"):
         path.write_bytes(b"")
     for source, out, options, expected in [
-        (flat, "out", [], "has none: The images carry no labels. Give --labels"),
+        (flat, "out", [], "has no classes: The images carry no labels. Give --labels"),
         (Path("embedded"), "out", [], "The embedded images carry no labels."),
         (folder, "out", ["--per-class", "0"], "at least 1, got 0"),
         (bad, "out", [], "None of the 2 images"),

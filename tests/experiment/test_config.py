@@ -259,10 +259,10 @@ def written(folder: Path, content: str | bytes) -> Path:
         ("- name: x\n", "got list"),
         ("", "got NoneType"),
         ("just words", "got str"),
-        ("name: [x\n", "no valid YAML"),
-        ("name: x\n---\nname: y\n", "no valid YAML"),
-        (b"name: \xff\xfe\n", "no valid YAML"),
-        ("name: x\nseed: 2024-13-45\n", "no valid YAML"),
+        ("name: [x\n", "not valid YAML"),
+        ("name: x\n---\nname: y\n", "not valid YAML"),
+        (b"name: \xff\xfe\n", "not valid YAML"),
+        ("name: x\nseed: 2024-13-45\n", "not valid YAML"),
         ("name: x\nname: y\n", "line 2: 'name' is given twice"),
         ("models:\n  A: {}\n  B: {}\n  A: {}\n", "line 4: 'A' is given twice"),
         ("name: x\nmodels: &a\n  A: *a\n", "mistake"),
@@ -296,7 +296,7 @@ grid:
 def test_tags_that_make_objects_are_refused(tmp_path: Path, tag: str) -> None:
     mark = tmp_path / "executed"
     path = written(tmp_path, f"name: {tag} ['touch {mark}']\n")
-    assert "no valid YAML" in mistake(path)
+    assert "not valid YAML" in mistake(path)
     assert not mark.exists()
 
 
@@ -374,7 +374,7 @@ def test_names_and_paths_may_hold_equal_signs(tmp_path: Path) -> None:
     ("weights", "said"),
     [
         (["mpj=a.pth"], "Unknown model 'mpj'. Did you mean mjp? Available: plain, mjp"),
-        (["runs/lr=0.1/a.pth"], "no such file, and as NAME=PATH: Unknown model 'runs/lr'"),
+        (["runs/lr=0.1/a.pth"], "not a file, and read as NAME=PATH: Unknown model 'runs/lr'"),
         (["mjp="], "expected one checkpoint for mjp, got none"),
         ([""], "expected one checkpoint for all models, got none"),
         (["mjp=a.pth", "mjp=b.pth"], "expected one checkpoint for mjp, got two"),

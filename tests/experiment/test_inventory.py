@@ -98,9 +98,7 @@ def test_a_label_stays_known_when_the_image_comes_without(inventory: Inventory) 
 def test_labels_must_be_classes_of_the_model() -> None:
     model = tiny()
     check_labels([ImageRecord("a", 4, "csv"), ImageRecord("b")], model)
-    with pytest.raises(
-        UserError, match=r"Image c has label 5, .* 5 classes, 0 to 4"
-    ):
+    with pytest.raises(UserError, match=r"Image c has label 5, .* 5 classes, 0 to 4"):
         check_labels([ImageRecord("c", 5, "csv")], model)
 
 

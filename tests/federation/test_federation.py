@@ -264,7 +264,7 @@ def test_a_split_that_cannot_be_is_an_error() -> None:
 
 
 def test_more_clients_than_images_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="at most one client an image"):
+    with pytest.raises(UserError, match="at most as many clients as images"):
         task(tmp_path, clients={"number": 500})
 
 
@@ -278,7 +278,7 @@ def test_more_clients_than_images_is_an_error(tmp_path: Path) -> None:
         ({"clients": {"number": 2, "per_round": 3}}, "at most clients.number"),
         ({"record": {"rounds": [4]}}, "expected rounds from 0 on"),
         ({"record": {"rounds": [0], "images": 3, "probes": [{"batch": 2}]}}, "expected a divisor"),
-        ({"client": {"batch": 2, "server_lr": 0.1}}, "the server's is server.lr"),
+        ({"client": {"batch": 2, "server_lr": 0.1}}, "learning rate is server.lr"),
         ({"client": {"bach": 2}}, "Did you mean batch"),
         ({"client": {"batch": 2, "augment": "mixup"}}, "images of different clients"),
         ({"sever": {}}, "Did you mean server"),

@@ -365,7 +365,7 @@ def test_an_upload_that_does_not_fit_is_no_upload(
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        ({"data": ""}, r"data: expected a path in Flower's run config, got none. flwr run"),
+        ({"data": ""}, r"data: expected a path in Flower's run config, got none. Give one"),
         ({"record": "most"}, "record: expected all, attacked, none, got 'most'"),
         ({"patience": 0}, "patience: expected seconds above 0 in the run config, got 0"),
         ({"round-timeout": "ten"}, "round-timeout: expected seconds above 0"),

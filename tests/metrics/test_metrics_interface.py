@@ -219,7 +219,7 @@ GREY = np.zeros((32, 40), dtype=np.uint8)
 SPOILT = {
     "absent": (lambda file: file.unlink(), "same name, extension.*reconstruction/a.png.*--allow-"),
     "size": (lambda file: save(file, GREY.T), "a.png: expected 32×40.*got 40×32"),
-    "text": (lambda file: file.write_text("text"), "readable images.*a.png: not an image.*anew"),
+    "text": (lambda file: file.write_text("text"), "readable images.*a.png: not an image.*Replace"),
     "cut": (lambda file: file.write_bytes(file.read_bytes()[:600]), "a.png: .*truncated"),
 }
 

@@ -65,14 +65,14 @@ def test_an_infinite_mean_has_no_interval() -> None:
 
 
 def test_an_unknown_status_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"came 'okay'.*run the attack again"):
+    with pytest.raises(UserError, match=r"got 'okay'.*run the attack again"):
         summarise([1.0], ["okay"])
 
 
 def test_unequal_lengths_are_our_own_mistake() -> None:
-    with pytest.raises(ValueError, match="one entry an image"):
+    with pytest.raises(ValueError, match="one entry per image"):
         summarise([1.0, 2.0], ["ok"])
-    with pytest.raises(ValueError, match="one entry an image"):
+    with pytest.raises(ValueError, match="one entry per image"):
         summarise([1.0], ["ok"], groups=["a", "b"])
 
 

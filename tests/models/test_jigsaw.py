@@ -17,11 +17,11 @@ from mjp_privacy.models.jigsaw import (
     draw_masks,
     largest_block,
     shuffle_patches,
-    shuffle_patches_and_pixels,
     shuffled_order,
     to_images,
     to_patches,
 )
+from tests.helpers.reference import shuffle_patches_and_pixels
 
 GRIDS = st.integers(1, 28)
 GAMMAS = st.floats(0, 1)

@@ -58,7 +58,7 @@ def test_derived_lines_and_controls_are_marked_in_every_text(tmp_path: Path) -> 
         assert f"attackers_choice, {ONE}" in text
         for control in ("grey", "other_image", "oracle_inverse"):
             assert f"{control} (control)" in text
-        assert "Chosen on 3 images: april 1, patch_gradient 1, masked_span 1." in text
+        assert "A choice was made for 3 images: april 1, patch_gradient 1, masked_span 1." in text
     words = " ".join(console.split())
     for expected in ("worst_case,", "attackers_c", "(oracle", "(control)"):
         assert expected in words
@@ -92,14 +92,14 @@ def test_notes_say_what_the_lines_are_made_of(tmp_path: Path) -> None:
     text = "\n".join(section.items)
     for expected in (
         "Line 7, worst_case, 1 upload: an oracle selection",
-        "an upper bound of what any selector gets",
-        "Line 8, attackers_choice, 1 upload: per image the attack of the least gradient residual",
+        "an upper bound on what any selector can reach",
+        "Line 8, attackers_choice, 1 upload: for each image the attack with the smallest gradient",
         "april 1, patch_gradient 2, masked_span 0.",
-        "On 2 of these images not every attack has a score.",
-        "On 2 of these images not every attack has a residual.",
+        "For 2 of these images not every attack could be compared: at least one has no score.",
+        "For 2 of these images not every attack could be compared: at least one has no residual.",
         "1 image failed: april failed: april says so; patch_gradient unsupported",
         "(lines 7–8)",
-        "Controls (lines 4–6) are no attacks",
+        "Controls (lines 4–6) are not attacks",
     ):
         assert expected in text
     assert "uploads of one image" not in text

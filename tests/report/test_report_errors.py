@@ -85,7 +85,7 @@ def an_unknown_paper_row(tmp_path: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda _: [], "Expected one run folder or more, none was given"),
+        (lambda _: [], "Expected one or more run folders, got none"),
         (lambda tmp_path: [tmp_path / "nowhere"], "does not exist. Give the folder"),
         (a_file, "is a file. Give the folder"),
         (no_run, "is not a run folder"),
@@ -97,8 +97,8 @@ def an_unknown_paper_row(tmp_path: Path) -> list[Path]:
         (broken_rows, "cannot be read .* Delete that folder"),
         (rows_that_lack_a_column, r"lack the column\(s\) status"),
         (an_image_twice, "holds image 'n00000000/photo 0.JPEG' twice for mse"),
-        (an_unknown_status, "came 'fine'"),
-        (an_unknown_paper_row, r"came model 'DeiT-S\+MPJ'.*Did you mean DeiT-S\+MJP a\?"),
+        (an_unknown_status, "got 'fine'"),
+        (an_unknown_paper_row, r"got model 'DeiT-S\+MPJ'.*Did you mean DeiT-S\+MJP a\?"),
     ],
 )
 def test_errors_say_what_to_do(

@@ -79,7 +79,7 @@ def test_it_comes_first(tmp_path: Path) -> None:
     text = (tmp_path / "out/table.md").read_text()
     titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
     assert titles[:3] == [TITLE, TITLE_DETAILS, "Table 5, paper variant of the metrics"]
-    assert "an oracle selection, the upper bound of what any selector gets" in " ".join(
+    assert "an oracle selection, the upper bound on what any selector can reach" in " ".join(
         text.split()
     )
 

@@ -20,16 +20,16 @@ from tests.helpers.report_rows import (
 def test_notes_say_what_differs(written: tuple[Path, ReportSummary]) -> None:
     text = (written[0] / "table.md").read_text()
     for expected in (
-        "not declared to be ImageNet-1K validation images as the paper's",
+        "not declared to be ImageNet-1K validation images like the paper's",
         "neither norm1 nor residuals",
         "(lines 1–2, 4–8)",
         "Client gradients in float64",
         "mode eval, loss cross_entropy, batch 1, no DAL in the loss",
         "A note of the runner. (line 1)",
         "although no row of A is zero",
-        "(cond(A) over 2^24 on 7 of 22 images)",
+        "(cond(A) exceeds 2^24 on 7 of 22 images)",
         "A has zero rows, those of shuffled patches, on 24 of 24 images",
-        "not over the same images",
+        "do not cover the same images",
         "repeats all five scores",
         "poster's caption says .27",
         "min(PSNR, 100)",
@@ -41,7 +41,7 @@ def test_notes_say_what_differs(written: tuple[Path, ReportSummary]) -> None:
 @pytest.mark.parametrize(
     ("psnr", "zero_rows", "said"),
     [
-        (12.0, 0.0, "8.00 dB below the ceiling in the mean, although no row of A is zero"),
+        (12.0, 0.0, "on average 8.00 dB below the ceiling, although no row of A is zero"),
         (12.0, 3.0, "A has zero rows, those of shuffled patches, on 1 of 1 images"),
         (19.95, 0.0, ""),
     ],
@@ -59,12 +59,27 @@ def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
     assert ("below the ceiling" in text) == ("below the ceiling" in said)
 
 
+@pytest.mark.parametrize(
+    "client", [{"defenses": "gaussian_noise 0.01"}, {"position_noise": 0.1}, {"steps": 2}]
+)
+def test_a_defended_clients_gap_is_not_called_rounding(
+    tmp_path: Path, client: dict[str, object]
+) -> None:
+    approximate = {"pseudo_gradient": "approximate"} if "steps" in client else {}
+    store = RunStore(tmp_path)
+    entry = cell("x", **client, **approximate)
+    store.write_cells([entry])
+    diagnostics = {"cond_a": 1e9, "zero_rows": 0.0, "ceiling_psnr": 20.0}
+    write_rows(store, entry, image_rows(entry, image_id(0), 12.0, diagnostics=diagnostics))
+    assert "below the ceiling" not in notes_of(tmp_path)
+
+
 def test_a_model_trained_with_the_altered_block_is_told_from_one_that_got_it(
     tmp_path: Path,
 ) -> None:
     for block, said in (
         ("closed_form", "was trained with the block that april needs"),
-        ("intact", "carrying weights trained for the intact one"),
+        ("intact", "which has weights trained for the intact one"),
     ):
         store = RunStore(tmp_path / block)
         entry = cell("x", first_block=block)
@@ -100,4 +115,4 @@ def test_many_reasons_are_cut_short(tmp_path: Path) -> None:
     text = notes_of(tmp_path)
     assert "reason 4" in text
     assert "reason 5" not in text
-    assert "2 further reasons, see samples.csv" in text
+    assert "2 further reasons; see samples.csv" in text

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mjp_privacy.report.published import TABLE5, published_row
+from mjp_privacy.report.published import TABLE5, PublishedRow, published_row
 
 PRINTED = """
 1 ViT-S             a 78.1 .0278 .0039 19.27 .5203 .3623
@@ -22,6 +22,10 @@ PRINTED = """
 """Table 5 as the paper's text has it: Acc., MSE, FFT2D, PSNR, SSIM, LPIPS."""
 
 
+def five_scores(row: PublishedRow) -> tuple[float, ...]:
+    return (row.mse, row.fft2d, row.psnr, row.ssim, row.lpips)
+
+
 def test_published_rows_are_the_papers() -> None:
     printed = []
     for line in PRINTED.strip().splitlines():
@@ -29,7 +33,7 @@ def test_published_rows_are_the_papers() -> None:
         assert found
         scores = map(float, found[4].split())
         printed.append((int(found[1]), found[2], found[3], *scores))
-    assert printed == [(r.group, r.model, r.setting, r.acc, *r.scores) for r in TABLE5]
+    assert printed == [(r.group, r.model, r.setting, r.acc, *five_scores(r)) for r in TABLE5]
 
 
 def test_the_repeated_row_is_flagged() -> None:
@@ -37,7 +41,7 @@ def test_the_repeated_row_is_flagged() -> None:
     assert [row.label for row in repeating] == ["(3) DeiT-S+MJP (w/o) a"]
     original = published_row("DeiT-S+MJP", "b")
     assert repeating[0].repeats == original.label
-    assert repeating[0].scores == original.scores
+    assert five_scores(repeating[0]) == five_scores(original)
     assert repeating[0].acc != original.acc
 
 

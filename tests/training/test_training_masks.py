@@ -11,12 +11,12 @@ from torch import Tensor
 from mjp_privacy.models.jigsaw import (
     blockwise_mask,
     shuffle_patches,
-    shuffle_patches_and_pixels,
     to_patches,
 )
 from mjp_privacy.training import blockwise
 from mjp_privacy.training.blockwise import blockwise_masks, shuffled_orders
 from mjp_privacy.training.puzzles import CHUNK, Puzzles, apply
+from tests.helpers.reference import shuffle_patches_and_pixels
 from tests.helpers.training import small
 
 CPU = torch.device("cpu")

@@ -230,7 +230,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
         original(state, path)
 
     monkeypatch.setattr(snapshots.torch, "save", filling)
-    with pytest.raises(UserError, match=r"Could not write checkpoint.pt.*No space left.*is whole"):
+    with pytest.raises(UserError, match=r"Could not write checkpoint.pt.*No space left.*is intact"):
         train(small(), data=data, out=tmp_path / "run", device="cpu")
     assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] > 0
     assert not list((tmp_path / "run").glob(".checkpoint*"))
@@ -429,4 +429,4 @@ def test_slips_of_the_command_line_are_named(
         assert words in capsys.readouterr().err
     config.write_text(yaml.safe_dump({**content(), "rows": {"J": "yes"}}))
     assert main(["train", *command, "--row", "J"]) == 2
-    assert "rows.J: expected fields over the base's, got 'yes'" in capsys.readouterr().err
+    assert "rows.J: expected fields that replace the base's, got 'yes'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Defences that send fewer bits. None of them is random, and zero stays zero."""
+"""Defences that send fewer bits. None of them is random, and zero entries stay zero."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from mjp_privacy.client.defenses.disturbance import Disturbed, Draws, entries, p
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import Grads
 
-UNIFORM = 1 / math.sqrt(12)  # standard deviation of an error that is uniform over a step
-LARGEST, MANTISSA, SMALLEST = 65504.0, 10, -24  # of float16
-HALF_NORMAL = math.sqrt(math.pi / 2 - 1)  # spread of |x| over its mean, x normal
-LEVELS = 127  # of int8 on either side of zero
+UNIFORM = 1 / math.sqrt(12)  # standard deviation of an error that is uniform over one step
+LARGEST, MANTISSA, SMALLEST = 65504.0, 10, -24  # float16: top, mantissa bits, least exponent
+HALF_NORMAL = math.sqrt(math.pi / 2 - 1)  # standard deviation of |x| over its mean, x normal
+LEVELS = 127  # int8's levels on either side of zero
 
 
 @dataclass(frozen=True)
 class TopK:
-    """The `share` of entries of largest magnitude over the whole upload; the others are zero."""
+    """Sends only the largest entries; the number is the share that is kept.
+
+    `share`: counted over the whole upload, by magnitude; all other entries become zero.
+    """
 
     share: float
     name: ClassVar[str] = "top_k"
@@ -35,6 +38,7 @@ class TopK:
             )
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+        """Keep the largest entries of each step's upload, at least one."""
         kept = max(1, round(self.share * entries(sent)))
         flat = torch.cat([g.flatten(1) for g in sent.values()], 1)
         places = flat.abs().topk(kept, dim=1, sorted=False).indices
@@ -50,25 +54,29 @@ class TopK:
 
 
 def _dropped(sparse: Tensor, threshold: Tensor) -> Tensor:
-    """(n,): what is gone is anywhere below the smallest magnitude that was kept."""
+    """(n,): dropped entries lie uniformly below the smallest magnitude that was kept."""
     share = (sparse == 0).flatten(1).double().mean(1)
     return threshold * (share / 3).sqrt()
 
 
 @dataclass(frozen=True)
 class Float16:
-    """Half precision; what is too large becomes the largest number there is."""
+    """Sends numbers in half precision (16 bits); takes no number.
+
+    What is too large for it becomes its largest number, 65504.
+    """
 
     name: ClassVar[str] = "float16"
     main: ClassVar[str | None] = None
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+        """Round every entry to float16; the dtype stays what it was."""
         halves = {name: g.clamp(-LARGEST, LARGEST).half().to(g.dtype) for name, g in sent.items()}
         return Disturbed(halves, {}, {name: _half_step(g) for name, g in halves.items()})
 
 
 def _half_step(half: Tensor) -> Tensor:
-    """(n,): uniform over the distance of neighbouring numbers of half precision."""
+    """(n,): the error is uniform over the distance between neighbouring float16 numbers."""
     exponent = torch.frexp(half.double().abs().flatten(1)).exponent - 1
     step = torch.where(half.flatten(1) == 0, SMALLEST, (exponent - MANTISSA).clamp(min=SMALLEST))
     return UNIFORM * (4.0 ** step.double()).mean(1).sqrt()
@@ -76,12 +84,16 @@ def _half_step(half: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Int8:
-    """Each tensor in steps of its largest magnitude over 127, rounded to the nearest."""
+    """Rounds each tensor to 255 even levels (8 bits); takes no number.
+
+    A level is the tensor's largest magnitude over 127; entries go to the nearest level.
+    """
 
     name: ClassVar[str] = "int8"
     main: ClassVar[str | None] = None
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+        """Round every entry to the levels of its tensor; an all-zero tensor stays zero."""
         steps = {name: g.flatten(1).abs().amax(1) / LEVELS for name, g in sent.items()}
         rounded = {}
         for name, g in sent.items():
@@ -94,12 +106,13 @@ class Int8:
 
 @dataclass(frozen=True)
 class Sign:
-    """The sign of each entry times the tensor's mean magnitude."""
+    """Sends each entry's sign times its tensor's mean size; takes no number."""
 
     name: ClassVar[str] = "sign"
     main: ClassVar[str | None] = None
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+        """Replace every entry by its sign times the mean magnitude of its tensor."""
         mean = {name: g.flatten(1).abs().mean(1) for name, g in sent.items()}
         signs = {name: g.sign() * per_step(mean[name], g) for name, g in sent.items()}
         return Disturbed(signs, {}, {name: HALF_NORMAL * m.double() for name, m in mean.items()})

@@ -1,4 +1,4 @@
-"""What a defence hands on: the altered upload, and the public part of what it did to it."""
+"""What a defence returns: the altered upload, and how large its error is publicly known to be."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Deviations = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Disturbed:
-    """An altered upload and what anybody knows of its error from the recipe and the upload.
+    """An altered upload, and the size of its error as recipe and upload alone reveal it.
 
-    `noise` is on every entry. `rounding` leaves entries that are zero at zero, so that a row
-    without a gradient still shows.
+    `noise` is on every entry. `rounding` leaves zero entries zero, so that a row without a
+    gradient can still be recognised.
     """
 
     sent: dict[str, Tensor]
@@ -30,8 +30,10 @@ class Disturbed:
 
 @dataclass(frozen=True)
 class Draws:
-    """Normal numbers for (seed, the step's first image, round, parameter, what they are for): they
-    do not move with what else is in a block, nor with the level of the noise."""
+    """Normal numbers, drawn for (seed, the step's first image, round, parameter, purpose).
+
+    They depend neither on the other images of a block nor on the level of the noise.
+    """
 
     seed: int
     first_ids: Sequence[str]  # of each of the n steps
@@ -39,7 +41,10 @@ class Draws:
     purpose: str = ""
 
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
-        """(n, *shape) float32, which is drawn four times as fast as float64."""
+        """Standard normal numbers (n, *shape) for a parameter.
+
+        In float32, which is drawn four times as fast as float64.
+        """
         return torch.stack(
             [
                 torch.randn(
@@ -53,22 +58,23 @@ class Draws:
         )
 
 
-def added(one: Deviations, other: Deviations) -> dict[str, Tensor]:
-    """Deviations of the sum of two independent errors."""
-    both = {name: one[name].square() + other[name].square() for name in one.keys() & other.keys()}
-    return {**one, **other, **{name: variance.sqrt() for name, variance in both.items()}}
+def added(first: Deviations, second: Deviations) -> dict[str, Tensor]:
+    """Standard deviations of the sum of two independent errors."""
+    shared = first.keys() & second.keys()
+    variances = {name: first[name].square() + second[name].square() for name in shared}
+    return {**first, **second, **{name: variance.sqrt() for name, variance in variances.items()}}
 
 
 def per_step(values: Tensor, like: Tensor) -> Tensor:
-    """One number a step (n,), shaped to multiply `like` (n, ...)."""
+    """One number for each step, (n,), in the shape and dtype to multiply `like` (n, ...)."""
     return values.to(like).view(-1, *[1] * (like.ndim - 1))
 
 
 def squared_norm(grads: Grads) -> Tensor:
-    """(n,) over all parameters, float64."""
+    """Squared norm (n,) of each step's gradient over all parameters, in float64."""
     return torch.stack([g.double().flatten(1).square().sum(1) for g in grads.values()]).sum(0)
 
 
 def entries(grads: Grads) -> int:
-    """How many numbers one step uploads."""
+    """How many numbers the upload of one step holds."""
     return sum(g[0].numel() for g in grads.values())

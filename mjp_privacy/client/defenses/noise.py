@@ -1,7 +1,8 @@
 r"""Defences that add noise.
 
-`gaussian_noise s`: s times the root mean square of the whole upload's nonzero entries, on every
-entry. `dp_sgd sigma` (Abadi et al. 2016): of each example's gradient g_b over all parameters
+`gaussian_noise s` adds, on every entry, noise of s times the root mean square of the whole upload's
+nonzero entries. `dp_sgd sigma` (Abadi et al. 2016) makes of the examples' gradients g_b, clipped
+over all parameters together,
 
     (1/B) ( sum_b g_b min(1, C / ||g_b||) + N(0, sigma^2 C^2 I) ).
 """
@@ -27,7 +28,10 @@ from mjp_privacy.interfaces import Grads
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """`std`: relative to the rms of the whole upload's nonzero entries."""
+    """Adds Gaussian noise; the number is its size relative to the entries'.
+
+    `std`: relative to the root mean square of the whole upload's nonzero entries.
+    """
 
     std: float
     name: ClassVar[str] = "gaussian_noise"
@@ -36,27 +40,34 @@ class GaussianNoise:
     def __post_init__(self) -> None:
         if self.std < 0:
             raise UserError(
-                f"Defense gaussian_noise.std: expected 0 or a number above, got {self.std:g}. It "
-                "is relative to the upload's own size: 0.1 is a tenth of it."
+                f"Defense gaussian_noise.std: expected 0 or a number above it, got {self.std:g}. "
+                "It is relative to the size of the upload: 0.1 is a tenth of it."
             )
 
     def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+        """Add noise to every entry, zero entries among them."""
         scale = self.std * (squared_norm(sent) / _nonzero(sent)).sqrt()
         noisy = {
             name: g + per_step(scale, g) * draws.normal(name, g.shape[1:]).to(g)
             for name, g in sent.items()
         }
-        return Disturbed(noisy, dict.fromkeys(noisy, self._told(noisy)))
+        return Disturbed(noisy, dict.fromkeys(noisy, self._public_deviation(noisy)))
 
-    def _told(self, noisy: Grads) -> Tensor:
-        """The noise's size as the noisy upload shows it: the rms of what is sent is
-        sqrt(1 + std^2) times that of the gradient, up to how many entries were zero."""
+    def _public_deviation(self, noisy: Grads) -> Tensor:
+        """The noise's size (n,) as anybody can estimate it from the noisy upload.
+
+        The rms of what is sent is sqrt(1 + std^2) times that of the gradient, apart from the
+        unknown number of zero entries.
+        """
         mean = squared_norm(noisy) / entries(noisy)
         return self.std * (mean / (1 + self.std**2)).sqrt()
 
 
 def _nonzero(sent: Grads) -> Tensor:
-    """(n,) how many entries are not zero up to rounding, which moves with the block; 1 or more."""
+    """(n,) number of entries that are not zero, at least 1.
+
+    What may be a rounding error counts as zero, since such errors depend on the rest of the block.
+    """
     largest = torch.stack([g.flatten(1).abs().amax(1) for g in sent.values()]).amax(0)
     zero = (largest * torch.finfo(largest.dtype).eps).unsqueeze(1)
     counts = [(g.flatten(1).abs() > zero).sum(1) for g in sent.values()]
@@ -65,7 +76,10 @@ def _nonzero(sent: Grads) -> Tensor:
 
 @dataclass(frozen=True)
 class DpSgd:
-    """`noise`: the multiplier sigma; `clip`: the norm C that an example's gradient may have."""
+    """Clips each gradient, then adds noise; the number is noise over clip.
+
+    DP-SGD. `noise`: the multiplier sigma; `clip`: the largest norm C of an example's gradient.
+    """
 
     noise: float
     clip: float = 1.0
@@ -76,20 +90,23 @@ class DpSgd:
         if self.noise < 0 or self.clip <= 0:
             raise UserError(
                 "Defense dp_sgd: expected a noise of 0 or above and a clip above 0, got noise "
-                f"{self.noise:g} and clip {self.clip:g}. The clip is a gradient's norm."
+                f"{self.noise:g} and clip {self.clip:g}. The clip is the largest norm that an "
+                "example's gradient keeps."
             )
 
     def step_gradient(self, examples: Grads, draws: Draws) -> dict[str, Tensor]:
-        """(n, B, *shape) of every uploaded parameter -> (n, *shape)."""
+        """Clip, average and add noise: (n, B, *shape) of every parameter -> (n, *shape)."""
         squares = [g.double().flatten(2).square().sum(2) for g in examples.values()]
         norms = torch.stack(squares).sum(0).sqrt()
-        shrunk = (self.clip / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp(max=1)
+        factors = (self.clip / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp(max=1)
         level = self.deviation(norms.shape[1])
-        made = {}
+        gradients = {}
         for name, g in examples.items():
-            mean = (g * shrunk.to(g).view(*shrunk.shape, *[1] * (g.ndim - 2))).mean(1)
-            made[name] = mean + level * draws.normal(name, g.shape[2:]).to(g) if level else mean
-        return made
+            mean = (g * factors.to(g).view(*factors.shape, *[1] * (g.ndim - 2))).mean(1)
+            noisy = mean + level * draws.normal(name, g.shape[2:]).to(g) if level else mean
+            gradients[name] = noisy
+        return gradients
 
     def deviation(self, batch: int) -> float:
+        """Standard deviation of the noise on an entry of the step's gradient: sigma C / B."""
         return self.noise * self.clip / batch

@@ -1,11 +1,12 @@
-"""What a client does to its upload so that it tells less: plug-ins, applied in the order given.
+"""The defences by name, and how they are written in configs, in tables and on the command line.
 
-In YAML `client: {defenses: [{dp_sgd: 0.5}, {top_k: 0.1}, int8]}`, also `{dp_sgd: {noise: 0.5,
-clip: 1.0}}`. A client's config keeps each as one line of text (`dp_sgd 0.5 clip 2`), which is what
-tables show and what the command line takes.
+In YAML: `client: {defenses: [{dp_sgd: 0.5}, {top_k: 0.1}, int8]}`, or with every option named,
+`{dp_sgd: {noise: 0.5, clip: 1.0}}`. They are applied in this order. A client's config keeps each
+as one line of text (`dp_sgd 0.5 clip 2`), which tables show and the command line takes.
 
-To add one: a frozen dataclass with `name`, `main` (the option that may stand alone, or None) and
-`apply` (on the whole upload) or `step_gradient` (inside a step of training), and a line below.
+To add one, write a frozen dataclass with `name`, `main` (the option whose value may stand alone,
+or None) and `apply` (on the whole upload) or `step_gradient` (inside a step of training), and
+register it below. The first line of its docstring is what `mjp list defenses` shows.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from mjp_privacy.interfaces import Grads
 
 @runtime_checkable
 class UploadDefense(Protocol):
-    """Changes what is uploaded, gradients or weight differences of all parameters."""
+    """Changes what is uploaded: gradients or weight differences of all parameters."""
 
     name: ClassVar[str]
     main: ClassVar[str | None]
 
-    def apply(self, sent: Grads, draws: Draws) -> Disturbed: ...
+    def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+        """(n, *shape) of every parameter -> the altered upload and the size of its error."""
+        ...
 
 
 @runtime_checkable
 class StepDefense(Protocol):
-    """Changes the gradient of every step of training, which it makes from each example's own."""
+    """Makes the gradient of every step of training from the gradients of its examples."""
 
     name: ClassVar[str]
     main: ClassVar[str | None]
@@ -60,7 +63,10 @@ for _plugin in (GaussianNoise, DpSgd, TopK, Float16, Int8, Sign):
 
 
 def canonical(item: Any) -> str:
-    """A defence as YAML gives it, a mapping or a line of text, as its one line of text."""
+    """A defence's one line of text: canonical({"dp_sgd": {"noise": 0.5}}) is "dp_sgd 0.5".
+
+    item: a mapping with one name, as YAML gives it, or a line of text.
+    """
     if isinstance(item, str):
         return text_of(defense_of(item))
     if not isinstance(item, Mapping) or len(item) != 1:
@@ -71,23 +77,29 @@ def canonical(item: Any) -> str:
     ((name, value),) = item.items()
     plugin = DEFENSES[str(name)]
     options = value if isinstance(value, Mapping) else {} if value is None else {"": value}
-    return text_of(_made(plugin, options))
+    return text_of(_configured(plugin, options))
 
 
 @lru_cache(maxsize=256)
 def defense_of(text: str) -> Defense:
-    """`dp_sgd 0.5 clip 2` -> the plug-in: a name, its main option, further ones by name."""
+    """The defence that a line of text stands for: a name, its main option, others by name.
+
+    defense_of("dp_sgd 0.5 clip 2") is DpSgd(noise=0.5, clip=2.0).
+    """
     name, *words = text.split()
     plugin = DEFENSES[name]
     options: dict[str, Any] = {}
     if len(words) % 2:
         options[""] = words.pop(0)
     options |= dict(zip(words[::2], words[1::2], strict=True))
-    return _made(plugin, options)
+    return _configured(plugin, options)
 
 
 def text_of(defense: Defense) -> str:
-    """Its main option always, the others where they are not at their default."""
+    """A defence's one line of text: text_of(DpSgd(noise=0.5, clip=2.0)) is "dp_sgd 0.5 clip 2".
+
+    It has the main option always, other options only where they differ from their default.
+    """
     words = [defense.name]
     for option in dataclasses.fields(defense):  # type: ignore[arg-type]
         value = getattr(defense, option.name)
@@ -99,33 +111,36 @@ def text_of(defense: Defense) -> str:
 
 
 def check_order(texts: Sequence[str], where: str) -> None:
-    """Per-example clipping is a part of training, so it comes before anything on the upload."""
+    """Raise UserError unless per-example clipping, which is part of training, comes first."""
     for place, text in enumerate(texts):
         if place and isinstance(defense_of(text), StepDefense):
             raise UserError(
                 f"{where}.defenses: expected {text.split()[0]} first and once, got it at place "
-                f"{place + 1}: it clips each example's gradient, which is gone in an upload. Move "
-                "it to the front."
+                f"{place + 1}: it clips the gradient of each example, and an upload no longer "
+                "holds those. Move it to the front."
             )
 
 
-def _made(plugin: Any, options: Mapping[str, Any]) -> Defense:
-    known = [option.name for option in dataclasses.fields(plugin)]
-    found: dict[str, float] = {}
-    for given, value in options.items():
-        option = given or plugin.main
-        if option not in known:
-            if not given:
-                raise UserError(f"Defense {plugin.name} has no value; got {value!r}. Leave it out.")
-            raise UserError(f"Defense {plugin.name}: {unknown_name('option', option, known)}")
-        found[option] = _number(f"{plugin.name}.{option}", value)
-    if plugin.main and plugin.main not in found:
+def _configured(plugin: Any, options: Mapping[str, Any]) -> Defense:
+    """The plug-in with its options; the name "" stands for the main one."""
+    existing = [option.name for option in dataclasses.fields(plugin)]
+    values: dict[str, float] = {}
+    for name, value in options.items():
+        option = name or plugin.main
+        if option not in existing:
+            if not name:
+                raise UserError(
+                    f"Defense {plugin.name}: expected no value, got {value!r}. Leave it out."
+                )
+            raise UserError(f"Defense {plugin.name}: {unknown_name('option', option, existing)}")
+        values[option] = _number(f"{plugin.name}.{option}", value)
+    if plugin.main and plugin.main not in values:
         raise UserError(
             f"Defense {plugin.name}: expected its {plugin.main}, got none. Write "
             f"{{{plugin.name}: {{{plugin.main}: 0.1}}}} or {{{plugin.name}: 0.1}}."
         )
-    made: Defense = plugin(**found)
-    return made
+    defense: Defense = plugin(**values)
+    return defense
 
 
 def _number(where: str, value: Any) -> float:
@@ -136,5 +151,5 @@ def _number(where: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"Defense {where}: expected a number, got {value!r}. Give one.")
+        raise UserError(f"Defense {where}: expected a number, got {value!r}. Give one, as in 0.1.")
     return number

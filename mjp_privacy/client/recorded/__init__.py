@@ -1,1 +1,1 @@
-"""Uploads as files: read, checked and put together into lines of a table."""
+"""Uploads as files: written, read, checked, and grouped into the lines of a table."""

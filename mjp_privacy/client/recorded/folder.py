@@ -1,11 +1,11 @@
 """A folder of recorded uploads.
 
-    DIR/NAME.safetensors, DIR/NAME.json   an upload and its header (`uploads.header`)
+    DIR/NAME.safetensors, DIR/NAME.json   an upload and its header (`header.py`)
     DIR/weights/SHA.safetensors           weights before a round, each stored once
     DIR/truth/NAME.safetensors            private images, for scoring only; may be absent
 
-Files are renamed into place, an upload's header last: what a killed recorder leaves is whole
-uploads, and parts that are told apart.
+Files are renamed into place when they are complete, an upload's header last. A killed recorder
+thus leaves only whole uploads, and parts that can be recognised because their header is missing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mjp_privacy.client.recorded.header import UploadHeader, header_text, read_header
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.spec import METADATA
@@ -35,7 +36,7 @@ WEIGHTS, TRUTH = "weights", "truth"
 
 @dataclass(frozen=True)
 class RecordedTruth:
-    """What an upload was made of."""
+    """The private images that an upload was made of, and how they were shuffled."""
 
     images: Tensor  # (B, C, S, S) in [0, 1], before any shuffle
     image_ids: tuple[str, ...]
@@ -45,7 +46,7 @@ class RecordedTruth:
 
 @dataclass(frozen=True)
 class RecordedUpload:
-    """One upload's place and header; its tensors are read when they are asked for."""
+    """One upload's place and header; its tensors are read from disk at every call."""
 
     folder: Path
     name: str
@@ -53,22 +54,26 @@ class RecordedUpload:
 
     @property
     def path(self) -> Path:
+        """The file of its tensors."""
         return self.folder / f"{self.name}.safetensors"
 
     @property
     def weights_path(self) -> Path:
+        """The file of the weights before the round."""
         return self.folder / self.header.weights
 
     def files(self) -> list[Path]:
+        """Every file that belongs to it; that of its private images may be absent."""
         truth = self.folder / TRUTH / f"{self.name}.safetensors"
         return [self.path, self.path.with_suffix(".json"), self.weights_path, truth]
 
     def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """By parameter name; `names`: those of them that the file holds."""
-        found = read_tensors(self.path)
-        return {name: t for name, t in found.items() if names is None or name in names}
+        """The tensors by parameter name: all, or those of `names` that the file holds."""
+        tensors = read_tensors(self.path)
+        return {name: t for name, t in tensors.items() if names is None or name in names}
 
     def names(self) -> list[str]:
+        """The names of its tensors, read without the tensors."""
         try:
             with safe_open(self.path, "pt") as file:
                 return sorted(file.keys())
@@ -76,46 +81,49 @@ class RecordedUpload:
             raise _unreadable(self.path, error) from error
 
     def truth(self) -> RecordedTruth | None:
+        """Its private images, or None where nobody kept them."""
         path = self.folder / TRUTH / f"{self.name}.safetensors"
         if not path.is_file():
             return None
-        found = read_tensors(path)
+        tensors = read_tensors(path)
         with safe_open(path, "pt") as file:
             ids = tuple(json.loads((file.metadata() or {}).get("image_ids", "[]")))
-        if "images" not in found or len(ids) != len(found["images"]):
+        if "images" not in tensors or len(ids) != len(tensors["images"]):
             raise UserError(
-                f"{path}: expected `images` with one of `image_ids` each, got "
-                f"{', '.join(sorted(found))}. Take the file out to attack without scores."
+                f"{path}: expected the tensor `images` and, in the metadata, one of `image_ids` "
+                f"for each image, got {', '.join(sorted(tensors))} and {len(ids)} image_ids. Take "
+                "the file out to attack without scores."
             )
         return RecordedTruth(
-            found["images"].float(), ids, found.get("mask"), found.get("permutation")
+            tensors["images"].float(), ids, tensors.get("mask"), tensors.get("permutation")
         )
 
 
 @dataclass(frozen=True)
 class UploadFolder:
-    """Reads and writes one folder."""
+    """Reads and writes a folder of uploads: `UploadFolder(Path("run/uploads")).entries()`."""
 
     root: Path
 
     def entries(self) -> list[RecordedUpload]:
-        """Every upload that has a header, by name."""
+        """Every upload that has a header, sorted by name."""
         if not self.root.is_dir():
             raise UserError(
-                f"--uploads {self.root}: expected a folder of recorded uploads, got none there."
+                f"--uploads {self.root}: expected a folder of recorded uploads, but there is no "
+                "folder of this name. `mjp federate` records such folders."
             )
         headers = sorted(self.root.glob("*.json"))
-        found = [RecordedUpload(self.root, p.stem, read_header(p)) for p in headers]
-        if not found:
+        uploads = [RecordedUpload(self.root, p.stem, read_header(p)) for p in headers]
+        if not uploads:
             raise UserError(
                 f"--uploads {self.root}: expected NAME.json beside NAME.safetensors for each "
                 f"upload, got {len(list(self.root.iterdir()))} other files. "
                 "`mjp federate` records such folders."
             )
-        return found
+        return uploads
 
     def unfinished(self) -> list[str]:
-        """Tensors without a header: the recorder was stopped between the two."""
+        """Files of tensors without a header: the recorder was stopped between the two."""
         return sorted(
             path.name
             for path in self.root.glob("*.safetensors")
@@ -125,7 +133,7 @@ class UploadFolder:
     # writing ----------------------------------------------------------------------------------
 
     def record_weights(self, model: LoadedModel) -> str:
-        """Store the weights that the model holds, once; their file's place."""
+        """Store the model's weights unless they are there already; their file, in the folder."""
         digest = hashlib.sha256()
         for name, parameter in sorted(model.named_parameters()):
             digest.update(name.encode() + stored(parameter).numpy().tobytes())
@@ -144,16 +152,16 @@ class UploadFolder:
         plain: Tensor | None = None,
         series: Sequence[str] | None = None,
     ) -> list[Path]:
-        """Write the n uploads of an update under these names.
+        """Write the n uploads of an update under these names; the files of their tensors.
 
-        header  what they share; round, client, kind, ... come from the update
-        inputs, plain  what they were made of: truth for scoring is written where given
-        series  of each upload
+        header  what they share; round, kind, batch and the like come from the update
+        inputs, plain  what was fed, and the images before the shuffle: the truth for scoring
+        series  the series name of each upload
         """
         paths = []
         for step, name in enumerate(names):
-            own = slice(step * update.batch, (step + 1) * update.batch)
-            labels = None if inputs is None else tuple(inputs.labels[own].tolist())
+            images = slice(step * update.batch, (step + 1) * update.batch)
+            labels = None if inputs is None else tuple(inputs.labels[images].tolist())
             fields: dict[str, Any] = {
                 "kind": update.kind,
                 "dtype": str(update.dtype).removeprefix("torch."),
@@ -170,34 +178,40 @@ class UploadFolder:
                 "series": None if series is None else series[step],
             }
             if inputs is not None and plain is not None:
-                self._record_truth(name, inputs, plain, own)
+                self._record_truth(name, inputs, plain, images)
             path = self.root / f"{name}.safetensors"
-            _save(path, {key: stored(grad[step]) for key, grad in update.grads.items()}, {})
+            save_tensors(path, {key: stored(grad[step]) for key, grad in update.grads.items()}, {})
             text = header_text(dataclasses.replace(header, **fields))
             write_atomically(path.with_suffix(".json"), partial(Path.write_text, data=text))
             paths.append(path)
         return paths
 
-    def _record_truth(self, name: str, inputs: ClientInput, plain: Tensor, own: slice) -> None:
-        kept = {"images": stored(plain[own])}
+    def _record_truth(self, name: str, inputs: ClientInput, plain: Tensor, images: slice) -> None:
+        """Write what one upload was made of: these of the update's images."""
+        tensors = {"images": stored(plain[images])}
         if inputs.mask is not None and inputs.permutation is not None:
-            kept |= {"mask": stored(inputs.mask[own])}
-            kept |= {"permutation": stored(inputs.permutation[own])}
-        metadata = {"image_ids": json.dumps(list(inputs.image_ids[own]))}
-        _save(self.root / TRUTH / f"{name}.safetensors", kept, metadata)
+            tensors |= {"mask": stored(inputs.mask[images])}
+            tensors |= {"permutation": stored(inputs.permutation[images])}
+        metadata = {"image_ids": json.dumps(list(inputs.image_ids[images]))}
+        save_tensors(self.root / TRUTH / f"{name}.safetensors", tensors, metadata)
 
 
 def save_weights(path: Path, model: LoadedModel, facts: Mapping[str, Any] | None = None) -> None:
-    """The model as a checkpoint whose metadata say what loading it needs."""
+    """Write the model as a checkpoint whose metadata hold all that `load_model` needs.
+
+    facts: further entries of the metadata.
+    """
     tensors = {name: stored(p) for name, p in model.named_parameters()}
-    _save(path, tensors, {**_card_metadata(model), **_as_json(facts or {})})
+    save_tensors(path, tensors, {**_card_metadata(model), **_as_json(facts or {})})
 
 
 def stored(tensor: Tensor) -> Tensor:
+    """The tensor as safetensors can write it: detached, contiguous, on the CPU."""
     return tensor.detach().cpu().contiguous()
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file; UserError if it is missing or cut off."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -211,16 +225,8 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     )
 
 
-def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    def write(temporary: Path) -> None:
-        save_file(tensors, temporary, metadata)
-        temporary.chmod(0o644)  # safetensors writes for the owner alone
-
-    write_atomically(path, write)
-
-
 def _card_metadata(model: LoadedModel) -> dict[str, str]:
-    """What loading the weights again needs."""
+    """What `load_model` needs to know about the weights, beside the tensors."""
     card = model.card
     facts = {
         **{name: getattr(card, name) for name in METADATA if hasattr(card, name)},

@@ -1,7 +1,8 @@
-"""Recorded uploads put together: series of one client's rounds, and lines of a table.
+"""Recorded uploads sorted into series and groups.
 
-A group is a line's worth: series that begin in the same round with the same weights and recipe.
-They are attacked together, as the images of one cell.
+A series holds uploads of the same images in successive rounds. A group holds the series that begin
+in the same round with the same weights and recipe: they are attacked together, as the images of
+one cell, and make one line of a table.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord
 
-OWN_OF_EACH = (
+MAY_DIFFER = (
     "weights",
     "weights_sha256",
     "round",
@@ -27,24 +28,25 @@ OWN_OF_EACH = (
     "noise",
     "rounding",
 )
-"""Header fields in which uploads of one line may differ; in all others they agree."""
+"""Header fields in which the uploads of a group may differ; in all others they agree."""
 
 
 @dataclass(frozen=True, eq=False)  # hashable by identity
 class Series:
-    """Uploads of the same images, in order of their rounds; usually one."""
+    """Uploads of the same images, in order of their rounds; usually a single one."""
 
     uploads: tuple[RecordedUpload, ...]
     records: tuple[ImageRecord, ...]  # the images of its batch
 
     @property
     def first(self) -> RecordedUpload:
+        """The upload of the earliest round."""
         return self.uploads[0]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Series of one line."""
+    """The series that make one line of a table."""
 
     name: str
     header: UploadHeader  # of the first upload
@@ -55,33 +57,35 @@ class Group:
 
     @property
     def records(self) -> tuple[ImageRecord, ...]:
-        return tuple(record for one in self.series for record in one.records)
+        """The images of all its series."""
+        return tuple(record for series in self.series for record in series.records)
 
     def digest(self) -> str:
-        """Of all that its rows depend on: tensors, headers, weights and private images."""
+        """The sha256 of all that its rows depend on: tensors, headers, weights, private images."""
         digest = hashlib.sha256()
-        for upload in (upload for one in self.series for upload in one.uploads):
+        for upload in (upload for series in self.series for upload in series.uploads):
             digest.update(upload.name.encode())
             for path in upload.files():
                 digest.update(path.read_bytes() if path.is_file() else b"none")
         return digest.hexdigest()
 
     def of(self, records: Sequence[ImageRecord]) -> list[Series]:
-        """The series of these images, which fill whole steps."""
+        """The series that hold these images, each once; the images must fill whole steps."""
         return list(dict.fromkeys(self.by_image[record.image_id] for record in records))
 
 
 def group_uploads(uploads: Sequence[RecordedUpload], limit: int | None = None) -> list[Group]:
-    """Lines in order of label, round, batch and steps; `limit` images of each."""
+    """Groups in order of label, round, batch and steps; of each at most `limit` images, but at
+    least one step."""
     if limit is not None and limit < 1:
         raise UserError(f"--limit: expected 1 or more images, got {limit}.")
     by_key: dict[tuple[object, ...], list[Series]] = {}
     for series in _series(uploads):
         header = series.first.header
         shared = dataclasses.asdict(header)
-        rest = repr(sorted((k, v) for k, v in shared.items() if k not in OWN_OF_EACH))
-        later = [(u.header.round, u.header.weights, u.header.lr) for u in series.uploads]
-        rest = f"{rest} {later}"
+        recipe = repr(sorted((k, v) for k, v in shared.items() if k not in MAY_DIFFER))
+        rounds = [(u.header.round, u.header.weights, u.header.lr) for u in series.uploads]
+        rest = f"{recipe} {rounds}"
         key = (header.label, header.round, header.batch, header.steps, header.weights, rest)
         by_key.setdefault(key, []).append(series)
     ordered = [by_key[key] for key in sorted(by_key, key=repr_of)]
@@ -90,33 +94,35 @@ def group_uploads(uploads: Sequence[RecordedUpload], limit: int | None = None) -
 
 
 def repr_of(key: tuple[object, ...]) -> tuple[str, int, int, int, str, str]:
-    """Keys sort by their numbers, not by their digits."""
+    """A group's key with its numbers as numbers, so that round 10 is sorted behind round 9."""
     label, round, batch, steps, weights, rest = key
     return str(label), int(str(round)), int(str(batch)), int(str(steps)), str(weights), str(rest)
 
 
 def _series(uploads: Sequence[RecordedUpload]) -> list[Series]:
+    """Uploads of one label and series name together; every other upload alone."""
     members: dict[tuple[str, ...], list[RecordedUpload]] = {}
     for upload in uploads:
         header = upload.header
         key = (header.label, "series", header.series) if header.series else ("", "", upload.name)
         members.setdefault(key, []).append(upload)
-    found = []
-    for one in members.values():
-        ordered = sorted(one, key=lambda upload: (upload.header.round, upload.name))
-        found.append(Series(tuple(ordered), _records(ordered[0])))
-    return found
+    series = []
+    for together in members.values():
+        ordered = sorted(together, key=lambda upload: (upload.header.round, upload.name))
+        series.append(Series(tuple(ordered), _records(ordered[0])))
+    return series
 
 
 def _records(upload: RecordedUpload) -> tuple[ImageRecord, ...]:
-    """One an image of the batch: by the private images' names where they are known."""
+    """A record for each image of the batch, named as the private image where that is known."""
     truth, batch = upload.truth(), upload.header.batch
     if truth is None:
         names = [f"{upload.name}/{place}" for place in range(batch)]
     elif len(truth.image_ids) != batch:
         raise UserError(
             f"{upload.name}: expected the {batch} private image(s) of its batch in the truth "
-            f"folder, got {len(truth.image_ids)}."
+            f"folder, got {len(truth.image_ids)}. Mend that file, or take it out to attack without "
+            "scores."
         )
     else:
         names = list(truth.image_ids)
@@ -130,18 +136,18 @@ def _records(upload: RecordedUpload) -> tuple[ImageRecord, ...]:
 
 
 def _names(headers: Sequence[UploadHeader]) -> list[str]:
-    """What tables call the lines' models: the label, with its round, batch and steps where
-    there are several."""
+    """Names of the groups for tables: the label, and with it whatever of round, batch and steps
+    differs among groups of that label."""
     names = []
     for header in headers:
-        same = [other for other in headers if other.label == header.label]
+        namesakes = [candidate for candidate in headers if candidate.label == header.label]
         parts = [header.label]
-        for fields, text in (
+        for field_name, text in (
             ("round", f"round {header.round}"),
             ("batch", f"B {header.batch}"),
             ("steps", f"E {header.steps}"),
         ):
-            if len({getattr(other, fields) for other in same}) > 1:
+            if len({getattr(namesake, field_name) for namesake in namesakes}) > 1:
                 parts.append(text)
         names.append(", ".join(parts))
     seen: dict[str, int] = {}
@@ -155,11 +161,12 @@ def _names(headers: Sequence[UploadHeader]) -> list[str]:
 def _group(name: str, members: Sequence[Series], limit: int | None) -> Group:
     header = members[0].first.header
     chosen = tuple(members) if limit is None else tuple(members[: max(limit // header.batch, 1)])
-    by_image = {record.image_id: one for one in chosen for record in one.records}
-    if len(by_image) != sum(len(one.records) for one in chosen):
+    by_image = {record.image_id: series for series in chosen for record in series.records}
+    if len(by_image) != sum(len(series.records) for series in chosen):
         raise UserError(
-            f"{name}: two uploads of one round hold an image of the same name. Expected uploads of "
-            "the same image in one `series`, or different names in the truth folder."
+            f"{name}: two uploads of one round hold an image of the same name. Give uploads of the "
+            "same image one `series` in their headers, or the images different names in the truth "
+            "folder."
         )
-    scored = all(one.first.truth() is not None for one in chosen)
+    scored = all(series.first.truth() is not None for series in chosen)
     return Group(name, header, chosen, scored, header.weights, by_image)

@@ -1,9 +1,9 @@
-"""What a recorded upload says of itself: the JSON beside its tensors.
+"""The header of a recorded upload: the JSON file beside its tensors.
 
     NAME.safetensors   tensors by parameter name, each of the parameter's own shape
     NAME.json          this header; written last, so that an upload without one is unfinished
 
-Everything here is public to the server: the recipe it gave its clients. Private images, where
+Everything in it is known to the server, which gave its clients their recipe. Private images, where
 somebody kept them for scoring, lie in a folder of their own.
 """
 
@@ -37,21 +37,21 @@ class UploadHeader:
     """The file of the weights before the round, relative to the folder: safetensors, or any
     checkpoint that `load_model` reads."""
     mean: Channels
-    """What the client normalised its images with; never guessed."""
+    """Mean and standard deviation that the client normalised its images with; never guessed."""
     std: Channels
     format: Literal[1] = 1
     weights_sha256: str | None = None
     model: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of `load_model` that the weights file does not say: model, num_heads, img_size."""
+    """Arguments of `load_model` that the weights file does not tell: model, num_heads, img_size."""
     round: Annotated[int, Field(ge=0)] = 0
     client: str = "0"
     series: str | None = None
-    """Uploads of one series hold the same images, as an attacker assumes of one client's rounds;
-    None: this upload stands alone."""
+    """Uploads with the same series name hold the same images, as an attacker assumes of one
+    client's rounds; None: this upload stands alone."""
     kind: Literal["gradient", "weight_difference"] = "gradient"
     """weight_difference: weights after minus weights before."""
     dtype: Literal["float32", "float64"] = "float32"
-    """In which the client computed."""
+    """The precision in which the client computed."""
     batch: Count = 1
     steps: Count = 1
     optimizer: str = "sgd"
@@ -63,30 +63,33 @@ class UploadHeader:
     recipe: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Other fields of a client in the attack's configs: dal, mask, withhold, defenses, ..."""
     noise: dict[str, float] = dataclasses.field(default_factory=dict)
-    """By parameter the standard deviation of what the recipe's defences added to every entry."""
+    """By parameter, the standard deviation of what the recipe's defences added to every entry."""
     rounding: dict[str, float] = dataclasses.field(default_factory=dict)
     """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
     labels: tuple[int, ...] | None = None
-    """Classes of the images, where the attacker knows them; else read off the gradient."""
+    """Classes of the images, where the attacker knows them; None: read from the gradient."""
     partial: bool = False
-    """Only some of what was sent was written down."""
+    """Whether only some of the tensors that were sent were written down."""
 
     def client_config(self, where: str) -> ClientConfig:
-        """As the attack's configs describe the same client."""
-        named = {field.name for field in dataclasses.fields(ClientConfig)}
-        own = {name: getattr(self, name) for name in OWN if name in named}
+        """The same client as the attack's configs describe it.
+
+        where: the upload's name, which opens the message about a mistake in the recipe.
+        """
+        client_fields = {field.name for field in dataclasses.fields(ClientConfig)}
+        shared = {name: getattr(self, name) for name in SHARED_WITH_CLIENT if name in client_fields}
         if self.lr is not None:
-            own["lr"] = self.lr
-        content = {**self.recipe, "upload": self.kind, **own}
+            shared["lr"] = self.lr
+        content = {**self.recipe, "upload": self.kind, **shared}
         return parse(ClientConfig, content, f"{where}, recipe", {})
 
 
-OWN = ("batch", "steps", "optimizer", "momentum", "weight_decay")
-"""Fields that a header and a client share."""
+SHARED_WITH_CLIENT = ("batch", "steps", "optimizer", "momentum", "weight_decay")
+"""Fields that a header and a client's config have in common."""
 
 
 def read_header(path: Path) -> UploadHeader:
-    """Checked: a typo or a missing field is an error that names the file."""
+    """Read and check a header; a misspelt or missing field is a UserError that names the file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -96,7 +99,7 @@ def read_header(path: Path) -> UploadHeader:
         ) from error
     if not isinstance(content, dict):
         raise UserError(
-            f"{path.name}: expected an object with fields such as label and weights, got "
+            f"{path.name}: expected a JSON object with fields such as label and weights, got "
             f"{type(content).__name__}."
         )
     header = parse(UploadHeader, content, path.name, {})
@@ -121,13 +124,13 @@ def _check(header: UploadHeader, where: str) -> None:
         )
     if header.labels is not None and len(header.labels) != header.batch:
         raise UserError(
-            f"{where}, labels: expected one for each of {header.batch} images, got "
+            f"{where}, labels: expected one for each of {header.batch} image(s), got "
             f"{len(header.labels)}."
         )
 
 
 def header_text(header: UploadHeader) -> str:
-    """JSON, without the fields that are at their default."""
+    """The header as JSON; most fields are left out where they have their default."""
     fields = {field.name: field for field in dataclasses.fields(header)}
     always = ("label", "weights", "mean", "std", "format", "round", "client", "kind")
     content = {

@@ -15,13 +15,15 @@ from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 
 HEAD_BIAS = "head.bias"
-
-
 UNKNOWN_LABEL = -1
 
 
 def labels_of(upload: RecordedUpload, model: LoadedModel) -> Tensor:
-    """(B,) as recorded; else, of one image, the class whose bias alone is pushed up."""
+    """The labels (B,) as recorded, or else as the gradient of the classifier's bias tells them.
+
+    For a single image, that gradient is negative for its class alone. Where it was not sent, or
+    the batch is larger, labels are UNKNOWN_LABEL.
+    """
     if upload.header.labels is not None:
         return torch.tensor(upload.header.labels)
     bias = upload.tensors([HEAD_BIAS]).get(HEAD_BIAS)
@@ -37,8 +39,11 @@ def labels_of(upload: RecordedUpload, model: LoadedModel) -> Tensor:
 def stacked(
     uploads: Sequence[RecordedUpload], names: Sequence[str], device: torch.device
 ) -> ClientUpdate:
-    """Uploads of one kind of client with a leading axis, of the names that all of them hold; what
-    is one for all, such as the learning rate, is the first one's."""
+    """Uploads of one kind of client as one update with a leading axis, on the device.
+
+    It holds those of the names that every upload has. What the uploads share, such as the learning
+    rate, is taken from the first one.
+    """
     header = uploads[0].header
     parts = [upload.tensors(names) for upload in uploads]
     common = [name for name in names if all(name in part for part in parts)]
@@ -66,13 +71,15 @@ def stacked(
 
 
 def _levels(
-    told: Sequence[Mapping[str, float]], names: Sequence[str], device: torch.device
+    deviations: Sequence[Mapping[str, float]], names: Sequence[str], device: torch.device
 ) -> dict[str, Tensor]:
-    """(n,) by name; of names that no upload speaks of nothing."""
+    """Standard deviations (n,) by name; names that are zero in every upload are left out."""
     return {
-        name: torch.tensor([one.get(name, 0.0) for one in told], dtype=torch.float64).to(device)
+        name: torch.tensor([each.get(name, 0.0) for each in deviations], dtype=torch.float64).to(
+            device
+        )
         for name in names
-        if any(one.get(name) for one in told)
+        if any(each.get(name) for each in deviations)
     }
 
 
@@ -82,7 +89,7 @@ def load_recorded(upload: RecordedUpload) -> LoadedModel:
     if not upload.weights_path.is_file():
         raise UserError(
             f"{upload.name}.json, weights: expected a file beside the uploads, got "
-            f"{header.weights!r}, which is not there. Put the weights before the round there."
+            f"{header.weights!r}, which is not there. Put the weights from before the round there."
         )
     fields = {"mean": header.mean, "std": header.std, **header.model}
     name = fields.pop("model", None)

@@ -1,10 +1,10 @@
-"""The federation as a Flower app: `client_app` and `server_app`, over the functions of `task`.
+"""The federation as a Flower app: `client_app` and `server_app` call the functions of `Task`.
 
     flwr run . --run-config 'config="configs/federated/cifar10.yaml" data="/images" out="/run"'
 
-A SuperNode's clients are those of its partition: with `partition-id=p num-partitions=n` in its
-node config (simulated nodes have both), p, p + n, p + 2n, ... A node config may also name its own
-`data` and `device`. The server needs the images too: Task counts and splits them.
+A SuperNode plays the clients of its partition: with `partition-id=p num-partitions=n` in its node
+config, which simulated nodes have, these are p, p + n, p + 2n, ... A node config may also name a
+`data` and a `device` of its own. The server needs the images too, since it splits them.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ server_app = ServerApp()
 
 @client_app.query()
 def introduce(message: Message, context: Context) -> Message:
-    """Which clients this node plays."""
-    at, of = _partition(context)
-    fields = ConfigRecord({"partition-id": at, "num-partitions": of})
+    """Answer the server's question which clients this node plays."""
+    partition, partitions = _partition(context)
+    fields = ConfigRecord({"partition-id": partition, "num-partitions": partitions})
     return Message(RecordDict({PARTITION: fields}), reply_to=message)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """One client's upload in one round."""
+    """Answer the server's order with one client's upload in one round."""
     config, weights, client, round = read_order(message.content)
-    at, of = _partition(context)
-    if client % of != at:
+    partition, partitions = _partition(context)
+    if client % partitions != partition:
         raise UserError(
-            f"Asked for client {client}: expected one of partition {at} of {of}. Give each "
-            "SuperNode a partition-id of its own."
+            f"Asked for client {client}: expected one of partition {partition} of {partitions}. "
+            "Give each SuperNode a partition-id of its own."
         )
     task = _task(config, _setting(context, "data"), _setting(context, "device") or "cpu")
     update = task.client_update(weights, client, round)
@@ -64,26 +64,31 @@ def train(message: Message, context: Context) -> Message:
 
 @lru_cache(maxsize=1)
 def _task(config: FederationConfig, data: str, device: str) -> Task:
-    """Decoded once a process, and a process serves many messages in a simulation."""
+    """Made once for each process, because a simulation's processes serve many messages."""
     return Task.from_config(config, _folder(data, "data"), device=pick_device(device))
 
 
 def _partition(context: Context) -> tuple[int, int]:
+    """The node's partition-id and num-partitions."""
     try:
-        at, of = (int(context.node_config[n]) for n in ("partition-id", "num-partitions"))
+        names = ("partition-id", "num-partitions")
+        partition, partitions = (int(context.node_config[name]) for name in names)
     except (KeyError, ValueError) as error:
         raise UserError(
             "A SuperNode's clients: expected partition-id and num-partitions in its node config, "
-            f"got {dict(context.node_config)}. "
+            f"got {dict(context.node_config)}. Start it with "
             "flower-supernode --node-config 'partition-id=0 num-partitions=2' ..."
         ) from error
-    if not 0 <= at < of:
-        raise UserError(f"partition-id: expected 0 to {of - 1} (num-partitions {of}), got {at}.")
-    return at, of
+    if not 0 <= partition < partitions:
+        raise UserError(
+            f"partition-id: expected 0 to {partitions - 1} (num-partitions {partitions}), got "
+            f"{partition}."
+        )
+    return partition, partitions
 
 
 def _setting(context: Context, name: str) -> str:
-    """The node's own value, or the run's."""
+    """A value of the node config, or else of the run config; empty if neither has it."""
     return str(context.node_config.get(name) or context.run_config.get(name) or "")
 
 
@@ -92,7 +97,7 @@ def _setting(context: Context, name: str) -> str:
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """All rounds, or what is left of them, in the folder of an in-process run."""
+    """Run all rounds that are left, in a folder laid out like that of the in-process engine."""
     run = context.run_config
     path = _folder(str(run["config"]), "config")
     config = load_federation(path, str(run["row"]) or None)
@@ -121,9 +126,10 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 class _Marked(Journal):
-    """Says whose lines these are, among Flower's own."""
+    """Marks our lines, so that they can be told from Flower's."""
 
     def say(self, message: str) -> None:
+        """Print a message behind the mark."""
         super().say(MARK + message)
 
 
@@ -131,7 +137,7 @@ def _folder(value: str, name: str) -> Path:
     if not value:
         raise UserError(
             f"{name}: expected a path in Flower's run config, got none. "
-            f"flwr run . --run-config '{name}=\"PATH\"'"
+            f"Give one: flwr run . --run-config '{name}=\"PATH\"'"
         )
     return Path(value)
 

@@ -1,7 +1,7 @@
-"""Flower's own programs on the loopback interface, started and ended.
+"""Starts and ends Flower's own programs, which talk over the loopback interface.
 
 Nothing leaves the machine: no telemetry, no update check, no installing of packages. Ports are
-free ones. Whatever ends the process that started them ends them too.
+chosen among the free ones. The programs end with the process that started them, however it ends.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 
 from mjp_privacy.core.errors import UserError
 
-LINK = "loopback"  # what Flower's configuration calls our SuperLink
-MARK = "federation | "  # before what our server says, among Flower's lines
+LINK = "loopback"  # the name of our SuperLink in Flower's configuration
+MARK = "federation | "  # opens the lines of our server, to tell them from Flower's
 START_SECONDS, STOP_SECONDS = 60.0, 10.0
 
 QUIET = {
@@ -38,15 +38,15 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""Nothing phones home, and no package is installed while running. The last one is Ray's way to be
-told to listen on the loopback interface only, on any system."""
+"""Environment in which nothing phones home and no package is installed. The last variable makes Ray
+listen on the loopback interface only, on any system."""
 
 Process = subprocess.Popen[bytes]
 
 
 @dataclass
 class SuperLink:
-    """A running SuperLink and the SuperNodes that were started for it."""
+    """A running SuperLink and the SuperNodes that were started for it; see `superlink`."""
 
     home: Path
     address: str
@@ -55,57 +55,59 @@ class SuperLink:
     nodes: list[Process] = field(default_factory=list)
 
     def start_nodes(self, number: int) -> None:
-        """SuperNodes, each with its share of the clients; they are connected on return."""
-        logs = [self.home / f"supernode{at}.log" for at in range(number)]
-        for at, log in enumerate(logs):
+        """Start SuperNodes that share the clients among them; on return they are connected."""
+        logs = [self.home / f"supernode{node}.log" for node in range(number)]
+        for node, log in enumerate(logs):
             command = ["flower-supernode", "--insecure", "--superlink", self.address]
             command += ["--port", str(_free_port())]
-            command += ["--node-config", f"partition-id={at} num-partitions={number}"]
+            command += ["--node-config", f"partition-id={node} num-partitions={number}"]
             self.nodes.append(_start(command, log, self.environment))
-        for at, (process, log) in enumerate(zip(self.nodes, logs, strict=True)):
-            _wait_for(f"SuperNode {at}", process, log, partial(_is_connected, log))
+        for node, (process, log) in enumerate(zip(self.nodes, logs, strict=True)):
+            _wait_for(f"SuperNode {node}", process, log, partial(_is_connected, log))
 
     def run(self, app: Path, config: Mapping[str, str | float]) -> None:
         """Submit the app, show what its server says, and return when it has finished."""
         values = self.home / "run.toml"
         values.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items()), "utf-8")
-        given = ["--run-config", str(values)]
+        options = ["--run-config", str(values)]
         if self.simulated:
-            given += ["--federation-config", _simulation(self.simulated)]
-        self._command(["run", str(app), LINK, *given, "--stream"])
+            options += ["--federation-config", _simulation(self.simulated)]
+        self._command(["run", str(app), LINK, *options, "--stream"])
         listed = self._command(["list", LINK, "--format", "json"])
         last = json.loads(listed[listed.index("{") :])["runs"][0]
         if last["status"] != "finished:completed":
             raise UserError(
                 f"Flower's run ended as {last['status']}. {_cause(last)} "
-                f"What Flower said is in {self.home / 'run.log'}."
+                f"Flower's output is in {self.home / 'run.log'}."
             )
 
     def _command(self, arguments: Sequence[str]) -> str:
-        """What a command of `flwr` prints; it goes to a log, and our server's lines are shown."""
-        said, log = [], self.home / f"{arguments[0]}.log"
+        """Run a `flwr` command; its output, which is also logged. Our server's lines are shown."""
+        output, log = [], self.home / f"{arguments[0]}.log"
         process = _popen(["flwr", *arguments], subprocess.PIPE, self.environment)
         assert process.stdout is not None
         try:
             with log.open("w", encoding="utf-8") as file:
                 for raw in process.stdout:
-                    said.append(raw.decode(errors="replace"))
-                    file.write(said[-1])
+                    output.append(raw.decode(errors="replace"))
+                    file.write(output[-1])
                     file.flush()
-                    if said[-1].startswith(MARK):
-                        print(said[-1].removeprefix(MARK), end="", file=sys.stderr, flush=True)
+                    if output[-1].startswith(MARK):
+                        print(output[-1].removeprefix(MARK), end="", file=sys.stderr, flush=True)
             if process.wait():
                 raise UserError(f"flwr {arguments[0]} failed. {log} ends with: {_tail(log)}")
         finally:
             _stop(process)
-        return "".join(said)
+        return "".join(output)
 
 
 @contextmanager
 def superlink(home: Path, simulated: int | None = None) -> Iterator[SuperLink]:
-    """A SuperLink; it and all that was started for it end with the block.
+    """A SuperLink for a `with` block; at its end, it and all its SuperNodes are ended.
 
-    simulated  number of virtual SuperNodes; None: real ones are started
+    simulated  number of virtual SuperNodes; None: real ones, by `start_nodes`
+
+    `with superlink(home) as link: link.start_nodes(2); link.run(app, {})`
     """
     home.mkdir(parents=True, exist_ok=True)
     address = f"127.0.0.1:{_free_port()}"
@@ -115,7 +117,7 @@ def superlink(home: Path, simulated: int | None = None) -> Iterator[SuperLink]:
     command = ["flower-superlink", "--insecure", "--disable-runtime-dependency-installation"]
     command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
     command += ["--simulation"] if simulated else []
-    # Ray's sockets need a short path, and it never takes its files away.
+    # Ray's sockets need a short path, and Ray does not remove its files.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
         log, environment = home / "superlink.log", _environment(home, scratch)
         process = _start(command, log, environment)
@@ -124,17 +126,19 @@ def superlink(home: Path, simulated: int | None = None) -> Iterator[SuperLink]:
             _wait_for("SuperLink", process, log, lambda: _answers(f"http://{address}/health"))
             yield link
         finally:
-            for one in (*link.nodes, process):
-                _stop(one)
+            for started in (*link.nodes, process):
+                _stop(started)
             shutil.rmtree(home / "apps", ignore_errors=True)  # Flower's copies of the app
 
 
 def _simulation(nodes: int) -> str:
+    """Flower's configuration of a simulation: one processor for each node at work."""
     processors = os.cpu_count() or 1
     return f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={processors}"
 
 
 def _cause(run: Mapping[str, Any]) -> str:
+    """Why a run ended, without what Flower puts around the exception."""
     return str(run.get("status-details", "")).partition("failed with exception: ")[2] or str(
         run.get("status-details", "")
     )
@@ -144,10 +148,10 @@ def _cause(run: Mapping[str, Any]) -> str:
 
 
 def _environment(home: Path, scratch: str) -> dict[str, str]:
-    """Programs of this Python come first."""
+    """The programs' environment; those installed with this Python are found first."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    own = {"FLWR_HOME": str(home.resolve()), "RAY_TMPDIR": scratch, "PATH": path}
-    return {**os.environ, **QUIET, **own}
+    places = {"FLWR_HOME": str(home.resolve()), "RAY_TMPDIR": scratch, "PATH": path}
+    return {**os.environ, **QUIET, **places}
 
 
 def _start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
@@ -156,7 +160,7 @@ def _start(command: Sequence[str], log: Path, environment: Mapping[str, str]) ->
 
 
 def _popen(command: Sequence[str], output: Any, environment: Mapping[str, str]) -> Process:
-    """In a process group of its own, which ends when this process does."""
+    """Start a program in its own process group, which ends when this process does."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -169,17 +173,17 @@ def _popen(command: Sequence[str], output: Any, environment: Mapping[str, str]) 
 
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_SET_DEATH_SIGNAL = 1
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def _follow_parent() -> None:
-    """Linux: SIGTERM when whoever started this one is gone, however that happened."""
+    """On Linux, have this process sent SIGTERM when its parent is gone, however that happened."""
     if _LIBC is not None:
         _LIBC.prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _stop(process: Process) -> None:
-    """Politely, then with all that it started."""
+    """Ask a process to end, wait a little, then kill it and everything that it started."""
     if process.poll() is None:
         process.terminate()
     with suppress(subprocess.TimeoutExpired):

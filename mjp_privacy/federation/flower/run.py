@@ -1,7 +1,7 @@
 """A federation under Flower: as a simulation, or as a SuperLink with SuperNodes on loopback.
 
-Both are one `flower-superlink`, to which the app is submitted by `flwr run` as a user would. A
-simulation's clients are Flower's virtual nodes; a deployment has a process a SuperNode.
+Both start a `flower-superlink` and submit the app to it with `flwr run`, as a user would. In a
+simulation, clients are Flower's virtual nodes; a deployment has a process for each SuperNode.
 
 OUT/flower/   Flower's home: the app, its run config, and the programs' logs
 """
@@ -42,11 +42,11 @@ RUN_CONFIG: RunConfig = {
     "patience": 60.0,
     "round-timeout": 600.0,
 }
-"""What the app can be told, and what holds where nothing is said; also in pyproject.toml.
+"""The app's options with their defaults; pyproject.toml must hold the same.
 
-record  what is written of each upload: all, attacked (`record.parameters`) or none
-patience  seconds until every client should have a SuperNode
-round-timeout  seconds until a client that has not answered is left out of its round
+record  which tensors of each upload are written: all, attacked (`record.parameters`) or none
+patience  seconds within which every client should have a SuperNode
+round-timeout  seconds after which a client that has not answered is left out of its round
 """
 
 
@@ -61,11 +61,13 @@ def run_flower(
     client: str = CLIENT_APP,
     **options: str | float,
 ) -> Path:
-    """All rounds under Flower, or what is left of them; the final model's path.
+    """Run all rounds that are left under Flower; the final model's path.
 
-    nodes  SuperNodes of a deployment; None: one a client, but no more than processors
-    client  another ClientApp, module:attribute, in Flower's notation
-    options  of RUN_CONFIG: device, record, patience, round_timeout
+    nodes  SuperNodes of a deployment; None: one for each client, at most as many as processors
+    client  the ClientApp as module:attribute, Flower's notation
+    options  those of RUN_CONFIG: device, record, patience, round_timeout
+
+    `run_flower(config, "images", "out", "flower-deployment", nodes=2, record="all")`
     """
     require_flower(engine)
     folder = output_folder(Path(out)).resolve()
@@ -78,7 +80,9 @@ def run_flower(
         **{name.replace("_", "-"): value for name, value in options.items()},
     }
     if unknown := sorted(set(run) - set(RUN_CONFIG)):
-        raise UserError(f"Flower: expected {', '.join(RUN_CONFIG)}, got {', '.join(unknown)}.")
+        raise UserError(
+            f"Flower's options: expected {', '.join(RUN_CONFIG)}, got {', '.join(unknown)}."
+        )
     number = config.clients.number
     if nodes is not None and not 1 <= nodes <= number:
         raise UserError(
@@ -94,19 +98,20 @@ def run_flower(
 
 
 def require_flower(engine: str) -> None:
+    """Raise UserError for an unknown engine, or where a package that it needs is missing."""
     if engine not in get_args(Engine):
         raise UserError(f"--engine: expected {' or '.join(get_args(Engine))}, got {engine!r}.")
     needed = ("flwr", "ray") if engine == "flower" else ("flwr",)
     if missing := [name for name in needed if find_spec(name) is None]:
         raise UserError(
             f"--engine {engine}: expected the package {missing[0]}, which is not installed here "
-            f"(Python {sys.version_info.major}.{sys.version_info.minor}). "
+            f"(Python {sys.version_info.major}.{sys.version_info.minor}). Run "
             "pip install '.[federated]' on Python 3.11 or newer."
         )
 
 
 def write_app(folder: Path, client: str = CLIENT_APP) -> Path:
-    """A Flower app around this installed package; no code of it is copied."""
+    """Write a Flower app that refers to this package and copies none of its code; its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     config = "\n".join(f"{key} = {json.dumps(value)}" for key, value in RUN_CONFIG.items())
     (folder / "pyproject.toml").write_text(

@@ -1,10 +1,10 @@
-"""A Flower strategy that writes down every upload, and makes the in-process federation's rounds.
+"""A Flower strategy that writes down every upload and runs the rounds of `rounds.Federation`.
 
 OUT/received/r00003_c0017.safetensors   client 17's upload in round 3, with its header
-OUT/rounds.jsonl                        a line a round: who was asked, who did not answer and why
+OUT/rounds.jsonl                        a line for each round: who answered, who did not, and why
 
 Probes, metrics, checkpoints and the final model are those of `rounds.Federation`, so a run that
-was stopped goes on, also with another engine. A client that fails is left out of its round.
+was stopped can go on, also with another engine. A client that fails is left out of its round.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ except ImportError as error:
 
 RECEIVED, ROUNDS = "received", "rounds.jsonl"
 PARTITION = "partition"
-SHOWN = 8  # clients named in a message
-WAIT = 1.0  # seconds between two looks for SuperNodes
+SHOWN = 8  # the most clients that a message names
+WAIT = 1.0  # seconds between two searches for SuperNodes
 
 Record = Literal["all", "attacked", "none"]
-"""What is written of an upload: every tensor, those of `record.parameters`, or no file."""
+"""What is written of an upload: every tensor, those of `record.parameters`, or nothing."""
 
 
 class RecordingStrategy(Strategy):
-    """One message a participant and round; who is asked, and what is done, is the federation's."""
+    """Sends one message to each participant of a round; all else is left to the federation.
+
+    record: which tensors of an upload are written; patience: seconds to wait for SuperNodes.
+    """
 
     def __init__(self, federation: Federation, record: str = "attacked", patience: float = 60.0):
         if record not in get_args(Record):
@@ -50,14 +53,15 @@ class RecordingStrategy(Strategy):
         self.federation, self.keeps, self.patience = federation, record, patience
         self.received = UploadFolder(federation.out / RECEIVED)
         self.lines = federation.out / ROUNDS
-        self.nodes: dict[int, tuple[int, int] | None] = {}  # partition; None: it did not say
+        # By SuperNode: its partition-id and num-partitions, or None where it named none.
+        self.nodes: dict[int, tuple[int, int] | None] = {}
         self._sent: list[tuple[int, Message]] = []
         self._missing: dict[int, str] = {}
 
     # who is there -----------------------------------------------------------------------------
 
     def meet(self, grid: Grid) -> None:
-        """Wait until every client has a node, or patience ends."""
+        """Wait until every client has a node, but no longer than `patience`."""
         clients = range(self.federation.config.clients.number)
         until = time.monotonic() + self.patience
         while absent := [client for client in clients if self._host(client) is None]:
@@ -69,13 +73,13 @@ class RecordingStrategy(Strategy):
         if len(absent) == len(clients):
             raise UserError(
                 f"No client in {self.patience:.0f} s: expected SuperNodes with partition-id and "
-                "num-partitions in their node config. Start them, and give a longer `patience`."
+                "num-partitions in their node config. Start them, or give a longer `patience`."
             )
         if absent:
             self._say(f"going on without clients {_few(absent)}: no SuperNode plays them")
 
     def _introduce(self, grid: Grid) -> None:
-        """Ask new nodes which clients they play; forget those that are gone."""
+        """Ask new nodes which clients they play; forget the nodes that are gone."""
         present = set(grid.get_node_ids())
         self.nodes = {node: part for node, part in self.nodes.items() if node in present}
         new = sorted(present - set(self.nodes))
@@ -86,10 +90,11 @@ class RecordingStrategy(Strategy):
                 self.nodes[node] = None
                 self._say(f"SuperNode {node} cannot take part: {cause(reply.error.reason or '')}")
                 continue
-            own = reply.content.config_records[PARTITION]
-            self.nodes[node] = whole(own["partition-id"]), whole(own["num-partitions"])
+            fields = reply.content.config_records[PARTITION]
+            self.nodes[node] = whole(fields["partition-id"]), whole(fields["num-partitions"])
 
     def _host(self, client: int) -> int | None:
+        """The node that plays a client."""
         for node, part in sorted(self.nodes.items()):
             if part is not None and client % part[1] == part[0]:
                 return node
@@ -100,6 +105,7 @@ class RecordingStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """The orders of a round, one for each participant that has a node."""
         federation = self.federation
         federation.record()
         self._introduce(grid)
@@ -115,6 +121,7 @@ class RecordingStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Write the uploads that came and make the server's step; the new weights."""
         federation = self.federation
         uploads = self._read(replies)
         for client, (update, _) in uploads.items():
@@ -125,15 +132,15 @@ class RecordingStrategy(Strategy):
             raise UserError(
                 f"Round {federation.round}: no client sent an upload ("
                 f"{_few([f'{client}: {why}' for client, why in self._missing.items()])}). "
-                f"What was received before is in {self.received.root}. Mend the clients, and the "
-                "same command goes on from this round."
+                f"What was received before is in {self.received.root}. Mend the clients and run "
+                "the same command again; it goes on from this round."
             )
         federation.advance(list(uploads.values()))
         arrived = MetricRecord({"uploads": len(uploads), "missing": len(self._missing)})
         return arrays(federation.weights), arrived
 
     def _read(self, replies: Iterable[Message]) -> dict[int, tuple[ClientUpdate, int]]:
-        """Uploads by client, in order; who sent none goes to the missing."""
+        """Uploads with numbers of images, by client; who sent none is noted as missing."""
         client_of = {message.metadata.message_id: client for client, message in self._sent}
         uploads: dict[int, tuple[ClientUpdate, int]] = {}
         for reply in replies:
@@ -151,6 +158,7 @@ class RecordingStrategy(Strategy):
         return dict(sorted(uploads.items()))
 
     def _check(self, update: ClientUpdate) -> None:
+        """Refuse an upload that does not fit the weights or the round."""
         weights = self.federation.weights
         for name, grad in update.grads.items():
             expected = (1, *weights[name].shape) if name in weights else None
@@ -160,7 +168,7 @@ class RecordingStrategy(Strategy):
             raise UserError(f"expected round {self.federation.round}, got {update.round}")
 
     def _keep(self, client: int, update: ClientUpdate) -> None:
-        """The upload's files, before anything is made of it."""
+        """Write an upload's files, before the server uses it."""
         if self.keeps == "none":
             return
         federation, config = self.federation, self.federation.config
@@ -179,13 +187,13 @@ class RecordingStrategy(Strategy):
         self.received.record(_part(update, kept), header, [f"r{update.round:05d}_c{client:04d}"])
 
     def _note(self, arrived: list[int]) -> None:
-        """A line of rounds.jsonl; lines of a round that is made again are dropped."""
+        """Write a line of rounds.jsonl; it replaces that of an earlier attempt at the round."""
         round, old = self.federation.round, []
         if self.lines.is_file():
             old = [json.loads(text) for text in self.lines.read_text("utf-8").splitlines()]
-        line = {"round": round, "arrived": arrived, "missing": self._missing}
-        lines = [*(one for one in old if one["round"] < round), line]
-        text = "".join(json.dumps(one) + "\n" for one in lines)
+        new = {"round": round, "arrived": arrived, "missing": self._missing}
+        lines = [*(line for line in old if line["round"] < round), new]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.lines, lambda path: path.write_text(text, "utf-8"))
         for client, why in self._missing.items():
             self._say(
@@ -198,14 +206,17 @@ class RecordingStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return []  # the server evaluates, on test images
+        """No messages: the server evaluates, on test images."""
+        return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
+        """Nothing: no client evaluates."""
         return None
 
     def summary(self) -> None:
+        """Print how many clients and SuperNodes take part."""
         config = self.federation.config
         self._say(
             f"{config.name}: {config.clients.per_round} of {config.clients.number} clients a "
@@ -217,14 +228,15 @@ class RecordingStrategy(Strategy):
 
 
 def _part(update: ClientUpdate, names: set[str]) -> ClientUpdate:
-    """What an upload holds of these parameters."""
+    """The upload with only these parameters."""
     grads, noise, rounding = (
-        {name: held[name] for name in held if name in names}
-        for held in (update.grads, update.noise, update.rounding)
+        {name: tensors[name] for name in tensors if name in names}
+        for tensors in (update.grads, update.noise, update.rounding)
     )
     return replace(update, grads=grads, noise=noise, rounding=rounding)
 
 
 def _few(things: Sequence[object]) -> str:
+    """The first few of them for a message, and how many more there are."""
     shown = "; ".join(map(str, things[:SHOWN]))
     return shown + (f"; and {len(things) - SHOWN} more" if len(things) > SHOWN else "")

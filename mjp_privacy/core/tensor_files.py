@@ -1,0 +1,45 @@
+"""safetensors files whose bytes follow from their content alone.
+
+The library writes metadata in an order that changes from process to process. A file's hash names
+rows and weights here, so that order is made alphabetical.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjp_privacy.core.files import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LENGTH_BYTES = 8  # before the header: its length, little endian
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors by name and strings about them; the file is there whole or not at all."""
+    from safetensors.torch import save_file
+
+    def write(temporary: Path) -> None:
+        save_file(dict(tensors), temporary, dict(metadata))
+        _sort_metadata(temporary)
+        temporary.chmod(0o644)  # safetensors writes for the owner alone
+
+    write_atomically(path, write)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Rewrite the header in place; it keeps its length, spaces behind it are allowed."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        header = json.loads(file.read(length))
+        if "__metadata__" not in header:
+            return
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length, "the same header, written as compactly, is no longer"
+        file.seek(LENGTH_BYTES)
+        file.write(text.ljust(length))

@@ -1,0 +1,140 @@
+"""What learns in a run: the network with its optimiser, one step of training, and its accuracy.
+
+`trainer` repeats the steps; everything that the next step depends on is in `Learner.state`, the
+number of the step and the config.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from timm.data import Mixup
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.network import Objective, build_network
+from mjp_privacy.training.optimization import (
+    build_optimizer,
+    clipped,
+    learning_rate,
+    set_learning_rate,
+)
+from mjp_privacy.training.puzzles import Puzzles, apply
+from mjp_privacy.training.world import World
+
+
+class Learner:
+    """The network, its optimiser, the average of its weights if there is one, and its loss."""
+
+    def __init__(self, config: TrainingConfig, steps_per_epoch: int, world: World) -> None:
+        self.config, self.steps_per_epoch, self.world = config, steps_per_epoch, world
+        self.model = build_network(config).to(world.device)
+        self.bfloat16 = config.recipe.precision == "bfloat16"
+        if self.bfloat16 and world.device.type == "cpu":
+            _plain_attention(self.model)
+        self.optimizer = build_optimizer(self.model, config)
+        decay = config.recipe.ema_decay
+        self.average = ModelEmaV3(self.model, decay=decay) if decay else None
+        self.objective: Any = Objective(self.model, config)
+        if config.recipe.compile:
+            self.objective = torch.compile(self.objective)
+        if world.size > 1:
+            self.objective = DistributedDataParallel(self.objective)
+        self.mix = build_mixup(config)
+        self.puzzles = Puzzles(
+            config, steps_per_epoch, world.device, world.part(config.recipe.batch)
+        )
+
+    @property
+    def trained(self) -> nn.Module:
+        """The model that is validated and exported: the average of the weights, if it is kept."""
+        return self.average.module if self.average is not None else self.model
+
+    def train_step(self, step: int, images: Tensor, labels: Tensor) -> Tensor:
+        """One update; (loss, cross-entropy, DAL, accuracy, gradient norm), still on the device."""
+        _seed_libraries(derive_seed("step", self.config.seed, step, self.world.rank))
+        if self.mix is not None:
+            images, labels = self.mix(images, labels)
+        puzzle = self.puzzles.at(step)
+        images = apply(puzzle, images, self.config.model.patch_size)
+        set_learning_rate(self.optimizer, learning_rate(self.config, step, self.steps_per_epoch))
+        with self._autocast():
+            loss, numbers = self.objective(images, labels, puzzle.mask)
+        loss.backward()
+        norm = clipped(list(self.model.parameters()), self.config.recipe.clip_grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(self.model)
+        return torch.cat((numbers, norm.detach().view(1)))
+
+    @torch.no_grad()
+    def top1(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+        """Top-1 in percent on these images, unshuffled; then training can go on."""
+        model = self.trained.eval()
+        right = torch.zeros(2, device=self.world.device)
+        for pixels, labels in batches:
+            with self._autocast():
+                predicted = model(pixels).argmax(-1)
+            right += torch.stack(((predicted == labels).sum(), torch.tensor(len(labels)).to(right)))
+        right = self.world.mean(right)
+        self.objective.train()
+        return round(float(100 * right[0] / right[1]), 4)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bfloat16)
+
+    def finite(self) -> bool:
+        """Whether all weights are finite numbers."""
+        return bool(torch.stack([p.isfinite().all() for p in self.model.parameters()]).all())
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the learner."""
+        average = self.average.state_dict() if self.average is not None else None
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": average,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned in an earlier process."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+
+
+def build_mixup(config: TrainingConfig) -> Mixup | None:
+    """timm's mixup and cutmix as the config sets them; None if both are off."""
+    augmentation = config.augmentation
+    if not augmentation.mixup and not augmentation.cutmix:
+        return None
+    return Mixup(
+        mixup_alpha=augmentation.mixup,
+        cutmix_alpha=augmentation.cutmix,
+        label_smoothing=config.recipe.label_smoothing,
+        num_classes=config.model.num_classes,
+    )
+
+
+def _seed_libraries(seed: int) -> None:
+    """Seed the libraries' own generators, because timm's mixup and drop path draw from them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def _plain_attention(model: nn.Module) -> None:
+    """Switch fused attention off: on a CPU in bfloat16 it takes seven times as long."""
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            setattr(module, "fused_attn", False)  # noqa: B010  (mypy: a Module's attribute)
