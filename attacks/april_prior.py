@@ -24,9 +24,9 @@ from torch import Tensor
 from attacks.april import refused
 from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.names import QKV, TABLE, UNKNOWN
+from attacks.equations.patch_system import is_disturbed, located
 from attacks.equations.pictures import pictures
 from attacks.equations.requirements import unless_underdetermined
-from attacks.equations.system import is_disturbed, located
 from attacks.prior import find_prior
 from attacks.prior.wiener import PatchPrior, noise_variance, posterior_patches
 from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction, Refusal

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from attacks.equations.clip_factor import clip_factors
 from attacks.equations.names import PATCH, TABLE, UNKNOWN
+from attacks.equations.patch_system import located
 from attacks.equations.pictures import to_unit_range
 from attacks.equations.requirements import lacks_positions
-from attacks.equations.system import located
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer

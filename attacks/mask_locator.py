@@ -14,9 +14,9 @@ from typing import ClassVar, Literal
 import torch
 
 from attacks.equations.names import TABLE
+from attacks.equations.patch_system import located
 from attacks.equations.pictures import per_image
 from attacks.equations.requirements import lacks_gradients, lacks_positions
-from attacks.equations.system import located
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 

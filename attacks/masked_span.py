@@ -22,15 +22,15 @@ import torch
 from attacks.equations.filling import Completion, Filling, Solution, check_completion
 from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.names import PATCH, QKV
-from attacks.equations.requirements import lacks_patch_system, needs_patch_system
-from attacks.equations.span import Knowledge, UploadSpan, combine, upload_span
-from attacks.equations.system import (
+from attacks.equations.patch_system import (
     PatchSystem,
     error_of,
     gradient,
     is_disturbed,
     patch_system,
 )
+from attacks.equations.requirements import lacks_patch_system, needs_patch_system
+from attacks.equations.span import Knowledge, UploadSpan, combine, upload_span
 from attacks.equations.tokens import TINY, lacks_tokens, refine, token_equations
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal

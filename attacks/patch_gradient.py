@@ -21,13 +21,13 @@ from torch import Tensor
 
 from attacks.equations.least_squares import condition_and_rank, minimum_norm_solve
 from attacks.equations.names import PATCH, TABLE
+from attacks.equations.patch_system import PatchSystem, error_of, is_disturbed, patch_system
 from attacks.equations.pictures import per_image, pictures
 from attacks.equations.requirements import (
     lacks_patch_system,
     needs_patch_system,
     unless_underdetermined,
 )
-from attacks.equations.system import PatchSystem, error_of, is_disturbed, patch_system
 from attacks.prior import find_prior
 from attacks.prior.wiener import PatchPrior, known_variance, noise_variance, posterior_patches
 from mjp_privacy.core.errors import UserError

@@ -28,9 +28,9 @@ from torch import Tensor
 from attacks.equations.filling import Completion, check_completion
 from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
+from attacks.equations.patch_system import PatchSystem, gradient, patch_system
 from attacks.equations.pictures import pictures
 from attacks.equations.span import ABOVE_NOISE, off_the_visible, upload_span
-from attacks.equations.system import PatchSystem, gradient, patch_system
 from attacks.jigsaw.solver import solve
 from attacks.lattice.unmixing import sum_coordinates, unmix
 from attacks.masked_span import MaskedSpan

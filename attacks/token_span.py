@@ -23,9 +23,9 @@ import torch
 
 from attacks.equations.filling import Completion, Filling, Solution, check_completion
 from attacks.equations.names import PATCH, QKV
+from attacks.equations.patch_system import error_of, gradient
 from attacks.equations.requirements import lacks_gradients
 from attacks.equations.span import UploadSpan, combine, noise_edge
-from attacks.equations.system import error_of, gradient
 from attacks.equations.tokens import from_tokens_alone, lacks_tokens, token_equations
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal

@@ -12,9 +12,9 @@ from torch import Tensor
 from attacks.equations.completion import FieldEnergy, complete, complete_patchwise
 from attacks.equations.noisy_span import most_probable
 from attacks.equations.noisy_upload import noisy_upload
+from attacks.equations.patch_system import PatchSystem
 from attacks.equations.pictures import per_image, pictures
 from attacks.equations.span import Knowledge, UploadSpan
-from attacks.equations.system import PatchSystem
 from attacks.prior import find_prior
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attacks.equations.names import PATCH, TABLE
+from attacks.equations.patch_system import PatchSystem, error_of
 from attacks.equations.span import noise_edge, off_the_visible
-from attacks.equations.system import PatchSystem, error_of
 from attacks.prior.wiener import TINY, expected_square, noise_variance
 from mjp_privacy.interfaces import ClientUpdate
 

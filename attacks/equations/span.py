@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from attacks.equations.least_squares import minimum_norm_solve
-from attacks.equations.system import PatchSystem
+from attacks.equations.patch_system import PatchSystem
 
 OPEN = 1e-6
 """Eigenvalue of M below which a direction counts as open. It is the squared sine of an angle

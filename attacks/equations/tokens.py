@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
+from attacks.equations.patch_system import error_of, gradient, weights
 from attacks.equations.span import UploadSpan, noise_edge
-from attacks.equations.system import error_of, gradient, weights
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 
 WEIGHTS = (

@@ -19,9 +19,9 @@ from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.core.device import clock
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageRecord
+from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.diagnostics import Scene, diagnose, mask_agreement, oracle, residual
-from mjp_privacy.experiment.facts import CellFacts
 from mjp_privacy.experiment.rows import reasoned_rows, scored_rows
 from mjp_privacy.experiment.source import BlockUploads
 from mjp_privacy.experiment.step_by_step import reconstruct, without_reconstruction

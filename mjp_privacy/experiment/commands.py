@@ -74,7 +74,7 @@ class CheckArguments:
 def check(argv: list[str], usage: Usage) -> int:
     """`mjp check`: print a report on a folder of recorded uploads."""
     arguments = usage.parse(CheckArguments, argv)
-    from mjp_privacy.experiment.check import check_uploads
+    from mjp_privacy.experiment.check_uploads import check_uploads
 
     text, usable = check_uploads(arguments.folder)
     print(text)

@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from mjp_privacy.data import Preprocessing
-from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.facts import (
+from mjp_privacy.experiment.cell_facts import (
     AttackFacts,
     CellFacts,
     ClientFacts,
@@ -15,6 +14,7 @@ from mjp_privacy.experiment.facts import (
     ModelFacts,
     OutcomeFacts,
 )
+from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.identity import cell_key, run_id
 from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.interfaces import Attack, Control

@@ -15,7 +15,7 @@ from torch import Tensor
 from attacks.controls import mean_image, oracle_inverse
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.residual import Mode, gradient_residual
+from mjp_privacy.experiment.gradient_residual import Mode, gradient_residual
 from mjp_privacy.experiment.source import Observation
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction, Truth
 from mjp_privacy.metrics.jigsaw import (

@@ -14,8 +14,8 @@ from attacks import find_attack
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.block import Block
 from mjp_privacy.experiment.config import Cell, Experiment, expand
+from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER
 from mjp_privacy.experiment.identity import cell_key
-from mjp_privacy.experiment.residual import RESIDUAL_OVER
 from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.interfaces import Attack, Control
 from mjp_privacy.models import LoadedModel

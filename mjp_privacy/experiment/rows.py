@@ -12,7 +12,7 @@ import pandas as pd
 from torch import Tensor
 
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.experiment.facts import CellFacts
+from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import CELL_COLUMNS, ROW_COLUMNS
 from mjp_privacy.metrics import METRICS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mjp_privacy.experiment.facts import CellFacts
+from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.inventory import Inventory
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import BlockRead, BlockResult, ModelOpened, Result

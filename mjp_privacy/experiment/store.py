@@ -26,6 +26,7 @@ from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import read_json_lines, write_atomically, write_json
+from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.experiment.packing import pack, unpack
 
 ROW_COLUMNS = (
@@ -140,14 +141,9 @@ class RunStore:
     ) -> None:
         """Write the reconstructions of one cell's block. `tensors`: images, target, plain and input
         (m, C, H, W), and mask and permutation (m, N) if there are any."""
-        from safetensors.torch import save_file
-
         packed, metadata = pack(tensors)
         metadata["image_ids"] = json.dumps(image_ids)
-        write_atomically(
-            self.reconstruction_path(run_id, block),
-            lambda temporary: save_file(packed, temporary, metadata=metadata),
-        )
+        save_tensors(self.reconstruction_path(run_id, block), packed, metadata)
 
     def read_reconstructions(self, path: Path) -> tuple[dict[str, Tensor], list[str]]:
         """The tensors that were given to `write_reconstructions`, and the ids of their images."""

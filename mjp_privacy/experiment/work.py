@@ -19,9 +19,9 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.cell import CellRows, CellWork
+from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.description import describe
-from mjp_privacy.experiment.facts import CellFacts
 from mjp_privacy.experiment.finished import Finished
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.rows import reasoned_rows

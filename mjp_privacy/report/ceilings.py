@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mjp_privacy.report.facts import scalar_text
+from mjp_privacy.report.cell_columns import scalar_text
 from mjp_privacy.report.tables import Table
 from mjp_privacy.report.views import (
     DASH,

@@ -24,7 +24,7 @@ class ReportArguments:
 def report(argv: list[str], usage: Usage) -> int:
     """Write the report of the runs named in `argv` and print its table."""
     arguments = usage.parse(ReportArguments, argv)
-    from mjp_privacy.report import write_report
+    from mjp_privacy.report.write import write_report
 
     summary = write_report(arguments.runs, arguments.out)
     print(summary.console)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
-from mjp_privacy.report.facts import ATTACK_FACTS, COMMAND_FACTS, MODEL_FACTS, client_text
+from mjp_privacy.report.cell_columns import ATTACK_FACTS, COMMAND_FACTS, MODEL_FACTS, client_text
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import THRESHOLDS, capped_median, success, summary
-from mjp_privacy.report.reductions import ATTACKERS_CHOICE, WORST_CASE, DerivedLine, Group, Rule
 from mjp_privacy.report.tables import image_counts, varying_columns
 from mjp_privacy.report.views import DASH, TextTable, gamma, number
+from mjp_privacy.report.worst_case import ATTACKERS_CHOICE, WORST_CASE, DerivedLine, Group, Rule
 
 TITLE = "What the defence leaves: worst case"
 TITLE_DETAILS = "What the defence leaves: by attacker"

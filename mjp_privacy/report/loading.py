@@ -12,7 +12,7 @@ import pandas as pd
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.facts import CellFacts
+from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import ROW_COLUMNS, RunStore
 
 REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mjp_privacy.experiment.facts import ClientFacts
+from mjp_privacy.experiment.cell_facts import ClientFacts
 from mjp_privacy.metrics.statistics import LEVEL, PSNR_CAP, RESAMPLES
 from mjp_privacy.report.grouping import grouped
 from mjp_privacy.report.loading import Line

@@ -12,7 +12,7 @@ import pandas as pd
 
 from mjp_privacy.core.colours import COLOURS, colour
 from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
-from mjp_privacy.report.facts import client_text, fact, options_text, target_of
+from mjp_privacy.report.cell_columns import client_text, fact, options_text, target_of
 from mjp_privacy.report.figures import ACCENT, DPI, GRID, INK, MUTED, save
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import THRESHOLDS, capped_median, success, summary

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
-from mjp_privacy.report.facts import ATTACK_FACTS, Scalar, fact
+from mjp_privacy.report.cell_columns import ATTACK_FACTS, Scalar, fact
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import (
     THRESHOLDS,
@@ -26,7 +26,7 @@ from mjp_privacy.report.measures import (
     summary,
 )
 from mjp_privacy.report.published import METRICS, PublishedRow, published_row
-from mjp_privacy.report.reductions import DerivedLine
+from mjp_privacy.report.worst_case import DerivedLine
 
 VARIANTS = ("paper", "standard")
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mjp_privacy.report.facts import CLIENT_FACTS, client_text, options_text, scalar_text
+from mjp_privacy.report.cell_columns import CLIENT_FACTS, client_text, options_text, scalar_text
 from mjp_privacy.report.loading import MARKS
 from mjp_privacy.report.published import ARROWS, METRICS, TITLES
-from mjp_privacy.report.reductions import RULES
 from mjp_privacy.report.tables import Table
+from mjp_privacy.report.worst_case import RULES
 
 DASH = "–"
 

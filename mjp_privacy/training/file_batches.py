@@ -21,7 +21,7 @@ from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.data import ImageError, Preprocessing
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.examples import Examples, epoch_order
-from mjp_privacy.training.world import World
+from mjp_privacy.training.processes import World
 
 
 class _Images(Dataset[tuple[Tensor, int] | ImageError]):
@@ -105,7 +105,7 @@ class FileBatches:
         for batch in loader:
             if isinstance(batch, ImageError):
                 raise UserError(
-                    f"Image {batch}. Expected every training image to be readable; repair it, or "
+                    f"Image {batch}. Expected every training image to be readable; repair it or "
                     "take it out and start in another --out (the order of images changes)."
                 )
             pixels, labels = batch

@@ -27,8 +27,8 @@ from mjp_privacy.training.optimization import (
     learning_rate,
     set_learning_rate,
 )
+from mjp_privacy.training.processes import World
 from mjp_privacy.training.puzzles import Puzzles, apply
-from mjp_privacy.training.world import World
 
 
 class Learner:

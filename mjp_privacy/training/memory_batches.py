@@ -15,7 +15,7 @@ from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageError, Preprocessing
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.examples import Examples, epoch_order
-from mjp_privacy.training.world import World
+from mjp_privacy.training.processes import World
 
 
 def decode_all(examples: Examples, side: int) -> Tensor:

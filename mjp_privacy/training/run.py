@@ -19,8 +19,8 @@ from mjp_privacy.training.examples import Examples, find_examples
 from mjp_privacy.training.file_batches import FileBatches
 from mjp_privacy.training.learner import build_mixup
 from mjp_privacy.training.memory_batches import MemoryBatches
+from mjp_privacy.training.processes import World, join
 from mjp_privacy.training.trainer import Batches, Trainer
-from mjp_privacy.training.world import World, join
 
 
 def train(

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.core.version import commit
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.training.config import TrainingConfig, plain
-from mjp_privacy.training.world import World
+from mjp_privacy.training.processes import World
 
 IDENTITY = {
     "images": "training images or labels (--data)",
@@ -31,7 +32,8 @@ CHECKPOINT, MODEL = "checkpoint.pt", "model.safetensors"
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write checkpoint.pt; the previous one stays until the new one is complete."""
-    _written(folder / CHECKPOINT, lambda path: torch.save(state, path))
+    with _disk_errors_told(folder / CHECKPOINT):
+        write_atomically(folder / CHECKPOINT, lambda path: torch.save(state, path))
 
 
 def load_checkpoint(folder: Path, identity: Mapping[str, str]) -> dict[str, Any] | None:
@@ -100,8 +102,8 @@ def export_model(
     }
     metadata = {k: json.dumps(v) for k, v in {**_metadata(config), **facts}.items()}
     path = folder / name
-    _written(path, lambda temporary: save_file(tensors, temporary, metadata))
-    path.chmod(0o644)  # safetensors makes files that only their owner can read
+    with _disk_errors_told(path):
+        save_tensors(path, tensors, metadata)
     return path
 
 
@@ -135,14 +137,12 @@ def _trained_gamma(config: TrainingConfig) -> float | None:
     return None if config.jigsaw.shuffle != "none" or config.initial else 0.0
 
 
-def _written(path: Path, write: Any) -> None:
+@contextmanager
+def _disk_errors_told(path: Path) -> Iterator[None]:
+    """torch.save raises RuntimeError on a full disk."""
     try:
-        write_atomically(path, write)
-    except (
-        OSError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:  # torch.save raises RuntimeError on a full disk
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"Could not write {path.name} ({error}). The previous one is intact; free some space "
             "on the disk and run the same command again."

@@ -21,6 +21,8 @@ from mjp_privacy.training.curves import draw_curves
 from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.learner import Learner
 from mjp_privacy.training.optimization import learning_rate
+from mjp_privacy.training.processes import World
+from mjp_privacy.training.running_means import Window
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
     MODEL,
@@ -29,8 +31,6 @@ from mjp_privacy.training.snapshots import (
     made_with,
     save_checkpoint,
 )
-from mjp_privacy.training.window import Window
-from mjp_privacy.training.world import World
 
 CURVE_INTERVAL = 20.0  # seconds between two drawings of curves.png
 

@@ -9,7 +9,7 @@ from attacks import CONTROLS, find_attack
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import Control
-from mjp_privacy.report import write_report
+from mjp_privacy.report.write import write_report
 from tests.helpers.runs import (
     MJP,
     attack,

@@ -12,7 +12,7 @@ from attacks import find_attack
 from attacks.equations import noisy_span
 from attacks.equations.noisy_span import most_probable
 from attacks.equations.noisy_upload import NoisyUpload, noisy_upload
-from attacks.equations.system import located, patch_system
+from attacks.equations.patch_system import located, patch_system
 from attacks.prior import find_prior
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload

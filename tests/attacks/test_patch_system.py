@@ -10,12 +10,12 @@ from torch import Tensor
 
 from attacks.equations.clip_factor import clip_factors
 from attacks.equations.names import PATCH, TABLE
-from attacks.equations.requirements import lacks_gradients
-from attacks.equations.system import (
+from attacks.equations.patch_system import (
     drowned_rows,
     patch_system,
     zero_rows,
 )
+from attacks.equations.requirements import lacks_gradients
 from attacks.patch_gradient import PatchGradient
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient

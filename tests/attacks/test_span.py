@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attacks.equations.patch_system import PatchSystem
 from attacks.equations.span import Knowledge, combine, upload_span
-from attacks.equations.system import PatchSystem
 
 N, D, P = 10, 16, 30
 

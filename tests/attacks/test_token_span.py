@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attacks.equations.names import PATCH, QKV
+from attacks.equations.patch_system import patch_system
 from attacks.equations.span import upload_span
-from attacks.equations.system import patch_system
 from attacks.equations.tokens import refine, token_equations
 from attacks.token_span import TokenSpan
 from mjp_privacy.client.config import ClientConfig

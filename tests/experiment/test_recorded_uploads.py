@@ -16,7 +16,7 @@ from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import group_uploads
 from mjp_privacy.client.recorded.loading import load_recorded
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.check import check_uploads
+from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore

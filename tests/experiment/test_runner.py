@@ -12,11 +12,11 @@ from mjp_privacy import load_model, score
 from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import cell as cell_module
-from mjp_privacy.experiment.residual import RESIDUAL_OVER
+from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER
 from mjp_privacy.experiment.store import CELL_COLUMNS, ROW_COLUMNS, RunStore
 from mjp_privacy.metrics import METRICS
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
-from mjp_privacy.report import write_report
+from mjp_privacy.report.write import write_report
 from tests.helpers.runs import (
     MJP,
     PATCH,

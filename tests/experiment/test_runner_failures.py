@@ -14,7 +14,7 @@ from attacks.april import April
 from mjp_privacy import load_model
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Reconstruction
-from mjp_privacy.report import write_report
+from mjp_privacy.report.write import write_report
 from tests.helpers.runs import (
     MJP,
     TINY,

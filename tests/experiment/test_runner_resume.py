@@ -153,7 +153,7 @@ def test_reconstructions_without_their_rows_are_made_again(
 
 
 def test_a_killed_runs_half_table_can_be_reported(images: Path, tmp_path: Path) -> None:
-    from mjp_privacy.report import write_report
+    from mjp_privacy.report.write import write_report
 
     attack(images, tmp_path / "run", tiny())
     for path in (tmp_path / "run").glob("rows/*/00001.parquet"):

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mjp_privacy.experiment.check import check_uploads
+from mjp_privacy.experiment.check_uploads import check_uploads
 from tests.helpers.federations import run
 
 NAME = "b1s1_r00001_000_at00001"

@@ -7,7 +7,7 @@ from typing import Any
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import Line, load_runs
-from mjp_privacy.report.reductions import DerivedLine, derived_lines, reduced_groups
+from mjp_privacy.report.worst_case import DerivedLine, derived_lines, reduced_groups
 from tests.helpers.report_rows import cell, image_id, image_rows, write_rows
 
 LADDER = {

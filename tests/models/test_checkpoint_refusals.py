@@ -47,7 +47,7 @@ def test_facts_in_the_files_metadata_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"mean": "a half"}, r"metadata 'mean' is no JSON value: 'a half'"),
+        ({"mean": "a half"}, r"metadata 'mean' is not JSON: 'a half'"),
         ({"mean": '"0.5"'}, r"mean: expected one number or three.*got '0.5'"),
         ({"mean": "0.5", "std": "[0, 1, 1]"}, r"std: expected one positive number.*\[0, 1, 1\]"),
         ({"mean": "0.5", "std": "0.5", "num_heads": '"3"'}, r"whole numbers from 1.*num_heads='3'"),

@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import write_report
-from mjp_privacy.report.choices import choices_section
+from mjp_privacy.report.chosen_attacks import choices_section
 from mjp_privacy.report.figures import write_overview
 from mjp_privacy.report.pictures import examples
-from mjp_privacy.report.reductions import derived_lines, reduced_groups
 from mjp_privacy.report.tables import build_table
+from mjp_privacy.report.worst_case import derived_lines, reduced_groups
+from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run, lines_of
 from tests.helpers.report_rows import cell, image_id, write_pictures
 

@@ -8,7 +8,7 @@ import pytest
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import write_report
+from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import (
     cell,
     small_run,

@@ -11,12 +11,12 @@ from urllib.parse import unquote
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import ReportSummary, write_report
 from mjp_privacy.report.console import WIDTH, console_table
 from mjp_privacy.report.export import SAMPLE_COLUMNS, latex_text, markdown_text
 from mjp_privacy.report.loading import Line, load_runs
 from mjp_privacy.report.tables import build_table
 from mjp_privacy.report.views import number
+from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import (
     COUNT,
     HOSTILE,

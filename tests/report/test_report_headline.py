@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import write_report
 from mjp_privacy.report.headline import TITLE, TITLE_DETAILS, headline_tables
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.measures import success
-from mjp_privacy.report.reductions import reduced_groups
 from mjp_privacy.report.views import DASH, TextTable
+from mjp_privacy.report.worst_case import reduced_groups
+from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import curve_run, ladder_run, simple_line
 from tests.helpers.report_rows import cell
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import ReportSummary, write_report
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.tables import build_table
+from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import (
     cell,
     image_id,

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import ReportSummary, write_report
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.pictures import (
     Example,
@@ -21,6 +20,7 @@ from mjp_privacy.report.pictures import (
     psnr_text,
     shown_kinds,
 )
+from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import (
     cell,
     image_id,

@@ -15,7 +15,7 @@ from mjp_privacy.training.file_batches import FileBatches
 from mjp_privacy.training.memory_batches import MemoryBatches, decode_all
 from mjp_privacy.training.network import Objective, build_network
 from mjp_privacy.training.optimization import build_optimizer, clipped, learning_rate
-from mjp_privacy.training.world import World
+from mjp_privacy.training.processes import World
 from tests.helpers.training import class_folders, small
 
 ONE = World(torch.device("cpu"))

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from attacks import ATTACKS, find_attack
 from attacks.equations.names import HEAD, HEAD_BIAS, PATCH, TABLE
+from attacks.equations.patch_system import gradient, patch_system, weights
 from attacks.equations.requirements import lacks_gradients
 from attacks.equations.span import combine, upload_span
-from attacks.equations.system import gradient, patch_system, weights
 from attacks.equations.weight_difference import holds_no_gradient
 from attacks.prior import find_prior
 from mjp_privacy.client.recorded.groups import Group, Series

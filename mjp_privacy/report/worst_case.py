@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from mjp_privacy.experiment.facts import AttackFacts, OutcomeFacts
-from mjp_privacy.report.facts import target_of
+from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
+from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.loading import Line
 
 OF_IMAGE = frozenset(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attacks.equations.names import PATCH as RESIDUAL_OVER
 from attacks.equations.names import TABLE
-from attacks.equations.system import gradient, located
+from attacks.equations.patch_system import gradient, located
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate

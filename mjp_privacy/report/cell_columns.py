@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mjp_privacy.experiment.facts import (
+from mjp_privacy.experiment.cell_facts import (
     AttackFacts,
     CellFacts,
     ClientFacts,

@@ -9,7 +9,7 @@ from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import Group, group_uploads
 from mjp_privacy.client.recorded.loading import load_recorded
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.remarks import applicability, remarks
+from mjp_privacy.experiment.upload_remarks import applicability, remarks
 
 
 def check_uploads(folder: Path) -> tuple[str, bool]:

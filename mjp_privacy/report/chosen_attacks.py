@@ -11,7 +11,7 @@ import pandas as pd
 from mjp_privacy.report.grouping import grouped, which
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.notes import REASONS_SHOWN, Section
-from mjp_privacy.report.reductions import RULES, WORST_CASE, DerivedLine
+from mjp_privacy.report.worst_case import RULES, WORST_CASE, DerivedLine
 
 COLUMNS = ("line", "run", "reduction", "image_id", "chosen_line", "chosen_run_id", "chosen_attack")
 TITLE = "Worst case and attacker's choice"
