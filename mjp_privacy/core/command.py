@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import cleandoc
 from typing import Any, TypeVar
 
 from mjp_privacy.core.errors import UserError
@@ -47,7 +48,7 @@ class Usage:
             kind,
             args=argv,
             prog=self.prog,
-            description=f"Example: {self.example}\n\n{kind.__doc__}",
+            description=f"Example: {self.example}\n\n{cleandoc(kind.__doc__ or '')}",
             config=config,
             **defaults,
         )

@@ -77,25 +77,31 @@ Result = ModelOpened | BlockSkipped | BlockRead | BlockResult
 
 def work(plan: Plan, source: UploadSource, finished: Finished) -> Iterator[Result]:
     """Do everything that is not finished, in the order of the config's models."""
-    for model, blocks in plan.blocks.items():
-        cells = plan.cells_of(model)
-        opened: ModelUploads | None
-        try:
-            opened, reason = source.open(model), ""
-        except UserError as error:
-            opened, reason = None, str(error)
-        loaded = None if opened is None else opened.model
-        facts = {
-            cell: describe(cell, plan.experiment, plan.attacks[cell], source, loaded, reason)
-            for cell in cells
-        }
-        report = None if loaded is None else loaded.card.checkpoint
-        yield ModelOpened(model, list(facts.values()), report, reason)
-        for block in blocks:
-            if opened is None:
-                yield from (_not_run(facts[cell], block, reason) for cell in cells)
-            else:
-                yield from _work_block(plan, opened, block, facts, finished)
+    for model in plan.blocks:  # each in a function of its own, so that one is in memory at a time
+        yield from _work_model(plan, source, model, finished)
+
+
+def _work_model(
+    plan: Plan, source: UploadSource, model: str, finished: Finished
+) -> Iterator[Result]:
+    opened: ModelUploads | None = None
+    reason = ""
+    try:
+        opened = source.open(model)
+    except UserError as error:
+        reason = str(error)
+    loaded = None if opened is None else opened.model
+    facts = {
+        cell: describe(cell, plan.experiment, plan.attacks[cell], source, loaded, reason)
+        for cell in plan.cells_of(model)
+    }
+    report = None if loaded is None else loaded.card.checkpoint
+    yield ModelOpened(model, list(facts.values()), report, reason)
+    for block in plan.blocks[model]:
+        if opened is None:
+            yield from (_not_run(of_cell, block, reason) for of_cell in facts.values())
+        else:
+            yield from _work_block(plan, opened, block, facts, finished)
 
 
 def _not_run(facts: CellFacts, block: Block, reason: str) -> BlockResult:

@@ -13,7 +13,8 @@ from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.pixel import psnr
-from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models import LoadedModel
+from tests.helpers.models import tiny_model
 
 SIDE, PATCH = 96, 16
 CROPS = 4
@@ -22,18 +23,12 @@ CROPS = 4
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
     """36 patches of 16×16, float64."""
-    return load_model(
-        checkpoint="random",
-        img_size=SIDE,
-        patch_size=PATCH,
-        depth=1,
-        embed_dim=96,
-        num_heads=4,
-        num_classes=10,
-        mean=0.5,
-        std=0.5,
+    shape = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": 96, "num_heads": 4}
+    return tiny_model(
+        shape | {"depth": 1, "num_classes": 10, "mean": 0.5, "std": 0.5},
+        weights="drawn",
         unknown_embedding=True,
-    ).double()
+    )
 
 
 @pytest.fixture(scope="module")
