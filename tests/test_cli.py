@@ -335,6 +335,14 @@ def test_the_overview_imports_nothing_heavy() -> None:
     assert not {"torch", "numpy", "pandas", "tyro", "pydantic"} & set(loaded)
 
 
+def test_output_that_nobody_reads_to_its_end_is_no_fault() -> None:
+    script = f"{sys.executable} -m mjp_privacy list | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "models\n"
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 141)
+
+
 def test_every_name_is_listed_with_a_line(place: Workplace) -> None:
     code, said = place.command("list", "--json")
     assert code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from mjp_privacy.core.errors import UserError
 
 DONE, BAD_USAGE, SOME_FAILED = 0, 2, 3
 """Exit codes: everything done; a mistake in the command; some image, cell or upload failed."""
+INTERRUPTED, CLOSED = 130, 141  # as a shell names them: 128 and the number of the signal
 
 Arguments = TypeVar("Arguments")
 
@@ -44,7 +46,7 @@ class Usage:
 
         defaults: dict[str, Any] = {} if default is None else {"default": default}
         config = () if both_ways else (tyro.conf.FlagCreatePairsOff,)
-        return tyro.cli(
+        parsed: Arguments = tyro.cli(
             kind,
             args=argv,
             prog=self.prog,
@@ -52,6 +54,7 @@ class Usage:
             config=config,
             **defaults,
         )
+        return parsed
 
 
 Command = Callable[[list[str], Usage], int]
@@ -65,9 +68,12 @@ def answered(command: Command, argv: list[str], usage: Usage) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_USAGE
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def use_threads(threads: int | None) -> None:

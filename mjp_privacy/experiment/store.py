@@ -207,7 +207,7 @@ class RunStore:
         path = self.root / "cells.json"
         if not path.is_file():
             raise UserError(
-                f"{self.root} is not a run folder: expected {path.name} in it, as run_attack.py "
+                f"{self.root} is not a run folder: expected {path.name} in it, as mjp attack "
                 "writes it. Give the folder that was the --out of a run."
             )
         try:
