@@ -16,7 +16,7 @@ import torch
 import yaml
 from PIL import Image
 
-from mjp_privacy.core import files
+from mjp_privacy.core import files, tensor_files
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import run as run_module
 from mjp_privacy.experiment import store
@@ -129,7 +129,7 @@ def test_a_run_that_dies_at_any_file_goes_on(
     grid = [{"models": ["MJP"], "settings": ["b", "c"], "gammas": [0.5]}]
     with monkeypatch.context() as patch:
         mortal = killing(at, before=before)
-        for module in (files, store):
+        for module in (files, store, tensor_files):
             patch.setattr(module, "write_atomically", mortal)
         with pytest.raises(Killed):
             attack(images, tmp_path, tiny(dtypes=BOTH, grid=grid))
