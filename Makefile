@@ -18,7 +18,7 @@ test: lint types
 # The same federation under Flower's real engines; they are a large install, so apart from `test`.
 test-federated: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,dp,federated]'
-	$(BIN)/python -m pytest tests/slow tests/client/test_accounting.py
+	$(BIN)/python -m pytest tests/slow tests/federation tests/client/test_accounting.py
 
 setup: $(INSTALLED)
 
