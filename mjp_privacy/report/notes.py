@@ -158,7 +158,7 @@ def _conditioning(line: Line) -> Iterable[str]:
     """Why a line stays below its ceiling: zero rows in the attack's system A, or rounding."""
     bits = DIGITS.get(line.cell.dtype)
     condition = line.scored("cond_a", "diagnostic")
-    if bits is None or not len(condition) or _alters_its_gradient(line.cell.client):
+    if bits is None or not len(condition) or _is_not_one_images_gradient(line.cell.client):
         return
     name = f"{line.attack}, {line.cell.dtype}"
     zero_rows = line.scored("zero_rows", "diagnostic").reindex(condition.index).fillna(0)
@@ -180,14 +180,11 @@ def _conditioning(line: Line) -> Iterable[str]:
         )
 
 
-def _alters_its_gradient(client: ClientFacts) -> bool:
-    """Whether something besides rounding and the mask stands between gradient and upload."""
-    plain = ClientFacts()
-    return (client.defenses, client.position_noise, client.pseudo_gradient) != (
-        plain.defenses,
-        plain.position_noise,
-        plain.pseudo_gradient,
-    )
+def _is_not_one_images_gradient(client: ClientFacts) -> bool:
+    """Whether more than rounding and the mask parts the upload from one image's gradient."""
+    several_images = (client.batch or 1) > 1
+    approximate = client.pseudo_gradient != ClientFacts.pseudo_gradient
+    return several_images or approximate or bool(client.defenses or client.position_noise)
 
 
 def unfinished(lines: Sequence[Line]) -> list[str]:

@@ -60,9 +60,10 @@ def test_the_gap_to_the_ceiling_is_explained_by_what_was_measured(
 
 
 @pytest.mark.parametrize(
-    "client", [{"defenses": "gaussian_noise 0.01"}, {"position_noise": 0.1}, {"steps": 2}]
+    "client",
+    [{"defenses": "gaussian_noise 0.01"}, {"position_noise": 0.1}, {"steps": 2}, {"batch": 2}],
 )
-def test_a_defended_clients_gap_is_not_called_rounding(
+def test_a_gap_that_a_defence_steps_or_a_batch_cause_is_not_called_rounding(
     tmp_path: Path, client: dict[str, object]
 ) -> None:
     approximate = {"pseudo_gradient": "approximate"} if "steps" in client else {}
