@@ -82,7 +82,7 @@ def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Co
     if name not in ATTACKS and name not in CONTROLS:
         raise unknown_name("attack", name, [*ATTACKS, *CONTROLS])
     entry = (CONTROLS if name in CONTROLS else ATTACKS)[name]
-    attack = _build(name, entry.load(), entry.preset, options or {})
+    attack = _build(name, entry, options or {})
     members = CONTROL_MEMBERS if name in CONTROLS else MEMBERS
     if missing := [member for member in members if not hasattr(attack, member)]:
         raise UserError(
@@ -93,21 +93,34 @@ def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Co
     return attack
 
 
-def _build(
-    name: str, cls: Any, preset: Mapping[str, Any], options: dict[str, Any]
-) -> Attack | Control:
+def _build(name: str, entry: Entry, options: dict[str, Any]) -> Attack | Control:
     """Build the attack; its own error about an option's value comes before one about its type."""
-    fields = [f.name for f in dataclasses.fields(cls) if f.init and f.name != "name"]
-    for option in options:
-        if option not in fields:
-            raise UserError(f"Attack {name}: {unknown_name('option', option, fields)}")
+    cls = entry.load()
+    offered = _options(entry, cls)
+    for option, value in options.items():
+        if option not in offered:
+            raise UserError(f"Attack {name}: {unknown_name('option', option, offered)}")
+        if value is None and option in entry.preset:
+            raise UserError(
+                f"Attack {name}, option {option}: expected a value, for without one it is another "
+                f"attack; got None. Leave the option out for {entry.preset[option]!r}."
+            )
     try:
-        attack: Attack | Control = cls(**{**preset, **options})
+        attack: Attack | Control = cls(**{**entry.preset, **options})
     except (TypeError, ValueError):
         _check_types(name, cls, options)
         raise
     _check_types(name, cls, options)
     return attack
+
+
+def _options(entry: Entry, cls: Any) -> list[str]:
+    """The options that an entry offers: the fields of its class, without those by which another
+    entry of the same class differs, so that a row's name says what ran."""
+    of_class = [other for other in ATTACKS.values() if other.where == entry.where]
+    distinguish = {option for other in of_class for option in other.preset} - {*entry.preset}
+    fields = [f.name for f in dataclasses.fields(cls) if f.init and f.name != "name"]
+    return [option for option in fields if option not in distinguish]
 
 
 def _check_types(name: str, cls: Any, options: dict[str, Any]) -> None:

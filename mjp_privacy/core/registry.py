@@ -82,6 +82,10 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
+    def values(self) -> list[T]:
+        """All entries, in the order in which they were registered."""
+        return list(self._entries.values())
+
     def names(self) -> list[str]:
         """All names, in the order in which they were registered."""
         return list(self._entries)

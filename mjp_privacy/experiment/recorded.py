@@ -27,7 +27,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
-from mjp_privacy.experiment.inventory import Inventory, check_labels
+from mjp_privacy.experiment.inventory import Inventory, check_labels, preprocessing
 from mjp_privacy.experiment.memo import Memo
 from mjp_privacy.experiment.source import Observation
 from mjp_privacy.experiment.variants import Block0, ModelVariants
@@ -98,6 +98,7 @@ class Recorded:
         group = self.groups[model]
         loaded = load_recorded(group.series[0].first)
         check_labels(group.records, loaded)
+        preprocessing(loaded)  # raises if the header's way of preparing images is impossible
         report = loaded.card.checkpoint
         note = f"{len(group.series)} recorded upload series, sha256 {group.digest()[:12]}"
         loaded.card = replace(loaded.card, checkpoint=replace(report, notes=(*report.notes, note)))

@@ -119,7 +119,7 @@ def attack_uploads(
     attack_uploads(load_experiment("configs/uploads.yaml"), "results/quick/uploads", "results/out")
 
     experiment  names the attacks; models and clients are those of the uploads
-    limit       number of uploads for each line of the table
+    limit       number of images for each line of the table; at least one step of a client is read
     """
     uploads = UploadFolder(Path(folder)).entries()
     groups = {group.name: group for group in group_uploads(uploads, limit)}

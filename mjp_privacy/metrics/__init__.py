@@ -60,7 +60,7 @@ def _register(
 _register("mse", "mean squared error of pixels", higher_is_better=True, paper=mse, standard=mse)
 _register(
     "fft2d",
-    "cosine distance of 2-D spectra",
+    "distance of 2-D spectra, a cosine with (standard) or without (paper) conjugation",
     higher_is_better=True,
     paper=partial(fft2d, conjugate=False),
     standard=partial(fft2d, conjugate=True),

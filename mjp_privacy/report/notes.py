@@ -158,20 +158,23 @@ def _conditioning(line: Line) -> Iterable[str]:
     """Why a line stays below its ceiling: zero rows in the attack's system A, or rounding."""
     bits = DIGITS.get(line.cell.dtype)
     condition = line.scored("cond_a", "diagnostic")
-    if bits is None or not len(condition) or _is_not_one_images_gradient(line.cell.client):
+    if bits is None or not len(condition):
         return
+    client = line.cell.client
     name = f"{line.attack}, {line.cell.dtype}"
     zero_rows = line.scored("zero_rows", "diagnostic").reindex(condition.index).fillna(0)
     singular, gap = int((zero_rows > 0).sum()), ceiling_distance(line)
     over = int((condition > 2.0**bits).sum())
     if singular:
+        masks_alone = bool(line.cell.gamma) and "top_k" not in client.defenses
+        cause = ", those of shuffled patches," if masks_alone else ""
         yield (
-            f"{name}: A has zero rows, those of shuffled patches, on {singular} of "
+            f"{name}: A has zero rows{cause} on {singular} of "
             f"{len(condition)} images: the gradient at these positions was not uploaded, so no "
             "precision can restore them. How much rounding adds can be seen from the line with the "
             "other precision."
         )
-    elif gap > WORTH_SAYING:
+    elif gap > WORTH_SAYING and not _is_not_one_images_gradient(client):
         yield (
             f"{name}: on average {gap:.2f} dB below the ceiling, although no row of A is zero: "
             "with exact gradients this system would reach the ceiling, so the gap is due to "

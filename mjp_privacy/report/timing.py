@@ -13,9 +13,9 @@ STAGES = ("decode", "gradient", "attack", "score")
 
 CAPTION = (
     "Wall-clock seconds per image on the machine that ran each stage, median over blocks of "
-    "images; samples.csv does not hold them. The time of a gradient that several attacks share is "
-    "counted for the first of them. Another machine gives other figures, so compare only lines "
-    "with the same device and number of threads."
+    "images; the times of these stages are not in samples.csv. The time of a gradient that "
+    "several attacks share is counted for the first of them. Another machine gives other figures, "
+    "so compare only lines with the same device and number of threads."
 )
 
 COLUMNS = ("run", "run_id", "stage", "seconds", "images", "device", "threads")

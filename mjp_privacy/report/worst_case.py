@@ -8,8 +8,8 @@ the order of the cells,
 
 is chosen, and every metric of the image comes from the chosen attack's reconstruction. Controls
 are never candidates. Attacks on a client with an altered block 0 are candidates only where the
-model was trained with that block or no other attack was run. Attacks that failed on an image are
-not among its candidates; an image without candidates has a reason in place of scores.
+model was trained with that block or no other attack was planned. Attacks that failed on an image
+are not among its candidates; an image without candidates has a reason in place of scores.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ class HalfWritten:
         ("masked_span", {"tokens": "perhaps"}, "option tokens: Input should be a valid boolean"),
         ("masked_span", {"completion": "fields"}, "completion is one of field, patch, none"),
         ("multi_round", {"upload": 6}, "Did you mean uploads"),
+        ("masked_span", {"uploads": 6}, "Unknown option 'uploads'"),
+        ("inverting_gradients", {"positions": 1.0}, "Unknown option 'positions'"),
+        ("april_optimization", {"positions": None}, "expected a value"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_came(

@@ -401,6 +401,16 @@ def test_labels_that_nobody_knows_are_not_made_up(folder: Path) -> None:
     assert matched.reason.str.contains("needs the labels").all()
 
 
+def test_images_that_cannot_be_prepared_fail_their_line_alone(folder: Path) -> None:
+    """The model takes pictures of 16 pixels, so they cannot be cropped from 10."""
+    edit_all(folder, series=None)
+    edit(folder, model={"resize": 10}, label="impossible")
+    summary, scores, _ = attacked(folder, attacks=[{"name": "patch_gradient"}])
+    assert summary.exit_code == 3
+    assert any("resize" in failure for failure in summary.failures)
+    assert set(scores.status) == {"failed", "ok"}
+
+
 def test_two_precisions_in_one_folder_are_refused(folder: Path) -> None:
     edit(folder, dtype="float64")
     with pytest.raises(UserError, match="expected one precision in a folder"):

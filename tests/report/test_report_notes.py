@@ -42,7 +42,7 @@ def test_notes_say_what_differs(written: tuple[Path, ReportSummary]) -> None:
     ("psnr", "zero_rows", "said"),
     [
         (12.0, 0.0, "on average 8.00 dB below the ceiling, although no row of A is zero"),
-        (12.0, 3.0, "A has zero rows, those of shuffled patches, on 1 of 1 images"),
+        (12.0, 3.0, "A has zero rows on 1 of 1 images"),
         (19.95, 0.0, ""),
     ],
 )
@@ -73,6 +73,25 @@ def test_a_gap_that_a_defence_steps_or_a_batch_cause_is_not_called_rounding(
     diagnostics = {"cond_a": 1e9, "zero_rows": 0.0, "ceiling_psnr": 20.0}
     write_rows(store, entry, image_rows(entry, image_id(0), 12.0, diagnostics=diagnostics))
     assert "below the ceiling" not in notes_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"gamma": 0.5, "defenses": "int8"}, "A has zero rows, those of shuffled patches, on 1"),
+        ({"gamma": 0.5, "defenses": "top_k 0.1"}, "A has zero rows on 1 of 1 images"),
+        ({"gamma": 0.0, "defenses": "top_k 0.1"}, "A has zero rows on 1 of 1 images"),
+    ],
+)
+def test_zero_rows_are_called_shuffled_patches_only_where_they_are(
+    tmp_path: Path, facts: dict[str, object], said: str
+) -> None:
+    store = RunStore(tmp_path)
+    entry = cell("x", **facts)
+    store.write_cells([entry])
+    diagnostics = {"cond_a": 1e9, "zero_rows": 3.0, "ceiling_psnr": 20.0}
+    write_rows(store, entry, image_rows(entry, image_id(0), 12.0, diagnostics=diagnostics))
+    assert said in notes_of(tmp_path)
 
 
 def test_a_model_trained_with_the_altered_block_is_told_from_one_that_got_it(
