@@ -7,7 +7,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +16,7 @@ from attacks import ATTACKS, CONTROLS
 from mjp_privacy import __version__
 from mjp_privacy.cli import COMMANDS, main, overview
 from mjp_privacy.experiment import run as run_module
-from mjp_privacy.federation.listing import Kind
+from mjp_privacy.federation.listing import NAMES
 from tests.helpers.runs import TINY, cell, cells, one_cell, photographs, rows, tiny
 
 ROOT = Path(__file__).parents[1]
@@ -347,12 +347,15 @@ def test_every_name_is_listed_with_a_line(place: Workplace) -> None:
     code, said = place.command("list", "--json")
     assert code == 0
     listed = json.loads(said)
-    assert set(listed) == set(get_args(Kind))
+    assert set(listed) == set(NAMES)
     assert all(line for names in listed.values() for line in names.values())
     assert set(listed["attacks"]) == {*ATTACKS, *CONTROLS}
     assert "configs/demo.yaml" in listed["configs"]
     code, said = place.command("list", "engines")
     assert (code, said.splitlines()[0]) == (0, "engines")
+    code, said = place.command("list", "atacks")
+    assert code == 2
+    assert "Did you mean attacks? Available: models, attacks, defenses" in said
 
 
 # as a process -------------------------------------------------------------------------------------

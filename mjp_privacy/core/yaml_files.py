@@ -30,7 +30,9 @@ def _no_config(path: Path) -> str:
     neighbours = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
     near = nearest(path.name, neighbours)
     hint = "" if near is None else f" Did you mean {folder / near}?"
-    return f"No config at {path}: expected a YAML file.{hint} Those shipped are in configs/."
+    got = "No config at" if not path.is_dir() else "This is a folder:"
+    shipped = "Those shipped are in configs/ of the repository."
+    return f"{got} {path}: expected a YAML file.{hint} {shipped}"
 
 
 def _read_yaml(path: Path) -> Any:

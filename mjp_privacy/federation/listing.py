@@ -6,21 +6,20 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated
 
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage
-
-Kind = Literal["models", "attacks", "defenses", "metrics", "settings", "engines", "configs"]
+from mjp_privacy.core.registry import unknown_name
 
 
 @dataclass(frozen=True)
 class ListArguments:
     """The names that configs and commands take, each with one line."""
 
-    kind: tyro.conf.Positional[Kind | None] = None
-    """What to list; everything if left out."""
+    kind: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[KIND]")] = None
+    """models, attacks, defenses, metrics, settings, engines or configs; all if left out."""
     json: bool = False
     """Print JSON for programs: {kind: {name: line}}."""
 
@@ -28,7 +27,9 @@ class ListArguments:
 def list_names(argv: list[str], usage: Usage) -> int:
     """`mjp list`: print the names of one kind or of all; the exit code."""
     arguments = usage.parse(ListArguments, argv)
-    kinds: tuple[Kind, ...] = get_args(Kind) if arguments.kind is None else (arguments.kind,)
+    if arguments.kind is not None and arguments.kind not in NAMES:
+        raise unknown_name("kind of names", arguments.kind, NAMES)
+    kinds = list(NAMES) if arguments.kind is None else [arguments.kind]
     listed = {kind: dict(NAMES[kind]()) for kind in kinds}
     if arguments.json:
         print(json.dumps(listed, indent=1, ensure_ascii=False))
@@ -108,7 +109,7 @@ def _first_line(thing: object) -> str:
     return (thing.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
-NAMES: Mapping[Kind, Callable[[], Mapping[str, str]]] = {
+NAMES: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "models": _models,
     "attacks": _attacks,
     "defenses": _defenses,

@@ -240,7 +240,7 @@ def test_tensors_without_a_header_are_left_out_and_said(folder: Path) -> None:
 def test_a_folder_without_uploads_is_an_error(tmp_path: Path, there: bool) -> None:
     if there:
         (tmp_path / "none").mkdir()
-    with pytest.raises(UserError, match="--uploads"):
+    with pytest.raises(UserError, match="mjp federate` records such folders"):
         UploadFolder(tmp_path / "none").entries()
 
 

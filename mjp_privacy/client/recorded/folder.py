@@ -99,6 +99,12 @@ class RecordedUpload:
         )
 
 
+HOW_TO_RECORD = (
+    "`mjp federate` records such folders; mjp_privacy/federation/README.md describes the files, "
+    "for those of another training."
+)
+
+
 @dataclass(frozen=True)
 class UploadFolder:
     """Reads and writes a folder of uploads: `UploadFolder(Path("run/uploads")).entries()`."""
@@ -109,16 +115,15 @@ class UploadFolder:
         """Every upload that has a header, sorted by name."""
         if not self.root.is_dir():
             raise UserError(
-                f"--uploads {self.root}: expected a folder of recorded uploads, but there is no "
-                "folder of this name. `mjp federate` records such folders."
+                f"{self.root}: expected a folder of recorded uploads, but there is no folder of "
+                f"this name. {HOW_TO_RECORD}"
             )
         headers = sorted(self.root.glob("*.json"))
         uploads = [RecordedUpload(self.root, p.stem, read_header(p)) for p in headers]
         if not uploads:
             raise UserError(
-                f"--uploads {self.root}: expected NAME.json beside NAME.safetensors for each "
-                f"upload, got {len(list(self.root.iterdir()))} other files. "
-                "`mjp federate` records such folders."
+                f"{self.root}: expected NAME.json beside NAME.safetensors for each upload, but no "
+                f"file in this folder ends in .json. {HOW_TO_RECORD}"
             )
         return uploads
 
