@@ -170,7 +170,7 @@ def _conditioning(line: Line) -> Iterable[str]:
         cause = ", those of shuffled patches," if masks_alone else ""
         yield (
             f"{name}: A has zero rows{cause} on {singular} of "
-            f"{len(condition)} images: the gradient at these positions was not uploaded, so no "
+            f"{len(condition)} images: the upload holds no gradient at these positions, so no "
             "precision can restore them. How much rounding adds can be seen from the line with the "
             "other precision."
         )
