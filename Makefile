@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO ?= results/demo
 
-.PHONY: attack test test-federated setup lint types bench clean
+.PHONY: attack test test-federated results-check setup lint types bench clean
 
 attack: $(INSTALLED)
 	$(BIN)/python run_attack.py configs/demo.yaml --out $(DEMO)
 	$(BIN)/python report.py $(DEMO) --out $(DEMO)/report
-	@echo "pictures and tables: $(DEMO)/report (open table.html)"
+	@echo "pictures and tables: $(DEMO)/report (open index.html)"
 
 test: lint types
 	$(BIN)/python -m pytest
@@ -19,6 +19,10 @@ test: lint types
 test-federated: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,dp,federated]'
 	$(BIN)/python -m pytest tests/slow tests/federation tests/client/test_accounting.py
+
+# Every published figure is computed again from its rows; WRITE=1 writes tables and figures again.
+results-check: $(INSTALLED)
+	$(BIN)/python -m mjp_privacy.report.claims $(if $(WRITE),--write)
 
 setup: $(INSTALLED)
 

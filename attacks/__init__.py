@@ -9,7 +9,7 @@ register it below, and list its name under `attacks:` in a config. Controls
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import get_annotations
 from typing import Any, get_type_hints
 
@@ -19,50 +19,116 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry, Registry, unknown_name
 from mjp_privacy.interfaces import Attack, Control
 
-__all__ = ["ATTACKS", "CONTROLS", "find_attack"]
+__all__ = ["ATTACKS", "CONTROLS", "TRAITS", "find_attack", "traits_of"]
 
 ATTACKS: Registry[Entry] = Registry("attack")
 CONTROLS: Registry[Entry] = Registry("control")
 
 
-def _attack(name: str, where: str, summary: str, preset: Mapping[str, Any] | None = None) -> None:
-    ATTACKS.register(name, Entry(f"attacks.{where}", summary, preset or {}))
+TRAITS: Mapping[str, str] = {
+    "masks": "knows MJP: masked positions, the unknown embedding, unshuffled steps",
+    "noise": "weighs the errors that a client's defence is known to add",
+    "rank": "inverts the patch embedding by minimum norm: the rank ceiling bounds it",
+    "8 bit": "takes pixels for multiples of 1/255",
+    "steps": "optimises in steps, and may stop before it has converged",
+    "public photographs": "has a prior fitted on photographs that are not the client's",
+}
+"""What a reader of an attack's results must know; reports flag figures by it."""
+
+
+def _attack(
+    name: str,
+    where: str,
+    summary: str,
+    preset: Mapping[str, Any] | None = None,
+    traits: Sequence[str] = (),
+) -> None:
+    entry = Entry(f"attacks.{where}", summary, preset or {}, frozenset(traits))
+    if unknown := entry.traits - TRAITS.keys():
+        raise ValueError(f"attack {name}: unknown traits {sorted(unknown)}")
+    ATTACKS.register(name, entry)
 
 
 def _control(name: str, where: str, summary: str) -> None:
     CONTROLS.register(name, Entry(f"attacks.{where}", summary))
 
 
-_attack("april", "april:April", "the published closed form; needs a client with an altered block 0")
-_attack("april_unk_aware", "april:UnknownAwareApril", "april, knowing MJP's unknown embedding")
-_attack("april_prior", "april_prior:AprilPrior", "april's equations with a picture prior")
+_attack(
+    "april",
+    "april:April",
+    "the published closed form; needs a client with an altered block 0",
+    traits=["rank"],
+)
+_attack(
+    "april_unk_aware",
+    "april:UnknownAwareApril",
+    "april, knowing MJP's unknown embedding",
+    traits=["rank", "masks"],
+)
+_attack(
+    "april_prior",
+    "april_prior:AprilPrior",
+    "april's equations with a picture prior",
+    traits=["masks", "public photographs"],
+)
 _attack(
     "patch_gradient", "patch_gradient:PatchGradient", "solves two gradients of the intact model"
 )
-_attack("patch_prior", "patch_gradient:PatchPriorAttack", "patch_gradient with a prior, for noise")
-_attack("plain_step", "patch_gradient:PlainStep", "waits for a step that MJP left unshuffled")
-_attack("mask_locator", "mask_locator:MaskLocator", "finds the masked positions, makes no picture")
 _attack(
-    "masked_span", "masked_span:MaskedSpan", "knows MJP: span of the masked patches, and a prior"
+    "patch_prior",
+    "patch_gradient:PatchPriorAttack",
+    "patch_gradient with a prior, for noise",
+    traits=["noise", "public photographs"],
 )
-_attack("pixel_lattice", "pixel_lattice:PixelLattice", "masked_span on 8-bit pixels, by a lattice")
+_attack(
+    "plain_step",
+    "patch_gradient:PlainStep",
+    "waits for a step that MJP left unshuffled",
+    traits=["masks"],
+)
+_attack(
+    "mask_locator",
+    "mask_locator:MaskLocator",
+    "finds the masked positions, makes no picture",
+    traits=["masks"],
+)
+_attack(
+    "masked_span",
+    "masked_span:MaskedSpan",
+    "knows MJP: span of the masked patches, and a prior",
+    traits=["masks", "noise", "public photographs"],
+)
+_attack(
+    "pixel_lattice",
+    "pixel_lattice:PixelLattice",
+    "masked_span on 8-bit pixels, by a lattice",
+    traits=["masks", "8 bit", "public photographs"],
+)
 _attack(
     "multi_round",
     "masked_span:MaskedSpan",
     "masked_span on several uploads of the same pixels: their spans intersect",
     {"name": "multi_round", "uploads": 6},
+    traits=["masks", "noise", "public photographs"],
 )
-_attack("token_span", "token_span:TokenSpan", "needs no gradient of the position embeddings")
+_attack(
+    "token_span",
+    "token_span:TokenSpan",
+    "needs no gradient of the position embeddings",
+    traits=["masks", "public photographs"],
+)
 _attack(
     "inverting_gradients",
     "gradient_matching:GradientMatching",
     "gradient matching as breaching runs it",
+    traits=["masks", "steps"],
 )
 _attack(
     "april_optimization",
     "gradient_matching:GradientMatching",
     "inverting_gradients with a term for the position embeddings",
     {"name": "april_optimization", "positions": 1.0},
+    traits=["masks", "steps"],
 )
 
 _control("grey", "controls:Grey", "floor: every pixel 0.5")
@@ -91,6 +157,11 @@ def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Co
             "that is not an option as a ClassVar."
         )
     return attack
+
+
+def traits_of(name: str) -> frozenset[str]:
+    """The traits of the attack called `name`; none where it is not registered (any more)."""
+    return ATTACKS[name].traits if name in ATTACKS else frozenset()
 
 
 def _build(name: str, entry: Entry, options: dict[str, Any]) -> Attack | Control:

@@ -159,7 +159,8 @@ class CellWork:
             parts.insert(0, scored[0])
             tensors = scored[1]
         elif kept and reconstruction.mask is not None:
-            agreement = mask_agreement(reconstruction.mask, scene.inputs)
+            known = self.uploads.scored  # without the truth the true mask is not known either
+            agreement = mask_agreement(reconstruction.mask, scene.inputs) if known else {}
             diagnostics = {**reconstruction.diagnostics, **agreement}
             parts.append(self._unscored(kept, places, diagnostics, NO_PICTURE))
         rows = pd.concat([part for part in parts if len(part)])
@@ -208,7 +209,10 @@ class CellWork:
         measured = residual(scene.view, reconstruction, images, scene.models, mode)
         diagnostics = {**reconstruction.diagnostics, **measured}
         rows = self._unscored(records, places, diagnostics, NO_TRUTH)
-        return rows, {"images": images[list(places)]}
+        tensors = {"images": images[list(places)]}
+        if reconstruction.mask is not None:
+            tensors["named_mask"] = reconstruction.mask[list(places)].cpu()
+        return rows, tensors
 
     def _unscored(
         self,

@@ -5,10 +5,15 @@
     RUN/images.csv                       one line per image: label, sha256, status, reason
     RUN/rows/<run_id>/<block>.parquet    one row per image, metric and variant
     RUN/reconstructions/<run_id>/<block>.safetensors
+                                         pictures; their metadata name images and scales
     RUN/timings.jsonl                    seconds per stage and block (never part of the rows)
 
 All files but the last are written under a temporary name and renamed into place, so a run that is
 killed at any moment leaves only complete ones.
+
+In a file of reconstructions `images` is what the attack made, always float32 in [0, 1]. The other
+pictures may be bytes: the metadata's "scale:NAME", "1/255" or "1", says by what to multiply, and
+"image_ids" lists the images in the order of the tensors' first axis (`packing.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import read_json_lines, write_atomically, write_json
 from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.experiment.packing import pack, unpack
+from mjp_privacy.experiment.reconstruction_index import ReconstructionIndex, file_stamps
 
 ROW_COLUMNS = (
     "run_id",
@@ -87,6 +93,10 @@ class RunStore:
     """One run folder: RunStore(Path("results/demo")).read_cells()."""
 
     root: Path
+    _indexes: dict[str, ReconstructionIndex] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """The places of stored images that were asked for so far, by run_id."""
 
     # rows -------------------------------------------------------------------------------------
 
@@ -113,6 +123,8 @@ class RunStore:
         if not {*keys, "status"} <= set(rows):
             return rows  # not rows of this project; whoever reads them reports it
         failed = rows["status"] == "failed"
+        if not failed.any():
+            return rows
         failed_first = rows.loc[(~failed).sort_values(kind="stable").index]
         superseded = failed & failed_first.duplicated(keys, keep="last")
         return rows[~superseded].reset_index(drop=True)
@@ -139,8 +151,8 @@ class RunStore:
     def write_reconstructions(
         self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: list[str]
     ) -> None:
-        """Write the reconstructions of one cell's block. `tensors`: images, target, plain and input
-        (m, C, H, W), and mask and permutation (m, N) if there are any."""
+        """Write one cell's reconstructions of one block. `tensors`: images (m, C, H, W) float32;
+        with truth target, plain and input too, mask and permutation (m, N) if there are any."""
         packed, metadata = pack(tensors)
         metadata["image_ids"] = json.dumps(image_ids)
         save_tensors(self.reconstruction_path(run_id, block), packed, metadata)
@@ -169,14 +181,24 @@ class RunStore:
         """The stored tensors of one image in one cell, without the leading axis, or None."""
         from safetensors import safe_open
 
-        for path in sorted((self.root / "reconstructions" / run_id).glob("[0-9]*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                image_ids = json.loads(file.metadata()["image_ids"])
-                if image_id in image_ids:
-                    at = image_ids.index(image_id)
-                    tensors = {name: file.get_slice(name)[at] for name in file.keys()}
-                    return unpack(tensors, file.metadata())
-        return None
+        place = self._index(run_id).places.get(image_id)
+        if place is None:
+            return None
+        with safe_open(place.path, framework="pt") as file:
+            tensors = {name: file.get_slice(name)[place.position] for name in file.keys()}
+            return unpack(tensors, file.metadata())
+
+    def reconstructed(self, run_id: str) -> list[str]:
+        """The ids of the images whose reconstructions are stored for a cell, in stored order."""
+        return list(self._index(run_id).places)
+
+    def _index(self, run_id: str) -> ReconstructionIndex:
+        """Where the cell's images are; read again if a file was added or replaced."""
+        folder = self.root / "reconstructions" / run_id
+        index = self._indexes.get(run_id)
+        if index is None or index.stamps != file_stamps(folder):
+            index = self._indexes[run_id] = ReconstructionIndex.of(folder)
+        return index
 
     # the run itself ---------------------------------------------------------------------------
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import pandas as pd
 
-from mjp_privacy.core.colours import colour
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.federation.picture import SCOPES, THRESHOLD, draw_rounds, leakage_table
 from mjp_privacy.federation.rounds import RESOLVED
+from mjp_privacy.metrics.shares import wilson
+from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
+from mjp_privacy.report.charts.tradeoff_points import comparable, points_from_comparison
 from mjp_privacy.training.journal import METRICS, read_metrics
-
-DECIBELS = (10, 15, 20, 30, 50, 100)
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
@@ -74,15 +74,6 @@ def _accuracy(run: Path) -> dict[str, Any]:
         "test_images": images,
         "rounds": lines[-1]["round"],
     }
-
-
-def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's score interval of a share of n trials; the default z gives 95 %."""
-    if not n:
-        return math.nan, math.nan
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return min(middle - half, share), max(middle + half, share)
 
 
 def defence_text(config: Mapping[str, Any]) -> str:
@@ -138,45 +129,7 @@ def _top1(row: Any) -> str:
 
 
 def _draw(table: pd.DataFrame, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    fewest = {name: table[name].min() for name in ("batch", "steps")}
-    base = table[(table["batch"] == fewest["batch"]) & (table["steps"] == fewest["steps"])]
-    for axes, scope in zip(panels, SCOPES, strict=True):
-        shown = base[base["scope"] == scope]
-        for number, (_, row) in enumerate(shown.iterrows(), 1):
-            _draw_point(axes, row, number)
-        axes.axvline(shown["floor"].mean(), color="#888888", linestyle=":", linewidth=0.8)
-        axes.axvline(THRESHOLD, color="#888888", linestyle="--", linewidth=0.8)
-        axes.set_xscale("log")
-        axes.set_xlim(10, 115)
-        axes.set_xticks(DECIBELS, [str(value) for value in DECIBELS])
-        axes.minorticks_off()
-        axes.set_xlabel("worst-case PSNR (dB, capped at 100; left is private)")
-        axes.set_title(scope, fontsize=10)
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("test top-1 (%)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=7.5)
-    write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=150))
-
-
-def _draw_point(axes: Any, row: Any, number: int) -> None:
-    """A federation as a numbered point with its intervals; the legend explains the number."""
-    shade = colour(number - 1)
-    axes.errorbar(
-        row["psnr"],
-        row["top1"],
-        xerr=[[row["psnr"] - row["low"]], [row["high"] - row["psnr"]]],
-        yerr=[[row["top1"] - row["top1_low"]], [row["top1_high"] - row["top1"]]],
-        fmt="o",
-        color=shade,
-        markersize=9,
-        linewidth=0.6,
-        alpha=0.85,
-        label=f"{number}  {row['label']}",
-    )
-    centre = {"ha": "center", "va": "center_baseline"}
-    axes.annotate(str(number), (row["psnr"], row["top1"]), color="white", fontsize=6.5, **centre)
+    """A panel for each scope; where batch or steps differ, those with the fewest are shown."""
+    panels = {f"Attacks on {scope}": points_from_comparison(table, scope) for scope in SCOPES}
+    floors = {f"Attacks on {s}": comparable(table, s)["floor"].mean() for s in SCOPES}
+    draw_tradeoff(panels, path, floors=floors)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +20,13 @@ SEED = 0
 PSNR_CAP = 100.0
 """In dB. An image recovered exactly has PSNR inf; averages take min(PSNR, 100)."""
 
-_CHUNK = 1 << 21  # resampled indices held at a time (8 MiB as int32)
+_CHUNK = 1 << 18  # entries of the matrix of draws held as floating point at a time (2 MiB)
+_KEPT_BYTES = 64 << 20
 
 Floats = NDArray[np.float64]
+Draws = NDArray[np.uint8] | NDArray[np.uint16]
+
+_kept: OrderedDict[tuple[int, int, int, str], list[Draws]] = OrderedDict()  # least used first
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def bootstrap_interval(
     sums, sizes = _group_sums(values, groups)
     if len(sums) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
-    means = _resampled_means(sums, sizes, resamples, np.random.default_rng(seed))
+    means = resampled_means(sums, sizes, resamples=resamples, seed=seed)
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
@@ -138,18 +142,44 @@ def median_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the median, with whole groups drawn as in
     `bootstrap_interval`; (nan, nan) for fewer than two groups."""
-    names = np.arange(len(values)) if groups is None else np.asarray(groups, dtype=str)
-    parts = [values[names == name] for name in np.unique(names)]
-    if len(parts) < 2 or not np.isfinite(values).all():
-        return math.nan, math.nan
-    drawn = np.random.default_rng(seed).integers(0, len(parts), size=(resamples, len(parts)))
-    if all(len(part) == 1 for part in parts):
-        medians = np.median(np.concatenate(parts)[drawn], axis=1)
+    if groups is None:
+        count, of_value = len(values), np.arange(len(values))
     else:
-        medians = np.array([np.median(np.concatenate([parts[i] for i in row])) for row in drawn])
+        names, of_value = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
+        count = len(names)
+    if count < 2 or not np.isfinite(values).all():
+        return math.nan, math.nan
+    order = np.argsort(values)
+    blocks = _draws(count, resamples, seed, "int64")
+    medians = [_weighted_medians(values[order], block[:, of_value[order]]) for block in blocks]
     tail = (1 - level) / 2
-    low, high = np.quantile(medians, [tail, 1 - tail])
+    low, high = np.quantile(np.concatenate(medians), [tail, 1 - tail])
     return float(low), float(high)
+
+
+def resampled_means(
+    sums: Floats, sizes: Floats, *, resamples: int = RESAMPLES, seed: int = SEED
+) -> Floats:
+    """Means of resamples that draw G of G groups: Σ sums / Σ sizes over the groups drawn.
+
+    sums (G,) or, for several means of the same resamples, (G, T); sizes (G,).
+    -> (resamples,) or (resamples, T)
+    """
+    parts = []
+    for block in _draws(len(sums), resamples, seed, "int32"):
+        times = block.astype(np.float64)
+        drawn = times @ sizes
+        parts.append(times @ sums / (drawn if sums.ndim == 1 else drawn[:, None]))
+    return np.concatenate(parts)
+
+
+def _weighted_medians(ascending: Floats, times: Draws) -> Floats:
+    """(r,) medians of resamples that hold each of the ascending values as many `times` (r, n)."""
+    reached = np.cumsum(times, axis=1, dtype=np.int64)
+    size = reached[:, -1:]
+    below, above = ((reached > at).argmax(axis=1) for at in ((size - 1) // 2, size // 2))
+    medians: Floats = (ascending[below] + ascending[above]) / 2
+    return medians
 
 
 def _group_sums(
@@ -158,23 +188,47 @@ def _group_sums(
     if groups is None:
         return values, np.ones(len(values))
     names, of_value = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
-    sums, sizes = np.zeros(len(names)), np.zeros(len(names))
-    np.add.at(sums, of_value, values)
-    np.add.at(sizes, of_value, 1.0)
-    return sums, sizes
+    sums, sizes = np.bincount(of_value, values, len(names)), np.bincount(of_value)
+    return sums.astype(np.float64), sizes.astype(np.float64)
 
 
-def _resampled_means(
-    sums: Floats, sizes: Floats, resamples: int, generator: np.random.Generator
-) -> Floats:
-    """Means of `resamples` resamples, drawn in chunks so that memory stays bounded."""
-    count = len(sums)
+def _draws(count: int, resamples: int, seed: int, kind: str) -> Iterator[Draws]:
+    """Blocks of the (resamples, count) matrix of how often each resample holds each group.
+
+    Matrices are kept for the next call, up to _KEPT_BYTES in all. `kind` is the integer type of
+    the drawn indices: generators give other numbers for another type.
+    """
+    key = (count, resamples, seed, kind)
+    size = resamples * count * _type_of(count).itemsize
+    if size > _KEPT_BYTES:
+        yield from _new_draws(*key)
+        return
+    if key not in _kept:
+        _make_room(size)
+        _kept[key] = list(_new_draws(*key))
+    _kept.move_to_end(key)
+    yield from _kept[key]
+
+
+def _make_room(size: int) -> None:
+    def held() -> int:
+        return sum(block.nbytes for blocks in _kept.values() for block in blocks)
+
+    while _kept and held() + size > _KEPT_BYTES:
+        _kept.popitem(last=False)
+
+
+def _new_draws(count: int, resamples: int, seed: int, kind: str) -> Iterator[Draws]:
+    generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK // count)
-    equal = bool((sizes == sizes[0]).all())
-    means = np.empty(resamples)
     for start in range(0, resamples, rows):
-        stop = min(start + rows, resamples)
-        drawn = generator.integers(0, count, size=(stop - start, count), dtype=np.int32)
-        weight = sizes[0] * count if equal else sizes[drawn].sum(axis=1)
-        means[start:stop] = sums[drawn].sum(axis=1) / weight
-    return means
+        shape = (min(rows, resamples - start), count)
+        drawn = generator.integers(0, count, size=shape, dtype=np.dtype(kind)).astype(np.int64)
+        drawn += count * np.arange(shape[0])[:, None]
+        times = np.bincount(drawn.ravel(), minlength=shape[0] * count)
+        yield times.reshape(shape).astype(_type_of(count))
+
+
+def _type_of(count: int) -> np.dtype[np.unsignedinteger]:
+    """Small integers that hold how often one of `count` groups is drawn."""
+    return np.dtype(np.uint8) if count < 256 else np.dtype(np.uint16)

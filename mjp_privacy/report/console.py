@@ -1,4 +1,4 @@
-"""The table for a terminal of 120 columns."""
+"""What `mjp report` prints: the card, what was not scored, and on request every line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from mjp_privacy.report.card import Card
+from mjp_privacy.report.card_text import console_card
+from mjp_privacy.report.pictures import shorten
 from mjp_privacy.report.tables import Table
 from mjp_privacy.report.views import (
     DASH,
@@ -27,19 +30,35 @@ from mjp_privacy.report.views import (
 
 WIDTH = 120
 
+REASONS_SHOWN = 4
+"""Reasons of missing scores that are printed without `--all`."""
+
 COLUMNS = (
-    *("#", "Model", "Set", "γ", "Attack", "dtype", "n", "fail", "Acc", "PSNR", "grey", "ceil"),
-    *("SSIM", "LPIPS", "paper", "Δ"),
+    *("#", "Model", "Set", "γ", "Attack", "dtype", "n", "fail", "PSNR", "exact", "≥20", "grey"),
+    *("SSIM", "LPIPS", "Acc"),
 )
 _LEFT = ("Model", "Set", "Attack", "dtype")
 _MAY_WRAP = ("Model", "Attack")
 
 
-def console_table(table: Table, *, many_runs: bool) -> str:
-    """The main columns of `table`; below it, why lines have no score.
+def console_text(card: Card, reasons: Sequence[str], table: Table | None = None) -> str:
+    """The card, the commonest reasons of missing scores, and the lines of `table` if it is given.
 
-    `table` is that of the paper variant, which the legend describes.
+    reasons  sentences as `notes.not_scored` makes them
     """
+    shown = reasons if table is not None else reasons[:REASONS_SHOWN]
+    parts = [console_card(card)]
+    if shown:
+        more = len(reasons) - len(shown)
+        tail = [f"and {more} further reasons: see the page"] if more else []
+        parts.append("\n".join(shorten(reason, WIDTH) for reason in (*shown, *tail)) + "\n")
+    if table is not None:
+        parts.append(console_table(table, many_runs=table.frame["run"].nunique() > 1))
+    return "\n".join(parts)
+
+
+def console_table(table: Table, *, many_runs: bool) -> str:
+    """The main columns of `table`; below it, why lines have no score."""
     rich_table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for title in (*(["Run"] if many_runs else []), *COLUMNS):
         left = title in _LEFT or title == "Run"
@@ -73,9 +92,9 @@ def _legend(varying: Sequence[str]) -> str:
         else ""
     )
     legend = (
-        "PSNR: paper variant (8 bits, exact = 100), mean ± half its 95 % interval, in dB; ceil: "
-        "the ceiling of the PSNR; paper, Δ: the paper's PSNR, and ours minus the paper's; grey: "
-        f"PSNR of a uniform grey; fail: number of images that failed or were not run.{further}"
+        "PSNR: standard variant, mean ± half its 95 % interval, in dB, capped at 100; exact: equal "
+        "in every 8-bit value; ≥20: pictures at 20 dB or more; grey: PSNR of a uniform grey; fail: "
+        f"number of images that failed or were not run.{further}"
     )
     return _render(Text(legend)).rstrip()
 
@@ -98,10 +117,9 @@ def _cells(record: Record) -> list[str]:
             str(record["n"]),
             record["status"][:6] if cell_failed else str(failed),
         ),
-        number(record["acc_mean"], 1),
         psnr if psnr == DASH or math.isnan(half) else f"{psnr} ±{half:.2f}",
+        *((str(record["psnr_exact_8_bit"]), str(record["psnr_at_20"])) if record["n"] else "––"),
         number(record["grey_mean"], 1),
-        number(record["ceiling_mean"], 1),
         *(_short(record["ssim_mean"]), _short(record["lpips_mean"])),
-        *(number(record["psnr_paper"], 2), number(record["psnr_difference"], 2, sign=True)),
+        number(record["acc_mean"], 1),
     ]

@@ -10,7 +10,6 @@ import pandas as pd
 
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.notes import Section
-from mjp_privacy.report.published import CITATION
 from mjp_privacy.report.tables import Table
 from mjp_privacy.report.views import TextTable
 
@@ -20,7 +19,7 @@ SAMPLE_COLUMNS = (
 )
 """The first columns of samples.csv; the other columns of the rows follow in their own order."""
 
-HEADING = "Gradient inversion beside Table 5 of “Masked Jigsaw Puzzle” (CVPR 2023)"
+HEADING = "What a Vision Transformer client leaks through its gradients"
 
 _MARKDOWN = str.maketrans(
     {"\\": r"\\", "|": r"\|", "`": r"\`", "*": r"\*", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
@@ -40,9 +39,9 @@ _LATEX = str.maketrans(
 # Markdown -----------------------------------------------------------------------------------------
 
 
-def markdown(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
-    """The whole report as Markdown."""
-    parts = [f"# {markdown_text(HEADING)}", markdown_text(CITATION)]
+def markdown(answer: str, tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
+    """The whole report as Markdown; `answer` is the sentence that stands above all."""
+    parts = [f"# {markdown_text(HEADING)}", f"**{markdown_text(answer)}**"]
     for table in tables:
         parts += [f"## {markdown_text(table.title)}", markdown_table(table)]
         parts += [markdown_text(table.caption)] if table.caption else []

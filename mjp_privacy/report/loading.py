@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from torch import Tensor
@@ -101,8 +102,20 @@ class Line:
         rows = self.by_metric.get((metric, variant))
         return self.rows.head(0) if rows is None else rows
 
+    @cached_property
+    def reductions(self) -> dict[object, Any]:
+        """What was computed from the rows before, by what was asked; rows never change."""
+        return {}
+
     def scored(self, metric: str, variant: str) -> pd.Series[float]:
         """The metric's value by image_id, for the images that have one."""
+        key = "scored", metric, variant
+        if key not in self.reductions:
+            self.reductions[key] = self._scored(metric, variant)
+        values: pd.Series[float] = self.reductions[key]
+        return values
+
+    def _scored(self, metric: str, variant: str) -> pd.Series[float]:
         rows = self.scores(metric, variant)
         rows = rows.loc[(rows["status"] == "ok") & rows["value"].notna()]
         values: pd.Series[float] = pd.Series(

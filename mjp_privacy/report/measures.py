@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import PSNR_CAP, Counts, Summary, summarise
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.published import METRICS
@@ -57,6 +58,14 @@ def summary(
     line: Line, metric: str, variant: str, *, cap: float = math.inf, interval: bool = True
 ) -> Summary:
     """Summary of one metric of one line; crops of the same photograph are resampled together."""
+    key = "summary", metric, variant, cap, interval
+    if key not in line.reductions:
+        line.reductions[key] = _summary(line, metric, variant, cap, interval)
+    known: Summary = line.reductions[key]
+    return known
+
+
+def _summary(line: Line, metric: str, variant: str, cap: float, interval: bool) -> Summary:
     rows = line.scores(metric, variant)
     groups = line.groups
     return summarise(
@@ -81,6 +90,12 @@ def not_run(line: Line) -> int:
     return max(0, planned - line.rows["image_id"].nunique())
 
 
+def capped_mean(line: Line) -> float:
+    """Mean of min(PSNR, 100) in the standard variant; NaN where no image was scored."""
+    values = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
+    return float(values.mean()) if len(values) else math.nan
+
+
 def capped_median(line: Line, metric: str, variant: str, cap: float = PSNR_CAP) -> float:
     """Median of min(value, cap) over the images that were scored."""
     values = line.scored(metric, variant).clip(upper=cap)
@@ -88,15 +103,19 @@ def capped_median(line: Line, metric: str, variant: str, cap: float = PSNR_CAP) 
 
 
 def success(line: Line, threshold: float, variant: str) -> float:
-    """Percent of images at or above `threshold` dB.
+    """Percent of images at or above `threshold` dB, as `success_share` counts them."""
+    return success_share(line, threshold, variant).percent
+
+
+def success_share(line: Line, threshold: float, variant: str = "standard") -> Share:
+    """How many of the images an attacker was given are at or above `threshold` dB.
 
     Images that the attack failed on or does not support count as not recovered; images that could
     not be scored are left out.
     """
     counts = summary(line, "psnr", variant, interval=False).counts
     tried = counts.ok + counts.failed + counts.unsupported
-    reached = int((line.scored("psnr", variant) >= threshold).sum())
-    return 100 * reached / tried if tried else math.nan
+    return Share(int((line.scored("psnr", variant) >= threshold).sum()), tried)
 
 
 def below_grey(line: Line) -> float:

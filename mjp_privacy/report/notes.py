@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 from mjp_privacy.experiment.cell_facts import ClientFacts
 from mjp_privacy.metrics.statistics import LEVEL, PSNR_CAP, RESAMPLES
-from mjp_privacy.report.grouping import grouped
+from mjp_privacy.report.flags import DIGITS
+from mjp_privacy.report.grouping import grouped, which
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import ceiling_distance, not_run
 from mjp_privacy.report.published import CAVEATS
+from mjp_privacy.report.tables import paper_row, rank_bound
 
-DIGITS = {"float32": 24, "float64": 53}
-"""Bits of a significand: cond(A) is compared with 2 to this power."""
-
-REASONS_SHOWN = 5
+REASONS_SHOWN = 30
 WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
 
 PAPER_IMAGES = 1000
@@ -34,12 +33,13 @@ class Section:
 
 def all_notes(lines: Sequence[Line], *further: Section) -> tuple[Section, ...]:
     """The sections that have at least one note, in the order they are printed."""
+    beside_paper = any(paper_row(line) is not None for line in lines)
     sections = (
         *further,
         Section("What differs from the paper's set-up", tuple(differences(lines))),
         Section("What bounds the scores", tuple(bounds(lines))),
         Section("Images and lines without a score", tuple(not_scored(lines))),
-        Section("The paper's own table", CAVEATS),
+        Section("The paper's own table", CAVEATS if beside_paper else ()),
         Section("How the figures are made", tuple(method(lines))),
     )
     return tuple(section for section in sections if section.items)
@@ -56,7 +56,7 @@ def _images(line: Line) -> Iterable[str]:
     if not line.cell.command.data_is_papers:
         yield (
             f"Images: {data}; they were not declared to be ImageNet-1K validation images like the "
-            "paper's (--data-is-papers), so no difference in accuracy is printed."
+            "paper's (--data-is-papers), so the paper's figures do not stand beside them."
         )
     images = line.rows["image_id"].nunique()
     if images and images != PAPER_IMAGES:
@@ -158,7 +158,7 @@ def _conditioning(line: Line) -> Iterable[str]:
     """Why a line stays below its ceiling: zero rows in the attack's system A, or rounding."""
     bits = DIGITS.get(line.cell.dtype)
     condition = line.scored("cond_a", "diagnostic")
-    if bits is None or not len(condition):
+    if bits is None or not len(condition) or not rank_bound(line):
         return
     client = line.cell.client
     name = f"{line.attack}, {line.cell.dtype}"
@@ -204,20 +204,34 @@ def _unfinished_line(line: Line) -> Iterable[str]:
 
 
 def not_scored(lines: Sequence[Line]) -> list[str]:
-    """Reasons of failed, unsupported and unscored lines and images, with their counts."""
-    return grouped(lines, _reasons)
+    """Reasons of failed, unsupported and unscored lines and images: each once, with its counts.
+
+    For example `6 images unsupported: a batch of 2 (lines 3, 5)`.
+    """
+    whole: dict[tuple[str, str], list[Line]] = {}
+    single: dict[tuple[str, str], dict[int, tuple[Line, int]]] = {}
+    for line in lines:
+        if line.status != "ok":
+            whole.setdefault((line.status, line.reason or "no reason given"), []).append(line)
+        for pair, count in image_reasons(line).items():
+            if pair != (line.status, line.reason):
+                single.setdefault(pair, {})[line.number] = (line, count)
+    sentences = [
+        f"{_plural(len(of), 'line')} {status}: {reason} ({which(of, lines)})"
+        for (status, reason), of in whole.items()
+    ]
+    for (status, reason), by_line in single.items():
+        images = _plural(sum(count for _, count in by_line.values()), "image")
+        numbers = which([line for line, _ in by_line.values()], lines)
+        sentences.append(f"{images} {status}: {reason} ({numbers})")
+    shown = sentences[:REASONS_SHOWN]
+    if len(sentences) > len(shown):
+        shown.append(f"{len(sentences) - len(shown)} further reasons; see samples.csv")
+    return shown
 
 
-def _reasons(line: Line) -> Iterable[str]:
-    if line.status != "ok":
-        yield f"Line {line.status}: {line.reason or 'no reason given'}"
-    reasons = image_reasons(line)
-    reasons.pop((line.status, line.reason), None)  # already said of the whole line
-    ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    for (status, reason), count in ranked[:REASONS_SHOWN]:
-        yield f"{'1 image' if count == 1 else f'{count} images'} {status}: {reason}"
-    if len(ranked) > REASONS_SHOWN:
-        yield f"{len(ranked) - REASONS_SHOWN} further reasons; see samples.csv"
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def image_reasons(line: Line) -> Counter[tuple[str, str]]:
@@ -249,7 +263,8 @@ def method(lines: Sequence[Line]) -> list[str]:
         "or that could not be scored are counted beside it, with their reasons above.",
         "The paper variant scores both images rounded to 8 bits, as the paper's scripts do, with "
         "their FFT2D and zero-padded SSIM; images that are equal after rounding count as exact. "
-        "Only this variant is compared with the paper's column. The standard variant scores the "
+        "Tables show the standard variant, and this one only beside the paper's figures and where "
+        "exact pictures are counted. The standard variant scores the "
         "images as they are; its FFT2D conjugates one spectrum, which makes it the cosine distance "
         "of the pixels.",
     ]

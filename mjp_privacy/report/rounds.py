@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from mjp_privacy.core.colours import COLOURS, colour
+from mjp_privacy.core.files import write_atomically
 from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
 from mjp_privacy.report.cell_columns import client_text, fact, options_text, target_of
-from mjp_privacy.report.figures import ACCENT, DPI, GRID, INK, MUTED, save
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import THRESHOLDS, capped_median, success, summary
 from mjp_privacy.report.pictures import shorten
@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = (
-    "PSNR (standard, values over 100 dB drawn at 100) against the number of uploads of the same "
-    "image, with a curve for each γ. Bands are 95 % bootstrap intervals. Floor: a uniform grey. "
-    "Ceiling: that of attacks which invert the patch embedding by minimum norm."
-)
+DPI = 130
+INK, MUTED, ACCENT, GRID = "#1f2933", "#6b7780", "#b4451f", "#dfe4e8"
 
 MARKERS = "osD^vPX"
 STATISTICS = {"psnr_median": "median", "psnr_mean": "mean"}
@@ -113,12 +110,12 @@ def write_points(points: pd.DataFrame, path: Path) -> None:
 # picture ------------------------------------------------------------------------------------------
 
 
-def write_rounds(lines: Sequence[Line], path: Path) -> bool:
-    """Draw rounds.png; False where no attack was run with several numbers of uploads."""
-    points = curve_points(lines)
+def write_rounds(points: pd.DataFrame, path: Path) -> bool:
+    """Draw rounds.png from what `curve_points` returns; False where that is empty."""
     if points.empty:
         return False
-    save(_figure(points), path)
+    figure = _figure(points)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))
     return True
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from attacks import traits_of
 from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
 from mjp_privacy.report.cell_columns import ATTACK_FACTS, Scalar, fact
 from mjp_privacy.report.loading import Line
@@ -23,9 +24,10 @@ from mjp_privacy.report.measures import (
     not_run,
     present,
     success,
+    success_share,
     summary,
 )
-from mjp_privacy.report.published import METRICS, PublishedRow, published_row
+from mjp_privacy.report.published import METRICS, PublishedRow, is_papers_model, published_row
 from mjp_privacy.report.worst_case import DerivedLine
 
 VARIANTS = ("paper", "standard")
@@ -100,9 +102,22 @@ def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:
 
 
 def paper_row(line: Line) -> PublishedRow | None:
-    """The row of the paper's table that this line is compared with; only attacks have one."""
+    """The row of the paper's table that this line may stand beside; None where there is none.
+
+    Only attacks have one, and only where model family, input size and images are the paper's.
+    """
     wanted = line.cell.attack.paper_row if line.role == "attack" else None
-    return None if wanted is None else published_row(wanted["model"], wanted["setting"])
+    if wanted is None:
+        return None
+    row = published_row(wanted["model"], wanted["setting"])
+    model = line.cell.model
+    same_images = line.cell.command.data_is_papers
+    return row if same_images and is_papers_model(model.architecture, model.size) else None
+
+
+def rank_bound(line: Line) -> bool:
+    """Whether the rank ceiling bounds the line's attack: it inverts the embedding by minimum norm."""
+    return line.role == "ceiling" or "rank" in traits_of(line.cell.attack.known_as)
 
 
 def _identity(line: Line, varying: Sequence[str]) -> dict[str, Any]:
@@ -150,12 +165,10 @@ def _columns(name: str, score: Summary, paper: float, *, scale: float = 1) -> di
 
 
 def _accuracy(line: Line, variant: str) -> dict[str, Any]:
-    """Accuracy in percent; the difference from the paper's only where the images are the same."""
+    """Accuracy in percent, of the model as trained and of the one that the attack met."""
     paper = paper_row(line) if variant == "paper" else None
     intact, altered = (summary(line, "top1", which) for which in ("intact", "altered"))
     values = _columns("acc", intact, paper.acc if paper else math.nan, scale=100)
-    if not line.cell.command.data_is_papers:
-        values["acc_difference"] = math.nan
     unpublished = _columns("acc_altered", altered, math.nan, scale=100)
     kept = ("acc_altered_mean", "acc_altered_lo", "acc_altered_hi", "acc_altered_n")
     return {**values, **{key: unpublished[key] for key in kept}}
@@ -170,6 +183,10 @@ def _scores(line: Line, variant: str) -> dict[str, Any]:
         values |= _columns(metric, score, getattr(paper, metric) if paper else math.nan)
         if metric == "psnr":
             values |= {"psnr_median": score.median, "psnr_exact": score.exact}
+            values |= {
+                "psnr_exact_8_bit": summary(line, "psnr", "paper", interval=False).exact,
+                "psnr_at_20": success_share(line, 20, variant).count,
+            }
     values["paper_row"] = paper.label if paper else None
     values["paper_row_repeats"] = paper.repeats if paper else None
     return values
@@ -177,6 +194,7 @@ def _scores(line: Line, variant: str) -> dict[str, Any]:
 
 def _diagnostics(line: Line) -> dict[str, Any]:
     ceiling = summary(line, "ceiling_psnr", "diagnostic", cap=PSNR_CAP, interval=False)
+    bounded = rank_bound(line)
     medians = {
         f"{name}_median": summary(line, name, "diagnostic", interval=False).median
         for name in ("cond_a", "rank_a", "nonzero_rows", "zero_rows", "shuffled_patches")
@@ -186,9 +204,9 @@ def _diagnostics(line: Line) -> dict[str, Any]:
         "grey_mean": summary(line, "grey_psnr", "diagnostic", interval=False).mean,
         "below_grey": below_grey(line),
         "in_place_mean": summary(line, "oracle_in_place_psnr", "diagnostic", interval=False).mean,
-        "ceiling_mean": ceiling.mean,
-        "ceiling_n": ceiling.n,
-        "ceiling_distance": ceiling_distance(line),
+        "ceiling_mean": ceiling.mean if bounded else math.nan,
+        "ceiling_n": ceiling.n if bounded else 0,
+        "ceiling_distance": ceiling_distance(line) if bounded else math.nan,
         **medians,
         "empty_masks": int((empty > 0).sum()) if len(empty) else None,
     }

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.cell_columns import CLIENT_FACTS, client_text, options_text, scalar_text
 from mjp_privacy.report.loading import MARKS
 from mjp_privacy.report.published import ARROWS, METRICS, TITLES
@@ -60,6 +61,8 @@ def score(record: Record, name: str) -> str:
     mean, low, high = (record[f"{name}_{part}"] for part in ("mean", "lo", "hi"))
     if math.isnan(mean):
         return DASH
+    if name == "psnr" and mean >= PSNR_CAP:
+        return "100 (cap)"
     interval = DASH if math.isnan(low) else f"{number(low, decimals)}, {number(high, decimals)}"
     n = record[f"{name}_n"]
     other_n = "" if n == record["n"] else f" (n={n})"
@@ -127,36 +130,45 @@ def records(table: Table) -> list[dict[str, Any]]:
     return [{str(k): v for k, v in row.items()} for row in table.frame.to_dict("records")]
 
 
-def main_table(table: Table, *, many_runs: bool, caption: str) -> TextTable:
-    """Every line with its accuracies and its five scores."""
+def main_table(table: Table, *, many_runs: bool, caption: str, title: str) -> TextTable:
+    """Every line of `table` with its counts, its scores and what bounds them."""
     rows = records(table)
     remarks = any(remark(row) for row in rows)
-    header = ["#", *(["Run"] if many_runs else []), "Model", "Set.", "γ", "trained γ", "Attack"]
-    header += ["dtype", *varying_titles(table.varying)]
+    several_dtypes = len({row["dtype"] for row in rows}) > 1
+    header = ["#", *(["Run"] if many_runs else []), "Model", "Set.", "γ", "Attack"]
+    header += [*(["dtype"] if several_dtypes else []), *varying_titles(table.varying)]
     left = len(header)
-    header += ["n", "not scored", f"Acc. {ARROWS['acc']}", "Acc. altered"]
-    header += [f"{TITLES[metric]} {ARROWS[metric]}" for metric in METRICS]
-    header += ["grey", "ceiling", "cond(A)"]
+    header += ["n", "not scored", f"PSNR {ARROWS['psnr']}", "median", "exact", "≥ 20 dB"]
+    header += [f"{TITLES[metric]} {ARROWS[metric]}" for metric in METRICS if metric != "psnr"]
+    header += [f"Acc. {ARROWS['acc']}", "Acc. altered", "grey", "rank ceiling", "cond(A)"]
     align = "r" + "l" * (left - 1) + "r" * (len(header) - left)
-    body = [_main_row(row, table.varying, many_runs) for row in rows]
+    body = [_main_row(row, table.varying, many_runs, several_dtypes) for row in rows]
     if remarks:
         header, align = [*header, "Remark"], align + "l"
         body = [[*cells, remark(row)] for cells, row in zip(body, rows, strict=True)]
-    title = f"Table 5, {table.variant} variant of the metrics"
     return TextTable(title, caption, tuple(header), tuple(map(tuple, body)), align)
 
 
-def _main_row(record: Record, varying: Sequence[str], many_runs: bool) -> list[str]:
+def _main_row(
+    record: Record, varying: Sequence[str], many_runs: bool, several_dtypes: bool
+) -> list[str]:
     run = [str(record["run"])] if many_runs else []
+    tried = record["n"] + record["n_failed"] + record["n_unsupported"]
+    others = [metric for metric in METRICS if metric != "psnr"]
     return [
         *(str(record["line"]), *run, str(record["model"]), str(record["setting"])),
-        *(gamma(record["gamma"]), gamma(record["trained_gamma"])),
-        *(attack(record), str(record["dtype"])),
+        *(gamma(record["gamma"]), attack(record)),
+        *([str(record["dtype"])] if several_dtypes else []),
         *varying_cells(record, varying),
-        *(str(record["n"]), unscored(record)),
-        *(score(record, name) for name in ("acc", "acc_altered", *METRICS)),
-        number(record["grey_mean"], 2),
-        number(record["ceiling_mean"], 2),
+        *(str(record["n"]), unscored(record), score(record, "psnr")),
+        number(record["psnr_median"], 2),
+        *(
+            (str(record["psnr_exact_8_bit"]), f"{record['psnr_at_20']} of {tried}")
+            if record["n"]
+            else (DASH, DASH)
+        ),
+        *(score(record, name) for name in (*others, "acc", "acc_altered")),
+        *(number(record["grey_mean"], 2), number(record["ceiling_mean"], 2)),
         condition(record["cond_a_median"]),
     ]
 

@@ -8,8 +8,9 @@ the order of the cells,
 
 is chosen, and every metric of the image comes from the chosen attack's reconstruction. Controls
 are never candidates. Attacks on a client with an altered block 0 are candidates only where the
-model was trained with that block or no other attack was planned. Attacks that failed on an image
-are not among its candidates; an image without candidates has a reason in place of scores.
+model was trained with that block, and where patches are masked there is no worst case without an
+attack that knows MJP. Attacks that failed on an image are not among its candidates; an image
+without candidates has a reason in place of scores.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
 from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.loading import Line
@@ -118,7 +120,7 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
     Where some attacks use several uploads there are two lines for each rule: one over the attacks
     that use a single upload, one over all of them.
     """
-    members = tuple(line for line in _on_the_trained_model(attacks) if len(line.rows))
+    members = tuple(line for line in adaptive_attacks(attacks) if len(line.rows))
     if len(members) < 2:
         return []
     single = tuple(line for line in members if line.uploads == 1)
@@ -133,15 +135,22 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
     return derived
 
 
-def _on_the_trained_model(attacks: Sequence[Line]) -> Sequence[Line]:
-    """Leaves out attacks that need a client with an altered block 0, unless there are no others
-    or the model was trained with that block."""
-    trained = [
-        line
-        for line in attacks
-        if line.cell.attack.victim != "april_block" or line.cell.model.first_block == "closed_form"
-    ]
-    return trained or attacks
+def meets_trained_model(line: Line) -> bool:
+    """Whether the attack met the model that a client trains: not one whose block 0 was altered for
+    the attack, unless the model was trained with that block."""
+    return line.cell.attack.victim != "april_block" or line.cell.model.first_block == "closed_form"
+
+
+def adaptive_attacks(attacks: Sequence[Line]) -> Sequence[Line]:
+    """The attacks on the trained model, if at least one of them is a match for the client.
+
+    Where a client masks patches, that is an attack which knows MJP. Without one there is no worst
+    case: what an attack made for another client gets says nothing about this one.
+    """
+    trained = [line for line in attacks if meets_trained_model(line)]
+    masked = any((line.scored("zero_rows", "diagnostic") > 0).any() for line in attacks)
+    known = any("masks" in traits_of(line.cell.attack.known_as) for line in trained)
+    return trained if known or not masked else []
 
 
 def choose(members: Sequence[Line], rule: Rule) -> dict[str, Line]:

@@ -1,11 +1,14 @@
-"""Turn stored rows into tables, pictures and a web page. Nothing here attacks or scores.
+"""Turn stored rows into a page, tables and pictures. Nothing here attacks or scores.
 
-OUT/table.md  table.html  table.tex    the same tables and notes in three formats
-OUT/table.csv                          the figures at full precision, for both metric variants
-OUT/samples.csv                        every stored row
-OUT/choices.csv                        which attack the worst case took for each image
-OUT/rounds.csv                         PSNR against the number of uploads
-OUT/figures/                           strips of images, an overview, the spread of PSNR, curves
+OUT/index.html                 the whole report on one page that works offline
+OUT/table.md  table.tex        the same answer and tables in two formats
+OUT/table.csv                  the figures at full precision, for both metric variants
+OUT/samples.csv                every stored row
+OUT/choices.csv                which attack the worst case took for each image
+OUT/rounds.csv                 PSNR against the number of uploads
+OUT/config.yaml                the run's config, for `mjp attack`
+OUT/figures/                   the card's pictures, and the curve over uploads
+OUT/pictures/                  reconstructions as files, which `mjp score` can score
 
 choices.csv is written only if some target met several attacks, rounds.csv and its picture only if
 an attack was run with several numbers of uploads.
@@ -13,34 +16,30 @@ an attack was run with several numbers of uploads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.report.ceilings import diagnostics_table
-from mjp_privacy.report.chosen_attacks import choices_section, write_choices
-from mjp_privacy.report.console import console_table
+from mjp_privacy.report.card_text import card_notes, card_table
+from mjp_privacy.report.chosen_attacks import write_choices
+from mjp_privacy.report.console import console_text
+from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.export import latex, markdown, table_csv, write_samples
-from mjp_privacy.report.headline import headline_tables
-from mjp_privacy.report.loading import Line, Loaded, load_runs
 from mjp_privacy.report.measures import image_counts, not_run
-from mjp_privacy.report.notes import Section, all_notes
-from mjp_privacy.report.page import Image, html_page
-from mjp_privacy.report.regions import regions_table
-from mjp_privacy.report.rounds import curve_points, write_points
-from mjp_privacy.report.tables import VARIANTS, Table, build_table
-from mjp_privacy.report.timing import timing_table
-from mjp_privacy.report.views import TextTable, comparison_table, main_table
-from mjp_privacy.report.worst_case import DerivedLine, Group, derived_lines, reduced_groups
+from mjp_privacy.report.notes import Section
+from mjp_privacy.report.page.gallery import Gallery, fill_gallery
+from mjp_privacy.report.page.reproduce import config_name, config_text, read_experiment
+from mjp_privacy.report.rounds import write_points, write_rounds
+from mjp_privacy.report.strip import write_strip
 
 __all__ = ["ReportSummary", "write_report"]
 
-CAPTIONS = {
-    "paper": "Metrics as the paper defines them; mean [95 % interval]. Notes below.",
-    "standard": "Metrics as generally defined; not comparable with the paper's figures.",
-}
+Pictures = Literal["shown", "all", "none"]
+STALE = ("table.html", "figures/overview.png", "figures/comparison.png", "figures/psnr.png")
+"""Files that an earlier version wrote into a report's folder."""
 
 
 @dataclass(frozen=True)
@@ -60,127 +59,158 @@ class ReportSummary:
         return self.failed_lines > 0 or self.failed_images > 0 or self.not_run > 0
 
 
-def write_report(runs: Sequence[Path], out: Path) -> ReportSummary:
-    """Write every file of the report of one run or several into `out`."""
+def write_report(
+    runs: Sequence[Path], out: Path, *, everything: bool = False, pictures: Pictures = "shown"
+) -> ReportSummary:
+    """Write every file of the report of one run or several into `out`.
+
+    everything   print and write every line, note and diagnostic, not the answer alone
+    pictures     which reconstructions become files: those on the page, all, or none
+    """
     if out.exists() and not out.is_dir():
         raise UserError(f"Expected a folder to write the report into, but {out} is a file.")
-    loaded = load_runs([Path(run) for run in runs])
-    groups = reduced_groups(loaded.lines)
-    derived = derived_lines(groups)
-    tables = [build_table(loaded.lines, variant, derived) for variant in VARIANTS]
-    texts = _text_tables(loaded, tables, groups)
-    notes = all_notes(loaded.lines, choices_section(loaded.lines, derived))
-    images, pictures = _write_figures(loaded.lines, derived, out)
-    files = _write_texts(loaded, tables, texts, notes, images, out)
-    files += _write_further(loaded, derived, out)
-    failed = [
-        max(image_counts(line, variant).failed for variant in VARIANTS) for line in loaded.lines
+    contents = read_contents(runs)
+    chooser = contents.strip.chooser if contents.strip else None
+    gallery = fill_gallery([*contents.lines, *contents.derived], chooser)
+    files = [
+        *_write_texts(contents, out, everything=everything),
+        *_write_data(contents, out),
+        *_write_figures(contents, gallery, out),
+        *_write_pictures(contents, gallery, out, pictures),
     ]
+    files.insert(0, _write_page(contents, gallery, files, out))
+    for name in STALE:
+        (out / name).unlink(missing_ok=True)
+    return _summary(contents, files, everything=everything)
+
+
+def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> ReportSummary:
+    lines = contents.lines
+    table = contents.standard if everything else None
     return ReportSummary(
-        console=console_table(tables[0], many_runs=loaded.many_runs),
-        files=(*files, *pictures),
-        lines=len(loaded.lines),
-        failed_lines=sum(line.status == "failed" for line in loaded.lines),
-        failed_images=sum(failed),
-        not_run=sum(not_run(line) for line in loaded.lines),
+        console=console_text(contents.card, contents.reasons, table),
+        files=tuple(files),
+        lines=len(lines),
+        failed_lines=sum(line.status == "failed" for line in lines),
+        failed_images=sum(
+            max(image_counts(line, variant).failed for variant in ("paper", "standard"))
+            for line in lines
+        ),
+        not_run=sum(not_run(line) for line in lines),
     )
 
 
-def _text_tables(
-    loaded: Loaded, tables: Sequence[Table], groups: Sequence[Group]
-) -> list[TextTable]:
-    paper, standard = tables
-    many = loaded.many_runs
-    optional = [
-        *headline_tables(groups, many_runs=many),
-        main_table(paper, many_runs=many, caption=CAPTIONS["paper"]),
-        comparison_table(paper),
-        diagnostics_table(paper, standard),
-        regions_table([*loaded.lines, *derived_lines(groups)]),
-        main_table(standard, many_runs=many, caption=CAPTIONS["standard"]),
-        timing_table(loaded.lines, loaded.timings),
+# files --------------------------------------------------------------------------------------------
+
+
+def _write_page(
+    contents: Contents, gallery: Gallery, files: Sequence[Path], out: Path
+) -> Path:
+    from mjp_privacy.report.page.build import page_content
+    from mjp_privacy.report.page.render import render_page
+
+    beside = [path.relative_to(out).as_posix() for path in files]
+    downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
+    downloads += [(n, "the config, for mjp attack") for n in beside if n.startswith("config")]
+    return _write_text(out / "index.html", render_page(page_content(contents, gallery, downloads)))
+
+
+DOWNLOADS = {
+    "table.md": "the answer and the tables in Markdown",
+    "table.tex": "the same in LaTeX",
+    "table.csv": "every line at full precision, both variants of the metrics",
+    "samples.csv": "every stored row: image, metric, value, status, reason",
+    "choices.csv": "which attack the worst case took for each image",
+    "rounds.csv": "PSNR against the number of uploads",
+    "figures/strip.png": "the card's pictures",
+    "figures/rounds.png": "the curve over uploads",
+    "pictures/index.csv": "reconstructions as PNG files, listed",
+}
+
+
+def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:
+    """table.md and table.tex: the card, the clients and the lines; on request all else too."""
+    card = contents.card
+    tables = [card_table(card), *contents.comparisons, *contents.beside_paper]
+    tables.append(contents.main(folded=everything))
+    tables += contents.details if everything else []
+    under = Section("Under which assumptions", card_notes(card))
+    notes = contents.notes if everything else _short_notes(contents)
+    sections = [section for section in (under, *notes) if section.items]
+    return [
+        _write_text(out / "table.md", markdown(card.sentence, tables, sections)),
+        _write_text(out / "table.tex", latex(tables, sections)),
     ]
-    return [table for table in optional if table is not None]
 
 
-def _write_texts(
-    loaded: Loaded,
-    tables: Sequence[Table],
-    texts: Sequence[TextTable],
-    notes: Sequence[Section],
-    images: Sequence[Image],
-    out: Path,
-) -> list[Path]:
-    contents = {
-        "table.md": markdown(texts, notes),
-        "table.html": html_page(texts, images, notes),
-        "table.tex": latex(texts, notes),
-        "table.csv": table_csv(tables, many_runs=loaded.many_runs),
+def _short_notes(contents: Contents) -> tuple[Section, ...]:
+    more = "Diagnostics, times, float64 lines and further notes: index.html, or mjp report --all."
+    missing = Section("Images and lines without a score", tuple(contents.reasons))
+    return (missing, Section("More", (more,)))
+
+
+def _write_data(contents: Contents, out: Path) -> list[Path]:
+    """The files for programs; stale ones in `out` are deleted."""
+    lines, many = contents.lines, contents.loaded.many_runs
+    tables = (contents.paper, contents.standard)
+    points, derived = contents.points, contents.derived
+    writers: dict[str, Callable[[Path], object] | None] = {
+        "samples.csv": lambda path: write_samples(lines, path, many_runs=many),
+        "choices.csv": (lambda path: write_choices(derived, path)) if derived else None,
+        "rounds.csv": (lambda path: write_points(points, path)) if len(points) else None,
     }
-    for name, content in contents.items():
-        _write_text(out / name, content)
-    samples = out / "samples.csv"
-    write_atomically(
-        samples,
-        lambda temporary: write_samples(loaded.lines, temporary, many_runs=loaded.many_runs),
-    )
-    return [*(out / name for name in contents), samples]
+    written = [_write_text(out / "table.csv", table_csv(tables, many_runs=many))]
+    for name, write in writers.items():
+        if write is None:
+            (out / name).unlink(missing_ok=True)
+        else:
+            write_atomically(out / name, write)
+            written.append(out / name)
+    for run in contents.runs:
+        config, _ = read_experiment(run)
+        if config:
+            name = config_name(contents.runs, run)
+            written.append(_write_text(out / name, config_text(config)))
+    return written
 
 
-def _write_further(loaded: Loaded, derived: Sequence[DerivedLine], out: Path) -> list[Path]:
-    """Write choices.csv and rounds.csv where they have rows; stale ones in `out` are deleted."""
-    choices, rounds = out / "choices.csv", out / "rounds.csv"
-    points = curve_points(loaded.lines)
-    for path, wanted in ((choices, len(derived)), (rounds, len(points))):
-        if not wanted:
-            path.unlink(missing_ok=True)
-    if derived:
-        write_atomically(choices, lambda temporary: write_choices(derived, temporary))
-    if len(points):
-        write_atomically(rounds, lambda temporary: write_points(points, temporary))
-    return [path for path in (choices, rounds) if path.is_file()]
-
-
-def _write_text(path: Path, content: str) -> None:
+def _write_text(path: Path, content: str) -> Path:
     data = content.encode("utf-8")  # as bytes, since text mode would translate line ends
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
+    return path
 
 
-def _write_figures(
-    cells: Sequence[Line], derived: Sequence[DerivedLine], out: Path
-) -> tuple[list[Image], list[Path]]:
-    """Write the pictures in the order of the page and delete stale ones in `out`."""
-    from mjp_privacy.report.comparison import write_comparison
-    from mjp_privacy.report.figures import write_distributions, write_overview, write_strips
-    from mjp_privacy.report.rounds import CAPTION, write_rounds
+def _write_figures(contents: Contents, gallery: Gallery, out: Path) -> list[Path]:
+    """strip.png and rounds.png; stale ones in `out` are deleted."""
+    strip, rounds = out / "figures" / "strip.png", out / "figures" / "rounds.png"
+    image_ids = [shown.image_id for shown in gallery.shown if shown.strip]
+    made = {
+        strip: contents.strip is not None and write_strip(contents.strip, image_ids, strip),
+        rounds: write_rounds(contents.points, rounds),
+    }
+    for path, written in made.items():
+        if not written:
+            path.unlink(missing_ok=True)
+    for stale in (out / "figures").glob("line_[0-9][0-9][0-9]_*.png"):
+        stale.unlink()
+    return [path for path, written in made.items() if written]
 
-    folder = out / "figures"
-    lines = [*cells, *derived]
-    images: list[tuple[Path, str]] = []
-    if write_rounds(cells, folder / "rounds.png"):
-        images.append((folder / "rounds.png", CAPTION))
-    if write_overview(lines, folder / "overview.png"):
-        caption = (
-            "The median image of every line by PSNR (standard): the 50 % quantile, not picked by "
-            "hand."
-        )
-        images.append((folder / "overview.png", caption))
-    if shown := write_comparison(cells, folder / "comparison.png"):
-        caption = (
-            f"The same images in every line: {', '.join(shown)}, at the 25 % and 75 % quantiles of "
-            "the first line's PSNR (standard), not picked by hand."
-        )
-        images.append((folder / "comparison.png", caption))
-    if write_distributions(lines, folder / "psnr.png"):
-        caption = (
-            "Per-image PSNR (standard) of every line: density, quartiles and median, and the mean "
-            "ceiling for attacks that have one."
-        )
-        images.append((folder / "psnr.png", caption))
-    images += [(strip.path, strip.caption) for strip in write_strips(lines, folder)]
-    written = [path for path, _ in images]
-    named = ("overview.png", "comparison.png", "psnr.png", "rounds.png")
-    for pattern in ("line_[0-9][0-9][0-9]_*.png", *named):
-        for stale in sorted({*folder.glob(pattern)} - {*written}):
-            stale.unlink()
-    return [Image(path.relative_to(out).as_posix(), text) for path, text in images], written
+
+def _write_pictures(
+    contents: Contents, gallery: Gallery, out: Path, pictures: Pictures
+) -> list[Path]:
+    from mjp_privacy.report.picture_files import remove_listed, write_pictures
+
+    folder = out / "pictures"
+    if pictures == "none":
+        remove_listed(folder)
+        return []
+    image_ids = [shown.image_id for shown in gallery.shown]
+    written = write_pictures(
+        contents.lines,
+        image_ids,
+        folder,
+        all_images=pictures == "all",
+        client_names=contents.client_names,
+    )
+    return [path for path in written if path.name == "index.csv"]

@@ -15,6 +15,7 @@ from mjp_privacy.metrics.statistics import (
     Counts,
     bootstrap_interval,
     median_interval,
+    resampled_means,
     summarise,
 )
 
@@ -130,12 +131,57 @@ def test_groups_follow_the_images_that_were_scored() -> None:
     assert (summary.mean, summary.low, summary.high) == (2.0, low, high)
 
 
-def test_memory_is_bounded_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunk only says how many resamples are held at a time, not which they are."""
+def test_chunks_say_how_much_is_held_not_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(3).normal(size=500)
-    whole = bootstrap_interval(values)
+    intervals = bootstrap_interval, median_interval
+    whole = [interval(values) for interval in intervals]
     monkeypatch.setattr(statistics, "_CHUNK", 500 * 7)
-    assert bootstrap_interval(values) == whole
+    statistics._kept.clear()
+    for interval, expected in zip(intervals, whole, strict=True):
+        assert interval(values) == pytest.approx(expected, rel=1e-12)
+    statistics._kept.clear()
+
+
+@pytest.mark.parametrize("n", [5, 17, 255, 256, 300])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> None:
+    """Draw, gather and average, without counts or a cache: the same draws, the same interval."""
+    generator = np.random.default_rng(n)
+    values = generator.normal(20, 6, n)
+    groups = [f"photo {i}" for i in generator.integers(0, 1 + n // 3, n)] if grouped else None
+    names = np.arange(n) if groups is None else np.array(groups)
+    parts = [values[names == name] for name in np.unique(names)]
+    shape = (2000, len(parts))
+    for found, statistic, kind in (
+        (bootstrap_interval(values, groups), np.mean, np.int32),
+        (median_interval(values, groups), np.median, np.int64),
+    ):
+        drawn = np.random.default_rng(0).integers(0, len(parts), size=shape, dtype=kind)
+        figures = [statistic(np.concatenate([parts[i] for i in row])) for row in drawn]
+        assert found == pytest.approx(tuple(np.quantile(figures, [0.025, 0.975])), rel=1e-12)
+
+
+def test_draws_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = 2000 * 200
+    monkeypatch.setattr(statistics, "_KEPT_BYTES", bound)
+    statistics._kept.clear()
+    for n in (60, 80, 100, 150, 60):
+        values = np.random.default_rng(n).normal(size=n)
+        expected = bootstrap_interval(values)
+        assert bootstrap_interval(values) == expected
+        held = sum(block.nbytes for blocks in statistics._kept.values() for block in blocks)
+        assert 0 < held <= bound
+    statistics._kept.clear()
+    bootstrap_interval(np.arange(201.0))  # larger than the bound alone
+    assert not statistics._kept
+
+
+def test_several_means_come_from_the_same_resamples() -> None:
+    sums, sizes = np.random.default_rng(6).normal(size=(9, 3)), np.arange(1.0, 10.0)
+    together = resampled_means(sums, sizes)
+    assert together.shape == (2000, 3)
+    for at in range(3):
+        assert together[:, at] == pytest.approx(resampled_means(sums[:, at], sizes))
 
 
 @settings(max_examples=40, deadline=None)

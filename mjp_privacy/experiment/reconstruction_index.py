@@ -1,0 +1,66 @@
+"""Where a cell's stored images are: in which file, and at which place in it.
+
+    index = ReconstructionIndex.of(Path("results/demo/reconstructions/0b3a689adbb159cb"))
+    index.places["astronaut"]     (path of 00000.safetensors, 3)
+
+A report asks for thousands of images. Reading the ids of every file for each of them would take
+most of its time, so a `RunStore` keeps a cell's index and makes it anew when a file has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+SUFFIX = ".safetensors"
+
+Stamps = tuple[tuple[str, int, int, int], ...]
+"""Name, inode, size and time of change of every file: other after a file was added or replaced."""
+
+
+class Place(NamedTuple):
+    """One image's place."""
+
+    path: Path
+    position: int
+
+
+@dataclass(frozen=True)
+class ReconstructionIndex:
+    """The places of all stored images of one cell, as its files were when they had these stamps."""
+
+    places: Mapping[str, Place]  # by image_id, in the order of the files
+    stamps: Stamps
+
+    @classmethod
+    def of(cls, folder: Path) -> ReconstructionIndex:
+        """Read the ids of every file; of an image that is in two, the first file's counts."""
+        from safetensors import safe_open
+
+        stamps = file_stamps(folder)
+        places: dict[str, Place] = {}
+        for name, *_ in stamps:
+            with safe_open(folder / name, framework="pt") as file:
+                image_ids = json.loads(file.metadata()["image_ids"])
+            for position, image_id in enumerate(image_ids):
+                places.setdefault(image_id, Place(folder / name, position))
+        return cls(places, stamps)
+
+
+def file_stamps(folder: Path) -> Stamps:
+    """The stamps of a cell's files, sorted by name; none if there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if _is_block(entry.name)]
+            stats = [(entry.name, entry.stat()) for entry in found]
+    except FileNotFoundError:
+        return ()
+    return tuple(sorted((n, s.st_ino, s.st_size, s.st_mtime_ns) for n, s in stats))
+
+
+def _is_block(name: str) -> bool:
+    return name[:1].isdigit() and name.endswith(SUFFIX)

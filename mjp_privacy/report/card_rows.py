@@ -1,0 +1,187 @@
+"""The rows of the privacy card: which clients stand in it, and what each attacker gets from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card import CardFigure, CardRow
+from mjp_privacy.report.clients import Client, client_titles, clients_of
+from mjp_privacy.report.flags import client_flags, figure_flags
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.measures import capped_mean, capped_median, image_counts, summary
+from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Group
+
+CARD_ROWS = 5
+"""The card shows at most this many clients; the tables have them all."""
+
+PUBLISHED = "april"
+PLAIN_TO_SEE = 20
+"""PSNR in dB from which the content of a picture is plain to see."""
+
+PRECISIONS = ("bfloat16", "float16", "float32", "float64")
+SETTINGS = ("c", "b", "a")
+"""The card takes a client in the first of these that was run: (c) asks for the plain picture."""
+
+
+def card_clients(groups: Sequence[Group]) -> tuple[list[Client], int]:
+    """The clients on the card, and how many more there are.
+
+    Of a client in several settings and precisions one is taken, in the lowest precision. Clients
+    on which no matching attack was run are left to the tables, unless there are no others.
+    Undefended clients come first.
+    """
+    chosen: dict[object, Client] = {}
+    for client in sorted(clients_of(groups), key=_preference):
+        chosen.setdefault(_same_client(client), client)
+    order = {id(client.group): place for place, client in enumerate(clients_of(groups))}
+    ranked = sorted(chosen.values(), key=lambda client: order[id(client.group)])
+    ranked = [client for client in ranked if any(len(line.rows) for line in client.lines)]
+    matched = [client for client in ranked if client.matching]
+    shown = _with_the_undefended(matched or ranked)
+    shown = sorted(shown, key=lambda client: (client.defended, order[id(client.group)]))
+    return shown, len(ranked) - len(shown)
+
+
+def _with_the_undefended(ranked: Sequence[Client]) -> list[Client]:
+    """The first clients, at least one of which is undefended and one masked, if there are any."""
+    undefended = [client for client in ranked if not client.defended][:1]
+    masked = [client for client in ranked if client.masks][:1]
+    wanted = {id(client.group): client for client in (*undefended, *masked, *ranked)}
+    return list(wanted.values())[:CARD_ROWS]
+
+
+def _preference(client: Client) -> tuple[bool, int, int]:
+    cell = client.cell
+    return (
+        not client.matching,
+        PRECISIONS.index(cell.dtype) if cell.dtype in PRECISIONS else len(PRECISIONS),
+        SETTINGS.index(cell.setting) if cell.setting in SETTINGS else len(SETTINGS),
+    )
+
+
+def _same_client(client: Client) -> object:
+    """What stays the same when only the setting's target and the precision change."""
+    cell = client.cell
+    facts = (cell.model.label, cell.gamma, cell.client, cell.seed, tuple(cell.other.items()))
+    return client.lines[0].run, facts
+
+
+def card_row(client: Client, title: str) -> CardRow:
+    """What each attacker gets from this client."""
+    floor, lowest = floor_line(client), floor_level(client)
+    published = next((line for line in client.group.attacks if _is_published(line)), None)
+    shown = [published, one_upload_line(client), any_uploads_line(client)]
+    figures = [None if line is None else card_figure(client, line, lowest) for line in shown]
+    return CardRow(
+        client=title,
+        details=client.details,
+        defended=client.defended,
+        accuracy=_accuracy(client),
+        published=figures[0],
+        one_upload=figures[1],
+        any_uploads=figures[2],
+        floor=_floor_figure(client, floor),
+        flags=client_flags(client),
+    )
+
+
+def card_rows(clients: Sequence[Client]) -> tuple[CardRow, ...]:
+    """The rows of these clients, under names that tell them apart."""
+    return tuple(map(card_row, clients, client_titles(clients)))
+
+
+def _is_published(line: Line) -> bool:
+    return line.cell.attack.known_as == PUBLISHED and len(line.rows) > 0
+
+
+def one_upload_line(client: Client) -> Line | None:
+    """The best per image of the attacks on one upload; None where none matches the client."""
+    return _best(client, [line for line in client.matching if line.uploads == 1], single=True)
+
+
+def any_uploads_line(client: Client) -> Line | None:
+    """The best per image over all attacks; None where none uses several uploads."""
+    several = any(line.uploads > 1 for line in client.matching)
+    return _best(client, client.matching, single=False) if several else None
+
+
+def _best(client: Client, lines: Sequence[Line], *, single: bool) -> Line | None:
+    """The worst case over these lines, or the line itself where there is only one."""
+    worst: list[DerivedLine] = [
+        line
+        for line in client.group.derived
+        if line.role == WORST_CASE.name and (line.uploads == 1) == single
+    ]
+    scored = [line for line in lines if len(line.scored("psnr", "standard"))]
+    return worst[0] if worst and scored else next(iter(scored), None)
+
+
+def card_figure(client: Client, line: Line, floor: float) -> CardFigure:
+    """The figure of one attack, or of a worst case, with its flags."""
+    score = summary(line, "psnr", "standard", cap=PSNR_CAP)
+    counts = image_counts(line, "standard")
+    return CardFigure(
+        attack=main_attack(line),
+        line=line.number,
+        mean=score.mean,
+        low=score.low,
+        high=score.high,
+        median=capped_median(line, "psnr", "standard"),
+        n=score.n,
+        exact=exact_pictures(line),
+        above_20=int((line.scored("psnr", "standard") >= PLAIN_TO_SEE).sum()),
+        of=counts.ok + counts.failed + counts.unsupported,
+        flags=figure_flags(client, line, floor),
+    )
+
+
+def exact_pictures(line: Line) -> int:
+    """How many pictures are equal to the original in every 8-bit value."""
+    return summary(line, "psnr", "paper", interval=False).exact
+
+
+def main_attack(line: Line) -> str:
+    """The attack's label; of a worst case the attack that was best on most images."""
+    if not isinstance(line, DerivedLine):
+        return line.attack
+    return max(line.counts, key=lambda attack: line.counts[attack], default=line.attack)
+
+
+def floor_line(client: Client) -> Line | None:
+    """The control that scores best without any gradient; None where no floor was run."""
+    floors = [line for line in client.group.controls if line.role == "floor"]
+    floors = [line for line in floors if not math.isnan(capped_mean(line))]
+    return max(floors, key=capped_mean, default=None)
+
+
+def floor_level(client: Client) -> float:
+    """Mean PSNR of the best control; where none was run that of a uniform grey, which every run
+    stores; NaN where there is no truth."""
+    floor = floor_line(client)
+    if floor is not None:
+        return capped_mean(floor)
+    means = (summary(x, "grey_psnr", "diagnostic", interval=False).mean for x in client.lines)
+    return next((mean for mean in means if not math.isnan(mean)), math.nan)
+
+
+def _floor_figure(client: Client, floor: Line | None) -> CardFigure | None:
+    if floor is not None:
+        return card_figure(client, floor, -math.inf)
+    line = next((x for x in client.lines if len(x.scored("grey_psnr", "diagnostic"))), None)
+    if line is None:
+        return None
+    score = summary(line, "grey_psnr", "diagnostic", cap=PSNR_CAP)
+    values = line.scored("grey_psnr", "diagnostic")
+    above = int((values >= PLAIN_TO_SEE).sum())
+    return CardFigure(
+        *("uniform grey", line.number, score.mean, score.low, score.high, score.median),
+        *(score.n, 0, above, score.n),
+    )
+
+
+def _accuracy(client: Client) -> float | None:
+    means = [summary(line, "top1", "intact", interval=False).mean for line in client.lines]
+    known = [mean for mean in means if not math.isnan(mean)]
+    return 100 * known[0] if known else None

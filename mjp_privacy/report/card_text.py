@@ -1,0 +1,160 @@
+"""The privacy card as text: the first lines of the console, and the top of table.md."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card import Card, CardFigure, CardRow
+from mjp_privacy.report.card_facts import facts, not_tried, would_change
+from mjp_privacy.report.card_rows import card_clients, card_rows
+from mjp_privacy.report.card_sentence import beside, main_row, sentence
+from mjp_privacy.report.pictures import shorten
+from mjp_privacy.report.views import DASH, TextTable, number
+from mjp_privacy.report.worst_case import Group
+
+WIDTH = 120
+LINES = 12
+
+HEADINGS = ("APRIL as published", "best with one upload", "best with any number", "floor")
+
+CAPTION = (
+    "PSNR in dB (standard, against the picture that the setting asks for), mean [95 % interval] of "
+    "min(PSNR, 100); exact: pictures equal to the original in every 8-bit value; ≥ 20: pictures at "
+    "20 dB or more, where their content is plain to see. Best: for each picture the best attack, "
+    "chosen with the private picture at hand: an upper bound for any one attacker. Floor: the "
+    "best picture that needs no gradient. Letters are explained below."
+)
+
+
+def build_card(groups: Sequence[Group]) -> Card:
+    """The card of a report; `groups` as `reduced_groups` makes them."""
+    clients, further = card_clients(groups)
+    rows = card_rows(clients)
+    if not rows:
+        return Card("No client was attacked: there are no rows of an attack.", "", (), 0, (), (), ())
+    main = main_row(clients, rows)
+    return Card(
+        sentence=sentence(clients, rows),
+        beside=beside(clients, rows),
+        rows=rows,
+        further=further,
+        facts=facts(clients[main], rows[main]),
+        not_tried=not_tried(clients, clients[main]),
+        would_change=would_change(clients[main], rows[main]),
+    )
+
+
+def figures_of(row: CardRow) -> tuple[CardFigure | None, ...]:
+    """The figures of a row in the order of `HEADINGS`."""
+    return row.published, row.one_upload, row.any_uploads, row.floor
+
+
+def interval_text(figure: CardFigure | None) -> str:
+    """`71.7 [66.9, 76.3]` with the marks of its flags; a dash where there is no figure."""
+    if figure is None or math.isnan(figure.mean):
+        return DASH
+    marks = "".join(flag.mark for flag in figure.flags)
+    bounds = "" if math.isnan(figure.low) else f" [{figure.low:.1f}, {figure.high:.1f}]"
+    mean = "100 (cap)" if figure.mean >= PSNR_CAP else f"{number(figure.mean, 1)}{bounds}"
+    return mean + (f" {marks}" if marks else "")
+
+
+def counts_text(figure: CardFigure | None) -> str:
+    """`116 exact, 188 ≥ 20 of 200`; empty where there is no figure."""
+    if figure is None or math.isnan(figure.mean):
+        return ""
+    return f"{figure.exact} exact, {figure.above_20} ≥ 20 of {figure.of}"
+
+
+# console ------------------------------------------------------------------------------------------
+
+
+def console_card(card: Card) -> str:
+    """The card in at most twelve lines: the sentence, a line for each client, the flags."""
+    lines = textwrap.wrap(f"{card.sentence} {card.beside}".strip(), WIDTH)
+    shown = _console_rows(card, LINES - len(lines) - 4)
+    if shown:
+        lines += ["", *_console_table(shown)]
+    if card.flags:
+        legend = "; ".join(f"{flag.mark} {flag.name}" for flag in card.flags)
+        lines += textwrap.wrap(legend, WIDTH)[: LINES - len(lines)]
+    left = card.further + len(card.rows) - len(shown)
+    if left and len(lines) < LINES:
+        lines.append(f"{left} further client{'s' if left > 1 else ''}: see the page.")
+    return "\n".join(lines) + "\n"
+
+
+def _console_rows(card: Card, room: int) -> list[CardRow]:
+    """As many rows as there is room for, those with a matching attack first."""
+    matched = [row for row in card.rows if row.one_upload or row.any_uploads]
+    unmatched = [row for row in card.rows if row not in matched]
+    wanted = [matched[-1:], *([row] for row in matched[:-1]), unmatched]
+    shown = [row for rows in wanted for row in rows][: max(2, room)]
+    return [row for row in card.rows if row in shown]
+
+
+def _console_table(rows: Sequence[CardRow]) -> list[str]:
+    """Aligned columns; clients' names are cut where the table would be wider than the console."""
+    given = {figure.of for row in rows for figure in figures_of(row)[:3] if figure}
+    every = f" of {given.pop()}" if len(given) == 1 else ""
+    cells = [list(HEADINGS), *(_console_cells(row, counted=not every) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    room = max(20, WIDTH - sum(widths) - 2 * len(widths))
+    names = [f"PSNR dB [95 %], exact|≥20 dB{every}", *(_client_text(row, room) for row in rows)]
+    first = max(map(len, names))
+    lines = []
+    for name, texts in zip(names, cells, strict=True):
+        padded = (text.ljust(width) for text, width in zip(texts, widths, strict=True))
+        lines.append("  ".join([name.ljust(first), *padded]).rstrip())
+    return lines
+
+
+def _client_text(row: CardRow, room: int) -> str:
+    marks = "".join(flag.mark for flag in row.flags)
+    return shorten(row.client, room - len(marks) - bool(marks)) + (f" {marks}" if marks else "")
+
+
+def _console_cells(row: CardRow, *, counted: bool) -> list[str]:
+    *attacks, floor = figures_of(row)
+    cells = []
+    for figure in attacks:
+        text = interval_text(figure)
+        of = f" of {figure.of}" if figure and counted else ""
+        counts = "" if figure is None else f", {figure.exact}|{figure.above_20}{of}"
+        cells.append(text if text == DASH else text + counts)
+    return [*cells, DASH if floor is None else number(floor.mean, 1)]
+
+
+# Markdown -----------------------------------------------------------------------------------------
+
+
+def card_table(card: Card) -> TextTable:
+    """The card's table for Markdown and LaTeX."""
+    header = ("Client", *(f"{heading}" for heading in HEADINGS))
+    rows = tuple((_named(row), *map(_cell, figures_of(row))) for row in card.rows)
+    return TextTable("What leaks", CAPTION, header, rows, "lrrrr")
+
+
+def _named(row: CardRow) -> str:
+    marks = "".join(flag.mark for flag in row.flags)
+    return row.client + (f" ({marks})" if marks else "")
+
+
+def _cell(figure: CardFigure | None) -> str:
+    text = interval_text(figure)
+    if figure is None or text == DASH:
+        return DASH
+    return f"{text}; {counts_text(figure)}; {figure.attack}"
+
+
+def card_notes(card: Card) -> tuple[str, ...]:
+    """What stands under the table, as sentences."""
+    flags = [f"{flag.mark}: {flag.name}. {flag.text}" for flag in card.flags]
+    of_facts = [f"{heading}: {text}" for heading, text in card.facts]
+    tried = [f"Not tried: {'; '.join(card.not_tried)}."] if card.not_tried else []
+    change = [f"What would change the figure: {'; '.join(card.would_change)}."]
+    more = [card.beside] if card.beside else []
+    return (*more, *flags, *of_facts, *tried, *(change if card.would_change else []))

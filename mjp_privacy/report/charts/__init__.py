@@ -1,0 +1,1 @@
+"""Drawings of the report as inline SVG, made by our own small code: nothing heavy is imported."""

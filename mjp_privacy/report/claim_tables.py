@@ -1,0 +1,146 @@
+"""Tables of README.md and results/, rendered from published rows between two markers.
+
+    <!-- table: NAME begin -->
+    | Client | Attack | ...
+    <!-- table: NAME end -->
+
+A table of claims.yaml is one of three kinds:
+
+    lines: [[plain_april, "plain, (a)", april], ...]   chosen lines with the words before them
+    every: {rows: ladder/rows.parquet, setting: c}     all lines that fit, told apart by `facts`
+    grid:  {rows: ..., down: gamma, across: uploads}   one figure of each line, in two directions
+    files: [ladder/rows.parquet, ...]                  the runs behind rows: config, commit, date
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.report.claim_figures import CsvFigures, Figures, LineFigures, text_of
+from mjp_privacy.report.claim_lines import published_at, select_all
+from mjp_privacy.report.export import markdown_text
+
+TITLES = {
+    "share_exact": "exact in 8 bits",
+    "quartiles": "25–75 %",
+    "share20": "≥ 20 dB",
+    "share30": "≥ 30 dB",
+    "share100": "≥ 100 dB",
+    "mean": "mean [95 %]",
+    "median": "median",
+    "setting": "Set.",
+    "gamma": "γ",
+    "paper_mse": "MSE ↑",
+    "paper_fft2d": "FFT2D ↑",
+    "paper_psnr": "PSNR ↓",
+    "paper_ssim": "SSIM ↓",
+    "paper_lpips": "LPIPS ↑",
+    "always_masked": "patches masked every time",
+    "top1_interval": "top-1 [95 %]",
+    "label": "client",
+}
+FIGURES = ("share_exact", "median", "quartiles", "share20", "share30", "mean")
+FACTS = ("model", "setting", "gamma", "client", "attack", "uploads")
+
+
+def render(table: Mapping[str, Any], named: Mapping[str, Figures], folder: Path) -> str:
+    """The Markdown of one table of claims.yaml."""
+    if "lines" in table:
+        return _lines(table, named)
+    if "files" in table:
+        return _files(table, folder)
+    return _every(table, folder) if "every" in table else _grid(table, folder)
+
+
+def block_of(text: str, name: str) -> str | None:
+    """What stands between the markers of a table; None without them."""
+    begin, end = markers(name)
+    if begin not in text or end not in text:
+        return None
+    return text.split(begin, 1)[1].split(end, 1)[0].strip("\n")
+
+
+def with_block(text: str, name: str, block: str) -> str:
+    """The text with another table between the markers."""
+    begin, end = markers(name)
+    if block_of(text, name) is None:
+        raise UserError(f"Expected the markers {begin} and {end} in the file; put them there once.")
+    before, rest = text.split(begin, 1)
+    return f"{before}{begin}\n{block}\n{end}{rest.split(end, 1)[1]}"
+
+
+def markers(name: str) -> tuple[str, str]:
+    """The comments between which a table stands."""
+    return f"<!-- table: {name} begin -->", f"<!-- table: {name} end -->"
+
+
+def _lines(table: Mapping[str, Any], named: Mapping[str, Figures]) -> str:
+    figures = table.get("figures", FIGURES)
+    heads = [*table["titles"], *(TITLES.get(figure, figure) for figure in figures)]
+    rows = []
+    for name, *words in table["lines"]:
+        cells = [text_of(named[name].figure(figure)) for figure in figures]
+        rows.append([*words, *cells])
+    return _markdown(heads, rows, len(table["titles"]))
+
+
+def _every(table: Mapping[str, Any], folder: Path) -> str:
+    facts, figures = table.get("facts", FACTS), table.get("figures", FIGURES)
+    rows = [
+        [*(_fact(line, key) for key in facts), *(text_of(line.figure(f)) for f in figures)]
+        for line in select_all(table["every"], folder)
+        if isinstance(line, CsvFigures) or line.of
+    ]
+    return _markdown([TITLES.get(key, key) for key in (*facts, *figures)], rows, len(facts))
+
+
+def _grid(table: Mapping[str, Any], folder: Path) -> str:
+    grid = dict(table["grid"])
+    down, across = str(grid.pop("down")), str(grid.pop("across"))
+    figure = str(grid.pop("figure", "mean"))
+    cells: dict[str, dict[str, str]] = {}
+    columns: dict[str, None] = {}
+    for line in select_all(grid, folder):
+        row, column = _fact(line, down), _fact(line, across)
+        if column in cells.setdefault(row, {}):
+            raise UserError(f"Two lines of table {table['name']} fall on {row}, {column}.")
+        cells[row][column] = text_of(line.figure(figure))
+        columns[column] = None
+    heads = [TITLES.get(down, down), *(f"{table.get('head', '')}{column}" for column in columns)]
+    rows = [[row, *(of_row.get(c, "–") for c in columns)] for row, of_row in cells.items()]
+    return _markdown(heads, rows, 1)
+
+
+def _files(table: Mapping[str, Any], folder: Path) -> str:
+    heads = (
+        "rows",
+        "config",
+        "images",
+        "commit",
+        "torch",
+        "threads",
+        "date",
+        "sha256 of the config",
+    )
+    rows = []
+    for name in table["files"]:
+        published = published_at(folder / name)
+        for run in published.runs:
+            images = published.rows.loc[published.rows["run"] == run.name, "image_id"].nunique()
+            facts = (images, published.commit[:7], run.torch, run.threads, run.date)
+            link = f"[{name}]({name})"
+            rows.append([link, run.config, *map(str, facts), run.config_sha256[:12]])
+    return _markdown(heads, rows, 2)
+
+
+def _fact(figures: LineFigures | CsvFigures, key: str) -> str:
+    value = figures.fact(key)
+    return f"{value:g}" if isinstance(value, float) else markdown_text(str(value))
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
+    rule = ["---" if place < left else "---:" for place in range(len(heads))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [heads, rule, *rows])

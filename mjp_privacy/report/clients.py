@@ -1,0 +1,129 @@
+"""What a report calls a client, whether it is defended, and which attacks are a match for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attacks import traits_of
+from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
+from mjp_privacy.report.cell_columns import client_text
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.worst_case import Group, meets_trained_model
+
+DEFENCES = ("withhold", "positions", "position_noise", "defenses")
+"""Facts of a client by which it keeps something from the server, besides MJP."""
+
+RECIPE = (
+    *("batch", "steps", "dal", "plain_share", "mask", "augment", "withhold", "positions"),
+    *("position_noise", "server_lr", "upload", "weight_decay", "optimizer", "momentum", "defenses"),
+)
+"""Facts that stand in a client's name where they are not the default."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """All lines of a report on one client: Client(group).name is "MJP γ .27, DAL in the loss"."""
+
+    group: Group
+
+    @property
+    def cell(self) -> CellFacts:
+        """Facts that all of the client's lines share; those of the attack are the first line's."""
+        return self.lines[0].cell
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Its attacks and controls."""
+        return (*self.group.attacks, *self.group.controls)
+
+    @property
+    def masks(self) -> bool:
+        """Whether it masks patches as MJP does; False: it shuffles at most."""
+        return self.cell.gamma > 0 and (
+            any((line.scored("zero_rows", "diagnostic") > 0).any() for line in self.lines)
+            or any(_reconstructs(line) and knows_masks(line) for line in self.group.attacks)
+        )
+
+    @property
+    def defended(self) -> bool:
+        """Whether it does anything against inversion: MJP, noise, withheld gradients."""
+        return self.cell.gamma > 0 or any(
+            getattr(self.cell.client, name) != getattr(ClientFacts, name) for name in DEFENCES
+        )
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its defence adds errors to the upload, which an attack can weigh."""
+        return bool(self.cell.client.defenses) or self.cell.client.position_noise > 0
+
+    @property
+    def name(self) -> str:
+        """What it does, without its model: `plain`, or `MJP γ .27, gaussian noise 0.01`."""
+        cell = self.cell
+        rule = "MJP" if self.masks else "shuffled"
+        first = f"{rule} γ {short_gamma(cell.gamma)}" if cell.gamma else "plain"
+        facts = {key: value for key, value in cell.columns.items() if key in RECIPE}
+        facts = {key: value for key, value in facts.items() if (key, value) != ("batch", 1)}
+        further = client_text(facts, [key for key in RECIPE if key in facts])
+        return first if further == "–" else f"{first}, {further.replace('_', ' ')}"
+
+    @property
+    def details(self) -> str:
+        """Its model, setting and precision: `ViT-Ti (c), float32`."""
+        return f"{self.cell.model.label} ({self.cell.setting}), {self.cell.dtype}"
+
+    @property
+    def matching(self) -> tuple[Line, ...]:
+        """The attacks made for this client that reconstructed something.
+
+        They meet the model that is trained, and know its masks if it has any.
+        """
+        return tuple(
+            line
+            for line in self.group.attacks
+            if _reconstructs(line)
+            and meets_trained_model(line)
+            and (not self.masks or knows_masks(line))
+        )
+
+
+def clients_of(groups: Sequence[Group]) -> list[Client]:
+    """A client for every group that has an attack, in the order of the groups."""
+    return [Client(group) for group in groups if group.attacks]
+
+
+def client_titles(clients: Sequence[Client]) -> list[str]:
+    """Names that tell the clients apart: model, setting, precision and run stand in a name only
+    where they differ."""
+    runs = len({client.lines[0].run for client in clients}) > 1
+    models = len({client.cell.model.label for client in clients}) > 1
+    seeds = len({client.cell.seed for client in clients}) > 1
+    titles = []
+    for client in clients:
+        cell = client.cell
+        parts = [f"{client.name} ({cell.setting})"]
+        parts += [cell.model.label] if models else []
+        parts += [cell.dtype] if cell.dtype != "float32" else []
+        parts += [f"seed {cell.seed}"] if seeds else []
+        parts += [f"{key} {value}" for key, value in cell.other.items() if value is not None]
+        titles.append(" · ".join([*parts, *([client.lines[0].run] if runs else [])]))
+    return titles
+
+
+def short_gamma(gamma: float) -> str:
+    """γ as the paper writes it: `.27`, and `1` for 1."""
+    text = f"{gamma:g}"
+    return text[1:] if text.startswith("0.") else text
+
+
+def knows_masks(line: Line) -> bool:
+    """Whether the line's attack knows MJP's masks."""
+    return "masks" in traits_of(line.cell.attack.known_as)
+
+
+def _reconstructs(line: Line) -> bool:
+    rows = line.scores("psnr", "standard")
+    return bool((rows["status"] == "ok").any()) or bool(
+        len(line.scored("gradient_residual", "diagnostic"))
+    )

@@ -1,0 +1,98 @@
+"""Every client of a report beside the others: what each kind of attacker gets from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mjp_privacy.metrics.shares import Share
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card import CardFigure
+from mjp_privacy.report.card_rows import (
+    any_uploads_line,
+    card_figure,
+    card_row,
+    floor_level,
+    one_upload_line,
+)
+from mjp_privacy.report.clients import Client, client_titles, clients_of
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.measures import THRESHOLDS, success_share
+from mjp_privacy.report.views import DASH, TextTable, number
+from mjp_privacy.report.worst_case import ATTACKERS_CHOICE, Group
+
+TITLE = "Every client"
+
+CAPTION = (
+    "PSNR (standard) in dB, capped at 100 in means: mean [95 % interval], with n where it is not "
+    "the first column's. Best: for each picture the best attack that meets the model as trained "
+    "and knows the client, chosen by comparing with the private picture; an upper bound for any "
+    "selector. Attacker's choice: for each picture the attack whose reconstruction explains the "
+    "upload best (smallest gradient residual); the private picture is not used, and gradient "
+    "matching is favoured, because it minimises such a distance itself. Exact: equal to the "
+    "original in every 8-bit value. Shares are of all pictures the attacker was given: those "
+    "without a reconstruction count as not recovered, those that could not be scored are left out. "
+    "Intervals of shares are Wilson's. Floor: the best picture made without the gradient."
+)
+
+
+def clients_table(groups: Sequence[Group]) -> TextTable | None:
+    """A line for every client; None where there is none."""
+    clients = clients_of(groups)
+    if not clients:
+        return None
+    limits = [f"≥ {limit} dB" for limit in THRESHOLDS]
+    header = (
+        *("Client", "n", "APRIL as published"),
+        *("best, 1 upload", "median", "exact", *limits, "attacker's choice, 1 upload"),
+        *("best, any uploads", "median (any)", "exact (any)", f"{limits[0]} (any)"),
+        *("floor", "flags"),
+    )
+    body = tuple(map(_row, clients, client_titles(clients)))
+    return TextTable(TITLE, CAPTION, header, body, "lr" + "r" * (len(header) - 3) + "l")
+
+
+def _row(client: Client, title: str) -> tuple[str, ...]:
+    row = card_row(client, title)
+    one, several = one_upload_line(client), any_uploads_line(client)
+    counted = row.one_upload or row.any_uploads or row.published
+    n = counted.n if counted else 0
+    flags = {f.mark: f for x in (row.published, row.one_upload, row.any_uploads) if x for f in x.flags}
+    names = [flag.name for flag in (*row.flags, *flags.values())]
+    return (
+        *(title, str(n), _mean(row.published, n), _mean(row.one_upload, n)),
+        *(_median(row.one_upload), _exact(row.one_upload)),
+        *(DASH if one is None else success_share(one, limit).text() for limit in THRESHOLDS),
+        _mean(_attackers_choice(client), n),
+        *(_mean(row.any_uploads, n), _median(row.any_uploads), _exact(row.any_uploads)),
+        DASH if several is None else success_share(several, THRESHOLDS[0]).text(),
+        *(_mean(row.floor, n), "; ".join(names)),
+    )
+
+
+def _attackers_choice(client: Client) -> CardFigure | None:
+    """The line chosen by residual among attacks on one upload."""
+    lines: list[Line] = [
+        line
+        for line in client.group.derived
+        if line.role == ATTACKERS_CHOICE.name and line.uploads == 1
+    ]
+    return card_figure(client, lines[0], floor_level(client)) if lines else None
+
+
+def _mean(figure: CardFigure | None, n: int) -> str:
+    if figure is None or not figure.n:
+        return DASH
+    other_n = "" if figure.n == n else f" (n={figure.n})"
+    if figure.mean >= PSNR_CAP:
+        return f"100 (cap){other_n}"
+    interval = DASH if figure.low != figure.low else f"{figure.low:.2f}, {figure.high:.2f}"
+    return f"{number(figure.mean, 2)} [{interval}]{other_n}"
+
+
+def _median(figure: CardFigure | None) -> str:
+    return DASH if figure is None else number(figure.median, 2)
+
+
+def _exact(figure: CardFigure | None) -> str:
+    return DASH if figure is None else Share(figure.exact, figure.of).text()
+

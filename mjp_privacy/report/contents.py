@@ -1,0 +1,158 @@
+"""Everything a report says, computed once from the stored rows; writers put it into files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from mjp_privacy.report.card import Card
+from mjp_privacy.report.card_text import build_card
+from mjp_privacy.report.ceilings import diagnostics_table
+from mjp_privacy.report.chosen_attacks import choices_section
+from mjp_privacy.report.clients import Client, client_titles, clients_of
+from mjp_privacy.report.clients_table import clients_table
+from mjp_privacy.report.loading import Line, Loaded, load_runs
+from mjp_privacy.report.notes import Section, all_notes, not_scored
+from mjp_privacy.report.regions import regions_table
+from mjp_privacy.report.rounds import curve_points
+from mjp_privacy.report.strip import Strip, card_strip
+from mjp_privacy.report.tables import Table, build_table
+from mjp_privacy.report.timing import timing_table
+from mjp_privacy.report.views import TextTable, comparison_table, main_table
+from mjp_privacy.report.without_truth import residual_table
+from mjp_privacy.report.worst_case import DerivedLine, Group, derived_lines, reduced_groups
+
+CAPTION = (
+    "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, capped at 100 in means. "
+    "Exact: equal in every 8-bit value. Grey: PSNR of a uniform grey. Rank ceiling: the limit of "
+    "attacks that invert the patch embedding by minimum norm, beside these attacks only. Acc. "
+    "altered: accuracy of the model with the block 0 that the attack needs."
+)
+CAPTION_PAPER = (
+    "The same lines with the metrics as the paper's scripts define them: images rounded to 8 bits, "
+    "its FFT2D, zero-padded SSIM."
+)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A report before it is written; each part is made when it is first asked for."""
+
+    runs: tuple[Path, ...]
+    loaded: Loaded
+
+    @property
+    def lines(self) -> Sequence[Line]:
+        """The cells of all runs."""
+        return self.loaded.lines
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The lines by what they attack."""
+        return reduced_groups(self.lines)
+
+    @cached_property
+    def derived(self) -> list[DerivedLine]:
+        """Worst cases and attacker's choices."""
+        return derived_lines(self.groups)
+
+    @cached_property
+    def card(self) -> Card:
+        """The first screen."""
+        return build_card(self.groups)
+
+    @cached_property
+    def strip(self) -> Strip | None:
+        """The columns of the card's pictures."""
+        return card_strip(self.groups, self.card)
+
+    @cached_property
+    def clients(self) -> list[Client]:
+        """Every client with an attack."""
+        return clients_of(self.groups)
+
+    @cached_property
+    def client_names(self) -> dict[int, str]:
+        """What the report calls the client of each line, by the line's number."""
+        names: dict[int, str] = {}
+        for client, title in zip(self.clients, client_titles(self.clients), strict=True):
+            lines = (*client.lines, *client.group.derived)
+            names |= {line.number: title for line in lines}
+        return names
+
+    @cached_property
+    def standard(self) -> Table:
+        """Every line in the standard variants of the metrics."""
+        return build_table(self.lines, "standard", self.derived)
+
+    @cached_property
+    def paper(self) -> Table:
+        """Every line in the paper's variants of the metrics."""
+        return build_table(self.lines, "paper", self.derived)
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """PSNR against the number of uploads."""
+        return curve_points(self.lines)
+
+    @cached_property
+    def reasons(self) -> list[str]:
+        """Why images or lines have no score."""
+        return not_scored(self.lines)
+
+    @cached_property
+    def notes(self) -> tuple[Section, ...]:
+        """The sections of notes."""
+        return all_notes(self.lines, choices_section(self.lines, self.derived))
+
+    def main(self, *, folded: bool) -> TextTable:
+        """Every line; without the folded ones if there are others: those in float64."""
+        frame = self.standard.frame
+        single = frame[frame["dtype"] != "float64"]
+        shown = frame if folded or single.empty else single
+        left = len(frame) - len(shown)
+        more = f" {left} lines in float64 are left out here." if left else ""
+        table = Table("standard", shown, self.standard.varying, self.standard.measures)
+        many = self.loaded.many_runs
+        return main_table(table, many_runs=many, caption=CAPTION + more, title="Every line")
+
+    @cached_property
+    def comparisons(self) -> list[TextTable]:
+        """The tables that put clients side by side."""
+        return _present(clients_table(self.groups), self._residuals())
+
+    def _residuals(self) -> TextTable | None:
+        names = self.client_names
+        return residual_table(self.groups, lambda group: names[group.attacks[0].number])
+
+    @cached_property
+    def beside_paper(self) -> list[TextTable]:
+        """Our figures beside the paper's; empty where nothing is comparable."""
+        return _present(comparison_table(self.paper))
+
+    @cached_property
+    def details(self) -> list[TextTable]:
+        """Diagnostics, the paper's variants and times."""
+        many = self.loaded.many_runs
+        lines = [*self.lines, *self.derived]
+        title = "Every line, metrics as the paper defines them"
+        return _present(
+            diagnostics_table(self.paper, self.standard),
+            regions_table(lines),
+            main_table(self.paper, many_runs=many, caption=CAPTION_PAPER, title=title),
+            timing_table(self.lines, self.loaded.timings),
+        )
+
+
+def read_contents(runs: Sequence[Path]) -> Contents:
+    """The contents of a report of these run folders."""
+    paths = tuple(Path(run) for run in runs)
+    return Contents(paths, load_runs(paths))
+
+
+def _present(*tables: TextTable | None) -> list[TextTable]:
+    return [table for table in tables if table is not None]

@@ -1,0 +1,143 @@
+"""Marks on figures that must not be taken at face value, each with its reason in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from attacks import traits_of
+from mjp_privacy.experiment.cell_facts import ClientFacts
+from mjp_privacy.report.clients import Client
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.measures import capped_mean
+from mjp_privacy.report.worst_case import DerivedLine
+
+DIGITS = {"float32": 24, "float64": 53}
+"""Bits of a significand: cond(A) is compared with 2 to this power."""
+
+RESIDUAL_CONVERGED = 0.1
+"""An optimising attack whose picture leaves more than this of the gradient has not converged."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A warning: `mark` is the letter beside a figure, `name` a few words, `text` a sentence."""
+
+    mark: str
+    name: str
+    text: str
+
+
+BELOW_FLOOR = Flag(
+    "f",
+    "below the floor",
+    "A picture made without the gradient scores as well: the attack failed, which is no measure of "
+    "how well the client is protected.",
+)
+NOT_ADAPTIVE = Flag(
+    "n",
+    "no adaptive attack",
+    "No attack that knows this client was run with success, so nothing here says what it leaks.",
+)
+NOT_CONVERGED = Flag(
+    "c",
+    "not converged",
+    "The attack optimises in steps and ended far from the uploaded gradient: more steps or other "
+    "starts may give more.",
+)
+NOISE_IGNORED = Flag(
+    "w",
+    "noise not modelled",
+    "The client adds known errors to its upload, and the attack does not weigh them.",
+)
+ILL_CONDITIONED = Flag(
+    "i",
+    "ill-conditioned",
+    "cond(A) exceeds what the precision of the gradients resolves on most images: rounding decides "
+    "the score, and another number of threads gives another.",
+)
+ASSUMES_8_BIT = Flag(
+    "p",
+    "8-bit pixels assumed",
+    "Some of the pictures come from an attack that takes pixels for multiples of 1/255.",
+)
+UNSHUFFLED = Flag(
+    "u",
+    "some uploads unshuffled",
+    "In some uploads nothing was shuffled, by the client's recipe or because its mask was empty, "
+    "and the attacker can see in which.",
+)
+PARTLY_INAPPLICABLE = Flag(
+    "r",
+    "not applicable to all",
+    "Some attacks or pictures were refused or failed; they count as not recovered in the shares, "
+    "and are missing from the mean.",
+)
+ALTERED_BLOCK = Flag(
+    "x",
+    "altered client",
+    "The attack met a model whose block 0 was altered for it, which no client trains.",
+)
+
+
+def figure_flags(client: Client, line: Line, floor: float) -> tuple[Flag, ...]:
+    """The flags of what one attacker got, an attack's line or a worst case."""
+    checks: tuple[tuple[Flag, Callable[[], bool]], ...] = (
+        (BELOW_FLOOR, lambda: capped_mean(line) < floor),
+        (ALTERED_BLOCK, lambda: _altered(line)),
+        (NOISE_IGNORED, lambda: client.noisy and not any(map(_weighs_noise, _chosen(line)))),
+        (NOT_CONVERGED, lambda: _not_converged(line)),
+        (ILL_CONDITIONED, lambda: _ill_conditioned(line)),
+        (ASSUMES_8_BIT, lambda: any("8 bit" in _traits(member) for member in _chosen(line))),
+        (PARTLY_INAPPLICABLE, lambda: _some_not_scored(line)),
+    )
+    return tuple(flag for flag, applies in checks if applies())
+
+
+def client_flags(client: Client) -> tuple[Flag, ...]:
+    """The flags that hold for all that was got from a client."""
+    flags = [] if client.matching else [NOT_ADAPTIVE]
+    plain_share = client.cell.client.plain_share != ClientFacts.plain_share
+    empty = any((line.scored("empty_mask", "diagnostic") > 0).any() for line in client.lines)
+    return (*flags, *([UNSHUFFLED] if client.cell.gamma and (plain_share or empty) else []))
+
+
+def _chosen(line: Line) -> tuple[Line, ...]:
+    """The attacks whose pictures a line shows: its own, or those that a worst case took."""
+    if not isinstance(line, DerivedLine):
+        return (line,)
+    return tuple({member.number: member for member in line.chosen.values()}.values())
+
+
+def _traits(line: Line) -> frozenset[str]:
+    return traits_of(line.cell.attack.known_as)
+
+
+def _weighs_noise(line: Line) -> bool:
+    return "noise" in _traits(line)
+
+
+def _altered(line: Line) -> bool:
+    altered = line.cell.attack.victim == "april_block"
+    return altered and line.cell.model.first_block != "closed_form"
+
+
+def _not_converged(line: Line) -> bool:
+    searching = [member for member in _chosen(line) if "steps" in _traits(member)]
+    residuals = [member.scored("gradient_residual", "diagnostic") for member in searching]
+    return any(len(values) and values.median() > RESIDUAL_CONVERGED for values in residuals)
+
+
+def _ill_conditioned(line: Line) -> bool:
+    if "rank" not in _traits(line):
+        return False
+    bits = DIGITS.get(line.cell.dtype)
+    condition = line.scored("cond_a", "diagnostic")
+    return bits is not None and len(condition) > 0 and condition.median() > 2.0**bits
+
+
+def _some_not_scored(line: Line) -> bool:
+    rows = line.scores("psnr", "standard")
+    scored = len(line.scored("psnr", "standard"))
+    return 0 < scored < len(rows) or (math.isnan(capped_mean(line)) and len(rows) > 0)

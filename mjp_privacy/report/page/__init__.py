@@ -1,0 +1,1 @@
+"""index.html: the whole report in one file that works offline."""

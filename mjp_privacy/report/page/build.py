@@ -1,0 +1,179 @@
+"""Fills the page from a report's contents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.agreement_table import agreement_table
+from mjp_privacy.report.card_rows import any_uploads_line, floor_level, one_upload_line
+from mjp_privacy.report.charts.distributions import distribution_charts
+from mjp_privacy.report.charts.tradeoff import tradeoff_chart
+from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint, family_and_strength
+from mjp_privacy.report.charts.uploads_curve import uploads_charts
+from mjp_privacy.report.clients import Client
+from mjp_privacy.report.contents import Contents
+from mjp_privacy.report.export import HEADING
+from mjp_privacy.report.flags import Flag
+from mjp_privacy.report.identification_table import identification_table
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.measures import summary
+from mjp_privacy.report.page.content import Chart, PageContent, PageLine
+from mjp_privacy.report.page.gallery import Gallery
+from mjp_privacy.report.page.glossary import GLOSSARY
+from mjp_privacy.report.page.lines import exact_by_line, line_flags, page_line, scores_by_line
+from mjp_privacy.report.page.reproduce import commands, provenance
+from mjp_privacy.report.published import CITATION
+from mjp_privacy.report.tests_table import tests_table
+from mjp_privacy.report.views import TextTable
+
+MOST_CURVES = 12
+IDENTIFIED = 6  # lines whose pictures are looked up among all images
+
+
+def page_content(
+    contents: Contents, gallery: Gallery, downloads: Sequence[tuple[str, str]]
+) -> PageContent:
+    """All of index.html; `downloads`: the files beside it and what they hold."""
+    lines = [*contents.lines, *contents.derived]
+    image_ids = sorted({str(image) for line in contents.lines for image in line.rows["image_id"]})
+    page_lines, flags = _lines(contents)
+    strip = contents.strip
+    return PageContent(
+        title=HEADING,
+        citation=CITATION,
+        card=contents.card,
+        strip_columns=tuple((h, line.number) for h, line in strip.columns) if strip else (),
+        lines=page_lines,
+        scores=scores_by_line(lines, image_ids),
+        image_ids=tuple(image_ids),
+        pictures=gallery.pictures,
+        shown=tuple(gallery.shown),
+        charts=_charts(contents),
+        tables=tuple(_tables(contents)),
+        folded_tables=tuple(contents.details),
+        notes=contents.notes,
+        glossary=GLOSSARY,
+        provenance=provenance(contents.runs, contents.lines),
+        reproduce=commands(contents.runs, contents.lines),
+        downloads=tuple(downloads),
+        further=_remarks(gallery, image_ids),
+        comparisons=tuple(contents.comparisons),
+        flags=flags,
+        exact=exact_by_line(lines, image_ids),
+    )
+
+
+def _lines(contents: Contents) -> tuple[tuple[PageLine, ...], tuple[Flag, ...]]:
+    """The page's lines in the order of their numbers, and every flag that one of them has."""
+    made: list[PageLine] = []
+    flags: dict[str, Flag] = {}
+    for client in contents.clients:
+        for line in (*client.lines, *client.group.derived):
+            of_line = line_flags(line, client)
+            flags |= {flag.mark: flag for flag in of_line}
+            title = contents.client_names[line.number]
+            made.append(page_line(line, client, title, of_line))
+    return tuple(sorted(made, key=lambda line: line.number)), tuple(flags.values())
+
+
+def _remarks(gallery: Gallery, image_ids: Sequence[str]) -> dict[str, str]:
+    left = len(image_ids) - len(gallery.shown)
+    if left <= 0:
+        return {}
+    return {
+        "pictures": f"{len(gallery.shown)} of {len(image_ids)} images, at evenly spread quantiles; "
+        "the page has no room for more. All scores are here, and `mjp report --pictures all` "
+        "writes every picture as a file."
+    }
+
+
+def _tables(contents: Contents) -> list[TextTable]:
+    shown = card_lines(contents)[:IDENTIFIED]
+    chooser = contents.strip.chooser if contents.strip else None
+    tables = [
+        *contents.beside_paper,
+        tests_table(contents.groups),
+        identification_table([line for _, line in shown]),
+        agreement_table(chooser) if chooser is not None else None,
+    ]
+    return [table for table in tables if table is not None]
+
+
+def card_lines(contents: Contents) -> list[tuple[str, Line]]:
+    """The lines behind the card's figures, each with its client's name and its own."""
+    named: dict[int, tuple[str, Line]] = {}
+    clients = {client.lines[0].number: client for client in contents.clients}
+    titles = [row.client for row in contents.card.rows]
+    shown = [c for c in clients.values() if contents.client_names[c.lines[0].number] in titles]
+    for client in shown or contents.clients:
+        title = contents.client_names[client.lines[0].number]
+        best = (one_upload_line(client), any_uploads_line(client))
+        published = next((x for x in client.group.attacks if x.attack == "april"), None)
+        for line in (*best, published):
+            if line is not None and len(line.rows):
+                named.setdefault(line.number, (f"{title}: {line.attack}", line))
+    return list(named.values())
+
+
+def _charts(contents: Contents) -> dict[str, tuple[Chart, ...]]:
+    curves = card_lines(contents)[:MOST_CURVES]
+    names = {line.number: name for name, line in curves}
+    points = contents.points
+    charts = {
+        "distributions": distribution_charts([line for _, line in curves], names=names),
+        "uploads": uploads_charts(points) if len(points) else (),
+        "tradeoff": _tradeoff(contents),
+    }
+    return {name: of_section for name, of_section in charts.items() if of_section}
+
+
+def _tradeoff(contents: Contents) -> tuple[Chart, ...]:
+    """Accuracy against leakage, where clients of one model differ in defence."""
+    points = []
+    floors = []
+    for client in contents.clients:
+        line = one_upload_line(client)
+        if client.cell.dtype != "float64" and line is not None:
+            points.append(_point(client, line, contents.client_names[line.number]))
+            floors.append(floor_level(client))
+    drawable = [point for point in points if point.drawable]
+    if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
+        return ()
+    known = [floor for floor in floors if not math.isnan(floor)]
+    floor = sum(known) / len(known) if known else math.nan
+    return (tradeoff_chart(points, floor=floor),)
+
+
+def _point(client: Client, line: Line, title: str) -> TradeoffPoint:
+    leakage = summary(line, "psnr", "standard", cap=PSNR_CAP)
+    accuracy = summary(line, "top1", "intact")
+    family, strength = family_and_strength(_defence(client))
+    return TradeoffPoint(
+        label=title,
+        family=family,
+        strength=strength,
+        accuracy=100 * accuracy.mean,
+        accuracy_low=100 * accuracy.low,
+        accuracy_high=100 * accuracy.high,
+        leakage=leakage.mean,
+        leakage_low=leakage.low,
+        leakage_high=leakage.high,
+        n=leakage.n,
+    )
+
+
+def _defence(client: Client) -> str:
+    """The client's defences in the words of comparison.csv: `MJP γ=0.27; int8`."""
+    cell = client.cell
+    parts = [f"MJP γ={cell.gamma:g}"] if cell.gamma else []
+    parts += ["dal"] if cell.client.dal and cell.gamma else []
+    parts += [f"plain_share {cell.client.plain_share:g}"] if cell.client.plain_share else []
+    parts += [f"withhold {cell.client.withhold}"] if cell.client.withhold else []
+    parts += ["positions sinusoidal"] if cell.client.positions != "own" else []
+    noise = cell.client.position_noise
+    parts += [f"position_noise {noise:g}"] if noise else []
+    defences = cell.client.defenses
+    parts += defences.split(" + ") if defences else []
+    return "; ".join(parts) or "none"

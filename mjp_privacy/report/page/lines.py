@@ -1,0 +1,92 @@
+"""The lines of the tables with their per-image scores, as the page sorts, filters and compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card_rows import PLAIN_TO_SEE, exact_pictures, floor_level
+from mjp_privacy.report.clients import Client
+from mjp_privacy.report.flags import Flag, figure_flags
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.measures import image_counts, summary
+from mjp_privacy.report.page.content import PageLine
+from mjp_privacy.report.published import METRICS
+
+PER_IMAGE = (*METRICS, "gradient_residual")
+
+
+def page_line(line: Line, client: Client, title: str, flags: Sequence[Flag]) -> PageLine:
+    """One line; `title` is what the report calls its client."""
+    counts = image_counts(line, "standard")
+    scores = {}
+    for metric in METRICS:
+        score = summary(
+            line, metric, "standard", cap=PSNR_CAP if metric == "psnr" else float("inf")
+        )
+        if score.n:
+            scores[metric] = (score.mean, score.low, score.high)
+    return PageLine(
+        number=line.number,
+        run=line.run,
+        model=line.cell.model.label,
+        client=title,
+        setting=line.cell.setting,
+        gamma=line.cell.gamma,
+        dtype=line.cell.dtype,
+        attack=line.attack,
+        role=line.role,
+        uploads=line.uploads,
+        n=counts.ok,
+        not_scored=counts.total - counts.ok,
+        exact=exact_pictures(line),
+        above_20=int((line.scored("psnr", "standard") >= PLAIN_TO_SEE).sum()),
+        of=counts.ok + counts.failed + counts.unsupported,
+        scores=scores,
+        median_psnr=summary(line, "psnr", "standard", interval=False).median,
+        marks=tuple(flag.mark for flag in flags),
+        folded=_folded(line, client),
+        remark="" if counts.ok else line.reason,
+    )
+
+
+def line_flags(line: Line, client: Client) -> tuple[Flag, ...]:
+    """The flags of an attack's line or a worst case; controls have none."""
+    if line.role in ("floor", "ceiling"):
+        return ()
+    return figure_flags(client, line, floor_level(client))
+
+
+def _folded(line: Line, client: Client) -> bool:
+    return line.role in ("floor", "ceiling") or line.cell.dtype == "float64"
+
+
+def scores_by_line(
+    lines: Sequence[Line], image_ids: Sequence[str]
+) -> dict[int, dict[str, tuple[float | None, ...]]]:
+    """Every line's scores by metric, in the order of `image_ids`; None where there is none."""
+    scores: dict[int, dict[str, tuple[float | None, ...]]] = {}
+    for line in lines:
+        of_line = {}
+        for metric in PER_IMAGE:
+            variant = "diagnostic" if metric == "gradient_residual" else "standard"
+            values = line.scored(metric, variant)
+            if len(values):
+                known: Mapping[str, float] = values.to_dict()
+                of_line[metric] = tuple(known.get(image) for image in image_ids)
+        scores[line.number] = of_line
+    return scores
+
+
+def exact_by_line(
+    lines: Sequence[Line], image_ids: Sequence[str]
+) -> dict[int, tuple[bool | None, ...]]:
+    """By line and image: whether the picture equals the original in every 8-bit value."""
+    exact = {}
+    for line in lines:
+        values: Mapping[str, float] = line.scored("psnr", "paper").to_dict()
+        exact[line.number] = tuple(
+            None if (value := values.get(image)) is None else value == float("inf")
+            for image in image_ids
+        )
+    return exact

@@ -1,0 +1,129 @@
+"""What a published file keeps of each line and image, and the rows of a run made from it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mjp_privacy.experiment.cell_facts import CellFacts, CommandFacts, columns_of
+from mjp_privacy.experiment.store import ROW_COLUMNS
+from mjp_privacy.report.cell_columns import CLIENT_FACTS, client_text
+from mjp_privacy.report.loading import Line
+
+SCORES: Mapping[str, tuple[str, str]] = {
+    "psnr": ("psnr", "standard"),
+    "psnr_paper": ("psnr", "paper"),  # inf: equal in every 8-bit value
+    "ssim": ("ssim", "standard"),
+    "lpips": ("lpips", "standard"),
+    "mse": ("mse", "standard"),
+}
+"""Scores of every published row: column -> (metric, variant)."""
+
+PAPER_SCORES: Mapping[str, tuple[str, str]] = {
+    f"{metric}_paper": (metric, "paper") for metric in ("mse", "fft2d", "ssim", "lpips")
+}
+"""The other scores as the paper defines them: kept where a table stands beside the paper's."""
+
+DIAGNOSTICS: Mapping[str, tuple[str, str]] = {
+    **{
+        name: (name, "diagnostic")
+        for name in ("gradient_residual", "grey_psnr", "ceiling_psnr", "always_masked")
+    },
+    **{"top1": ("top1", "intact"), "top1_altered": ("top1", "altered")},
+}
+"""What stands beside a score; an image may lack it."""
+
+REPEATS = "repeated_patches"
+"""Column: how many patches of the picture equal another of its patches in all 8-bit values."""
+
+LINE_COLUMNS = ("run", "model", "setting", "gamma", "client", "dtype", "seed", "attack", "role")
+PLAIN_CLIENT = {"mode": "eval", "loss": "cross_entropy", "batch": 1}
+
+
+def line_rows(line: Line, *, paper_scores: bool = False) -> pd.DataFrame:
+    """One row for each image of a line: its scores, diagnostics, status and reason."""
+    images = line.rows.drop_duplicates("image_id").set_index("image_id")
+    status = _status(line)
+    columns: dict[str, Any] = {
+        "line": np.int16(line.number),
+        **{name: _of_line(line, name) for name in LINE_COLUMNS},
+        "uploads": np.int16(line.uploads),
+        "image_id": images.index.astype(str),
+        "group": images["group"].to_numpy() if "group" in images else None,
+    }
+    wanted = {**SCORES, **(PAPER_SCORES if paper_scores else {}), **DIAGNOSTICS}
+    for name, (metric, variant) in wanted.items():
+        values = line.scored(metric, variant).reindex(images.index.astype(str))
+        columns[name] = values.to_numpy(dtype=np.float32)
+    for name in ("status", "reason"):
+        columns[name] = status[name].reindex(images.index).fillna("").to_numpy()
+    return pd.DataFrame(columns).reset_index(drop=True)
+
+
+def _status(line: Line) -> pd.DataFrame:
+    """Status and reason of each image, as its first score has them."""
+    scores = line.rows[line.rows["variant"].isin(["standard", "paper"])]
+    return scores.drop_duplicates("image_id").set_index("image_id")[["status", "reason"]]
+
+
+def _of_line(line: Line, name: str) -> Any:
+    if name == "client":
+        return published_client(line)
+    if name == "gamma":
+        return np.float32(line.cell.gamma)
+    return {"run": line.run, "role": line.role, "attack": line.attack}.get(
+        name, line.cell.columns.get(name)
+    )
+
+
+def published_client(line: Line) -> str:
+    """What this client does that a plain one does not, such as `plain share 0.5`, or `–`."""
+    columns = line.cell.columns
+    keys = [key for key in CLIENT_FACTS if columns.get(key) != PLAIN_CLIENT.get(key, object())]
+    return client_text(columns, keys)
+
+
+def cells(lines: Sequence[Line]) -> dict[str, Any]:
+    """The cells' facts: those that all share once, then each line's own.
+
+    What the command's folders were called is left out.
+    """
+    dropped = {*columns_of(CommandFacts)} - {"data_is_papers", "true_labels"}
+    cells = [
+        {name: fact for name, fact in line.cell.columns.items() if name not in dropped}
+        for line in lines
+    ]
+    first = cells[0]
+    shared = {
+        name: fact
+        for name, fact in first.items()
+        if all(name in cell and cell[name] == fact for cell in cells)
+    }
+    own = [{name: fact for name, fact in cell.items() if name not in shared} for cell in cells]
+    entries = [
+        {"number": line.number, "run": line.run, "cell": cell}
+        for line, cell in zip(lines, own, strict=True)
+    ]
+    return {"shared": shared, "lines": entries}
+
+
+def long_rows(wide: pd.DataFrame, cell: CellFacts) -> pd.DataFrame:
+    """One row for each image and metric again, as a run stores them."""
+    shared = {name: cell.columns.get(name) for name in ROW_COLUMNS if name in cell.columns}
+    of_image = wide[["image_id", "group", "status", "reason"]]
+    parts = []
+    for name, (metric, variant) in {**SCORES, **PAPER_SCORES, **DIAGNOSTICS}.items():
+        if name not in wide:
+            continue
+        values = wide[name].to_numpy(dtype=np.float64)
+        computed = name not in DIAGNOSTICS and not np.isnan(values).all()
+        kept = ~np.isnan(values) | computed
+        if name not in DIAGNOSTICS:
+            kept |= (wide["status"] != "ok").to_numpy()
+        parts.append(of_image[kept].assign(metric=metric, variant=variant, value=values[kept]))
+    rows = pd.concat(parts, ignore_index=True)
+    facts = {name: value for name, value in shared.items() if name not in rows}
+    return rows.assign(**facts).reindex(columns=[*ROW_COLUMNS, "group"])

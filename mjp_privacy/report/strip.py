@@ -1,0 +1,96 @@
+"""strip.png: the same pictures through the columns of the card, for a paper or a README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.report.card import Card
+from mjp_privacy.report.card_rows import any_uploads_line, card_clients, one_upload_line
+from mjp_privacy.report.card_sentence import main_row
+from mjp_privacy.report.card_text import HEADINGS
+from mjp_privacy.report.clients import Client
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.pictures import Picture, picture, psnr_text, shorten
+from mjp_privacy.report.worst_case import Group
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SIDE, GAP, HEAD = 192, 6, 44  # pixels
+INK = (31, 41, 51)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The columns of a strip: the lines behind the card's main figures, under their headings."""
+
+    columns: tuple[tuple[str, Line], ...]
+    client: Client
+
+    @property
+    def chooser(self) -> Line | None:
+        """The line by whose PSNR pictures are chosen: the best with one upload, or the first."""
+        by_heading = dict(self.columns)
+        return by_heading.get(HEADINGS[1]) or next(iter(by_heading.values()), None)
+
+
+def card_strip(groups: Sequence[Group], card: Card) -> Strip | None:
+    """The strip of a card's main client; None where the card has no client."""
+    clients, _ = card_clients(groups)
+    if not clients:
+        return None
+    client = clients[main_row(clients, card.rows)]
+    number = card.rows[main_row(clients, card.rows)].published
+    published = [line for line in client.group.attacks if number and line.number == number.line]
+    lines = [published[0] if published else None, one_upload_line(client), any_uploads_line(client)]
+    columns = [(h, line) for h, line in zip(HEADINGS, lines, strict=False) if line is not None]
+    return Strip(tuple(columns) or tuple((x.attack, x) for x in client.group.attacks), client)
+
+
+def write_strip(strip: Strip, image_ids: Sequence[str], path: Path) -> bool:
+    """Draw the strip, a row for each image; False where no picture is stored."""
+    rows = [tiles for image_id in image_ids if (tiles := _tiles(strip, image_id))]
+    if not rows:
+        return False
+    drawn = _drawn(rows)
+    write_atomically(path, lambda temporary: drawn.save(temporary, "png"))
+    return True
+
+
+def _tiles(strip: Strip, image_id: str) -> list[tuple[str, Picture]]:
+    """Headings and pictures of one image: the original, what was fed, the columns."""
+    tiles: list[tuple[str, Picture]] = []
+    for heading, line in strip.columns:
+        stored = line.reconstruction(image_id)
+        if stored is None or "images" not in stored:
+            continue
+        if not tiles and "plain" in stored:
+            tiles.append(("original\n", picture(stored["plain"])))
+            if "input" in stored and not stored["input"].equal(stored["plain"]):
+                tiles.append(("what the client fed\n", picture(stored["input"])))
+        scores = line.scored("psnr", "standard")
+        score = psnr_text(float(scores[image_id])) if image_id in scores.index else "not scored"
+        tiles.append((f"{heading}\n{score}", picture(stored["images"])))
+    return tiles
+
+
+def _drawn(rows: Sequence[Sequence[tuple[str, Picture]]]) -> Image:
+    from PIL import Image, ImageDraw, ImageFont
+
+    width = max(map(len, rows)) * (SIDE + GAP) - GAP
+    sheet = Image.new("RGB", (width, len(rows) * (SIDE + HEAD)), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=14)
+    for row, tiles in enumerate(rows):
+        for column, (heading, pixels) in enumerate(tiles):
+            left, top = column * (SIDE + GAP), row * (SIDE + HEAD)
+            text = "\n".join(shorten(line, 26) for line in heading.split("\n"))
+            draw.multiline_text((left, top + 3), text, fill=INK, font=font)
+            tile = Image.fromarray(np.floor(pixels * 255 + 0.5).astype(np.uint8))
+            sheet.paste(tile.resize((SIDE, SIDE), Image.Resampling.NEAREST), (left, top + HEAD))
+    return sheet

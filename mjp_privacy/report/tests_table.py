@@ -1,0 +1,188 @@
+"""Paired tests between clients and between attacks, image by image, as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+
+import numpy as np
+
+from mjp_privacy.metrics.paired_tests import (
+    ENUMERATED,
+    EXACT_RANKS,
+    FLIPS,
+    PairedTest,
+    holm,
+    paired_test,
+)
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.agreement_table import correlation
+from mjp_privacy.report.clients import Client, client_titles, clients_of
+from mjp_privacy.report.compared_clients import best_line, client_pairs
+from mjp_privacy.report.loading import Line
+from mjp_privacy.report.views import DASH, TextTable, number
+from mjp_privacy.report.worst_case import Group
+
+MOST = 30  # rows
+MOST_ATTACKS = 10  # of them, kept free for attacks if there are so many
+
+TITLE = "Paired tests, image by image"
+
+CAPTION = (
+    "PSNR (standard), dB, as min(PSNR, 100), so that two exact images are equal; against the "
+    "target of each line's setting, which in (b) is the shuffled picture. Differences are the "
+    "first named − the second, over the images that both lines scored; left out: images of either "
+    "line that only one or none of them scored, among them those that an attack failed on. Two "
+    "clients are compared where everything but the defence and the model is equal. n: images, or "
+    "photographs where several images are crops of one; their differences are then averaged "
+    "first, and median, mean and tests are over photographs. [95 %]: percentile bootstrap of the "
+    "mean over these n. Effect: matched-pairs rank-biserial correlation, signed ranks over all "
+    "ranks, 1 where the first is higher on every image, 0 where all are equal. p Wilcoxon: "
+    "signed-rank test, two-sided; equal pairs are ranked and then count for neither side (Pratt), "
+    f"ties share mean ranks; exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: the "
+    "same p adjusted for all tests of this table. p sign flips: permutation test of the mean, "
+    f"two-sided, not adjusted: every choice of signs up to {ENUMERATED} differing pairs, else "
+    f"{FLIPS:,} random ones; (min) marks the smallest p that it can give, 2 / 2^m for m differing "
+    f"pairs and 1 / {FLIPS + 1:,} with random signs. Worst case: for each image the best attack, "
+    "chosen with the private image at hand; a client that more attacks were tried on had more "
+    "chances, which no test corrects for. Beside April as published stands the other attack of "
+    "the highest mean PSNR on the same images; it was chosen after the fact, so its p is "
+    "somewhat too small."
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two lines whose images are compared in pairs."""
+
+    title: str
+    first: Line
+    second: Line
+
+
+def tests_table(groups: Sequence[Group]) -> TextTable | None:
+    """Each defended client beside the undefended one, and the best attack beside April's.
+
+    At most 30 rows; the caption says what was left out. None where nothing can be compared.
+    """
+    clients = clients_of(groups)
+    names = dict(zip(map(id, clients), client_titles(clients), strict=True))
+    between_clients, apart = _with_shared_images(_between_clients(clients, names))
+    between_attacks, _ = _with_shared_images(_between_attacks(clients, names))
+    shown = between_clients[: MOST - min(MOST_ATTACKS, len(between_attacks))]
+    shown += between_attacks[: MOST - len(shown)]
+    if not shown:
+        return None
+    tests = [_test(row) for row in shown]
+    adjusted = holm([test.p for test in tests])
+    rows = tuple(starmap(_cells, zip(shown, tests, adjusted, strict=True)))
+    header = (
+        *("lines", "compared", "n", "left out", "median", "mean [95 %]", "effect"),
+        *("p Wilcoxon", "Holm", "p sign flips"),
+    )
+    hidden = len(between_clients) + len(between_attacks) - len(shown)
+    return TextTable(TITLE, CAPTION + _omitted(hidden, apart), header, rows, "ll" + "r" * 8)
+
+
+def _omitted(hidden: int, apart: int) -> str:
+    further = f" {hidden} further comparisons are not shown, nor counted by Holm." if hidden else ""
+    return further + (f" {apart} pairs of clients share no image." if apart else "")
+
+
+def _with_shared_images(rows: Sequence[Comparison]) -> tuple[list[Comparison], int]:
+    """The comparisons whose lines share an image, and the number of the others."""
+    kept = [row for row in rows if shared_images(row)]
+    return kept, len(rows) - len(kept)
+
+
+def shared_images(comparison: Comparison) -> list[str]:
+    """Ids of the images that both lines scored, in order."""
+    first = comparison.first.scored("psnr", "standard").index
+    return sorted(first.intersection(comparison.second.scored("psnr", "standard").index))
+
+
+def _between_clients(clients: Sequence[Client], names: Mapping[int, str]) -> list[Comparison]:
+    """Undefended against defended: worst case over one upload, then over any number."""
+    rows: dict[tuple[int, int], Comparison] = {}
+    for undefended, defended in client_pairs(clients):
+        for one_upload, scope in ((True, "one upload"), (False, "any number of uploads")):
+            first, second = (best_line(x, one_upload=one_upload) for x in (undefended, defended))
+            if first is not None and second is not None:
+                title = f"worst case, {scope}: {names[id(undefended)]} − {names[id(defended)]}"
+                row = Comparison(title, first, second)
+                rows.setdefault((first.number, second.number), row)
+    return list(rows.values())
+
+
+def _between_attacks(clients: Sequence[Client], names: Mapping[int, str]) -> list[Comparison]:
+    """The best other attack against April as published: with one upload, then with any number."""
+    rows: dict[tuple[int, int], Comparison] = {}
+    for client in clients:
+        april = next((line for line in client.group.attacks if _is_april(line)), None)
+        if april is None:
+            continue
+        others = [
+            x for x in client.matching if x is not april and _mean_beside(x, april) > -math.inf
+        ]
+        for some in ([line for line in others if line.uploads == 1], others):
+            if some:
+                best = max(some, key=lambda line: _mean_beside(line, april))
+                title = f"{names[id(client)]}: {best.title} − {april.title}"
+                rows.setdefault((best.number, april.number), Comparison(title, best, april))
+    return list(rows.values())
+
+
+def _is_april(line: Line) -> bool:
+    return line.cell.attack.known_as == "april" and len(line.scored("psnr", "standard")) > 0
+
+
+def _mean_beside(line: Line, other: Line) -> float:
+    """Mean of min(PSNR, 100) over the images that the other line scored too; -inf without any."""
+    scores = line.scored("psnr", "standard")
+    shared = scores.index.intersection(other.scored("psnr", "standard").index)
+    return float(scores[shared].clip(upper=PSNR_CAP).mean()) if len(shared) else -math.inf
+
+
+def _test(comparison: Comparison) -> PairedTest:
+    images = shared_images(comparison)
+    sides = (comparison.first, comparison.second)
+    first, second = (
+        line.scored("psnr", "standard").loc[images].to_numpy(dtype=np.float64) for line in sides
+    )
+    photographs = {**(comparison.first.groups or {}), **(comparison.second.groups or {})}
+    groups = [photographs.get(image, image) for image in images] if photographs else None
+    return paired_test(first, second, groups=groups, cap=PSNR_CAP)
+
+
+def _cells(comparison: Comparison, test: PairedTest, adjusted: float) -> tuple[str, ...]:
+    sides = (comparison.first, comparison.second)
+    planned = {str(image) for line in sides for image in line.rows["image_id"]}
+    averaged = f"{test.n} photographs ({test.images} images)"
+    low, high = number(test.low, 2), number(test.high, 2)
+    interval = f"{low}, {high}" if low != DASH else DASH
+    return (
+        f"{comparison.first.number} − {comparison.second.number}",
+        comparison.title,
+        str(test.n) if test.n == test.images else averaged,
+        str(len(planned) - test.images),
+        number(test.median, 2, sign=True),
+        f"{number(test.mean, 2, sign=True)} [{interval}]",
+        correlation(test.effect),
+        p_text(test.p),
+        p_text(adjusted),
+        p_text(test.p_flips, test.smallest_p_flips),
+    )
+
+
+def p_text(p: float, smallest: float | None = None) -> str:
+    """A p-value with two digits, `< 1e-4` below that; `(min)` where no test could give less.
+
+    p_text(0.0004883, 2 / 2**12)  # "0.00049 (min)"
+    """
+    if math.isnan(p):
+        return DASH
+    if smallest is not None and p <= smallest < 1:
+        return f"{p:.2g} (min)"
+    return "< 1e-4" if p < 1e-4 else f"{p:.2g}"

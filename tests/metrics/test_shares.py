@@ -1,0 +1,73 @@
+"""Shares against SciPy's intervals, and what must never be rounded."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from mjp_privacy.metrics.shares import Share
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "text"),
+    [
+        (116, 200, "58 %"),
+        (199, 200, "99.5 %"),
+        (999, 1000, "99.9 %"),
+        (1, 1000, "0.1 %"),
+        (1, 200, "0.5 %"),
+        (99999, 100000, "99.999 %"),
+        (200, 200, "100 %"),
+        (0, 200, "0 %"),
+    ],
+)
+def test_percent_by_hand(count: int, of: int, text: str) -> None:
+    assert Share(count, of).percent_text() == text
+
+
+@given(st.integers(1, 5000), st.data())
+def test_only_all_is_100_percent_and_only_none_is_0(of: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, of))
+    share = Share(count, of)
+    printed = float(share.percent_text().removesuffix(" %"))
+    assert (printed == 100) == (count == of)
+    assert (printed == 0) == (count == 0)
+    assert abs(printed - share.percent) <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize(("count", "of"), [(0, 7), (1, 200), (116, 200), (199, 200), (12, 12)])
+def test_interval_is_wilsons(count: int, of: int) -> None:
+    expected = binomtest(count, of).proportion_ci(method="wilson")
+    low, high = Share(count, of).interval
+    assert (low, high) == pytest.approx((100 * expected.low, 100 * expected.high), abs=1e-4)
+
+
+@pytest.mark.parametrize("of", [1, 3, 49, 200, 1000])
+def test_interval_ends_at_none_and_all(of: int) -> None:
+    assert Share(0, of).interval[0] == 0
+    assert Share(of, of).interval[1] == 100
+    assert 0 < Share(0, of).interval[1] < 100
+    assert 0 < Share(of, of).interval[0] < 100
+
+
+def test_text_holds_count_share_and_interval() -> None:
+    assert Share(116, 200).text() == "116 of 200 (58 %, 51–65)"
+    # 99.9, not 100: the interval does not hold "all"
+    assert Share(199, 200).text() == "199 of 200 (99.5 %, 97–99.9)"
+    assert Share(12, 12).text() == "12 of 12 (100 %, 76–100)"
+    assert Share(0, 12).text() == "0 of 12 (0 %, 0–24)"
+
+
+def test_a_share_of_nothing_has_no_percent() -> None:
+    share = Share(0, 0)
+    assert math.isnan(share.percent)
+    assert all(map(math.isnan, share.interval))
+    assert (share.percent_text(), share.text()) == ("–", "0 of 0")
+
+
+@pytest.mark.parametrize(("count", "of"), [(3, 2), (-1, 2), (1, 0)])
+def test_more_than_all_is_our_own_mistake(count: int, of: int) -> None:
+    with pytest.raises(ValueError, match="a share counts"):
+        Share(count, of)

@@ -1,0 +1,81 @@
+"""Success curves against plain loops and SciPy's intervals."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from mjp_privacy.metrics.success_curve import DECIBELS, success_curve
+
+VALUES = [12.0, math.inf, 20.0, math.nan, math.nan, math.nan, math.nan, 55.0]
+STATUSES = ["ok", "ok", "ok", "failed", "unsupported", "unscored", "ok", "ok"]
+
+
+def test_failures_count_as_not_recovered_and_unscored_images_not_at_all() -> None:
+    curve = success_curve(VALUES, STATUSES, [0, 12, 20, 20.5, 60, 100])
+    assert curve.of == 7  # the ok value that is NaN is a failure
+    assert curve.share * 7 / 100 == pytest.approx([4, 4, 3, 2, 1, 1])
+
+
+def test_the_grid_runs_from_0_to_100_decibels() -> None:
+    curve = success_curve([50.0, math.inf], ["ok", "ok"])
+    assert len(curve.thresholds) == len(DECIBELS) == 101
+    assert list(curve.share[[0, 50, 51, 100]]) == [100, 100, 50, 50]
+
+
+def test_where_lower_is_better_thresholds_are_upper_bounds() -> None:
+    curve = success_curve([0.1, 0.3, math.nan], ["ok", "ok", "failed"], [0.1, 0.2, 1], higher=False)
+    assert curve.share == pytest.approx([100 / 3, 100 / 3, 200 / 3])
+
+
+def test_bands_are_wilsons() -> None:
+    values = np.random.default_rng(0).normal(25, 8, 60)
+    curve = success_curve(values, ["ok"] * 60, [-100, 10, 25, 30, 90])
+    for at, limit in enumerate(curve.thresholds):
+        expected = binomtest(int((values >= limit).sum()), 60).proportion_ci(method="wilson")
+        band = curve.low[at], curve.high[at]
+        assert band == pytest.approx((100 * expected.low, 100 * expected.high), abs=1e-3)
+    assert curve.photographs is None
+
+
+def test_bands_resample_whole_photographs() -> None:
+    generator = np.random.default_rng(1)
+    names = [f"photo {i}" for i in range(12) for _ in range(1 + i % 4)]
+    base = dict(zip(sorted(set(names)), generator.normal(25, 8, 12), strict=True))
+    values = np.array([base[name] for name in names]) + generator.normal(0, 0.5, len(names))
+    curve = success_curve(values, ["ok"] * len(names), [20.0, 25.0], groups=names)
+    blocks = [values[np.array(names) == name] for name in base]
+    for at, limit in enumerate((20.0, 25.0)):
+        shares = [
+            100
+            * np.mean(np.concatenate([blocks[i] for i in generator.integers(0, 12, 12)]) >= limit)
+            for _ in range(4000)
+        ]
+        expected = np.quantile(shares, [0.025, 0.975])
+        assert (curve.low[at], curve.high[at]) == pytest.approx(tuple(expected), abs=4)
+    assert curve.photographs == 12
+
+
+def test_all_of_few_photographs_is_not_certainty() -> None:
+    """Resamples of equal values agree; the band is then Wilson's over the photographs."""
+    names = [f"photo {i % 5}" for i in range(40)]
+    curve = success_curve([30.0] * 40, ["ok"] * 40, [20.0, 40.0], groups=names)
+    every, none = (binomtest(k, 5).proportion_ci(method="wilson") for k in (5, 0))
+    assert (curve.low[0], curve.high[0]) == pytest.approx((100 * every.low, 100), abs=1e-3)
+    assert (curve.low[1], curve.high[1]) == pytest.approx((0, 100 * none.high), abs=1e-3)
+
+
+def test_one_photograph_has_no_band_and_no_image_no_share() -> None:
+    curve = success_curve([30.0, 31.0], ["ok", "ok"], [20.0], groups=["a", "a"])
+    assert curve.share[0] == 100
+    assert np.isnan([curve.low[0], curve.high[0]]).all()
+    for groups in (None, ["a"]):
+        empty = success_curve([math.nan], ["unscored"], [20.0], groups=groups)
+        assert empty.of == 0
+        assert np.isnan([empty.share[0], empty.low[0], empty.high[0]]).all()
+
+
+def test_unequal_lengths_are_our_own_mistake() -> None:
+    with pytest.raises(ValueError, match="one entry per image"):
+        success_curve([1.0], ["ok", "ok"])

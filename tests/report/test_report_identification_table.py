@@ -1,0 +1,158 @@
+"""The table of identification and that of agreement, with planted pictures and scores."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.agreement_table import agreement_table, correlation
+from mjp_privacy.report.identification_table import evenly_spaced, identification_table
+from mjp_privacy.report.loading import Line, load_runs
+from tests.helpers.report_rows import cell, image_rows, photograph, shuffled, small_run, write_rows
+
+NAMES = [f"image {at}" for at in range(6)]
+PLAIN = torch.stack([photograph(at) for at in range(6)])
+MOVED = torch.stack([shuffled(image) for image in PLAIN])
+HALF = torch.arange(16).repeat(6, 1) < 8
+
+
+def lines_of(
+    folder: Path,
+    stored: Sequence[dict[str, Tensor]],
+    failed: Sequence[str] = (),
+    **changes: Any,
+) -> list[Line]:
+    """A line for each set of tensors; none is stored for images that failed."""
+    store = RunStore(folder)
+    entries = [cell(f"line {at}", **changes) for at in range(len(stored))]
+    store.write_cells(entries)
+    kept = [at for at, name in enumerate(NAMES) if name not in failed]
+    for entry, tensors in zip(entries, stored, strict=True):
+        rows = []
+        for name in NAMES:
+            rows += image_rows(entry, name, 20.0, status="failed" if name in failed else "ok")
+        write_rows(store, entry, rows)
+        if tensors:
+            some = {kind: tensor[kept].clone() for kind, tensor in tensors.items()}
+            store.write_reconstructions(entry["run_id"], 0, some, [NAMES[at] for at in kept])
+    return list(load_runs([folder]).lines)
+
+
+def pictures(images: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+    known = {"images": images, "plain": PLAIN, "target": PLAIN.clone(), "input": MOVED}
+    return known if mask is None else {**known, "mask": mask}
+
+
+def test_exact_pictures_point_to_themselves(tmp_path: Path) -> None:
+    made = identification_table(lines_of(tmp_path, [pictures(PLAIN)]))
+    assert made is not None
+    assert len(made.header) == len(made.align) == len(made.rows[0])
+    every = "6 of 6 (100 %, 61–100); 1.000"
+    assert made.rows[0][2:7] == ("6 of 6", "16.7 %; 0.408", every, every, every)
+    assert made.rows[0][7:] == ("–", "–", "–")  # nothing was shuffled
+
+
+def test_swapped_pictures_point_to_others(tmp_path: Path) -> None:
+    made = identification_table(lines_of(tmp_path, [pictures(PLAIN.roll(1, 0))]))
+    assert made is not None
+    assert all(text.startswith("0 of 6 (0 %, 0–39); ") for text in made.rows[0][4:7])
+
+
+def test_patches_in_another_order_match_exactly(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path, [pictures(MOVED, HALF)], setting="c", gamma=0.27)
+    made = identification_table(lines)
+    assert made is not None
+    assert "γ=0.27" in made.rows[0][1]
+    assert made.rows[0][7:] == ("6 of 6 (100 %, 61–100); 1.000", "16.7 %; 0.408", "inf")
+
+
+def test_images_that_failed_are_seen_in_the_count(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path, [pictures(PLAIN)], failed=NAMES[:2])
+    made = identification_table(lines)
+    assert made is not None
+    assert made.rows[0][2:4] == ("4 of 6", "25.0 %; 0.521")
+
+
+def test_lines_without_pictures_or_originals_are_skipped(tmp_path: Path) -> None:
+    without_truth = {"images": PLAIN}
+    lines = lines_of(tmp_path, [{}, without_truth, pictures(PLAIN)])
+    made = identification_table(lines)
+    assert made is not None
+    assert [row[0] for row in made.rows] == ["3"]
+    assert identification_table(lines[:2]) is None
+    assert identification_table([]) is None
+
+
+@pytest.mark.parametrize(("count", "most"), [(1000, 200), (201, 200), (7, 3), (3, 3), (2, 30)])
+def test_images_are_evenly_spaced(count: int, most: int) -> None:
+    names = [f"{at:04d}" for at in range(count)]
+    chosen = evenly_spaced(names, most)
+    assert len(set(chosen)) == len(chosen) == min(count, most)
+    assert chosen == sorted(chosen)
+    assert (chosen[0], chosen[-1]) == (names[0], names[-1])
+    gaps = [int(b) - int(a) for a, b in pairwise(chosen)]
+    assert max(gaps) - min(gaps) <= 1
+
+
+# agreement ----------------------------------------------------------------------------------------
+
+SCORES = {
+    "psnr": [10.0, 14.0, 12.0, 30.0, math.inf, 22.0],
+    "ssim": [0.2, 0.3, 0.1, 0.7, 1.0, 0.8],
+    "lpips": [0.9, 0.5, 0.8, 0.3, 0.0, 0.35],
+}
+
+
+def scored_line(folder: Path) -> Line:
+    store, entry = RunStore(folder), cell("scored")
+    store.write_cells([entry])
+    rows = []
+    for name, psnr, ssim, lpips in zip(NAMES, *SCORES.values(), strict=True):
+        rows += image_rows(entry, name, psnr, ssim=ssim, lpips=lpips)
+    rows += image_rows(entry, "broken", 1.0, status="failed", reason="no")
+    write_rows(store, entry, rows)
+    return load_runs([folder]).lines[0]
+
+
+def test_agreement_is_scipys(tmp_path: Path) -> None:
+    made = agreement_table(scored_line(tmp_path))
+    assert made is not None
+    at = {name: column for column, name in enumerate(made.header)}
+    rows = {row[0]: row for row in made.rows}
+    quality = {"PSNR": SCORES["psnr"], "SSIM": SCORES["ssim"]}
+    quality["LPIPS"] = [-value for value in SCORES["lpips"]]
+    for above, below in (("PSNR", "SSIM"), ("SSIM", "LPIPS"), ("PSNR", "LPIPS")):
+        rho = scipy.stats.spearmanr(quality[above], quality[below]).statistic
+        tau = scipy.stats.kendalltau(quality[above], quality[below]).statistic
+        assert rows[above][at[below]] == correlation(float(rho))
+        assert rows[below][at[above]] == correlation(float(tau))
+    assert rows["PSNR"][at["MSE"]] == rows["MSE"][at["PSNR"]] == "1"
+    assert all(row[at[name]] == "" for name, row in rows.items())
+    assert "over 6 images of line 1" in made.caption
+
+
+def test_two_images_have_no_order_to_agree_on(tmp_path: Path) -> None:
+    folder = small_run(tmp_path, [10.0, 20.0])
+    assert agreement_table(load_runs([folder]).lines[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.9996, "0.9996"),
+        (-0.998, "-0.998"),
+        (1.0, "1"),
+        (-1.0, "-1"),
+        (0.5, "0.50"),
+        (0.0, "0.00"),
+    ],
+)
+def test_only_one_is_printed_as_one(value: float, text: str) -> None:
+    assert correlation(value) == text
