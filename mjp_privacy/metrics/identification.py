@@ -25,6 +25,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from mjp_privacy.metrics import perceptual
+from mjp_privacy.metrics.alexnet import alexnet_layers, lpips_heads
 from mjp_privacy.metrics.jigsaw import matched_patches
 from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import Floats
@@ -131,17 +132,14 @@ def _alexnet(images: Tensor) -> tuple[Tensor, Tensor]:
     LPIPS is Σ_layers mean_space Σ_c w_c (f_c - g_c)², so each layer times sqrt(w_c / HW) makes it
     a squared distance.
     """
-    network = perceptual._network(images.device)
     exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     with torch.no_grad(), exact:
-        scaled = network.scaling_layer(images.expand(-1, 3, -1, -1) * 2 - 1)
-        layers = network.net(scaled)
+        layers = alexnet_layers(images.expand(-1, 3, -1, -1))
         vectors = []
-        for layer, head in zip(layers, network.lins, strict=True):
+        for layer, head in zip(layers, lpips_heads(), strict=True):
             unit = layer / (layer.square().sum(1, keepdim=True).sqrt() + 1e-10)
-            weight = head.model[-1].weight.clamp(min=0) / unit[0, 0].numel()
-            vectors.append((unit * weight.sqrt()).flatten(1))
-        return torch.cat(vectors, dim=1).cpu(), layers[-1].mean((2, 3)).cpu()
+            vectors.append((unit * (head / unit[0, 0].numel()).sqrt()).flatten(1))
+        return torch.cat(vectors, dim=1), layers[-1].mean((2, 3))
 
 
 def _squared_distances(left: Tensor, right: Tensor) -> Floats:

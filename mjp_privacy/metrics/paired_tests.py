@@ -138,7 +138,7 @@ def _rank_sum_distribution(doubled: NDArray[np.int64]) -> Floats:
     chances[0] = 1.0
     for rank in doubled:
         chances *= 0.5
-        chances[rank:] += chances[: len(chances) - rank].copy()
+        chances[rank:] += chances[: len(chances) - rank]
     return chances
 
 

@@ -39,6 +39,11 @@ def lpips_backbone() -> str:
     return _backbone()[0]
 
 
+def backbone_weights() -> dict[str, Tensor]:
+    """AlexNet's convolutions under torchvision's names: `features.0.weight` and so on."""
+    return _backbone()[1]
+
+
 def _check_shape(images: Tensor) -> None:
     channels, height, width = images.shape[1:]
     if min(height, width) < SMALLEST:
@@ -71,7 +76,7 @@ def _network(device: torch.device) -> Any:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # lpips uses deprecated arguments
         network = package.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
-    weights = _backbone()[1]
+    weights = backbone_weights()
     backbone = network.net.state_dict()  # torchvision's features.3.weight is slice2.3.weight here
     backbone = {name: weights[f"features.{name.split('.', 1)[1]}"] for name in backbone}
     network.net.load_state_dict(backbone)

@@ -26,7 +26,7 @@ _KEPT_BYTES = 64 << 20
 Floats = NDArray[np.float64]
 Draws = NDArray[np.uint8] | NDArray[np.uint16]
 
-_kept: OrderedDict[tuple[int, int, int, str], list[Draws]] = OrderedDict()  # least used first
+_kept: OrderedDict[tuple[int, int, int], list[Draws]] = OrderedDict()  # least used first
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def median_interval(
     if count < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
     order = np.argsort(values)
-    blocks = _draws(count, resamples, seed, "int64")
+    blocks = _draws(count, resamples, seed)
     medians = [_weighted_medians(values[order], block[:, of_value[order]]) for block in blocks]
     tail = (1 - level) / 2
     low, high = np.quantile(np.concatenate(medians), [tail, 1 - tail])
@@ -166,7 +166,7 @@ def resampled_means(
     -> (resamples,) or (resamples, T)
     """
     parts = []
-    for block in _draws(len(sums), resamples, seed, "int32"):
+    for block in _draws(len(sums), resamples, seed):
         times = block.astype(np.float64)
         drawn = times @ sizes
         parts.append(times @ sums / (drawn if sums.ndim == 1 else drawn[:, None]))
@@ -192,13 +192,12 @@ def _group_sums(
     return sums.astype(np.float64), sizes.astype(np.float64)
 
 
-def _draws(count: int, resamples: int, seed: int, kind: str) -> Iterator[Draws]:
+def _draws(count: int, resamples: int, seed: int) -> Iterator[Draws]:
     """Blocks of the (resamples, count) matrix of how often each resample holds each group.
 
-    Matrices are kept for the next call, up to _KEPT_BYTES in all. `kind` is the integer type of
-    the drawn indices: generators give other numbers for another type.
+    Matrices are kept for the next call, up to _KEPT_BYTES in all.
     """
-    key = (count, resamples, seed, kind)
+    key = (count, resamples, seed)
     size = resamples * count * _type_of(count).itemsize
     if size > _KEPT_BYTES:
         yield from _new_draws(*key)
@@ -218,12 +217,12 @@ def _make_room(size: int) -> None:
         _kept.popitem(last=False)
 
 
-def _new_draws(count: int, resamples: int, seed: int, kind: str) -> Iterator[Draws]:
+def _new_draws(count: int, resamples: int, seed: int) -> Iterator[Draws]:
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK // count)
     for start in range(0, resamples, rows):
         shape = (min(rows, resamples - start), count)
-        drawn = generator.integers(0, count, size=shape, dtype=np.dtype(kind)).astype(np.int64)
+        drawn = generator.integers(0, count, size=shape)
         drawn += count * np.arange(shape[0])[:, None]
         times = np.bincount(drawn.ravel(), minlength=shape[0] * count)
         yield times.reshape(shape).astype(_type_of(count))

@@ -80,7 +80,8 @@ def _model(client: Client) -> str:
         recipe += "; MJP only where it is attacked" if cell.gamma else ""
     else:
         recipe = f"trained with γ {short_gamma(trained)}" if trained else "trained without MJP"
-    altered = any(line.cell.attack.victim == "april_block" for line in client.group.attacks)
+    scored = [line for line in client.group.attacks if len(line.scored("psnr", "standard"))]
+    altered = any(line.cell.attack.victim == "april_block" for line in scored)
     block = (
         " APRIL meets a copy with block 0 altered, which no client trains."
         if altered and cell.model.first_block != "closed_form"
@@ -105,7 +106,7 @@ def _pictures(client: Client) -> str:
 def _accuracy(row: CardRow) -> str:
     if row.accuracy is None:
         return "not known: the pictures carry no labels."
-    return f"{row.accuracy:.1f} % top-1 of the attacked pictures, as the client feeds them."
+    return f"{row.accuracy:.1f} % top-1 on the attacked pictures, as the client feeds them."
 
 
 def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:

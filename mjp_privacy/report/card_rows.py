@@ -29,8 +29,8 @@ def card_clients(groups: Sequence[Group]) -> tuple[list[Client], int]:
     """The clients on the card, and how many more there are.
 
     Of a client in several settings and precisions one is taken, in the lowest precision. Clients
-    on which no matching attack was run are left to the tables, unless there are no others.
-    Undefended clients come first.
+    on which no matching attack was run are left to the tables, unless there are no others or the
+    client is the only undefended one. Undefended clients come first.
     """
     chosen: dict[object, Client] = {}
     for client in sorted(clients_of(groups), key=_preference):
@@ -39,14 +39,15 @@ def card_clients(groups: Sequence[Group]) -> tuple[list[Client], int]:
     ranked = sorted(chosen.values(), key=lambda client: order[id(client.group)])
     ranked = [client for client in ranked if any(len(line.rows) for line in client.lines)]
     matched = [client for client in ranked if client.matching]
-    shown = _with_the_undefended(matched or ranked)
+    shown = _with_the_undefended(matched or ranked, ranked)
     shown = sorted(shown, key=lambda client: (client.defended, order[id(client.group)]))
     return shown, len(ranked) - len(shown)
 
 
-def _with_the_undefended(ranked: Sequence[Client]) -> list[Client]:
-    """The first clients, at least one of which is undefended and one masked, if there are any."""
-    undefended = [client for client in ranked if not client.defended][:1]
+def _with_the_undefended(ranked: Sequence[Client], all_: Sequence[Client]) -> list[Client]:
+    """The first clients, at least one of which is undefended, also if no attack matches it, and one
+    masked, if there are any."""
+    undefended = [client for client in (*ranked, *all_) if not client.defended][:1]
     masked = [client for client in ranked if client.masks][:1]
     wanted = {id(client.group): client for client in (*undefended, *masked, *ranked)}
     return list(wanted.values())[:CARD_ROWS]
@@ -64,7 +65,7 @@ def _preference(client: Client) -> tuple[bool, int, int]:
 def _same_client(client: Client) -> object:
     """What stays the same when only the setting's target and the precision change."""
     cell = client.cell
-    facts = (cell.model.label, cell.gamma, cell.client, cell.seed, tuple(cell.other.items()))
+    facts = (cell.model.label, cell.gamma, cell.client, cell.seed, repr(cell.other))
     return client.lines[0].run, facts
 
 
@@ -93,7 +94,7 @@ def card_rows(clients: Sequence[Client]) -> tuple[CardRow, ...]:
 
 
 def _is_published(line: Line) -> bool:
-    return line.cell.attack.known_as == PUBLISHED and len(line.rows) > 0
+    return line.cell.attack.known_as == PUBLISHED and len(line.scored("psnr", "standard")) > 0
 
 
 def one_upload_line(client: Client) -> Line | None:

@@ -11,12 +11,14 @@ from mjp_privacy.report.card import Card, CardFigure, CardRow
 from mjp_privacy.report.card_facts import facts, not_tried, would_change
 from mjp_privacy.report.card_rows import card_clients, card_rows
 from mjp_privacy.report.card_sentence import beside, main_row, sentence
-from mjp_privacy.report.pictures import shorten
+from mjp_privacy.report.pictures import one_line, shorten
 from mjp_privacy.report.views import DASH, TextTable, number
 from mjp_privacy.report.worst_case import Group
 
 WIDTH = 120
 LINES = 12
+SENTENCES = 6
+"""Lines of the console that the card's sentences take at most."""
 
 HEADINGS = ("APRIL as published", "best with one upload", "best with any number", "floor")
 
@@ -52,12 +54,13 @@ def figures_of(row: CardRow) -> tuple[CardFigure | None, ...]:
     return row.published, row.one_upload, row.any_uploads, row.floor
 
 
-def interval_text(figure: CardFigure | None) -> str:
+def interval_text(figure: CardFigure | None, *, bounded: bool = True) -> str:
     """`71.7 [66.9, 76.3]` with the marks of its flags; a dash where there is no figure."""
     if figure is None or math.isnan(figure.mean):
         return DASH
     marks = "".join(flag.mark for flag in figure.flags)
-    bounds = "" if math.isnan(figure.low) else f" [{figure.low:.1f}, {figure.high:.1f}]"
+    known = bounded and not math.isnan(figure.low)
+    bounds = f" [{figure.low:.1f}, {figure.high:.1f}]" if known else ""
     mean = "100 (cap)" if figure.mean >= PSNR_CAP else f"{number(figure.mean, 1)}{bounds}"
     return mean + (f" {marks}" if marks else "")
 
@@ -74,21 +77,24 @@ def counts_text(figure: CardFigure | None) -> str:
 
 def console_card(card: Card) -> str:
     """The card in at most twelve lines: the sentence, a line for each client, the flags."""
-    lines = textwrap.wrap(f"{card.sentence} {card.beside}".strip(), WIDTH)
+    said = one_line(f"{card.sentence} {card.beside}".strip())
+    lines = textwrap.wrap(said, WIDTH, max_lines=SENTENCES, placeholder=" …")
     shown = _console_rows(card, LINES - len(lines) - 4)
     if shown:
         lines += ["", *_console_table(shown)]
     if card.flags:
         legend = "; ".join(f"{flag.mark} {flag.name}" for flag in card.flags)
         lines += textwrap.wrap(legend, WIDTH)[: LINES - len(lines)]
-    left = card.further + len(card.rows) - len(shown)
+    left = card.further + (len(card.rows) - len(shown) if shown else 0)
     if left and len(lines) < LINES:
         lines.append(f"{left} further client{'s' if left > 1 else ''}: see the page.")
     return "\n".join(lines) + "\n"
 
 
 def _console_rows(card: Card, room: int) -> list[CardRow]:
-    """As many rows as there is room for, those with a matching attack first."""
+    """As many rows as there is room for, those with a matching attack first; none without truth."""
+    if not any(figure and figure.n for row in card.rows for figure in figures_of(row)):
+        return []
     matched = [row for row in card.rows if row.one_upload or row.any_uploads]
     unmatched = [row for row in card.rows if row not in matched]
     wanted = [matched[-1:], *([row] for row in matched[:-1]), unmatched]
@@ -97,31 +103,38 @@ def _console_rows(card: Card, room: int) -> list[CardRow]:
 
 
 def _console_table(rows: Sequence[CardRow]) -> list[str]:
-    """Aligned columns; clients' names are cut where the table would be wider than the console."""
+    """Aligned columns; where they are wider than the console, intervals are left to the tables and
+    clients' names are cut."""
     given = {figure.of for row in rows for figure in figures_of(row)[:3] if figure}
     every = f" of {given.pop()}" if len(given) == 1 else ""
-    cells = [list(HEADINGS), *(_console_cells(row, counted=not every) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    room = max(20, WIDTH - sum(widths) - 2 * len(widths))
-    names = [f"PSNR dB [95 %], exact|≥20 dB{every}", *(_client_text(row, room) for row in rows)]
+    for head, bounded in ((f"dB [95 %], exact|≥20{every}", True), (f"dB, exact|≥20{every}", False)):
+        cells = [_console_cells(row, counted=not every, bounded=bounded) for row in rows]
+        columns = zip(HEADINGS, *cells, strict=True)
+        widths = [max(map(len, column)) for column in columns]
+        room = WIDTH - sum(widths) - 2 * len(widths)
+        if room >= len(head):
+            break
+    names = [head, *(_client_text(row, max(room, len(head))) for row in rows)]
     first = max(map(len, names))
     lines = []
-    for name, texts in zip(names, cells, strict=True):
+    for name, texts in zip(names, [HEADINGS, *cells], strict=True):
         padded = (text.ljust(width) for text, width in zip(texts, widths, strict=True))
-        lines.append("  ".join([name.ljust(first), *padded]).rstrip())
+        lines.append(shorten("  ".join([name.ljust(first), *padded]).rstrip(), WIDTH))
     return lines
 
 
 def _client_text(row: CardRow, room: int) -> str:
     marks = "".join(flag.mark for flag in row.flags)
-    return shorten(row.client, room - len(marks) - bool(marks)) + (f" {marks}" if marks else "")
+    return shorten(one_line(row.client), room - len(marks) - bool(marks)) + (
+        f" {marks}" if marks else ""
+    )
 
 
-def _console_cells(row: CardRow, *, counted: bool) -> list[str]:
+def _console_cells(row: CardRow, *, counted: bool, bounded: bool) -> list[str]:
     *attacks, floor = figures_of(row)
     cells = []
     for figure in attacks:
-        text = interval_text(figure)
+        text = interval_text(figure, bounded=bounded)
         of = f" of {figure.of}" if figure and counted else ""
         counts = "" if figure is None else f", {figure.exact}|{figure.above_20}{of}"
         cells.append(text if text == DASH else text + counts)

@@ -25,7 +25,8 @@ NAMES = (
     *("n", "of", "exact", "mean", "average", "low", "high", "median", "worst", "quartiles"),
     *("grey", "always_masked", "accuracy"),
 )
-"""Figures of a line, besides share_exact, shareN, fromN (N in dB) and paper_METRIC."""
+"""Figures of a line, besides share_exact, shareN, fromN (N in dB), paper_METRIC and
+paper_average, the mean PSNR as the paper defines it."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ class LineFigures:
         """A figure by its name in claims.yaml, such as `exact`, `share20` or `from30`."""
         if name == "share_exact":
             return Share(self.exact, self.of).text()
+        if name == "paper_average":
+            return summary(self.line, "psnr", "paper", cap=PSNR_CAP, interval=False).mean
         if name.startswith("paper_"):
             return self.paper(name.removeprefix("paper_"))
         if (threshold := re.fullmatch(r"(share|from)(\d+)", name)) is not None:

@@ -4,12 +4,13 @@
     | Client | Attack | ...
     <!-- table: NAME end -->
 
-A table of claims.yaml is one of three kinds:
+A table of claims.yaml is one of these kinds:
 
     lines: [[plain_april, "plain, (a)", april], ...]   chosen lines with the words before them
     every: {rows: ladder/rows.parquet, setting: c}     all lines that fit, told apart by `facts`
     grid:  {rows: ..., down: gamma, across: uploads}   one figure of each line, in two directions
     files: [ladder/rows.parquet, ...]                  the runs behind rows: config, commit, date
+    card:  ladder/rows.parquet                         the privacy card; notes: true adds its text
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.report.card_text import build_card, card_notes, card_table
 from mjp_privacy.report.claim_figures import CsvFigures, Figures, LineFigures, text_of
 from mjp_privacy.report.claim_lines import published_at, select_all
-from mjp_privacy.report.export import markdown_text
+from mjp_privacy.report.export import markdown_table, markdown_text
+from mjp_privacy.report.worst_case import reduced_groups
 
 TITLES = {
     "share_exact": "exact in 8 bits",
@@ -52,6 +55,8 @@ def render(table: Mapping[str, Any], named: Mapping[str, Figures], folder: Path)
         return _lines(table, named)
     if "files" in table:
         return _files(table, folder)
+    if "card" in table:
+        return _card(table, folder)
     return _every(table, folder) if "every" in table else _grid(table, folder)
 
 
@@ -134,6 +139,17 @@ def _files(table: Mapping[str, Any], folder: Path) -> str:
             link = f"[{name}]({name})"
             rows.append([link, run.config, *map(str, facts), run.config_sha256[:12]])
     return _markdown(heads, rows, 2)
+
+
+def _card(table: Mapping[str, Any], folder: Path) -> str:
+    card = build_card(reduced_groups(published_at(folder / table["card"]).lines))
+    answer = " ".join(filter(None, (card.sentence, card.beside)))
+    shown = card_table(card)
+    parts = [markdown_text(answer), markdown_table(shown)]
+    if table.get("notes"):
+        items = [note for note in card_notes(card) if note != card.beside]
+        parts += [markdown_text(shown.caption), "\n".join(f"- {markdown_text(i)}" for i in items)]
+    return "\n\n".join(parts)
 
 
 def _fact(figures: LineFigures | CsvFigures, key: str) -> str:

@@ -9,7 +9,7 @@ from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
 from mjp_privacy.report.cell_columns import client_text
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.worst_case import Group, meets_trained_model
+from mjp_privacy.report.worst_case import Group, meets_trained_model, reconstructs
 
 DEFENCES = ("withhold", "positions", "position_noise", "defenses")
 """Facts of a client by which it keeps something from the server, besides MJP."""
@@ -42,7 +42,7 @@ class Client:
         """Whether it masks patches as MJP does; False: it shuffles at most."""
         return self.cell.gamma > 0 and (
             any((line.scored("zero_rows", "diagnostic") > 0).any() for line in self.lines)
-            or any(_reconstructs(line) and knows_masks(line) for line in self.group.attacks)
+            or any(reconstructs(line) and knows_masks(line) for line in self.group.attacks)
         )
 
     @property
@@ -82,7 +82,7 @@ class Client:
         return tuple(
             line
             for line in self.group.attacks
-            if _reconstructs(line)
+            if reconstructs(line)
             and meets_trained_model(line)
             and (not self.masks or knows_masks(line))
         )
@@ -106,7 +106,10 @@ def client_titles(clients: Sequence[Client]) -> list[str]:
         parts += [cell.model.label] if models else []
         parts += [cell.dtype] if cell.dtype != "float32" else []
         parts += [f"seed {cell.seed}"] if seeds else []
-        parts += [f"{key} {value}" for key, value in cell.other.items() if value is not None]
+        known = {key: value for key, value in cell.other.items() if value is not None}
+        label = known.pop("client_label", None)
+        parts += [str(label)] if label is not None else []
+        parts += [f"{key.replace('_', ' ')} {value}" for key, value in known.items()]
         titles.append(" · ".join([*parts, *([client.lines[0].run] if runs else [])]))
     return titles
 
@@ -120,10 +123,3 @@ def short_gamma(gamma: float) -> str:
 def knows_masks(line: Line) -> bool:
     """Whether the line's attack knows MJP's masks."""
     return "masks" in traits_of(line.cell.attack.known_as)
-
-
-def _reconstructs(line: Line) -> bool:
-    rows = line.scores("psnr", "standard")
-    return bool((rows["status"] == "ok").any()) or bool(
-        len(line.scored("gradient_residual", "diagnostic"))
-    )

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mjp_privacy.report.card import Card
 from mjp_privacy.report.card_text import console_card
-from mjp_privacy.report.pictures import shorten
+from mjp_privacy.report.pictures import one_line, shorten
 from mjp_privacy.report.tables import Table
 from mjp_privacy.report.views import (
     DASH,
@@ -51,7 +51,8 @@ def console_text(card: Card, reasons: Sequence[str], table: Table | None = None)
     if shown:
         more = len(reasons) - len(shown)
         tail = [f"and {more} further reasons: see the page"] if more else []
-        parts.append("\n".join(shorten(reason, WIDTH) for reason in (*shown, *tail)) + "\n")
+        said = (shorten(one_line(reason), WIDTH) for reason in (*shown, *tail))
+        parts.append("\n".join(said) + "\n")
     if table is not None:
         parts.append(console_table(table, many_runs=table.frame["run"].nunique() > 1))
     return "\n".join(parts)
@@ -72,10 +73,10 @@ def console_table(table: Table, *, many_runs: bool) -> str:
         if row is first_reduction:
             rich_table.add_section()
         run = [str(row["run"])] if many_runs else []
-        rich_table.add_row(*(Text(cell) for cell in (*run, *_cells(row))))
+        rich_table.add_row(*(Text(one_line(cell)) for cell in (*run, *_cells(row))))
     text = _render(rich_table) + _legend(table.varying)
     reasons = [f"line {row['line']}: {remark(row)}" for row in rows if remark(row)]
-    return "\n".join([text, *(_render(Text(reason)).rstrip() for reason in reasons)]) + "\n"
+    return "\n".join([text, *(_render(Text(one_line(reason))).rstrip() for reason in reasons)]) + "\n"
 
 
 def _render(content: Any) -> str:

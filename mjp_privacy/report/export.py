@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +33,12 @@ _LATEX = str.maketrans(
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"}
     | {"γ": r"$\gamma$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "×": r"$\times$"}
     | {"−": "$-$", "–": "--", "†": r"\textdagger{}", "σ": r"$\sigma$", "“": "``", "”": "''"}
+    | {"≥": r"$\geq$", "≤": r"$\leq$", "·": r"$\cdot$", "±": r"$\pm$", "‖": r"$\|$", "…": r"\dots{}"}
+    | {"ρ": r"$\rho$", "τ": r"$\tau$", "ε": r"$\epsilon$", "Σ": r"$\Sigma$", "°": r"\textdegree{}"}
+    | {"∞": r"$\infty$"}
+    | {"≥": r"$\geq$", "≤": r"$\leq$", "·": r"\textperiodcentered{}", "…": r"\dots{}"}
+    | {"±": r"$\pm$", "∂": r"$\partial$", "‖": r"$\|$", "ε": r"$\varepsilon$", "δ": r"$\delta$"}
+    | {"Δ": r"$\Delta$", "ᵀ": r"$^T$", "∞": r"$\infty$", "’": "'", "‘": "`", "√": r"$\surd$"}
     | {"\n": " ", "\r": " "}
 )
 
@@ -82,8 +89,16 @@ def latex(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
 
 
 def latex_text(text: str) -> str:
-    """The text with LaTeX's special characters escaped: `50 %` becomes `50 \\%`."""
-    return text.translate(_LATEX)
+    """The text with LaTeX's special characters escaped: `50 %` becomes `50 \\%`.
+
+    The result is ASCII: other letters lose their accents, what has no counterpart becomes `?`.
+    """
+    known = text.translate(_LATEX)
+    if known.isascii():
+        return known
+    plain = unicodedata.normalize("NFKD", known)
+    kept = "".join(character for character in plain if not unicodedata.combining(character))
+    return kept.encode("ascii", "replace").decode("ascii")
 
 
 def latex_table(table: TextTable) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -82,7 +81,12 @@ ALTERED_BLOCK = Flag(
 
 
 def figure_flags(client: Client, line: Line, floor: float) -> tuple[Flag, ...]:
-    """The flags of what one attacker got, an attack's line or a worst case."""
+    """The flags of what one attacker got, an attack's line or a worst case.
+
+    Controls have none, nor what was not scored.
+    """
+    if line.role in ("floor", "ceiling") or not len(line.scored("psnr", "standard")):
+        return ()
     checks: tuple[tuple[Flag, Callable[[], bool]], ...] = (
         (BELOW_FLOOR, lambda: capped_mean(line) < floor),
         (ALTERED_BLOCK, lambda: _altered(line)),
@@ -138,6 +142,4 @@ def _ill_conditioned(line: Line) -> bool:
 
 
 def _some_not_scored(line: Line) -> bool:
-    rows = line.scores("psnr", "standard")
-    scored = len(line.scored("psnr", "standard"))
-    return 0 < scored < len(rows) or (math.isnan(capped_mean(line)) and len(rows) > 0)
+    return len(line.scored("psnr", "standard")) < len(line.scores("psnr", "standard"))

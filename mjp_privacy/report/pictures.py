@@ -33,3 +33,8 @@ def shorten(text: str, length: int) -> str:
         return text
     head = (length - 1) // 2
     return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without characters that steer a terminal: those become spaces."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -30,7 +30,10 @@ PAPER_SCORES: Mapping[str, tuple[str, str]] = {
 DIAGNOSTICS: Mapping[str, tuple[str, str]] = {
     **{
         name: (name, "diagnostic")
-        for name in ("gradient_residual", "grey_psnr", "ceiling_psnr", "always_masked")
+        for name in (
+            *("gradient_residual", "zero_rows"),  # what derived lines are chosen by
+            *("grey_psnr", "ceiling_psnr", "always_masked", "empty_mask", "cond_a"),
+        )
     },
     **{"top1": ("top1", "intact"), "top1_altered": ("top1", "altered")},
 }
@@ -86,16 +89,18 @@ def published_client(line: Line) -> str:
     return client_text(columns, keys)
 
 
-def cells(lines: Sequence[Line]) -> dict[str, Any]:
+def cells(lines: Sequence[Line], source: str | None) -> dict[str, Any]:
     """The cells' facts: those that all share once, then each line's own.
 
-    What the command's folders were called is left out.
+    What the command's folders were called is left out; `source` says what the pictures are.
     """
     dropped = {*columns_of(CommandFacts)} - {"data_is_papers", "true_labels"}
     cells = [
         {name: fact for name, fact in line.cell.columns.items() if name not in dropped}
         for line in lines
     ]
+    for cell in cells if source else ():
+        cell["data"] = source
     first = cells[0]
     shared = {
         name: fact

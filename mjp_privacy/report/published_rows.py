@@ -71,6 +71,7 @@ def write_published(
     path: Path,
     *,
     commit: str,
+    source: str | None = None,
     repeats: Mapping[str, int] | None = None,
     paper_scores: bool = False,
     finished_only: bool = False,
@@ -78,6 +79,7 @@ def write_published(
     """Write the rows of these runs, finished or not, into one parquet file.
 
     commit         of the code that made the rows
+    source         what the pictures are, in place of the name of the command's folder
     repeats        repeated patches by image_id (`repeated_patches.py`), a column of their own
     paper_scores   also keep the paper's variant of each score, not of PSNR alone
     finished_only  of a run that still grows, only the images that every line of the model has
@@ -96,7 +98,7 @@ def write_published(
     facts = {
         "commit": commit,
         "runs": [asdict(_published_run(run, line.run)) for run, line in _first_lines(runs, lines)],
-        **cells(lines),
+        **cells(lines, source),
     }
     _write(frame, facts, path)
 
@@ -130,8 +132,12 @@ def _published_run(run: Path, name: str) -> PublishedRun:
         commit=start.get("commit"),
         torch=start.get("torch"),
         threads=start.get("threads"),
-        date=moment and datetime.fromtimestamp(moment, timezone.utc).date().isoformat(),
+        date=None if moment is None else _day(moment),
     )
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).date().isoformat()
 
 
 def _write(frame: pd.DataFrame, facts: Mapping[str, Any], path: Path) -> None:
@@ -200,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="the parquet file")
     parser.add_argument("--commit", required=True, help="of the code that made the rows")
+    parser.add_argument("--source", help="what the pictures are")
     parser.add_argument("--repeats", type=Path, help="CSV with image_id and repeated_patches")
     parser.add_argument("--finished-only", action="store_true", help="of a run that still grows")
     parser.add_argument("--paper-scores", action="store_true", help="keep the paper's variants too")
@@ -212,6 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         given.runs,
         given.out,
         commit=given.commit,
+        source=given.source,
         repeats=repeats,
         paper_scores=given.paper_scores,
         finished_only=given.finished_only,

@@ -17,6 +17,7 @@ from mjp_privacy.report.card_text import HEADINGS
 from mjp_privacy.report.clients import Client
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.pictures import Picture, picture, psnr_text, shorten
+from mjp_privacy.report.without_truth import picture_ids
 from mjp_privacy.report.worst_case import Group
 
 if TYPE_CHECKING:
@@ -45,12 +46,16 @@ def card_strip(groups: Sequence[Group], card: Card) -> Strip | None:
     clients, _ = card_clients(groups)
     if not clients:
         return None
+    row = card.rows[main_row(clients, card.rows)]
     client = clients[main_row(clients, card.rows)]
-    number = card.rows[main_row(clients, card.rows)].published
-    published = [line for line in client.group.attacks if number and line.number == number.line]
-    lines = [published[0] if published else None, one_upload_line(client), any_uploads_line(client)]
+    attacks = client.group.attacks
+    if row.one_upload is None and row.any_uploads is None:
+        with_pictures = (line for line in attacks if picture_ids(line))
+        return Strip(tuple((line.attack, line) for line in with_pictures), client)
+    published = [x for x in attacks if row.published and x.number == row.published.line]
+    lines = [next(iter(published), None), one_upload_line(client), any_uploads_line(client)]
     columns = [(h, line) for h, line in zip(HEADINGS, lines, strict=False) if line is not None]
-    return Strip(tuple(columns) or tuple((x.attack, x) for x in client.group.attacks), client)
+    return Strip(tuple(columns), client)
 
 
 def write_strip(strip: Strip, image_ids: Sequence[str], path: Path) -> bool:

@@ -123,9 +123,11 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
     members = tuple(line for line in adaptive_attacks(attacks) if len(line.rows))
     if len(members) < 2:
         return []
-    single = tuple(line for line in members if line.uploads == 1)
+    once = adaptive_attacks(attacks, single=True)
+    single = tuple(line for line in once if len(line.rows))
+    several = any(line.uploads > 1 for line in members)
     scopes = [(single, "1 upload")] if single else []
-    scopes += [(members, "any number of uploads")] if len(single) < len(members) else []
+    scopes += [(members, "any number of uploads")] if several else []
     derived = []
     for rule in RULES:
         for candidates, scope in scopes:
@@ -141,15 +143,29 @@ def meets_trained_model(line: Line) -> bool:
     return line.cell.attack.victim != "april_block" or line.cell.model.first_block == "closed_form"
 
 
-def adaptive_attacks(attacks: Sequence[Line]) -> Sequence[Line]:
+def reconstructs(line: Line) -> bool:
+    """Whether the line's attack made a picture that was scored, or has a residual."""
+    rows = line.scores("psnr", "standard")
+    return bool((rows["status"] == "ok").any()) or bool(
+        len(line.scored("gradient_residual", "diagnostic"))
+    )
+
+
+def adaptive_attacks(attacks: Sequence[Line], *, single: bool = False) -> Sequence[Line]:
     """The attacks on the trained model, if at least one of them is a match for the client.
 
-    Where a client masks patches, that is an attack which knows MJP. Without one there is no worst
-    case: what an attack made for another client gets says nothing about this one.
+    Where a client masks patches, that is an attack which knows MJP and made a picture. Without one
+    there is no worst case: what an attack made for another client gets says nothing about this one.
+    single: only attacks that use one upload.
     """
     trained = [line for line in attacks if meets_trained_model(line)]
-    masked = any((line.scored("zero_rows", "diagnostic") > 0).any() for line in attacks)
-    known = any("masks" in traits_of(line.cell.attack.known_as) for line in trained)
+    trained = [line for line in trained if not single or line.uploads == 1]
+    masked = any(
+        line.cell.gamma and (line.scored("zero_rows", "diagnostic") > 0).any() for line in attacks
+    )
+    known = any(
+        "masks" in traits_of(line.cell.attack.known_as) and reconstructs(line) for line in trained
+    )
     return trained if known or not masked else []
 
 

@@ -65,7 +65,8 @@ def write_report(
     """Write every file of the report of one run or several into `out`.
 
     everything   print and write every line, note and diagnostic, not the answer alone
-    pictures     which reconstructions become files: those on the page, all, or none
+    pictures     which reconstructions become files: those on the page (of float64 lines only if
+                 there are no others), all, or none
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"Expected a folder to write the report into, but {out} is a file.")
@@ -206,8 +207,9 @@ def _write_pictures(
         remove_listed(folder)
         return []
     image_ids = [shown.image_id for shown in gallery.shown]
+    single = [line for line in contents.lines if line.cell.dtype != "float64"]
     written = write_pictures(
-        contents.lines,
+        contents.lines if pictures == "all" else single or contents.lines,
         image_ids,
         folder,
         all_images=pictures == "all",

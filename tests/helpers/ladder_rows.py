@@ -31,6 +31,7 @@ def ladder_run(folder: Path, *, residuals: bool = True, altered: str | None = No
     that needs a client with another block 0."""
     store = RunStore(folder)
     shared: dict[str, Any] = {"setting": "b", "gamma": 0.27, "victim": "intact"}
+    shared["data_is_papers"] = True
     cells = {name: cell(name, attack=name, **shared) for name in LADDER}
     if altered:
         cells[altered]["victim"] = "april_block"

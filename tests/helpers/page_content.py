@@ -131,7 +131,8 @@ def card(sentence: str = "") -> Card:
     )
     not_tried = ("batches of more than one picture", "local steps", "secure aggregation")
     change = ("DAL in the loss: 21.1 dB from one upload", "autocast: no picture is exact")
-    return Card(sentence or text, rows, 3, facts, not_tried, change)
+    beside = "With up to 10 uploads of the same picture: all 4 exactly."
+    return Card(sentence or text, beside, rows, 3, facts, not_tried, change)
 
 
 def uri(image: Image.Image) -> str:
@@ -171,6 +172,7 @@ def _shown(pictures: dict[str, str]) -> tuple[PagePicture, ...]:
             masks={1: mask, 2: mask, 10: "0" * SIDE * SIDE},
             lines={n: f"{name}/{n}" for n in PSNR if f"{name}/{n}" in pictures},
             strip=True,
+            inputs={n: f"{name}/fed" for n in PSNR},
         )
         for name in NAMES
     )
@@ -265,6 +267,7 @@ def hostile_page() -> PageContent:
         card=replace(
             *(plain.card,),
             sentence=HOSTILE,
+            beside=HOSTILE,
             rows=(row,),
             facts=((HOSTILE, HOSTILE),),
             not_tried=(HOSTILE,),
@@ -304,7 +307,7 @@ def recorded_page() -> PageContent:
         )
         for found in plain.lines[:3]
     ]
-    empty = Card("Recorded uploads: nothing to score against.", (), 0, (), (), ())
+    empty = Card("Recorded uploads: nothing to score against.", "", (), 0, (), (), ())
     return replace(
         plain,
         card=empty,

@@ -34,6 +34,11 @@ def cell(run_id: str, **changes: Any) -> dict[str, Any]:
     return entry | changes
 
 
+def intact(run_id: str, **changes: Any) -> dict[str, Any]:
+    """A cell whose attack meets the model that a client trains: `intact("masked_span")`."""
+    return cell(run_id, **{"attack": run_id, "victim": "intact", **changes})
+
+
 def row(entry: Mapping[str, Any], image_id: str, metric: str, variant: str) -> dict[str, Any]:
     known = {name: entry.get(name) for name in (*ROW_COLUMNS, *CELL_COLUMNS)}
     return known | {
@@ -106,7 +111,7 @@ def write_pictures(store: RunStore, entry: Mapping[str, Any], psnr: Mapping[str,
     plain = torch.stack([photograph(index) for index in range(len(ids))])
     fed = plain if entry["setting"] == "a" else torch.stack([shuffled(image) for image in plain])
     target = fed if entry["setting"] == "b" else plain
-    spread = torch.tensor([10 ** (-value / 20) for value in psnr.values()])
+    spread = torch.tensor([10 ** (-value / 20) for value in psnr.values()], dtype=torch.float32)
     noise = torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))
     images = (fed + noise * spread[:, None, None, None]).clamp(0, 1)
     # safetensors refuses tensors that share memory, as these do in settings a and b
@@ -119,13 +124,18 @@ def synthetic_run(folder: Path, count: int = 24) -> RunStore:
     store = RunStore(folder)
     paper = {"model": "DeiT-S", "setting": "a"}
     cells = [
-        cell("plain", paper_row=paper, notes=["A note of the runner."]),
-        cell("shuffled", setting="b", gamma=0.27, paper_row=paper | {"setting": "b"}),
+        cell("plain", paper_row=paper, data_is_papers=True, notes=["A note of the runner."]),
+        cell(
+            *("shuffled",),
+            **{"setting": "b", "gamma": 0.27, "data_is_papers": True},
+            paper_row=paper | {"setting": "b"},
+        ),
         cell("exact", attack="patch_gradient", victim="intact", dtype="float64"),
         cell(
             *("unsupported",),
             **{"model": "DeiT-S+MJP (w/o)", "trained_gamma": 0.03, "status": "unsupported"},
-            **{"reason": "needs N + 1 <= D", "paper_row": {**paper, "model": "DeiT-S+MJP (w/o)"}},
+            **{"reason": "needs N + 1 <= D", "data_is_papers": True},
+            paper_row=paper | {"model": "DeiT-S+MJP (w/o)"},
         ),
         cell("unscored", model=HOSTILE, true_labels=False),
         cell("interrupted", model="ViT-S"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,12 @@ import pytest
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.claim_figures import LineFigures, text_of
-from mjp_privacy.report.claims import Claims, main
+from mjp_privacy.report.claims import FIGURE, Claims, main
 from mjp_privacy.report.published_rows import write_published
 from tests.helpers.report_rows import cell, image_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-PSNR = [math.inf, math.inf, math.inf, 35.0, 25.0, 12.0, 19.999, 20.0]
+PSNR = [math.inf, math.inf, math.inf, math.inf, 25.0, 12.0, 19.999, 20.0]
 CLAIMS = """
 lines:
   lattice: {rows: rows.parquet, attack: pixel_lattice}
@@ -70,14 +71,14 @@ def lattice(root: Path) -> LineFigures:
 
 def test_figures_are_those_of_a_hand_count(root: Path) -> None:
     figures = lattice(root)
-    assert (figures.n, figures.of, figures.exact) == (8, 9, 3)
+    assert (figures.n, figures.of, figures.exact) == (8, 9, 4)
     assert (figures.figure("from20"), figures.figure("from30")) == (6, 4)
     assert figures.average == pytest.approx(np.minimum(PSNR, 100).mean(), rel=1e-6)
-    assert figures.median == math.inf  # half way between 35 and ∞
+    assert figures.median == math.inf  # half way between 25 and ∞
     assert figures.quantile(0.25) == pytest.approx(19.99975, rel=1e-6)
     assert figures.worst == 12.0
     assert text_of(figures.median) == "∞"
-    assert str(figures.figure("share_exact")).startswith("3 of 9 (33 %, 1")
+    assert str(figures.figure("share_exact")).startswith("4 of 9 (44 %, 1")
     assert figures.mean.endswith(" (over 8)")
 
 
@@ -87,17 +88,36 @@ def test_a_wrong_figure_is_found_and_mended(root: Path, capsys: pytest.CaptureFi
         main(["--root", str(root)])
     assert stopped.value.code == 1
     said = capsys.readouterr().out
-    assert "expected “exact for 3 of 9, median ∞”" in said
+    assert "expected “exact for 4 of 9, median ∞”" in said
     assert "found “exact for 3 of 8, median ∞”" in said
     assert "4 claims: 2 wrong, 1 not checked" in said
     with pytest.raises(SystemExit) as stopped:
         main(["--root", str(root), "--write"])
     assert stopped.value.code == 0
     page = (root / "page.md").read_text(encoding="utf-8")
-    assert "It is exact for 3 of\n9, median ∞ and the other" in page  # line breaks stay
-    assert "| MJP | 3 of 9 (33 %, " in page
+    assert "It is exact for 4 of\n9, median ∞ and the other" in page  # line breaks stay
+    assert "| MJP | 4 of 9 (44 %, " in page
     assert page.startswith("# Page\n")
     assert page.endswith("<!-- table: all end -->\nThe end.\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("–", "∞", "12", "-3.4", "0.0e-05", "1.2e-07", "17.7–∞"),
+        *("100, the cap", "100, the cap (over 183)"),
+        *("92.8 [90.0, 95.4]", "92.8 [90.0,\n  95.4] (over 3)"),
+        *("116 of 200 (58 %, 51–65)", "199 of 200 (99.5 %, 97–99.9)"),
+    ],
+)
+def test_every_figure_can_be_found_in_a_sentence(text: str) -> None:
+    found = re.search(f"gets {FIGURE} dB", f"it gets {text} dB.")
+    assert found is not None
+    assert found[1] == text
+
+
+def test_words_are_no_figure() -> None:
+    assert re.search(f"gets {FIGURE} dB", "it gets some dB, 12 gets in dB") is None
 
 
 def test_a_sentence_that_is_gone_is_wrong(root: Path) -> None:
@@ -112,7 +132,7 @@ def test_a_sentence_that_is_gone_is_wrong(root: Path) -> None:
 def test_one_changed_cell_of_a_table_is_wrong(root: Path) -> None:
     main_write(root)
     page = (root / "page.md").read_text(encoding="utf-8")
-    (root / "page.md").write_text(page.replace("| 3 of 9 ", "| 4 of 9 "), encoding="utf-8")
+    (root / "page.md").write_text(page.replace("| 4 of 9 ", "| 5 of 9 "), encoding="utf-8")
     assert [v.claim for v in Claims(root).verdicts() if not v.holds] == ["table all"]
 
 
@@ -178,8 +198,6 @@ def test_no_markdown_is_larger_than_a_page_can_bear() -> None:
 
 
 def test_every_link_of_the_results_leads_somewhere() -> None:
-    import re
-
     broken = [
         f"{page.relative_to(ROOT)}: {link}"
         for page in [*(ROOT / "results").rglob("*.md"), ROOT / "attacks" / "README.md"]
@@ -187,3 +205,48 @@ def test_every_link_of_the_results_leads_somewhere() -> None:
         if not (page.parent / link).exists()
     ]
     assert broken == []
+
+
+KINDS = """
+lines: {lattice: {rows: rows.parquet, attack: pixel_lattice}}
+tables:
+  - {file: page.md, name: every, every: {rows: rows.parquet}, facts: [model, attack],
+     figures: [n, share30]}
+  - {file: page.md, name: grid, head: "R = ",
+     grid: {csv: grid.csv, down: gamma, across: uploads, figure: psnr_mean}}
+  - {file: page.md, name: files, files: [rows.parquet]}
+  - {file: page.md, name: card, card: rows.parquet}
+"""
+
+
+def test_every_kind_of_table(root: Path) -> None:
+    (root / "results" / "claims.yaml").write_text(KINDS, encoding="utf-8")
+    planted = {"gamma": [0.1, 0.1, 0.5], "uploads": [1, 2, 1], "psnr_mean": [20.04, math.inf, 9.0]}
+    pd.DataFrame(planted).to_csv(root / "results" / "grid.csv", index=False)
+    names = ("every", "grid", "files", "card")
+    blocks = (f"<!-- table: {name} begin -->\n<!-- table: {name} end -->" for name in names)
+    (root / "page.md").write_text("\n\n".join(blocks), encoding="utf-8")
+    main_write(root)
+    page = (root / "page.md").read_text(encoding="utf-8")
+    assert "| model | attack | n | ≥ 30 dB |" in page
+    assert "| DeiT-S | pixel_lattice | 8 | 4 of 9 (44 %, " in page
+    assert (
+        "| γ | R = 1 | R = 2 |\n| --- | ---: | ---: |\n| 0.1 | 20.0 | ∞ |\n| 0.5 | 9.0 | – |"
+        in page
+    )
+    assert "| [rows.parquet](rows.parquet) | planted | 9 | abc | None | None | None | " in page
+    assert "4 of 9 pictures exactly" in page
+
+
+def test_a_part_of_the_pictures_by_their_repeats(root: Path) -> None:
+    counts = {f"i{index}": int(index in (0, 4)) for index in range(9)}
+    path = root / "results" / "rows.parquet"
+    write_published([root / "run"], path, commit="abc", repeats=counts)
+    lines = "lines:\n" + "".join(
+        f'  {name}: {{rows: rows.parquet, attack: pixel_lattice, only: "{only}"}}\n'
+        for name, only in (("some", "repeats"), ("none", "no repeats"))
+    )
+    (root / "results" / "claims.yaml").write_text(lines, encoding="utf-8")
+    figures = Claims(root).figures
+    assert [figures["some"].figure(name) for name in ("of", "exact", "from20")] == [2, 1, 2]
+    assert [figures["none"].figure(name) for name in ("of", "exact", "from20")] == [7, 3, 4]

@@ -3,6 +3,7 @@
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,19 +48,58 @@ def test_line_by_hand(written: tuple[Path, ReportSummary]) -> None:
     assert line["cond_a_median"] == 1e6
 
 
-def test_accuracy_has_a_difference_on_the_papers_images_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("facts", "comparable"),
+    [
+        ({}, True),
+        ({"architecture": "vit d384 l12 h6 p16@224"}, True),
+        ({"data_is_papers": False}, False),
+        ({"size": 192}, False),
+        ({"architecture": "vit d192 l12 h3 p16@224"}, False),
+        ({"architecture": "vit_tiny_patch16_224"}, False),
+        ({"architecture": None}, False),
+        ({"role": "floor", "attack": "grey"}, False),
+        ({"paper_row": None}, False),
+    ],
+)
+def test_the_papers_figures_stand_beside_its_images_model_and_size_only(
+    tmp_path: Path, facts: dict[str, Any], comparable: bool
+) -> None:
     paper = {"model": "DeiT-S", "setting": "a"}
-    differences = []
-    for name, comparable in (("other", False), ("papers", True)):
-        store = RunStore(tmp_path / name)
-        entry = cell("x", paper_row=paper, data_is_papers=comparable)
-        store.write_cells([entry])
-        write_rows(store, entry, image_rows(entry, image_id(0), 20.0, top1={"intact": 1.0}))
-        row = build_table([only_line(tmp_path / name)], "paper").frame.iloc[0]
-        assert row["acc_paper"] == 79.8
-        differences.append(row["acc_difference"])
-    assert math.isnan(differences[0])
-    assert differences[1] == pytest.approx(100 - 79.8)
+    store = RunStore(tmp_path)
+    entry = cell("x", **{"paper_row": paper, "data_is_papers": True, **facts})
+    store.write_cells([entry])
+    write_rows(store, entry, image_rows(entry, image_id(0), 20.0, top1={"intact": 1.0}))
+    row = build_table([only_line(tmp_path)], "paper").frame.iloc[0]
+    mse = 1.01 * 10**-2
+    if comparable:
+        assert (row["paper_row"], row["acc_paper"], row["mse_paper"]) == ("(1) DeiT-S a", 79.8, 0.035)
+        assert row["acc_difference"] == pytest.approx(100 - 79.8)
+        assert row["mse_difference"] == pytest.approx(mse - 0.035)
+    else:
+        assert row["paper_row"] is None
+        beside = [name for name in row.index if name.endswith(("_paper", "_difference"))]
+        assert len(beside) == 12
+        assert row[beside].isna().all()
+
+
+def test_the_rank_ceiling_stands_beside_attacks_that_it_bounds(tmp_path: Path) -> None:
+    names = ("april", "april_unk_aware", "patch_gradient", "masked_span", "unheard of")
+    cells = [cell(name, attack=f"a label of {name}", attack_name=name) for name in names]
+    cells.append(cell("oracle_inverse", attack="oracle_inverse", role="ceiling"))
+    store = RunStore(tmp_path)
+    store.write_cells(cells)
+    for entry in cells:
+        rows = image_rows(entry, image_id(0), 15.0, diagnostics={"ceiling_psnr": 24.0})
+        write_rows(store, entry, rows)
+    frame = build_table(load_runs([tmp_path]).lines, "standard").frame.set_index("run_id")
+    for name in ("april", "april_unk_aware", "oracle_inverse"):
+        assert frame.loc[name, ["ceiling_mean", "ceiling_n", "ceiling_distance"]].tolist() == [
+            *(24.0, 1, 9.0)
+        ]
+    for name in ("patch_gradient", "masked_span", "unheard of"):
+        assert frame.loc[name, ["ceiling_mean", "ceiling_distance"]].isna().all()
+        assert frame.loc[name, "ceiling_n"] == 0
 
 
 def test_shuffled_line_by_hand(written: tuple[Path, ReportSummary]) -> None:
@@ -94,7 +134,7 @@ def test_lines_without_figures_say_why(written: tuple[Path, ReportSummary]) -> N
     assert table.loc["single", "n"] == 1
     assert math.isnan(table.loc["single", "psnr_lo"])
     markdown = (written[0] / "table.md").read_text()
-    assert "| 9.60 [–] |" in markdown
+    assert "| 9.50 [–] |" in markdown
     assert "unsupported: needs N + 1 &lt;= D |" in markdown
     assert "2 images failed: lstsq did not converge" in markdown
     assert "5 images unscored: no truth: a recorded upload" in markdown

@@ -18,7 +18,7 @@ from mjp_privacy.report.views import DASH, main_table
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import curve_run, ladder_run
-from tests.helpers.report_rows import cell, image_id, image_rows, write_rows
+from tests.helpers.report_rows import cell, image_id, image_rows, intact, write_rows
 
 
 def run_of(folder: Path, *cells: dict[str, Any], **diagnostics: float) -> list[Line]:
@@ -37,7 +37,8 @@ def run_of(folder: Path, *cells: dict[str, Any], **diagnostics: float) -> list[L
 
 def main_of(lines: list[Line]) -> list[dict[str, str]]:
     derived = derived_lines(reduced_groups(lines))
-    table = main_table(build_table(lines, "paper", derived), many_runs=False, caption="")
+    built = build_table(lines, "standard", derived)
+    table = main_table(built, many_runs=False, caption="", title="Every line")
     return [dict(zip(table.header, row, strict=True)) for row in table.rows]
 
 
@@ -128,8 +129,8 @@ def test_controls_have_no_facts_of_attacks(tmp_path: Path) -> None:
     rows = main_of(run_of(tmp_path / "one", cell("x"), grey))
     assert "uploads" not in rows[0]
     assert "engine" not in rows[0]
-    several = cell("r", attack="r", uploads=3)
-    rows = main_of(run_of(tmp_path / "two", cell("x"), several, grey))
+    several = intact("r", uploads=3)
+    rows = main_of(run_of(tmp_path / "two", intact("x"), several, grey | {"victim": "intact"}))
     assert [row["uploads"] for row in rows] == ["1", "3", DASH, "1", "≤ 3"]
 
 
@@ -141,10 +142,34 @@ def test_a_label_that_is_the_name_needs_no_second_column(tmp_path: Path) -> None
 def test_old_runs_have_no_new_columns(tmp_path: Path) -> None:
     rows = main_of(run_of(tmp_path, cell("x", gamma=0.1), cell("y")))
     assert list(rows[0]) == [
-        *("#", "Model", "Set.", "γ", "trained γ", "Attack", "dtype", "n", "not scored", "Acc. ↑"),
-        *("Acc. altered", "MSE ↑", "FFT2D ↑", "PSNR ↓", "SSIM ↓", "LPIPS ↑"),
-        *("grey", "ceiling", "cond(A)"),
+        *("#", "Model", "Set.", "γ", "Attack", "n", "not scored", "PSNR ↓", "median", "exact"),
+        *("≥ 20 dB", "MSE ↑", "FFT2D ↑", "SSIM ↓", "LPIPS ↑", "Acc. ↑", "Acc. altered"),
+        *("grey", "rank ceiling", "cond(A)"),
     ]
+
+
+def test_precisions_have_a_column_where_they_differ(tmp_path: Path) -> None:
+    rows = main_of(run_of(tmp_path, cell("x"), cell("y", dtype="float64")))
+    assert [row["dtype"] for row in rows] == ["float32", "float64"]
+
+
+def test_every_line_counts_its_exact_and_plain_pictures(tmp_path: Path) -> None:
+    """Exact by the paper's variant, which rounds to 8 bits; 20 dB of all that were tried."""
+    store = RunStore(tmp_path)
+    entry = intact("x")
+    store.write_cells([entry])
+    psnr = (math.inf, 60.0, 20.0, 19.99, 10.0)
+    rows = [image_rows(entry, image_id(i), value) for i, value in enumerate(psnr)]
+    for row in rows[1]:
+        if (row["metric"], row["variant"]) == ("psnr", "paper"):
+            row["value"] = math.inf  # 60 dB may be equal after rounding
+    rows.append(image_rows(entry, image_id(5), 0.0, status="failed", reason="so it is"))
+    rows.append(image_rows(entry, image_id(6), 0.0, status="unscored", reason="so it is"))
+    write_rows(store, entry, [row for of_image in rows for row in of_image])
+    (row,) = main_of(list(load_runs([tmp_path]).lines))
+    assert (row["n"], row["not scored"]) == ("5", "1 failed, 1 unscored")
+    assert (row["exact"], row["≥ 20 dB"], row["median"]) == ("2", "3 of 6", "20.00")
+    assert row["PSNR ↓"].startswith(f"{(100 + 60 + 20 + 19.99 + 10) / 5:.2f} [")
 
 
 # masks, regions and residuals ---------------------------------------------------------------------
@@ -208,5 +233,7 @@ def test_the_csv_has_the_columns(tmp_path: Path) -> None:
     residuals = table.loc["paper", "gradient_residual_median"]
     assert residuals[[1, 2, 3, 7, 8]].tolist() == pytest.approx([0.3, 0.15, 0.35, 0.1, 0.1])
     assert residuals[[4, 5, 6]].isna().all()
-    text = (tmp_path / "out/table.md").read_text()
-    assert "## Masks, regions and residuals" in text
+    heading = "## Masks, regions and residuals"
+    assert heading not in (tmp_path / "out/table.md").read_text()
+    write_report([tmp_path / "run"], tmp_path / "out", everything=True)
+    assert heading in (tmp_path / "out/table.md").read_text()

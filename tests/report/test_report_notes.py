@@ -6,6 +6,7 @@ import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.notes import REASONS_SHOWN, not_scored
 from mjp_privacy.report.tables import build_table
 from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import (
@@ -17,8 +18,8 @@ from tests.helpers.report_rows import (
 )
 
 
-def test_notes_say_what_differs(written: tuple[Path, ReportSummary]) -> None:
-    text = (written[0] / "table.md").read_text()
+def test_notes_say_what_differs(everything: tuple[Path, ReportSummary]) -> None:
+    text = (everything[0] / "table.md").read_text()
     for expected in (
         "not declared to be ImageNet-1K validation images like the paper's",
         "neither norm1 nor residuals",
@@ -129,10 +130,39 @@ def test_many_reasons_are_cut_short(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     entry = cell("x")
     store.write_cells([entry])
-    known = [{"status": "failed", "reason": f"reason {i}"} for i in range(7)]
+    known = [{"status": "failed", "reason": f"reason {i}."} for i in range(REASONS_SHOWN + 2)]
     rows = [r for i, k in enumerate(known) for r in image_rows(entry, image_id(i), 0.0, **k)]
     write_rows(store, entry, rows)
     text = notes_of(tmp_path)
-    assert "reason 4" in text
-    assert "reason 5" not in text
+    assert f"reason {REASONS_SHOWN - 1}." in text
+    assert f"reason {REASONS_SHOWN}." not in text
     assert "2 further reasons; see samples.csv" in text
+
+
+def test_the_short_report_keeps_reasons_and_says_where_the_rest_is(
+    written: tuple[Path, ReportSummary],
+) -> None:
+    text = (written[0] / "table.md").read_text()
+    assert "2 images failed: lstsq did not converge" in text
+    assert "further notes: index.html, or mjp report" in text
+    for folded in ("2000 resamples", "poster's caption says .27", "A note of the runner."):
+        assert folded not in text
+
+
+def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> None:
+    """Of whole lines and of images, over all lines; an image counts once for all its scores."""
+    store = RunStore(tmp_path)
+    refused = {"status": "unsupported", "reason": "a batch of 2"}
+    cells = [cell("x"), cell("y", seed=1), cell("z", seed=2)]
+    cells += [cell(f"whole {i}", seed=3 + i, **refused) for i in range(2)]
+    store.write_cells(cells)
+    for entry, count in zip(cells[:3], (2, 4, 0), strict=True):
+        rows = [image_rows(entry, image_id(i), 0.0, **refused) for i in range(count)]
+        rows.append(image_rows(entry, image_id(9), 12.0))
+        rows.append(image_rows(entry, image_id(10), 0.0, status="failed", reason="no floats"))
+        write_rows(store, entry, [row for of_image in rows for row in of_image])
+    assert not_scored(load_runs([tmp_path]).lines) == [
+        "2 lines unsupported: a batch of 2 (lines 4–5)",
+        "6 images unsupported: a batch of 2 (lines 1–2)",
+        "3 images failed: no floats (lines 1–3)",
+    ]

@@ -63,7 +63,7 @@ def test_what_a_curve_must_not_mix_has_a_panel_of_its_own(
     assert points["panel"].tolist() == [1, 1, 2, 2]
     if "augment" in change:
         assert points["differs"].tolist() == ["", "", "augment flip", "augment flip"]
-    assert write_rounds(load_runs([tmp_path]).lines, tmp_path / "rounds.png")
+    assert write_rounds(points, tmp_path / "rounds.png")
 
 
 def test_options_other_than_the_uploads_part_curves(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_picture_and_numbers_are_part_of_the_report(tmp_path: Path) -> None:
     assert pd.read_csv(numbers)["psnr_mean"].tolist() == pytest.approx(
         points_of(tmp_path / "run")["psnr_mean"].tolist()
     )
-    assert "figures/rounds.png" in (tmp_path / "out/table.html").read_text()
+    assert "figures/rounds.png" in (tmp_path / "out/index.html").read_text()
 
 
 def test_one_number_of_uploads_is_no_curve(tmp_path: Path) -> None:

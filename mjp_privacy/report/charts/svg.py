@@ -1,6 +1,6 @@
 """A small writer of SVG: whatever is shown is escaped, and colours follow the page's light or dark.
 
-Colours are CSS variables of the page with fallbacks (--ink, --muted, --rule, --accent); black of
+Colours are CSS variables of the page with fallbacks (--ink, --muted, --rule, --paper); black of
 the house's colours becomes currentColor, so that it shows on a dark page too.
 """
 
@@ -26,7 +26,6 @@ SIZE = 12.0
 INK = "var(--ink, currentColor)"
 MUTED = "var(--muted, #6b7780)"
 RULE = "var(--rule, #c9d0d6)"
-ACCENT = "var(--accent, #b4451f)"
 PAPER = "var(--paper, Canvas)"
 
 DASHES = ("", "6 3", "2 2", "8 3 2 3")

@@ -84,7 +84,7 @@ def draw(
     if frame.x.values[0] < THRESHOLDS[0] < frame.x.values[-1]:
         frame.upright(drawing, THRESHOLDS[0], dash="5 4", label=f"{THRESHOLDS[0]} dB")
     lines = _draw_lines(drawing, frame, points)
-    for point in points:
+    for point in reversed(points):  # the first, often the undefended client, ends on top
         hollow, told = point.unattacked, point.words
         shape, paint = point.kind.shape, point.kind.paint
         drawing.marker(_at(frame, point), shape, paint, hollow=hollow, title=told)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.report.charts.svg import INK, SIZE, WIDTH, Drawing, marker_outline, resolved
+from mjp_privacy.report.charts.svg import INK, MUTED, SIZE, WIDTH, Drawing, marker_outline, resolved
 from mjp_privacy.report.charts.tradeoff import draw, height_of
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 PIXELS = 1080  # width of the file
 SHADES = 128  # colours of the file: few make it small
+FOOT = 26.0
+FOOTNOTE = (
+    "Steps: Pareto front. Light bars: 95 % intervals. "
+    "Hollow: no attack applies. Dotted: uniform grey."
+)
 EDGE = 8.0  # white to the left and right
 HEADING = 30.0
 _DARK_INK = "#1f2933"
@@ -123,7 +128,7 @@ def draw_tradeoff(
     tops = [0.0]
     for points in shown.values():
         tops.append(tops[-1] + height_of(points, HEADING))
-    wide, tall = WIDTH + 2 * EDGE, max(tops[-1], 1.0)
+    wide, tall = WIDTH + 2 * EDGE, tops[-1] + FOOT
     figure = Figure(figsize=(wide / 100, tall / 100), dpi=100 * PIXELS / wide)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-EDGE, WIDTH + EDGE), ylim=(tall, 0))
     axes.axis("off")
@@ -135,6 +140,7 @@ def draw_tradeoff(
         hidden = draw(drawing, points, floor=floor, leakage=label, heading=top + HEADING)
         if hidden:
             drawing.text((WIDTH, top + 18), f"no room for {hidden} names", anchor="end")
+    drawing.text((0, tall - 10), FOOTNOTE, paint=MUTED)
     _save(figure, path)
 
 

@@ -31,7 +31,7 @@ def uploads_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
     left_out = len(panels) - len(curves)
     charts = [_chart(panel, number) for number, panel in enumerate(curves, 1)]
     if left_out:
-        told = f" {left_out} more with two numbers of uploads each are in rounds.csv."
+        told = f" {left_out} more, with two numbers of uploads each: see rounds.csv."
         charts[-1] = replace(charts[-1], caption=charts[-1].caption + told)
     return tuple(charts)
 

@@ -29,7 +29,7 @@ from mjp_privacy.report.tests_table import tests_table
 from mjp_privacy.report.views import TextTable
 
 MOST_CURVES = 12
-IDENTIFIED = 6  # lines whose pictures are looked up among all images
+IDENTIFIED = 4  # lines whose pictures are looked up among all images
 
 
 def page_content(

@@ -56,10 +56,12 @@ class PagePicture:
 
     image_id: str
     original: str | None  # keys of `PageContent.pictures`; None on recorded uploads without truth
-    fed: str | None  # None where it equals the original
+    fed: str | None  # what the card's client fed; None where that equals the original
     masks: Mapping[int, str]  # by line: "0110…", one digit for each patch, row by row; 1: masked
     lines: Mapping[int, str]  # by line: key of its reconstruction
     strip: bool = False  # one of the pictures at fixed quantiles that stand in the card's strip
+    inputs: Mapping[int, str] = field(default_factory=dict)
+    """By line: key of what its client fed, where that is not the original."""
 
 
 @dataclass(frozen=True)

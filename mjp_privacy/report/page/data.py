@@ -29,6 +29,11 @@ def metric_decimals(metric: str) -> int:
     return DECIMALS.get(metric, 4)
 
 
+def capped_median(line: PageLine) -> float:
+    """The median PSNR of a line as its mean is taken: no picture counts as more than the cap."""
+    return line.median_psnr if math.isnan(line.median_psnr) else min(line.median_psnr, PSNR_CAP)
+
+
 def metrics_of(content: PageContent) -> tuple[str, ...]:
     """The scores that at least one line or image has."""
     found: set[str] = set()
@@ -78,7 +83,7 @@ def _line(line: PageLine) -> dict[str, Any]:
     counts = ("n", "not_scored", "exact", "above_20", "of", "folded", "remark")
     return {
         **{name: getattr(line, name) for name in (*names, *counts)},
-        **{"gamma": _missing(line.gamma), "median_psnr": _missing(line.median_psnr)},
+        **{"gamma": _missing(line.gamma), "median_psnr": _missing(capped_median(line))},
         "marks": line.marks,
         "scores": {name: _each(values, _missing) for name, values in line.scores.items()},
     }
@@ -88,6 +93,7 @@ def _picture(picture: PagePicture) -> dict[str, Any]:
     return {
         **{"image_id": picture.image_id, "original": picture.original, "fed": picture.fed},
         **{"masks": list(picture.masks.items()), "lines": list(picture.lines.items())},
+        "inputs": list(picture.inputs.items()),
     }
 
 

@@ -7,6 +7,7 @@ that nobody picks them. The page's copies are compressed; the files in pictures/
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -45,11 +46,15 @@ class Gallery:
             or self.size >= MOST_BYTES
         )
 
-    def add(self, image_id: str, lines: Sequence[Line], *, strip: bool) -> None:
-        """Add what every line made of one image; nothing if no line has a picture of it."""
-        original = fed = None
+    def add(self, image_id: str, lines: Sequence[Line], *, main: Line | None, strip: bool) -> None:
+        """Add what every line made of one image; nothing if no line has a picture of it.
+
+        main: the line whose client's input stands in the card's strip
+        """
+        original = None
         masks: dict[int, str] = {}
         keys: dict[int, str] = {}
+        inputs: dict[int, str] = {}
         for line in lines:
             stored = line.reconstruction(image_id)
             if stored is None or "images" not in stored:
@@ -58,13 +63,16 @@ class Gallery:
             keys[line.number] = self._key(f"{source.number}", image_id, stored["images"])
             if "plain" in stored and original is None:
                 original = self._key("original", image_id, stored["plain"])
-            if "input" in stored and fed is None and not _equal(stored, "input", "plain"):
-                fed = self._key(f"fed {line.cell.gamma:g}", image_id, stored["input"])
+            if "input" in stored and not _equal(stored, "input", "plain"):
+                fed = hashlib.sha256(stored["input"].numpy().tobytes()).hexdigest()[:12]
+                inputs[line.number] = self._key(f"fed {fed}", image_id, stored["input"])
             mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
             if mask is not None:
                 masks[line.number] = "".join("1" if hidden else "0" for hidden in mask)
         if keys:
-            self.shown.append(PagePicture(image_id, original, fed, masks, keys, strip))
+            fed_there = None if main is None else inputs.get(main.number)
+            shown = PagePicture(image_id, original, fed_there, masks, keys, strip, inputs)
+            self.shown.append(shown)
 
     def _key(self, what: str, image_id: str, image: Tensor) -> str:
         key = f"{what}/{image_id}"
@@ -84,7 +92,7 @@ def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
     for image_id, strip in images_in_order(lines, main):
         if gallery.full:
             break
-        gallery.add(image_id, lines, strip=strip)
+        gallery.add(image_id, lines, main=main, strip=strip)
     return gallery
 
 

@@ -15,7 +15,13 @@ from mjp_privacy.report.card import CardFigure, CardRow
 from mjp_privacy.report.flags import Flag
 from mjp_privacy.report.loading import MARKS
 from mjp_privacy.report.page.content import PageContent, PagePicture
-from mjp_privacy.report.page.data import metric_decimals, metric_title, metrics_of, page_data
+from mjp_privacy.report.page.data import (
+    capped_median,
+    metric_decimals,
+    metric_title,
+    metrics_of,
+    page_data,
+)
 from mjp_privacy.report.page.terms import Terms
 from mjp_privacy.report.views import DASH, gamma, number
 
@@ -67,6 +73,7 @@ def _environment(content: PageContent) -> Environment:
     flags = {flag.mark: (place, flag) for place, flag in enumerate(_flags(content), 1)}
     found.filters |= {"linked": terms.linked, "number": number, "score": _score, "gamma": gamma}
     found.filters |= {"link": _link, "interval": _interval, "metric": metric_title}
+    found.filters |= {"capped_median": capped_median}
     found.globals |= {"term": terms.term, "definition": terms.definition, "glossary": terms.entries}
     found.globals |= {"DASH": DASH, "LONG": LONG, "CAP": PSNR_CAP, "ROLES": MARKS}
     found.globals |= {"flagged": flags, "standing": _standing, "share": _share}

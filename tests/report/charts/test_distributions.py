@@ -153,7 +153,6 @@ def test_lines_beyond_the_colours_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scores", "count"),
     [
-        ([], 0),
         (["unscored"], 0),
         (["failed", "unsupported"], 1),
         ([15.0], 3),
@@ -169,7 +168,13 @@ def test_odd_lines_do_not_break(tmp_path: Path, scores: list[float | str], count
     assert len(charts) == count
     for chart in charts:
         ElementTree.fromstring(chart.svg)
-        assert "nan" not in chart.svg.replace("dominan", "")
+        assert "nan" not in chart.svg
+
+
+def test_without_rows_there_is_no_chart(tmp_path: Path) -> None:
+    line = line_of(tmp_path, [10.0])
+    empty = Line(line.number, line.run, line.cell, line.rows.head(0), line.store)
+    assert distribution_charts([empty]) == distribution_charts([]) == ()
 
 
 def test_without_lpips_ssim_stands_in(tmp_path: Path) -> None:

@@ -140,7 +140,10 @@ def test_the_keyboard_opens_a_lines_pictures_and_escape_gives_the_focus_back(pag
     assert [alt for alt, _ in shown] == [  # by PSNR; two count as 100 and keep their order
         *("rocket, 21.0 dB", "chelsea, 24.5 dB", "astronaut, ≥ 100 dB", "coffee, ≥ 100 dB"),
     ]
-    assert "lowest" in shown[0][1]
+    # A quantile of 4 scores stands at 0, .15, .75, 1.5, 2.25, 2.85 and 3 of their places; equal
+    # scores are told apart by their place.
+    marks = [re.sub(r".*dB( · exact)? ?", "", text) for _, text in shown]
+    assert marks == ["lowest 5 %", "25 %", "median 75 %", "95 % highest"]
     assert "exact" in shown[3][1]
     assert page.run("location.hash") == "#line=2"
     page.press("Tab")
@@ -160,7 +163,8 @@ def test_a_picture_shows_every_attack_with_its_scores(page: Browser) -> None:
     page.until("document.getElementById('image-dialog').open")
     figures = "[...document.querySelectorAll('#image-dialog figure')]"
     texts = page.run(f"{figures}.filter((f) => f.offsetParent).map((f) => f.innerText)")
-    assert texts[:2] == ["original", "what the client fed"]
+    assert texts[0] == "original"
+    assert texts[1].startswith("fed by ")
     assert [text.split("\n")[0] for text in texts[2:]] == [
         *("APRIL as published", "pixel_lattice exact", "rounds_lattice exact", "closed form exact"),
     ]
@@ -194,6 +198,33 @@ def test_the_mask_and_the_error_are_drawn_where_they_are(page: Browser) -> None:
     bad, exact = page.run(sums)
     assert exact == 96 * 96 * 255  # opaque black
     assert bad > exact * 1.5
+
+
+def test_in_setting_b_the_error_is_against_what_was_fed(browser: Browser, tmp_path: Path) -> None:
+    content = page_content()
+    lines = tuple(replace(found, setting="b") for found in content.lines)
+    fed = content.pictures["coffee/fed"]
+    write(
+        tmp_path / "b.html",
+        replace(content, lines=lines, pictures={**content.pictures, "coffee/1": fed}),
+    )
+    browser.open(tmp_path / "b.html", "#image=coffee&line=1")
+    browser.click("#show-error")
+    browser.until("document.querySelectorAll('#image-dialog canvas.error').length >= 5")
+    sums = (
+        '[1, 10].map((n) => document.querySelector(`#image-dialog [data-line="${n}"] canvas.error`)'
+        ".getContext('2d').getImageData(0, 0, 96, 96).data.reduce((a, b) => a + b, 0))"
+    )
+    same, turned = browser.run(sums)
+    assert same == 96 * 96 * 255
+    assert turned > same * 1.2
+
+
+def test_lines_of_the_chosen_client_stand_first(page: Browser) -> None:
+    page.run("location.hash = '#image=coffee&line=30'")
+    page.until("document.getElementById('image-dialog').open")
+    order = "[...document.querySelectorAll('#image-dialog figure[data-line]')]"
+    assert page.run(f"{order}.map((f) => Number(f.dataset.line))") == [30, 1, 2, 10, 11, 20]
 
 
 def test_the_scripts_write_numbers_as_the_tables_do(page: Browser) -> None:

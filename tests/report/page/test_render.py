@@ -113,6 +113,21 @@ def test_the_card_says_each_figure_with_its_interval_and_counts(page: Reader) ->
     assert classes[4:] == ["at-floor", "leaked", "leaked", "at-floor"]
 
 
+def test_the_answer_stands_first_and_what_stands_beside_it_after(page: Reader) -> None:
+    card = page_content().card
+    assert page.text("p", **{"class": "sentence"}) == card.sentence
+    assert page.text("p", **{"class": "beside"}) == card.beside
+
+
+def test_a_lines_median_is_capped_as_its_mean_is() -> None:
+    content = page_content()
+    last = replace(content.lines[-1], median_psnr=134.81)
+    page = Reader(render_page(replace(content, lines=(*content.lines[:-1], last))))
+    assert "134.81" not in page.text("tr", id="line-30")
+    assert data_of(page)["lines"][-1]["median_psnr"] == 100
+    assert data_of(page)["lines"][4]["median_psnr"] is None  # line 12 did not run
+
+
 def test_the_bars_of_the_card_are_the_shares(page: Reader) -> None:
     widths = [has["style"] for has, _ in page.found("b") if "style" in has]
     shares = ("100.00", "0.00", "0.00", "50.00", "100.00", "0.00")

@@ -37,9 +37,9 @@ function pixels(image, width, height) {
   return pen.getImageData(0, 0, width, height);
 }
 
-// |reconstruction − original| × 4 in each colour, at the reconstruction's size.
-async function errorCanvas(address, original) {
-  const [image, truth] = await Promise.all([loaded(address), loaded(original)]);
+// |reconstruction − target| × 4 in each colour, at the reconstruction's size.
+async function errorCanvas(address, targetAddress) {
+  const [image, truth] = await Promise.all([loaded(address), loaded(targetAddress)]);
   const [width, height] = [image.naturalWidth, image.naturalHeight];
   const found = pixels(image, width, height);
   const target = pixels(truth, width, height);

@@ -59,22 +59,26 @@ function showComparison() {
     meansTable(first, second), largestTable(first, second, metric));
 }
 
-// The second line to start with: the same attack and client in another run, else the next one.
-function partner(lines) {
-  const [first] = lines;
-  const same = (line) => line.run !== first.run && line.attack === first.attack;
-  return lines.find((line) => same(line) && line.client === first.client) || lines.find(same)
-    || lines[1];
+// The two lines to start with: the same attack on the same client in two runs, else the same attack
+// in two runs, else the first two.
+function startingPair(lines) {
+  const inTwoRuns = (keys) => lines.map((first) => [first, lines.find((second) =>
+    second.run !== first.run && keys.every((key) => second[key] === first[key]))])
+    .find(([, second]) => second);
+  return inTwoRuns(["attack", "model", "setting", "gamma", "uploads"]) || inTwoRuns(["attack"])
+    || lines.slice(0, 2);
 }
 
 function buildComparison() {
   const lines = comparableLines();
   if (lines.length < 2 || !METRICS.length) return;
-  const sides = { first: lines[0].number, second: partner(lines).number };
-  for (const [side, chosen] of Object.entries(sides)) {
+  const start = lines.filter((line) => !line.folded);
+  const usual = start.length > 1 ? start : lines;
+  const pair = startingPair(usual);
+  for (const [place, side] of ["first", "second"].entries()) {
     const select = document.getElementById(`compare-${side}`);
     select.append(...lines.map((line) => element("option", { value: line.number }, lineName(line))));
-    select.value = chosen;
+    select.value = pair[place].number;
     select.addEventListener("input", showComparison);
   }
   const select = document.getElementById("compare-metric");

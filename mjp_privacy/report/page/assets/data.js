@@ -15,6 +15,7 @@ const EXACT = new Map(DATA.exact);
 const PLACES = new Map(DATA.image_ids.map((id, place) => [id, place]));
 const SHOWN = new Map(DATA.shown.map((picture) => [picture.image_id, {
   ...picture, lines: new Map(picture.lines), masks: new Map(picture.masks),
+  inputs: new Map(picture.inputs),
 }]));
 const PICTURES = new Map(DATA.pictures);
 for (const image of document.querySelectorAll("img[data-key]")) {

@@ -16,10 +16,11 @@ function thumb(imageId, line, key, caption, badges = []) {
       element("img", { src: PICTURES.get(key), alt: `${imageId}${caption ? `, ${caption}` : ""}`,
         loading: "lazy" })),
     element("figcaption", {}, element("span", { class: "score" }, warm ? `${caption} · exact` : caption),
-      ...badges.map((badge) => element("span", { class: "badge" }, badge))));
+      ...badges.flatMap((badge) => [element("span", { class: "badge" }, badge), " "])));
 }
 
-// For each quantile of all scored pictures, the kept picture whose score is nearest to it.
+// For each quantile of all scored pictures, the kept picture whose score is nearest to it; among
+// equal ones that whose place is nearest. `kept` is in the order of its scores.
 function quantileBadges(line, kept) {
   const scores = DATA.image_ids.map((id) => scoreOf(line, "psnr", id)).filter((v) => !Number.isNaN(v));
   scores.sort((a, b) => a - b);
@@ -28,9 +29,10 @@ function quantileBadges(line, kept) {
   if (!known.length) return { badges, scores };
   for (const [share, label] of QUANTILES) {
     const wanted = scores[Math.round(share * (scores.length - 1))];
-    const distance = ([, value]) => Math.abs(value - wanted);
-    const nearest = known.reduce((a, b) => (distance(b) < distance(a) ? b : a));
-    badges.set(nearest[0], [...(badges.get(nearest[0]) || []), label]);
+    const place = share * (known.length - 1);
+    const ranked = known.map(([id, value], at) => [Math.abs(value - wanted), Math.abs(at - place), id]);
+    const [, , nearest] = ranked.reduce((a, b) => (b[0] - a[0] || b[1] - a[1]) < 0 ? b : a);
+    badges.set(nearest, [...(badges.get(nearest) || []), label]);
   }
   return { badges, scores };
 }
@@ -88,6 +90,32 @@ function plainFigure(picture, key, label) {
     element("figcaption", {}, element("strong", {}, label)));
 }
 
+// Lines of the chosen line's client stand first.
+function linesOf(picture, chosen) {
+  const client = chosen === null ? null : LINES.get(chosen).client;
+  const other = ([number]) => Number(client !== null && LINES.get(number).client !== client);
+  return [...picture.lines].filter(([number]) => LINES.has(number))
+    .sort((a, b) => other(a) - other(b) || a[0] - b[0]);
+}
+
+// What a line's picture is compared with: in setting (b) that is what the client fed.
+function targetOf(picture, number) {
+  const fed = LINES.get(number).setting === "b" ? picture.inputs.get(number) : undefined;
+  return fed || picture.original;
+}
+
+// What clients fed, each distinct picture once; the chosen line's first.
+function fedFigures(picture, chosen) {
+  const clients = new Map();
+  for (const [number, key] of picture.inputs) {
+    if (!LINES.has(number)) continue;
+    clients.set(key, (clients.get(key) || new Set()).add(LINES.get(number).client));
+  }
+  const own = picture.inputs.get(chosen);
+  return [...clients].sort((a, b) => Number(b[0] === own) - Number(a[0] === own))
+    .map(([key, names]) => plainFigure(picture, key, `fed by ${[...names].join(", ")}`));
+}
+
 function openImage(imageId, chosen) {
   const picture = SHOWN.get(imageId);
   if (!picture) return;
@@ -96,11 +124,13 @@ function openImage(imageId, chosen) {
   document.getElementById("image-dialog-title").textContent = imageId;
   document.getElementById("image-dialog-text").textContent =
     "Drawn from the small 8-bit pictures in this page; scores are of the full reconstructions."
-    + (picture.original ? "" : " There is no original here: recorded uploads come without truth.");
+    + (picture.original
+      ? " Errors are against the original, in setting (b) against what the client fed."
+      : " There is no original here: recorded uploads come without truth.");
   document.getElementById("image-dialog-grid").replaceChildren(
     ...(picture.original ? [plainFigure(picture, picture.original, "original")] : []),
-    ...(picture.fed ? [plainFigure(picture, picture.fed, "what the client fed")] : []),
-    ...[...picture.lines].filter(([number]) => LINES.has(number))
+    ...fedFigures(picture, chosen),
+    ...linesOf(picture, chosen)
       .map(([number, key]) => reconstructionFigure(picture, number, key, chosen)));
   document.getElementById("show-mask").disabled = !picture.masks.size;
   document.getElementById("show-error").disabled = !picture.original;
@@ -118,12 +148,13 @@ async function drawOverlays() {
   const turn = drawing;
   const [mask, error] = ["show-mask", "show-error"].map((id) => document.getElementById(id))
     .map((box) => box.checked && !box.disabled);
-  const original = PICTURES.get((SHOWN.get(IMAGE_DIALOG.dataset.image) || {}).original);
+  const picture = SHOWN.get(IMAGE_DIALOG.dataset.image);
   const grid = document.getElementById("image-dialog-grid");
   grid.classList.toggle("with-folded", document.getElementById("show-folded").checked);
   for (const box of grid.querySelectorAll("figure[data-line] .stage")) {
     const source = PICTURES.get(box.dataset.key);
-    const drawn = error ? await errorCanvas(source, original) : null;
+    const target = targetOf(picture, Number(box.closest("figure").dataset.line));
+    const drawn = error ? await errorCanvas(source, PICTURES.get(target)) : null;
     const { naturalWidth, naturalHeight } = await loaded(source);
     const grey = mask && box.dataset.mask
       ? maskCanvas(box.dataset.mask, naturalWidth, naturalHeight) : null;

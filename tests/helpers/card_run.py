@@ -1,0 +1,263 @@
+"""A made-up run of six clients whose card has every kind of figure, and its figures by hand.
+
+What is expected is computed here from the parquet files with numpy alone, so that a mistake in the
+report's own summaries shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.card import Card, CardFigure, CardRow
+from mjp_privacy.report.card_text import build_card
+from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.worst_case import reduced_groups
+from tests.helpers.ladder_rows import simple_line
+from tests.helpers.report_rows import image_rows, intact, write_rows
+
+COUNT = 12
+IMAGES = tuple(f"crop {i:02d}.png" for i in range(COUNT))
+PHOTOGRAPHS = {image: f"photograph {i // 3 if i < 9 else 3 + i % 2}" for i, image in enumerate(IMAGES)}
+"""Three photographs with three crops each, and two with one or two."""
+
+MJP: dict[str, Any] = {"setting": "c", "gamma": 0.27}
+CLIENTS: Mapping[str, dict[str, Any]] = {
+    "plain": {"setting": "a", "gamma": 0.0},
+    "mjp": MJP,
+    "noise": MJP | {"defenses": "gaussian_noise 0.01"},
+    "withheld": MJP | {"withhold": "pos_embed"},
+    "unshuffled": MJP | {"plain_share": 0.5},
+    "april only": MJP | {"dal": True},
+}
+TITLES = {
+    "plain": "plain (a)",
+    "mjp": "MJP γ .27 (c)",
+    "noise": "MJP γ .27, defenses gaussian noise 0.01 (c)",
+    "withheld": "MJP γ .27, withhold pos embed (c)",
+    "unshuffled": "MJP γ .27, plain share 0.5 (c)",
+    "april only": "MJP γ .27, DAL in the loss (c)",
+}
+CANDIDATES: Mapping[str, tuple[str, ...]] = {
+    "plain": ("patch_gradient",),
+    "mjp": ("patch_gradient", "masked_span", "pixel_lattice", "inverting_gradients"),
+    "noise": ("pixel_lattice",),
+    "withheld": ("token_span",),
+    "unshuffled": ("masked_span", "pixel_lattice"),
+    "april only": (),
+}
+"""The attacks on one upload among which the best is chosen, in the order of the cells."""
+
+F, U, N = "failed", "unsupported", "unscored"
+E = math.inf
+PSNR: Mapping[str, Mapping[str, Sequence[float | str]]] = {
+    "plain": {
+        "april": (15, 16, 14, 22, 15, 13, 21, 12, 15, 16, 17, 18.5),
+        "patch_gradient": (E, E, 101, E, 130, E, 40, E, E, 57, F, E),
+    },
+    "mjp": {
+        "april": (7, 6, 8, 6.5, 7.5, 9, 21, 5, 4, 7, 6, F),
+        "patch_gradient": (9, 14, 8, 7, 6, 31, 9, 5, 6, F, U, U),
+        "masked_span": (19, 21, 22, 25, 18, 17, 26, 14, F, F, U, U),
+        "pixel_lattice": (E, 18, 58, U, U, E, 33, 13, F, 12, U, N),
+        "inverting_gradients": (11, 10, 12, 13, 9, 8, 10, 15.5, F, U, U, U),
+        "multi_round": (E, E, E, E, 62, 20, 19.99, 70, F, 41, F, N),
+        "grey": (11, 12, 10, 13, 11, 12, 10, 11, 9, 12, 13, 11),
+        "mean_image": (12, 12, 11, 13, 12, 12, 11, 11, 10, 12, 13, 12),
+        "other_image": (8, 9, 7, 8, 8, 9, 7, 8, 7, 9, 8, 8),
+        "oracle_inverse": (50,) * COUNT,
+    },
+    "noise": {
+        "april": (6, 5, 6, 7, 5, 4, 6, 5, 6, 7, 6, 5),
+        "pixel_lattice": (20, 24, 19, 12.5, 30, 18, 17, 21, 22, 13, 25, 26),
+        "grey": (11, 12, 10, 13, 11, 12, 10, 11, 9, 12, 13, F),
+    },
+    "withheld": {"token_span": (14, 15, 13, 12.5, F, 21, 16, 17, 18, U, 20, 13)},
+    "unshuffled": {
+        "masked_span": (20, 23, 24, 60, 19, 18, 29, 15, 21, 22, 23, 24),
+        "pixel_lattice": (19, 22, 23, 54, 18, 17, 28, 14, 20, 21, 22, 23),
+    },
+    "april only": {"april": (8.9, 9, 9.1, 8.8, 9.2, 8.7, 9.3, 8.9, 9, 9.1, 8.8, 9.2)},
+}
+ROLES = {"grey": "floor", "mean_image": "floor", "other_image": "floor", "oracle_inverse": "ceiling"}
+RESIDUALS = {"patch_gradient": 0.3, "masked_span": 0.21, "inverting_gradients": 0.5}
+"""Of every image; all others explain an upload the better the later it comes."""
+
+GREY = tuple(10.5 + i / 4 for i in range(COUNT))
+
+
+def run_id(client: str, attack: str) -> str:
+    return f"{client} {attack}".replace(" ", "-")
+
+
+def card_run(folder: Path) -> Path:
+    """Write the run."""
+    store = RunStore(folder)
+    entries = {
+        (client, attack): _cell(client, attack) for client in CLIENTS for attack in PSNR[client]
+    }
+    store.write_cells(list(entries.values()))
+    for (client, attack), entry in entries.items():
+        rows = [row for i in range(COUNT) for row in _rows(entry, i, PSNR[client][attack][i])]
+        write_rows(store, entry, rows)
+    return folder
+
+
+def _cell(client: str, attack: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {"attack_name": attack, "role": ROLES.get(attack, "attack")}
+    facts |= {"victim": "april_block"} if attack == "april" else {}
+    facts |= {"attack": "multi_round R=6", "uploads": 6} if attack == "multi_round" else {}
+    facts |= {"planned_images": COUNT, "trained_gamma": CLIENTS[client]["gamma"]}
+    return intact(run_id(client, attack), **{"attack": attack, **facts, **CLIENTS[client]})
+
+
+def _rows(entry: Mapping[str, Any], index: int, psnr: float | str) -> list[dict[str, Any]]:
+    known: dict[str, Any] = {}
+    if isinstance(psnr, str):
+        known, psnr = {"status": psnr, "reason": f"{entry['attack']} says so"}, 0.0
+    diagnostics = {"grey_psnr": GREY[index]}
+    if entry["role"] == "attack":
+        diagnostics |= {"gradient_residual": RESIDUALS.get(entry["attack"], 1 / (3 + index))}
+    if entry["gamma"] and entry["attack"] in ("april", "patch_gradient"):
+        diagnostics |= {"zero_rows": 50.0}
+    if entry["attack"] == "april":
+        diagnostics |= {"cond_a": 1e9 if entry["gamma"] == 0 else 1e5}
+    top1 = {"intact": float(index % 5 > 0)}
+    made = image_rows(entry, IMAGES[index], float(psnr), diagnostics=diagnostics, top1=top1, **known)
+    for row in made:
+        row["group"] = PHOTOGRAPHS[IMAGES[index]]
+        if (row["metric"], row["variant"], row["status"]) == ("psnr", "paper", "ok") and psnr > 56:
+            row["value"] = math.inf  # so close that rounding to 8 bits makes it equal
+    return made
+
+
+# by hand ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a card must say of one attacker."""
+
+    mean: float
+    low: float
+    high: float
+    median: float
+    n: int
+    exact: int
+    above_20: int
+    of: int
+    chosen: Mapping[str, str]  # attack by image
+
+
+class ByHand:
+    """Figures of the run's files, without any code of the report."""
+
+    def __init__(self, folder: Path) -> None:
+        parts = [pd.read_parquet(path) for path in sorted(folder.glob("rows/*/*.parquet"))]
+        self.rows = pd.concat([part for part in parts if len(part)], ignore_index=True)
+
+    def scores(self, client: str, attack: str, metric: str, variant: str) -> pd.DataFrame:
+        """value and status by image."""
+        rows = self.rows[self.rows["run_id"] == run_id(client, attack)]
+        rows = rows[(rows["metric"] == metric) & (rows["variant"] == variant)]
+        return rows.set_index("image_id")[["value", "status"]]
+
+    def best(self, client: str, attacks: Sequence[str]) -> Expected:
+        """Per image the attack with the highest standard PSNR; the first of equals."""
+        standard = {a: self.scores(client, a, "psnr", "standard") for a in attacks}
+        paper = {a: self.scores(client, a, "psnr", "paper") for a in attacks}
+        values: dict[str, float] = {}
+        chosen: dict[str, str] = {}
+        of = 0
+        for image in IMAGES:
+            statuses = {standard[a].loc[image, "status"] for a in attacks}
+            given = "ok" in statuses or "failed" in statuses or statuses == {"unsupported"}
+            of += given
+            for attack in attacks:
+                value, status = standard[attack].loc[image, ["value", "status"]]
+                if status == "ok" and value > values.get(image, -math.inf):
+                    values[image], chosen[image] = value, attack
+        exact = [image for image, a in chosen.items() if paper[a].loc[image, "value"] == math.inf]
+        return self._expected(values, len(exact), of, chosen)
+
+    def by_residual(self, client: str, attacks: Sequence[str]) -> Expected:
+        """Per image the attack with the smallest gradient residual; the first of equals."""
+        values: dict[str, float] = {}
+        for image in IMAGES:
+            known: dict[str, float] = {}
+            for attack in attacks:
+                residuals = self.scores(client, attack, "gradient_residual", "diagnostic")
+                if image in residuals.index:
+                    known[attack] = float(residuals.loc[image, "value"])
+            if known:
+                taken = min(known, key=lambda attack: known[attack])
+                values[image] = self.scores(client, taken, "psnr", "standard").loc[image, "value"]
+        return self._expected(values, 0, 0, {})
+
+    def grey(self, client: str) -> Expected:
+        """The uniform grey, as the run's first line of a client stores it."""
+        rows = self.scores(client, next(iter(PSNR[client])), "grey_psnr", "diagnostic")
+        values = {str(image): float(value) for image, value in rows["value"].items()}
+        return self._expected(values, 0, len(values), {})
+
+    def _expected(
+        self, values: Mapping[str, float], exact: int, of: int, chosen: Mapping[str, str]
+    ) -> Expected:
+        capped = {image: min(value, 100.0) for image, value in values.items()}
+        low, high = interval(capped)
+        return Expected(
+            mean=sum(capped.values()) / len(capped),
+            low=low,
+            high=high,
+            median=float(np.median(list(capped.values()))),
+            n=len(values),
+            exact=exact,
+            above_20=sum(value >= 20 for value in values.values()),
+            of=of,
+            chosen=chosen,
+        )
+
+
+def interval(values: Mapping[str, float]) -> tuple[float, float]:
+    """Percentile bootstrap of the mean over whole photographs."""
+    names = sorted({PHOTOGRAPHS[image] for image in values})
+    members = [[values[image] for image in values if PHOTOGRAPHS[image] == name] for name in names]
+    draws = np.random.default_rng(0).integers(0, len(names), (2000, len(names)), dtype=np.int32)
+    means = []
+    for draw in draws:
+        pooled = [value for place in draw for value in members[place]]
+        means.append(sum(pooled) / len(pooled))
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+# cards --------------------------------------------------------------------------------------------
+
+
+def card_of(folder: Path) -> Card:
+    """The card that a report of this run has."""
+    return build_card(reduced_groups(load_runs([folder]).lines))
+
+
+def card_of_lines(
+    folder: Path, *cells: tuple[dict[str, Any], Sequence[float | str], Mapping[str, float]]
+) -> Card:
+    """The card of a run of these lines: cell, PSNR or status by image, diagnostics of all images."""
+    store = RunStore(folder)
+    store.write_cells([entry for entry, _, _ in cells])
+    for entry, psnr, diagnostics in cells:
+        simple_line(store, entry, psnr, **diagnostics)
+    return card_of(folder)
+
+
+def marks(flagged: CardFigure | CardRow | None) -> str:
+    """The letters of the flags, in the order of the alphabet."""
+    assert flagged is not None
+    return "".join(sorted(flag.mark for flag in flagged.flags))

@@ -1,0 +1,378 @@
+"""Every number on the card, recomputed from the stored rows; who stands on it; its flags."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.card import Card, CardFigure, CardRow
+from mjp_privacy.report.card_rows import CARD_ROWS
+from mjp_privacy.report.contents import Contents, read_contents
+from mjp_privacy.report.page.build import page_content
+from mjp_privacy.report.page.gallery import Gallery
+from mjp_privacy.report.write import write_report
+from tests.helpers.card_run import (
+    CANDIDATES,
+    CLIENTS,
+    COUNT,
+    TITLES,
+    ByHand,
+    Expected,
+    card_of,
+    card_of_lines,
+    card_run,
+    marks,
+)
+from tests.helpers.ladder_rows import simple_line
+from tests.helpers.report_rows import cell, intact, write_rows
+
+MASKED = {"setting": "c", "gamma": 0.27}
+ON_CARD = [client for client in CLIENTS if CANDIDATES[client]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return card_run(tmp_path_factory.mktemp("card") / "run")
+
+
+@pytest.fixture(scope="module")
+def card(folder: Path) -> Card:
+    return card_of(folder)
+
+
+@pytest.fixture(scope="module")
+def by_hand(folder: Path) -> ByHand:
+    return ByHand(folder)
+
+
+def row_of(card: Card, client: str) -> CardRow:
+    (row,) = (row for row in card.rows if row.client == TITLES[client])
+    return row
+
+
+def same(figure: CardFigure | None, expected: Expected) -> None:
+    assert figure is not None
+    names = ("mean", "low", "high", "median")
+    found = {name: getattr(figure, name) for name in names}
+    assert found == pytest.approx({name: getattr(expected, name) for name in names})
+    counts = ("n", "exact", "above_20", "of")
+    assert [getattr(figure, name) for name in counts] == [getattr(expected, n) for n in counts]
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers in a sentence; those in words such as float32 and in γ .27 are names."""
+    return [float(found) for found in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", text)]
+
+
+# every number -------------------------------------------------------------------------------------
+
+
+def test_every_client_stands_on_it_the_undefended_first(card: Card) -> None:
+    assert [row.client for row in card.rows] == [TITLES[client] for client in ON_CARD]
+    assert [row.defended for row in card.rows] == [False] + [True] * 4
+    assert card.further == 1  # no attack matches the last one
+
+
+@pytest.mark.parametrize("client", ON_CARD)
+def test_the_best_with_one_upload(card: Card, by_hand: ByHand, client: str) -> None:
+    figure = row_of(card, client).one_upload
+    expected = by_hand.best(client, CANDIDATES[client])
+    same(figure, expected)
+    assert figure is not None
+    taken = list(expected.chosen.values())
+    assert figure.attack == max(CANDIDATES[client], key=taken.count)
+
+
+def test_the_run_has_something_to_tell_apart(by_hand: ByHand) -> None:
+    """Else the tests above would pass with the wrong rule: all differ from one another."""
+    best = by_hand.best("mjp", CANDIDATES["mjp"])
+    assert set(best.chosen.values()) == set(CANDIDATES["mjp"])
+    assert len({best.n, best.exact, best.above_20, best.of, COUNT}) == 5
+    assert best.mean != pytest.approx(best.median, abs=1)
+
+
+def test_the_best_with_any_number(card: Card, by_hand: ByHand) -> None:
+    same(row_of(card, "mjp").any_uploads, by_hand.best("mjp", (*CANDIDATES["mjp"], "multi_round")))
+    assert [row.any_uploads is None for row in card.rows] == [True, False, *[True] * 3]
+
+
+@pytest.mark.parametrize("client", ["plain", "mjp", "noise"])
+def test_april_as_published(card: Card, by_hand: ByHand, client: str) -> None:
+    same(row_of(card, client).published, by_hand.best(client, ["april"]))
+
+
+def test_clients_that_april_did_not_meet_have_no_figure_of_it(card: Card) -> None:
+    assert row_of(card, "withheld").published is None
+    assert row_of(card, "unshuffled").published is None
+
+
+def test_the_floor_is_the_best_control_or_else_the_grey(card: Card, by_hand: ByHand) -> None:
+    floors = {a: by_hand.best("mjp", [a]) for a in ("grey", "mean_image", "other_image")}
+    assert max(floors, key=lambda name: floors[name].mean) == "mean_image"
+    same(row_of(card, "mjp").floor, floors["mean_image"])
+    same(row_of(card, "noise").floor, by_hand.best("noise", ["grey"]))
+    for client in ("plain", "withheld", "unshuffled"):
+        floor = row_of(card, client).floor
+        same(floor, by_hand.grey(client))
+        assert floor is not None
+        assert floor.attack == "uniform grey"
+
+
+def test_accuracy_is_of_the_pictures_as_fed(card: Card) -> None:
+    expected = 100 * sum(i % 5 > 0 for i in range(COUNT)) / COUNT
+    assert [row.accuracy for row in card.rows] == pytest.approx([expected] * 5)
+    assert numbers(dict(card.facts)["Accuracy"])[0] == pytest.approx(expected, abs=0.05)
+
+
+def test_every_number_of_the_sentence(card: Card, by_hand: ByHand) -> None:
+    best = by_hand.best("mjp", CANDIDATES["mjp"])
+    april, floor = by_hand.best("mjp", ["april"]), by_hand.best("mjp", ["mean_image"])
+    assert numbers(card.sentence) == pytest.approx(
+        [
+            *(1, best.exact, best.of, best.above_20, 20, round(best.median, 1)),
+            *(round(april.mean, 1), round(floor.mean, 1)),
+        ]
+    )
+    assert "MJP γ .27 client (batch 1, float32)" in card.sentence
+    assert "below the floor" in card.sentence
+    assert "(mean image)" in card.sentence
+
+
+def test_every_number_beside_the_sentence(card: Card, by_hand: ByHand) -> None:
+    several = by_hand.best("mjp", (*CANDIDATES["mjp"], "multi_round"))
+    plain = by_hand.best("plain", CANDIDATES["plain"])
+    assert numbers(card.beside) == pytest.approx(
+        [
+            *(6, several.exact, several.of, several.above_20, 20, round(several.median, 1)),
+            *(plain.exact, plain.of, plain.above_20, 20, round(plain.median, 1)),
+        ]
+    )
+
+
+def test_every_number_of_the_facts(card: Card) -> None:
+    facts = dict(card.facts)
+    assert numbers(facts["What is sent"]) == [1, 1, 6]
+    assert facts["What is sent"].startswith("float32 gradient of 1 local step, batch 1")
+    assert numbers(facts["The pictures"])[0] == COUNT
+    assert "224×224" in facts["The pictures"]
+    assert "crops of 5 photographs" in facts["The pictures"]
+    assert "trained with γ .27" in facts["The model"]
+    assert "block 0 altered" in facts["The model"]
+    assert "threat model D" in facts["Who attacks"]
+
+
+def test_every_number_of_what_would_change_it(card: Card, by_hand: ByHand) -> None:
+    best = by_hand.best("mjp", CANDIDATES["mjp"])
+    several = by_hand.best("mjp", (*CANDIDATES["mjp"], "multi_round"))
+    span, matching = (by_hand.best("mjp", [a]) for a in ("masked_span", "inverting_gradients"))
+    lattice, photographs, uploads, recipe = card.would_change
+    assert "(masked_span)" in lattice
+    assert (span.exact, span.median) > (matching.exact, matching.median)
+    assert numbers(lattice.replace("1/255", "")) == [span.exact, best.of]
+    assert "inverting_gradients" in photographs
+    assert numbers(photographs) == [matching.exact, best.of]
+    assert numbers(uploads) == [several.exact, several.of, best.exact]
+    assert "unshuffled" in recipe
+
+
+def test_what_was_not_tried_was_not(card: Card) -> None:
+    (attacks,) = (item for item in card.not_tried if item.startswith("attacks: "))
+    assert attacks.removeprefix("attacks: ").split(", ") == [
+        *("april_unk_aware", "april_prior", "patch_prior", "plain_step", "token_span"),
+        "april_optimization",
+    ]
+    assert "batches of more than one picture" in card.not_tried
+    assert "several local steps" in card.not_tried
+
+
+# flags --------------------------------------------------------------------------------------------
+
+
+def test_flags_of_the_made_up_run(card: Card) -> None:
+    figures = {
+        client: tuple(
+            "-" if figure is None else marks(figure)
+            for figure in (row.published, row.one_upload, row.any_uploads, row.floor)
+        )
+        for client in ON_CARD
+        for row in [row_of(card, client)]
+    }
+    assert figures == {
+        # altered, ill-conditioned; one image failed
+        "plain": ("ix", "r", "-", ""),
+        # altered, below the floor, one image failed; gradient matching, far from the upload, has the
+        # best picture of one image with one upload and of none with several; 8 bit
+        "mjp": ("frx", "cpr", "pr", ""),
+        # pixel_lattice does not weigh the noise
+        "noise": ("fwx", "pw", "-", ""),
+        "withheld": ("-", "r", "-", ""),
+        # pixel_lattice is never the best
+        "unshuffled": ("-", "", "-", ""),
+    }
+    assert [marks(row) for row in card.rows] == ["", "", "", "", "u"]
+    assert {flag.mark for flag in card.flags} == set("fwprxuic")
+
+
+# who stands on it, and for whom there is no best ----------------------------------------------------
+
+
+def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:
+    """Also where it comes last, and no attack that matches it was run."""
+    gammas = [0.1 + i / 20 for i in range(CARD_ROWS + 2)]
+    cells = [intact(f"{i}", attack="masked_span", setting="c", gamma=g) for i, g in enumerate(gammas)]
+    made = card_of_lines(
+        tmp_path,
+        *((entry, [20.0], {}) for entry in cells),
+        (cell("plain"), [15.0], {}),
+    )
+    assert len(made.rows) == CARD_ROWS
+    assert made.rows[0].client == "plain (a)"
+    assert not made.rows[0].defended
+    assert made.further == len(gammas) + 1 - CARD_ROWS
+
+
+def test_one_client_in_several_settings_and_precisions_stands_once(tmp_path: Path) -> None:
+    """In the lowest precision, and in the setting that asks for the plain picture."""
+    cells = [
+        intact(f"{dtype} {setting}", attack="masked_span", gamma=0.27, setting=setting, dtype=dtype)
+        for dtype in ("float64", "float32")
+        for setting in ("b", "c")
+    ]
+    values = {"float64 b": 40.0, "float64 c": 30.0, "float32 b": 20.0, "float32 c": 10.0}
+    made = card_of_lines(tmp_path, *((entry, [values[entry["run_id"]]], {}) for entry in cells))
+    (row,) = made.rows
+    assert row.one_upload is not None
+    assert (row.one_upload.mean, made.further) == (10.0, 0)
+
+
+ONLY_APRIL: dict[str, list[dict[str, Any]]] = {
+    "april": [cell("april", **MASKED)],
+    "april and april_unk_aware": [
+        cell(name, attack=name, **MASKED) for name in ("april", "april_unk_aware")
+    ],
+    "two of april": [cell("april", **MASKED), cell("again", engine="breaching", **MASKED)],
+    "april and an attack for plain clients": [
+        cell("april", **MASKED),
+        *(intact(name, **MASKED) for name in ("patch_gradient", "patch_prior")),
+    ],
+    "a matching attack that failed": [
+        cell("april", **MASKED),
+        *(intact(name, **MASKED) for name in ("patch_gradient", "patch_prior", "masked_span")),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ONLY_APRIL)
+def test_without_a_matching_attack_there_is_no_worst_case_anywhere(
+    tmp_path: Path, name: str
+) -> None:
+    """The issue's case: april alone under MJP said 8.96 dB is the worst case."""
+    cells = ONLY_APRIL[name]
+    store = RunStore(tmp_path / "run")
+    store.write_cells(cells)
+    for entry in cells:
+        failed: list[float | str] = ["failed", "failed"]
+        psnr = failed if entry["attack"] == "masked_span" else [8.9, 9.02]
+        known = {"zero_rows": 50.0, "gradient_residual": 0.5, "grey_psnr": 12.0}
+        simple_line(store, entry, psnr, **known)
+    contents = read_contents([tmp_path / "run"])
+    (row,) = contents.card.rows
+    assert (row.one_upload, row.any_uploads) == (None, None)
+    assert marks(row) == "n"
+    assert "not known" in contents.card.sentence
+    assert "best attack recovers" not in contents.card.sentence
+    assert not any("exactly" in item for item in contents.card.would_change)
+    assert contents.derived == []
+    (clients,) = (table for table in contents.comparisons if table.title == "Every client")
+    line = dict(zip(clients.header, clients.rows[0], strict=True))
+    assert {line["best, 1 upload"], line["best, any uploads"]} == {"–"}
+    assert "no adaptive attack" in line["flags"]
+    summary = write_report([tmp_path / "run"], tmp_path / "out", everything=True)
+    assert not (tmp_path / "out/choices.csv").exists()
+    table = pd.read_csv(tmp_path / "out/table.csv")
+    assert set(table["role"]) == {"attack"}
+    assert "worst" not in summary.console.lower()
+    assert {found.role for found in page_of(contents).lines} == {"attack"}
+
+
+def page_of(contents: Contents) -> Any:
+    return page_content(contents, Gallery(), [])
+
+
+def test_attacks_on_one_upload_have_no_worst_case_without_one_that_matches(tmp_path: Path) -> None:
+    """Though one on several uploads does."""
+    made = card_of_lines(
+        tmp_path,
+        (intact("patch_gradient", **MASKED), [9.0, 8.0], {"zero_rows": 50.0}),
+        (intact("r", attack_name="multi_round", uploads=6, **MASKED), [30.0, 40.0], {}),
+    )
+    (row,) = made.rows
+    assert row.one_upload is None
+    assert row.any_uploads is not None
+    assert row.any_uploads.mean == 35.0
+    write_report([tmp_path], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out/table.csv")
+    derived = table[table["role"] != "attack"]
+    assert set(derived["attack"]) == {"worst_case, any number of uploads"}
+    assert json.loads(derived["chosen"].iloc[0]) == {"patch_gradient": 0, "r": 2}
+
+
+def test_zero_rows_of_a_client_that_does_not_shuffle_are_no_mask(tmp_path: Path) -> None:
+    """Such as of one that sends its largest entries alone."""
+    facts: dict[str, Any] = {"defenses": "top_k 0.1"}
+    made = card_of_lines(
+        tmp_path,
+        (intact("patch_gradient", **facts), [9.0, 28.0], {"zero_rows": 50.0}),
+        (intact("patch_prior", **facts), [19.0, 8.0], {"zero_rows": 50.0}),
+    )
+    (row,) = made.rows
+    assert row.one_upload is not None
+    assert (row.one_upload.mean, row.client) == (23.5, "plain, defenses top k 0.1 (a)")
+
+
+def test_a_model_trained_with_the_altered_block_is_attacked_as_it_is(tmp_path: Path) -> None:
+    facts = {"first_block": "closed_form"}
+    made = card_of_lines(
+        tmp_path,
+        (cell("april", **facts), [40.0, 10.0], {}),
+        (intact("patch_gradient", **facts), [20.0, 30.0], {}),
+    )
+    (row,) = made.rows
+    assert row.one_upload is not None
+    assert row.one_upload.mean == 35.0
+    assert marks(row.published) == ""
+
+
+def test_controls_alone_make_a_card_that_says_so(tmp_path: Path) -> None:
+    made = card_of_lines(tmp_path, (intact("grey", role="floor"), [11.0], {}))
+    assert made.rows == ()
+    assert "No client was attacked" in made.sentence
+
+
+def test_columns_of_another_version_do_not_stop_a_card(tmp_path: Path) -> None:
+    other: dict[str, Any] = {"fact of tomorrow": ["a", {"b": 1}]}
+    made = card_of_lines(tmp_path, (intact("patch_gradient", **other), [30.0], {}))
+    assert made.rows[0].one_upload is not None
+
+
+def test_uploads_without_truth_are_counted_and_not_scored(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    entry = intact("masked_span", **MASKED)
+    store.write_cells([entry])
+    simple_line(store, entry, ["unscored"] * 3)
+    rows = store.read_rows("masked_span")
+    residuals = rows.drop_duplicates("image_id").assign(
+        metric="gradient_residual", variant="diagnostic", value=[0.1, 0.25, 0.9], status="ok"
+    )
+    write_rows(store, entry, [*rows.to_dict("records"), *residuals.to_dict("records")])  # type: ignore[list-item]
+    made = card_of(tmp_path)
+    assert numbers(made.sentence) == [3, 1, 0.25]
+    (row,) = made.rows
+    assert (row.one_upload, row.floor, row.accuracy) == (None, None, None)

@@ -1,0 +1,135 @@
+"""What a report calls a client, whether it is defended, and which attacks match it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.clients import Client, client_titles, clients_of, short_gamma
+from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.worst_case import reduced_groups
+from tests.helpers.ladder_rows import simple_line
+from tests.helpers.report_rows import cell, intact
+
+MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
+
+
+def clients(folder: Path, *cells: dict[str, Any], **diagnostics: float) -> list[Client]:
+    store = RunStore(folder)
+    store.write_cells(list(cells))
+    for entry in cells:
+        psnr: list[float | str] = ["failed" if entry["run_id"] == "failed" else 20.0]
+        simple_line(store, entry, psnr, **diagnostics)
+    return clients_of(reduced_groups(load_runs([folder]).lines))
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "defended", "noisy"),
+    [
+        ({}, "plain", False, False),
+        ({"dal": True}, "plain, DAL in the loss", False, False),
+        ({"batch": 4}, "plain, batch 4", False, False),
+        ({"steps": 3}, "plain, steps 3", False, False),
+        (MASKED, "MJP γ .27", True, False),
+        ({"gamma": 1.0}, "MJP γ 1", True, False),
+        ({"withhold": "pos_embed"}, "plain, withhold pos embed", True, False),
+        ({"positions": "sinusoidal"}, "plain, positions sinusoidal", True, False),
+        ({"position_noise": 0.01}, "plain, position noise 0.01", True, True),
+        (
+            MASKED | {"defenses": "gaussian_noise 0.01"},
+            *("MJP γ .27, defenses gaussian noise 0.01", True, True),
+        ),
+    ],
+)
+def test_names(tmp_path: Path, facts: dict[str, Any], name: str, defended: bool, noisy: bool) -> None:
+    (client,) = clients(tmp_path, intact("masked_span", **facts))
+    assert (client.name, client.defended, client.noisy) == (name, defended, noisy)
+
+
+@pytest.mark.parametrize(
+    ("attack", "zero_rows", "masks"),
+    [
+        ("patch_gradient", 0.0, False),  # shuffles alone
+        ("patch_gradient", 50.0, True),
+        ("masked_span", 0.0, True),  # an attack that knows masks found them
+    ],
+)
+def test_a_client_masks_where_the_upload_or_an_attack_says_so(
+    tmp_path: Path, attack: str, zero_rows: float, masks: bool
+) -> None:
+    (client,) = clients(tmp_path, intact(attack, **MASKED), zero_rows=zero_rows)
+    assert client.masks is masks
+    assert client.name == ("MJP γ .27" if masks else "shuffled γ .27")
+
+
+def test_zero_rows_without_shuffling_are_no_mask(tmp_path: Path) -> None:
+    (client,) = clients(tmp_path, intact("patch_gradient"), zero_rows=50.0)
+    assert not client.masks
+
+
+def matching(client: Client) -> list[str]:
+    return [line.attack for line in client.matching]
+
+
+def test_a_match_meets_the_trained_model_and_made_a_picture(tmp_path: Path) -> None:
+    (client,) = clients(
+        tmp_path,
+        cell("april"),
+        intact("failed", attack="patch_prior"),
+        intact("patch_gradient"),
+        intact("masked_span"),
+        intact("grey", role="floor"),
+    )
+    assert matching(client) == ["patch_gradient", "masked_span"]
+
+
+def test_a_match_for_a_masking_client_knows_masks(tmp_path: Path) -> None:
+    names = ("april_unk_aware", "patch_gradient", "patch_prior", "masked_span", "unheard of")
+    cells = [intact(name, **MASKED) for name in names]
+    (client,) = clients(tmp_path, *cells, zero_rows=3.0)
+    assert matching(client) == ["april_unk_aware", "masked_span"]
+
+
+def test_an_attack_is_known_by_its_name_whatever_its_label(tmp_path: Path) -> None:
+    (client,) = clients(
+        tmp_path,
+        intact("x", attack="masked_span", attack_name="patch_gradient", **MASKED),
+        intact("y", attack="patch_gradient", attack_name="masked_span", **MASKED),
+        zero_rows=3.0,
+    )
+    assert matching(client) == ["patch_gradient"]
+
+
+def test_a_closed_form_block_is_the_trained_model(tmp_path: Path) -> None:
+    (client,) = clients(tmp_path, cell("april", first_block="closed_form"))
+    assert matching(client) == ["april"]
+
+
+def test_targets_without_an_attack_are_no_clients(tmp_path: Path) -> None:
+    found = clients(tmp_path, intact("grey", role="floor"), intact("x", gamma=0.5))
+    assert [client.cell.gamma for client in found] == [0.5]
+
+
+def test_titles_say_what_differs_and_no_more(tmp_path: Path) -> None:
+    found = clients(
+        tmp_path,
+        intact("one"),
+        intact("two", model="ViT-S", dtype="float64"),
+        intact("three", seed=4),
+        intact("four", round=3),
+    )
+    assert client_titles(found) == [
+        "plain (a) · DeiT-S · seed 0",
+        "plain (a) · ViT-S · float64 · seed 0",
+        "plain (a) · DeiT-S · seed 4",
+        "plain (a) · DeiT-S · seed 0 · round 3",
+    ]
+    assert client_titles(found[:1]) == ["plain (a)"]
+
+
+@pytest.mark.parametrize(("gamma", "text"), [(0.27, ".27"), (1.0, "1"), (0.9, ".9"), (0.0, "0")])
+def test_ratios_are_written_as_in_the_paper(gamma: float, text: str) -> None:
+    assert short_gamma(gamma) == text
