@@ -75,7 +75,8 @@ def main() -> None:
         for cell in entries:
             write_line(store, cell, arguments.images, arguments.side)
         out = Path(folder) / "report"
-        command = [sys.executable, "-m", "mjp_privacy", "report", str(store.root), "--out", str(out)]
+        program = [sys.executable, "-m", "mjp_privacy"]
+        command = [*program, "report", str(store.root), "--out", str(out)]
         start = time.perf_counter()
         print("written", flush=True)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

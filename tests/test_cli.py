@@ -76,9 +76,29 @@ def test_a_run_and_its_report(place: Workplace) -> None:
     assert f"Next: mjp report {place.run} --out {place.run / 'report'}" in said
     code, said = place.report(place.run, "--out", place.run / "report")
     assert code == 0
-    assert "ViT" in said
-    for name in ("table.md", "table.csv", "table.tex", "table.html", "samples.csv"):
+    lines = said.splitlines()
+    assert "client (batch 1, float32)" in lines[0]
+    assert lines.index("") < 12
+    assert f"The page: {place.run / 'report' / 'index.html'}" in said
+    for name in ("index.html", "table.md", "table.csv", "table.tex", "samples.csv"):
         assert (place.run / "report" / name).is_file()
+
+
+def test_a_report_prints_all_lines_and_writes_all_pictures_on_request(place: Workplace) -> None:
+    assert place.attack()[0] == 0
+    out = place.run / "report"
+    short = place.report(place.run, "--out", out)[1]
+    code, said = place.report(place.run, "--out", out, "--all", "--pictures", "all")
+    assert code == 0
+    assert len(said) > len(short)
+    assert "PSNR: standard variant" in said
+    assert "PSNR: standard variant" not in short
+    assert "## Ceilings and the linear system" in (out / "table.md").read_text()
+    pictures = list((out / "pictures").rglob("*.png"))
+    assert len(pictures) == 3 * 3  # the originals, what was fed, and one attack's
+    assert place.report(place.run, "--out", out, "--pictures", "none")[0] == 0
+    assert not list((out / "pictures").rglob("*.png"))
+    assert place.report(place.run, "--out", out, "--pictures", "some")[0] == 2
 
 
 def test_failures_are_exit_code_3_with_their_reasons(place: Workplace) -> None:

@@ -94,6 +94,10 @@ def attack(argv: list[str], usage: Usage) -> int:
     check_experiment(experiment, str(arguments.config))
     summary = _run(arguments, experiment)
     print(f"{summary.images} images in {summary.cells} cells: {summary.out}")
+    if summary.inapplicable:
+        print("Not applicable, each a row with its reason:")
+        for line in summary.inapplicable:
+            print(f"  {line}")
     print(f"Next: mjp report {summary.out} --out {summary.out / 'report'}")
     if summary.failures:
         print(

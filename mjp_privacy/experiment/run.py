@@ -23,6 +23,7 @@ from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.lock import locked
 from mjp_privacy.core.progress import RunProgress
 from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
+from mjp_privacy.experiment.applicability import Refusals, refused_by_config
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.description import describe
@@ -58,6 +59,7 @@ class RunSummary:
     cells: int
     images: int
     failures: tuple[str, ...]
+    inapplicable: tuple[str, ...] = ()  # why attacks were refused, with the number of images
 
     @property
     def exit_code(self) -> int:
@@ -161,13 +163,17 @@ def _execute(
         saver = Saver(store, inventory, planned, device)
         saver.begin()
         failures: dict[str, None] = {}  # an ordered set
+        refusals = Refusals()
         with RunProgress(plan.units, root / "log.jsonl") as progress:
             _say_start(progress, plan, images, store, device, absent)
+            for refused in refused_by_config(plan):
+                progress.say(f"not applicable: {refused}")
             for result in work(plan, source, Finished(store)):
                 saver.save(result)
                 _say(progress, result)
                 failures |= dict.fromkeys(_failures(result))
-    return RunSummary(root, len(plan.cells), images, tuple(failures))
+                refusals.add(result)
+    return RunSummary(root, len(plan.cells), images, tuple(failures), refusals.lines())
 
 
 def _failures(result: Result) -> list[str]:

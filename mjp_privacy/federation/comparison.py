@@ -19,7 +19,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.federation.picture import SCOPES, THRESHOLD, draw_rounds, leakage_table
 from mjp_privacy.federation.rounds import RESOLVED
-from mjp_privacy.metrics.shares import wilson
+from mjp_privacy.metrics.shares import Share, wilson
 from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
 from mjp_privacy.report.charts.tradeoff_points import comparable, points_from_comparison
 from mjp_privacy.training.journal import METRICS, read_metrics
@@ -105,7 +105,8 @@ def markdown(table: pd.DataFrame) -> str:
         for scope in SCOPES:
             row = scopes[scopes["scope"] == scope].iloc[0]
             cells.append(f"{row['psnr']:.1f} [{row['low']:.1f}, {row['high']:.1f}]")
-            cells += [f"{100 * row['success']:.0f} %", f"{row['exact']}"]
+            n = int(row["n"])
+            cells += [Share(round(row["success"] * n), n).text(), f"{row['from_100']} of {n}"]
         cells += [f"{first['floor']:.1f}", f"{first['n']}"]
         by_scope = scopes.set_index("scope")
         cells += [f"{by_scope.loc[scope, 'unreached']}" for scope in SCOPES]

@@ -85,7 +85,7 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
         "low": summary.low,
         "high": summary.high,
         "success": share,
-        "exact": sum(value >= PSNR_CAP for value in values),
+        "from_100": sum(value >= PSNR_CAP for value in values),
         "floor": float(np.mean(list(floor.values()))) if floor else np.nan,
         "unreached": len(floor) - len(best.keys() & floor.keys()),
         "failed": len(failed),

@@ -16,7 +16,8 @@ from torch.nn.functional import conv2d, max_pool2d
 
 from mjp_privacy.metrics.perceptual import backbone_weights
 
-SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # LPIPS' input in [-1, 1] to ImageNet's
+SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
+"""LPIPS' own: from [-1, 1] to the values that AlexNet was trained on."""
 CONVOLUTIONS = ((0, 4, 2), (3, 1, 2), (6, 1, 1), (8, 1, 1), (10, 1, 1))  # index, stride, padding
 POOLED_BEFORE = (3, 6)
 

@@ -1,4 +1,4 @@
-"""The privacy card: the answer of a report on one screen. Console, Markdown and page all show it."""
+"""The privacy card: the answer of a report on one screen, shown by console, Markdown and page."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class Card:
     facts: tuple[tuple[str, str], ...]  # ("Who attacks", "an honest but curious server, ..."), ...
     not_tried: tuple[str, ...]
     would_change: tuple[str, ...]
+    main: int = 0  # the row that the sentence and the facts are about
 
     @property
     def flags(self) -> tuple[Flag, ...]:

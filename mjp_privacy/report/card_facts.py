@@ -37,8 +37,7 @@ def _attacker(client: Client) -> str:
     knowledge = ", ".join(text for letter, text in LETTERS.items() if letter <= strongest)
     published = " The published attack needs B only." if strongest > "B" else ""
     return (
-        f"A server that follows the protocol, {knowledge} ({SURVEY.format(strongest)})."
-        f"{published}"
+        f"A server that follows the protocol, {knowledge} ({SURVEY.format(strongest)}).{published}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The rows of the privacy card: which clients stand in it, and what each attacker gets from them."""
+"""The rows of the privacy card: which clients stand in it, and what attackers get from them."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from mjp_privacy.report.worst_case import Group
 
 WIDTH = 120
 LINES = 12
-SENTENCES = 6
-"""Lines of the console that the card's sentences take at most."""
+SENTENCES, LEGEND = 5, 2
+"""Lines of the console that the card's sentences and the names of its flags take at most."""
 
 HEADINGS = ("APRIL as published", "best with one upload", "best with any number", "floor")
 
@@ -36,7 +36,8 @@ def build_card(groups: Sequence[Group]) -> Card:
     clients, further = card_clients(groups)
     rows = card_rows(clients)
     if not rows:
-        return Card("No client was attacked: there are no rows of an attack.", "", (), 0, (), (), ())
+        nobody = "No client was attacked: there are no rows of an attack."
+        return Card(nobody, "", (), 0, (), (), ())
     main = main_row(clients, rows)
     return Card(
         sentence=sentence(clients, rows),
@@ -46,6 +47,7 @@ def build_card(groups: Sequence[Group]) -> Card:
         facts=facts(clients[main], rows[main]),
         not_tried=not_tried(clients, clients[main]),
         would_change=would_change(clients[main], rows[main]),
+        main=main,
     )
 
 
@@ -79,27 +81,31 @@ def console_card(card: Card) -> str:
     """The card in at most twelve lines: the sentence, a line for each client, the flags."""
     said = one_line(f"{card.sentence} {card.beside}".strip())
     lines = textwrap.wrap(said, WIDTH, max_lines=SENTENCES, placeholder=" …")
-    shown = _console_rows(card, LINES - len(lines) - 4)
+    names = "; ".join(f"{flag.mark} {flag.name}" for flag in card.flags)
+    legend = textwrap.wrap(names, WIDTH)[:LEGEND]
+    room = LINES - len(lines) - len(legend) - 2
+    shown = _console_rows(card, room)
+    if card.further or len(shown) < len(card.rows):
+        shown = _console_rows(card, room - 1)
     if shown:
         lines += ["", *_console_table(shown)]
-    if card.flags:
-        legend = "; ".join(f"{flag.mark} {flag.name}" for flag in card.flags)
-        lines += textwrap.wrap(legend, WIDTH)[: LINES - len(lines)]
+    lines += legend
     left = card.further + (len(card.rows) - len(shown) if shown else 0)
-    if left and len(lines) < LINES:
+    if left:
         lines.append(f"{left} further client{'s' if left > 1 else ''}: see the page.")
     return "\n".join(lines) + "\n"
 
 
 def _console_rows(card: Card, room: int) -> list[CardRow]:
-    """As many rows as there is room for, those with a matching attack first; none without truth."""
+    """As many rows as there is room for, none without truth: the one the sentence is about, one of
+    an undefended client, then those with a matching attack."""
     if not any(figure and figure.n for row in card.rows for figure in figures_of(row)):
         return []
-    matched = [row for row in card.rows if row.one_upload or row.any_uploads]
-    unmatched = [row for row in card.rows if row not in matched]
-    wanted = [matched[-1:], *([row] for row in matched[:-1]), unmatched]
-    shown = [row for rows in wanted for row in rows][: max(2, room)]
-    return [row for row in card.rows if row in shown]
+    places = range(len(card.rows))
+    undefended = [place for place in places if not card.rows[place].defended][:1]
+    matched = [p for p in places if card.rows[p].one_upload or card.rows[p].any_uploads]
+    wanted = dict.fromkeys([card.main, *undefended, *matched, *places])
+    return [card.rows[place] for place in sorted([*wanted][: max(2, room)])]
 
 
 def _console_table(rows: Sequence[CardRow]) -> list[str]:

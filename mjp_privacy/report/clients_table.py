@@ -56,7 +56,8 @@ def _row(client: Client, title: str) -> tuple[str, ...]:
     one, several = one_upload_line(client), any_uploads_line(client)
     counted = row.one_upload or row.any_uploads or row.published
     n = counted.n if counted else 0
-    flags = {f.mark: f for x in (row.published, row.one_upload, row.any_uploads) if x for f in x.flags}
+    figures = (row.published, row.one_upload, row.any_uploads)
+    flags = {flag.mark: flag for figure in figures if figure for flag in figure.flags}
     names = [flag.name for flag in (*row.flags, *flags.values())]
     return (
         *(title, str(n), _mean(row.published, n), _mean(row.one_upload, n)),
@@ -95,4 +96,3 @@ def _median(figure: CardFigure | None) -> str:
 
 def _exact(figure: CardFigure | None) -> str:
     return DASH if figure is None else Share(figure.exact, figure.of).text()
-

@@ -76,7 +76,8 @@ def console_table(table: Table, *, many_runs: bool) -> str:
         rich_table.add_row(*(Text(one_line(cell)) for cell in (*run, *_cells(row))))
     text = _render(rich_table) + _legend(table.varying)
     reasons = [f"line {row['line']}: {remark(row)}" for row in rows if remark(row)]
-    return "\n".join([text, *(_render(Text(one_line(reason))).rstrip() for reason in reasons)]) + "\n"
+    said = (_render(Text(one_line(reason))).rstrip() for reason in reasons)
+    return "\n".join([text, *said]) + "\n"
 
 
 def _render(content: Any) -> str:

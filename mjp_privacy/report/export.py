@@ -33,9 +33,7 @@ _LATEX = str.maketrans(
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"}
     | {"γ": r"$\gamma$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "×": r"$\times$"}
     | {"−": "$-$", "–": "--", "†": r"\textdagger{}", "σ": r"$\sigma$", "“": "``", "”": "''"}
-    | {"≥": r"$\geq$", "≤": r"$\leq$", "·": r"$\cdot$", "±": r"$\pm$", "‖": r"$\|$", "…": r"\dots{}"}
-    | {"ρ": r"$\rho$", "τ": r"$\tau$", "ε": r"$\epsilon$", "Σ": r"$\Sigma$", "°": r"\textdegree{}"}
-    | {"∞": r"$\infty$"}
+    | {"ρ": r"$\rho$", "τ": r"$\tau$", "Σ": r"$\Sigma$", "°": r"\textdegree{}"}
     | {"≥": r"$\geq$", "≤": r"$\leq$", "·": r"\textperiodcentered{}", "…": r"\dots{}"}
     | {"±": r"$\pm$", "∂": r"$\partial$", "‖": r"$\|$", "ε": r"$\varepsilon$", "δ": r"$\delta$"}
     | {"Δ": r"$\Delta$", "ᵀ": r"$^T$", "∞": r"$\infty$", "’": "'", "‘": "`", "√": r"$\surd$"}

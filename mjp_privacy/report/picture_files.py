@@ -25,7 +25,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -189,7 +188,8 @@ def pixels(image: Tensor) -> NDArray[np.uint8]:
     # NumPy: on pictures this small torch spends most of the time on its threads
     levels = np.nan_to_num(image.numpy().astype(np.float64), nan=0.5)
     rounded = np.rint(np.clip(levels, 0.0, 1.0) * 255).astype(np.uint8)
-    return np.ascontiguousarray(np.broadcast_to(rounded, (3, *rounded.shape[1:])).transpose(1, 2, 0))
+    coloured = np.broadcast_to(rounded, (3, *rounded.shape[1:]))
+    return np.ascontiguousarray(coloured.transpose(1, 2, 0))
 
 
 # pictures of an earlier report --------------------------------------------------------------------

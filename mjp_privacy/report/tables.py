@@ -116,7 +116,7 @@ def paper_row(line: Line) -> PublishedRow | None:
 
 
 def rank_bound(line: Line) -> bool:
-    """Whether the rank ceiling bounds the line's attack: it inverts the embedding by minimum norm."""
+    """Whether the rank ceiling bounds the line: it inverts the embedding by minimum norm."""
     return line.role == "ceiling" or "rank" in traits_of(line.cell.attack.known_as)
 
 

@@ -104,9 +104,7 @@ def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> 
 # files --------------------------------------------------------------------------------------------
 
 
-def _write_page(
-    contents: Contents, gallery: Gallery, files: Sequence[Path], out: Path
-) -> Path:
+def _write_page(contents: Contents, gallery: Gallery, files: Sequence[Path], out: Path) -> Path:
     from mjp_privacy.report.page.build import page_content
     from mjp_privacy.report.page.render import render_page
 

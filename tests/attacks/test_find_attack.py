@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from attacks import ATTACKS, find_attack
+from attacks import ATTACKS, CONTROLS, TRAITS, find_attack, traits_of
+from attacks import _attack as register
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 
@@ -53,3 +54,56 @@ def test_a_half_written_attack_is_told_what_it_lacks() -> None:
         find_attack("half_written")
     with pytest.raises(UserError, match="Unknown attack"):
         find_attack("half_written")
+
+
+# traits -------------------------------------------------------------------------------------------
+
+KNOW_MASKS = {
+    *("april_unk_aware", "april_prior", "plain_step", "mask_locator", "masked_span"),
+    *("pixel_lattice", "multi_round", "token_span", "inverting_gradients", "april_optimization"),
+}
+PHOTOGRAPHS = {
+    *("april_prior", "patch_prior", "masked_span", "pixel_lattice", "multi_round", "token_span"),
+}
+
+
+@pytest.mark.parametrize(
+    ("trait", "names"),
+    [
+        ("masks", KNOW_MASKS),
+        ("noise", {"patch_prior", "masked_span", "multi_round"}),
+        ("rank", {"april", "april_unk_aware"}),
+        ("8 bit", {"pixel_lattice"}),
+        ("steps", {"inverting_gradients", "april_optimization"}),
+        ("public photographs", PHOTOGRAPHS),
+    ],
+)
+def test_traits_are_those_that_reports_go_by(trait: str, names: set[str]) -> None:
+    assert trait in TRAITS
+    assert {name for name in ATTACKS if trait in traits_of(name)} == names
+
+
+def test_every_trait_is_explained_and_used() -> None:
+    used = {trait for name in ATTACKS for trait in traits_of(name)}
+    assert used == set(TRAITS)
+    assert all(TRAITS.values())
+
+
+def test_traits_agree_with_the_code() -> None:
+    """An attack that optimises has steps, and one with a prior needs photographs."""
+    for name in ATTACKS:
+        attack: Any = find_attack(name)
+        if "steps" in traits_of(name):
+            assert attack.steps > 1, name
+        if hasattr(attack, "prior"):
+            assert "public photographs" in traits_of(name), name
+
+
+def test_controls_and_unknown_names_have_no_traits() -> None:
+    assert all(traits_of(name) == frozenset() for name in (*CONTROLS, "of tomorrow", ""))
+
+
+def test_an_unknown_trait_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"attack x: unknown traits \['telepathy'\]"):
+        register("x", "april:April", "reads minds", traits=["masks", "telepathy"])
+    assert "x" not in ATTACKS

@@ -25,7 +25,9 @@ from tests.helpers.report_rows import image_rows, intact, write_rows
 
 COUNT = 12
 IMAGES = tuple(f"crop {i:02d}.png" for i in range(COUNT))
-PHOTOGRAPHS = {image: f"photograph {i // 3 if i < 9 else 3 + i % 2}" for i, image in enumerate(IMAGES)}
+PHOTOGRAPHS = {
+    image: f"photograph {i // 3 if i < 9 else 3 + i % 2}" for i, image in enumerate(IMAGES)
+}
 """Three photographs with three crops each, and two with one or two."""
 
 MJP: dict[str, Any] = {"setting": "c", "gamma": 0.27}
@@ -86,7 +88,12 @@ PSNR: Mapping[str, Mapping[str, Sequence[float | str]]] = {
     },
     "april only": {"april": (8.9, 9, 9.1, 8.8, 9.2, 8.7, 9.3, 8.9, 9, 9.1, 8.8, 9.2)},
 }
-ROLES = {"grey": "floor", "mean_image": "floor", "other_image": "floor", "oracle_inverse": "ceiling"}
+ROLES = {
+    "grey": "floor",
+    "mean_image": "floor",
+    "other_image": "floor",
+    "oracle_inverse": "ceiling",
+}
 RESIDUALS = {"patch_gradient": 0.3, "masked_span": 0.21, "inverting_gradients": 0.5}
 """Of every image; all others explain an upload the better the later it comes."""
 
@@ -130,7 +137,9 @@ def _rows(entry: Mapping[str, Any], index: int, psnr: float | str) -> list[dict[
     if entry["attack"] == "april":
         diagnostics |= {"cond_a": 1e9 if entry["gamma"] == 0 else 1e5}
     top1 = {"intact": float(index % 5 > 0)}
-    made = image_rows(entry, IMAGES[index], float(psnr), diagnostics=diagnostics, top1=top1, **known)
+    made = image_rows(
+        entry, IMAGES[index], float(psnr), diagnostics=diagnostics, top1=top1, **known
+    )
     for row in made:
         row["group"] = PHOTOGRAPHS[IMAGES[index]]
         if (row["metric"], row["variant"], row["status"]) == ("psnr", "paper", "ok") and psnr > 56:
@@ -249,7 +258,7 @@ def card_of(folder: Path) -> Card:
 def card_of_lines(
     folder: Path, *cells: tuple[dict[str, Any], Sequence[float | str], Mapping[str, float]]
 ) -> Card:
-    """The card of a run of these lines: cell, PSNR or status by image, diagnostics of all images."""
+    """The card of a run of these lines: cell, PSNR or status by image, diagnostics of all."""
     store = RunStore(folder)
     store.write_cells([entry for entry, _, _ in cells])
     for entry, psnr, diagnostics in cells:

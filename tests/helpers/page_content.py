@@ -172,7 +172,7 @@ def _shown(pictures: dict[str, str]) -> tuple[PagePicture, ...]:
             masks={1: mask, 2: mask, 10: "0" * SIDE * SIDE},
             lines={n: f"{name}/{n}" for n in PSNR if f"{name}/{n}" in pictures},
             strip=True,
-            inputs={n: f"{name}/fed" for n in PSNR},
+            inputs=dict.fromkeys(PSNR, f"{name}/fed"),
         )
         for name in NAMES
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -207,8 +206,8 @@ def test_flags_of_the_made_up_run(card: Card) -> None:
     assert figures == {
         # altered, ill-conditioned; one image failed
         "plain": ("ix", "r", "-", ""),
-        # altered, below the floor, one image failed; gradient matching, far from the upload, has the
-        # best picture of one image with one upload and of none with several; 8 bit
+        # altered, below the floor, one image failed; gradient matching, far from the upload, has
+        # the best picture of one image with one upload and of none with several; 8 bit
         "mjp": ("frx", "cpr", "pr", ""),
         # pixel_lattice does not weigh the noise
         "noise": ("fwx", "pw", "-", ""),
@@ -220,13 +219,15 @@ def test_flags_of_the_made_up_run(card: Card) -> None:
     assert {flag.mark for flag in card.flags} == set("fwprxuic")
 
 
-# who stands on it, and for whom there is no best ----------------------------------------------------
+# who stands on it, and for whom there is no best --------------------------------------------------
 
 
 def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:
     """Also where it comes last, and no attack that matches it was run."""
     gammas = [0.1 + i / 20 for i in range(CARD_ROWS + 2)]
-    cells = [intact(f"{i}", attack="masked_span", setting="c", gamma=g) for i, g in enumerate(gammas)]
+    cells = [
+        intact(f"{i}", attack="masked_span", setting="c", gamma=g) for i, g in enumerate(gammas)
+    ]
     made = card_of_lines(
         tmp_path,
         *((entry, [20.0], {}) for entry in cells),

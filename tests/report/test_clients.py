@@ -44,7 +44,9 @@ def clients(folder: Path, *cells: dict[str, Any], **diagnostics: float) -> list[
         ),
     ],
 )
-def test_names(tmp_path: Path, facts: dict[str, Any], name: str, defended: bool, noisy: bool) -> None:
+def test_names(
+    tmp_path: Path, facts: dict[str, Any], name: str, defended: bool, noisy: bool
+) -> None:
     (client,) = clients(tmp_path, intact("masked_span", **facts))
     assert (client.name, client.defended, client.noisy) == (name, defended, noisy)
 

@@ -45,7 +45,12 @@ def test_every_flag_has_a_letter_of_its_own_and_says_why() -> None:
         ({}, [30.0, "failed"], {}, "r"),
         ({}, [30.0, "unsupported"], {}, "r"),
         ({"attack": "april", "victim": "april_block"}, [30.0], {}, "x"),
-        ({"attack": "april", "victim": "april_block", "first_block": "closed_form"}, [30.0], {}, ""),
+        (
+            {"attack": "april", "victim": "april_block", "first_block": "closed_form"},
+            [30.0],
+            {},
+            "",
+        ),
     ],
 )
 def test_each_flag_has_its_border(

@@ -73,7 +73,11 @@ def test_the_papers_figures_stand_beside_its_images_model_and_size_only(
     row = build_table([only_line(tmp_path)], "paper").frame.iloc[0]
     mse = 1.01 * 10**-2
     if comparable:
-        assert (row["paper_row"], row["acc_paper"], row["mse_paper"]) == ("(1) DeiT-S a", 79.8, 0.035)
+        assert (row["paper_row"], row["acc_paper"], row["mse_paper"]) == (
+            "(1) DeiT-S a",
+            79.8,
+            0.035,
+        )
         assert row["acc_difference"] == pytest.approx(100 - 79.8)
         assert row["mse_difference"] == pytest.approx(mse - 0.035)
     else:

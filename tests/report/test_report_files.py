@@ -120,7 +120,7 @@ def test_latex_is_escaped() -> None:
         r"\textless{}script\textgreater{}alert(1)\textless{}/script\textgreater{} \& 50\%\_x"
         r"\textbar{}y \$\textasciicircum{}2\$ \{\textbackslash{}o\}"
     )
-    assert latex_text("≥ 20 dB · ‖x‖") == r"$\geq$ 20 dB $\cdot$ $\|$x$\|$"
+    assert latex_text("≥ 20 dB, ‖x‖, ρ") == r"$\geq$ 20 dB, $\|$x$\|$, $\rho$"
     assert latex_text("γ ↑ ↓ − – †") == r"$\gamma$ $\uparrow$ $\downarrow$ $-$ -- \textdagger{}"
 
 

@@ -77,7 +77,7 @@ def test_pictures_and_residuals_of_uploads_without_truth_are_stored(recorded: Pa
             )
             assert one is not None
             assert other is not None
-            assert {"images"} <= set(one) <= {"images", "named_mask"}  # the mask that the attacker names
+            assert {"images"} <= set(one) <= {"images", "named_mask"}
             assert torch.allclose(one["images"], other["images"], atol=1e-5)
             residuals = [
                 line.scored("gradient_residual", "diagnostic")[image]

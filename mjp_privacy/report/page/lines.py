@@ -1,4 +1,4 @@
-"""The lines of the tables with their per-image scores, as the page sorts, filters and compares them."""
+"""The lines of the tables with their per-image scores, as the page sorts and compares them."""
 
 from __future__ import annotations
 

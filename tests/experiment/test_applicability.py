@@ -1,0 +1,34 @@
+"""What is said of attacks that do not apply, before a run and after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mjp_privacy.cli import main
+
+CONFIG = """
+name: refusals
+images: embedded
+dtypes: [float32]
+attacks: [{name: april}, {name: patch_gradient}, {name: multi_round}]
+models: {ViT: {model: cifar_vit}, ViT (w/o PEs): {model: cifar_vit_no_pe}}
+grid:
+  - {models: [ViT (w/o PEs)], settings: [a], attacks: [patch_gradient]}
+  - {models: [ViT], settings: [b], attacks: [april, multi_round]}
+"""
+
+
+def test_refusals_are_said_before_and_counted_after(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "refusals.yaml"
+    config.write_text(CONFIG, encoding="utf-8")
+    assert main(["attack", str(config), "--out", str(tmp_path / "run"), "--limit", "2"]) == 0
+    printed = capsys.readouterr()
+    said = printed.out + printed.err
+    before = said.index("not applicable: multi_round in setting b")
+    assert before < said.index("Not applicable, each a row with its reason:")
+    assert "2 images in 1 cell: each upload was shuffled differently" in printed.out
+    assert "positions" in printed.out or "position embeddings" in printed.out
