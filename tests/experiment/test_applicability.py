@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ name: refusals
 images: embedded
 dtypes: [float32]
 attacks: [{name: april}, {name: patch_gradient}, {name: multi_round}]
-models: {ViT: {model: cifar_vit}, ViT (w/o PEs): {model: cifar_vit_no_pe}}
+models: {ViT: {model: cifar_vit}}
 grid:
-  - {models: [ViT (w/o PEs)], settings: [a], attacks: [patch_gradient]}
+  - {models: [ViT], settings: [a], attacks: [patch_gradient], client: {batch: 2}}
   - {models: [ViT], settings: [b], attacks: [april, multi_round]}
 """
 
@@ -27,8 +28,8 @@ def test_refusals_are_said_before_and_counted_after(
     config.write_text(CONFIG, encoding="utf-8")
     assert main(["attack", str(config), "--out", str(tmp_path / "run"), "--limit", "2"]) == 0
     printed = capsys.readouterr()
-    said = printed.out + printed.err
-    before = said.index("not applicable: multi_round in setting b")
-    assert before < said.index("Not applicable, each a row with its reason:")
+    before = printed.err.index("not applicable: multi_round in setting b")
+    assert before < printed.err.index("cifar_vit")  # before any model is opened
+    assert "Not applicable, each a row with its reason:" in printed.out
     assert "2 images in 1 cell: each upload was shuffled differently" in printed.out
-    assert "positions" in printed.out or "position embeddings" in printed.out
+    assert re.search(r"2 images in 1 cell: .*\b2\b.*", printed.out.split("differently")[-1])

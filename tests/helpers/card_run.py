@@ -170,10 +170,10 @@ class ByHand:
 
     def __init__(self, folder: Path) -> None:
         parts = [pd.read_parquet(path) for path in sorted(folder.glob("rows/*/*.parquet"))]
-        self.rows = pd.concat([part for part in parts if len(part)], ignore_index=True)
+        self.rows = pd.concat([part.dropna(axis=1, how="all") for part in parts], ignore_index=True)
 
-    def scores(self, client: str, attack: str, metric: str, variant: str) -> pd.DataFrame:
-        """value and status by image."""
+    def scores(self, client: str, attack: str, metric: str, variant: str) -> Any:
+        """A table of value and status by image."""
         rows = self.rows[self.rows["run_id"] == run_id(client, attack)]
         rows = rows[(rows["metric"] == metric) & (rows["variant"] == variant)]
         return rows.set_index("image_id")[["value", "status"]]

@@ -53,10 +53,10 @@ def fits(text: str, most: int = LINES) -> list[str]:
 
 def clients(folder: Path, facts: Sequence[dict[str, Any]]) -> Card:
     """A card of as many clients; each gets two attacks, one with several uploads, and a floor."""
-    cells = []
+    cells: list[tuple[dict[str, Any], list[float | str], dict[str, float]]] = []
     for i, changes in enumerate(facts):
         known: dict[str, Any] = {"setting": "c", "gamma": 0.27} | changes
-        psnr = [101.0, 35.5, 20.0, "failed"]
+        psnr: list[float | str] = [101.0, 35.5, 20.0, "failed"]
         cells.append(
             (intact(f"{i} span", attack="masked_span", **known), psnr, {"grey_psnr": 60.0})
         )
@@ -112,7 +112,7 @@ def test_the_client_of_the_sentence_and_the_undefended_one_are_never_left_out(
     tmp_path: Path,
 ) -> None:
     """Though three others stand before and behind it, and there is room for few."""
-    facts = [
+    facts: list[dict[str, Any]] = [
         *({"withhold": "pos_embed", "gamma": 0.0, "model": f"A{i}"} for i in range(2)),
         *({"model": f"B{i}"} for i in range(3)),
         {"gamma": 0.0, "model": "C"},

@@ -94,6 +94,17 @@ def test_eight_bits_are_assumed_as_soon_as_one_picture_is_taken_from_such_an_att
         assert marks(made.rows[0].one_upload) == expected
 
 
+def test_noise_counts_as_modelled_where_a_chosen_attack_weighs_it(tmp_path: Path) -> None:
+    """Of a best of two attacks one weighs it, and is the best on some picture or on none."""
+    for name, span, expected in (("some", [30.0, 9.0], "p"), ("none", [8.0, 9.0], "pw")):
+        made = card_of_lines(
+            tmp_path / name,
+            (intact("masked_span", defenses="int8", **MASKED), list(span), {}),
+            (intact("pixel_lattice", defenses="int8", **MASKED), [20.0, 20.0], {}),
+        )
+        assert marks(made.rows[0].one_upload) == expected
+
+
 def test_controls_are_never_flagged(tmp_path: Path) -> None:
     """Not for noise that they could not weigh, nor for a picture they did not get."""
     made = card_of_lines(
