@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,10 @@ CONFIG = """
 name: refusals
 images: embedded
 dtypes: [float32]
-attacks: [{name: april}, {name: patch_gradient}, {name: multi_round}]
+attacks: [{name: april}, {name: multi_round}]
 models: {ViT: {model: cifar_vit}}
 grid:
-  - {models: [ViT], settings: [a], attacks: [patch_gradient], client: {batch: 2}}
+  - {models: [ViT], settings: [a], attacks: [april], client: {batch: 2}}
   - {models: [ViT], settings: [b], attacks: [april, multi_round]}
 """
 
@@ -32,4 +31,4 @@ def test_refusals_are_said_before_and_counted_after(
     assert before < printed.err.index("cifar_vit")  # before any model is opened
     assert "Not applicable, each a row with its reason:" in printed.out
     assert "2 images in 1 cell: each upload was shuffled differently" in printed.out
-    assert re.search(r"2 images in 1 cell: .*\b2\b.*", printed.out.split("differently")[-1])
+    assert "2 images in 1 cell: APRIL is for batch 1" in printed.out
