@@ -22,7 +22,7 @@ test-federated: $(INSTALLED)
 
 # Every published figure is computed again from its rows; WRITE=1 writes tables and figures again.
 results-check: $(INSTALLED)
-	$(BIN)/python -m mjp_privacy.report.claims $(if $(WRITE),--write)
+	$(BIN)/python -m mjp_privacy.report.results.claims $(if $(WRITE),--write)
 
 setup: $(INSTALLED)
 

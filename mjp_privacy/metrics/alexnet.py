@@ -45,6 +45,4 @@ def lpips_heads() -> tuple[Tensor, ...]:
     assert package.origin is not None
     file = Path(package.origin).parent / "weights" / "v0.1" / "alex.pth"
     stored = torch.load(file, map_location="cpu", weights_only=True)
-    return tuple(
-        stored[f"lin{i}.model.1.weight"].clamp(min=0) for i in range(len(CONVOLUTIONS))
-    )
+    return tuple(stored[f"lin{i}.model.1.weight"].clamp(min=0) for i in range(len(CONVOLUTIONS)))

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mjp_privacy.report.card import Card
-from mjp_privacy.report.card_text import console_card
-from mjp_privacy.report.pictures import one_line, shorten
-from mjp_privacy.report.tables import Table
-from mjp_privacy.report.views import (
+from mjp_privacy.report.card.content import Card
+from mjp_privacy.report.card.text import console_card
+from mjp_privacy.report.pictures.pixels import one_line, shorten
+from mjp_privacy.report.tables.figures import Table
+from mjp_privacy.report.tables.text import (
     DASH,
     REDUCTIONS,
     Record,

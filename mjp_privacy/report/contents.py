@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from mjp_privacy.report.card import Card
-from mjp_privacy.report.card_text import build_card
-from mjp_privacy.report.ceilings import diagnostics_table
+from mjp_privacy.report.card.clients import Client, client_titles, clients_of
+from mjp_privacy.report.card.content import Card
+from mjp_privacy.report.card.text import build_card
 from mjp_privacy.report.chosen_attacks import choices_section
-from mjp_privacy.report.clients import Client, client_titles, clients_of
-from mjp_privacy.report.clients_table import clients_table
 from mjp_privacy.report.loading import Line, Loaded, load_runs
 from mjp_privacy.report.notes import Section, all_notes, not_scored
-from mjp_privacy.report.regions import regions_table
+from mjp_privacy.report.pictures.strip import Strip, card_strip
 from mjp_privacy.report.rounds import curve_points
-from mjp_privacy.report.strip import Strip, card_strip
-from mjp_privacy.report.tables import Table, build_table
-from mjp_privacy.report.timing import timing_table
-from mjp_privacy.report.views import TextTable, comparison_table, main_table
-from mjp_privacy.report.without_truth import residual_table
+from mjp_privacy.report.tables.ceilings import diagnostics_table
+from mjp_privacy.report.tables.clients import clients_table
+from mjp_privacy.report.tables.figures import Table, build_table
+from mjp_privacy.report.tables.regions import regions_table
+from mjp_privacy.report.tables.text import TextTable, comparison_table, main_table
+from mjp_privacy.report.tables.timing import timing_table
+from mjp_privacy.report.tables.without_truth import residual_table
 from mjp_privacy.report.worst_case import DerivedLine, Group, derived_lines, reduced_groups
 
 CAPTION = (

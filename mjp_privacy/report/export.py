@@ -11,8 +11,8 @@ import pandas as pd
 
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.notes import Section
-from mjp_privacy.report.tables import Table
-from mjp_privacy.report.views import TextTable
+from mjp_privacy.report.tables.figures import Table
+from mjp_privacy.report.tables.text import TextTable
 
 SAMPLE_COLUMNS = (
     *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),

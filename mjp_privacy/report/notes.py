@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from mjp_privacy.experiment.cell_facts import ClientFacts
 from mjp_privacy.metrics.statistics import LEVEL, PSNR_CAP, RESAMPLES
-from mjp_privacy.report.flags import DIGITS
+from mjp_privacy.report.card.flags import DIGITS
 from mjp_privacy.report.grouping import grouped, which
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import ceiling_distance, not_run
 from mjp_privacy.report.published import CAVEATS
-from mjp_privacy.report.tables import paper_row, rank_bound
+from mjp_privacy.report.tables.figures import paper_row, rank_bound
 
 REASONS_SHOWN = 30
 WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note

@@ -16,8 +16,8 @@ from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
 from mjp_privacy.report.cell_columns import client_text, fact, options_text, target_of
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import THRESHOLDS, capped_median, success, summary
-from mjp_privacy.report.pictures import shorten
-from mjp_privacy.report.tables import varying_columns
+from mjp_privacy.report.pictures.pixels import shorten
+from mjp_privacy.report.tables.figures import varying_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,7 +23,7 @@ from typing import Literal
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.report.card_text import card_notes, card_table
+from mjp_privacy.report.card.text import card_notes, card_table
 from mjp_privacy.report.chosen_attacks import write_choices
 from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
@@ -32,8 +32,8 @@ from mjp_privacy.report.measures import image_counts, not_run
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.page.reproduce import config_name, config_text, read_experiment
+from mjp_privacy.report.pictures.strip import write_strip
 from mjp_privacy.report.rounds import write_points, write_rounds
-from mjp_privacy.report.strip import write_strip
 
 __all__ = ["ReportSummary", "write_report"]
 
@@ -198,7 +198,7 @@ def _write_figures(contents: Contents, gallery: Gallery, out: Path) -> list[Path
 def _write_pictures(
     contents: Contents, gallery: Gallery, out: Path, pictures: Pictures
 ) -> list[Path]:
-    from mjp_privacy.report.picture_files import remove_listed, write_pictures
+    from mjp_privacy.report.pictures.files import remove_listed, write_pictures
 
     folder = out / "pictures"
     if pictures == "none":

@@ -12,11 +12,11 @@ import numpy as np
 import skimage.data
 from PIL import Image, ImageFilter
 
-from mjp_privacy.report.card import Card, CardFigure, CardRow
-from mjp_privacy.report.flags import Flag
+from mjp_privacy.report.card.content import Card, CardFigure, CardRow
+from mjp_privacy.report.card.flags import Flag
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.page.content import Chart, PageContent, PageLine, PagePicture
-from mjp_privacy.report.views import TextTable
+from mjp_privacy.report.tables.text import TextTable
 
 HOSTILE = "</script><img src=x onerror=\"alert('x')\"><b>&amp; ]]> \u2028 ${7*7} {{7*7}}"
 """A name that is markup, a script's end, a template and a line break of JavaScript."""

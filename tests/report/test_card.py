@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card import Card, CardFigure, CardRow
-from mjp_privacy.report.card_rows import CARD_ROWS
+from mjp_privacy.report.card.content import Card, CardFigure, CardRow
+from mjp_privacy.report.card.rows import CARD_ROWS
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.page.build import page_content
 from mjp_privacy.report.page.gallery import Gallery

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card import Card, CardFigure
-from mjp_privacy.report.card_text import (
+from mjp_privacy.report.card.content import Card, CardFigure
+from mjp_privacy.report.card.flags import BELOW_FLOOR, NOT_ADAPTIVE
+from mjp_privacy.report.card.text import (
     HEADINGS,
     LINES,
     WIDTH,
@@ -27,7 +28,6 @@ from mjp_privacy.report.card_text import (
 )
 from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.flags import BELOW_FLOOR, NOT_ADAPTIVE
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import CLIENTS, TITLES, card_of, card_of_lines, card_run
 from tests.helpers.ladder_rows import simple_line

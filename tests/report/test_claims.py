@@ -12,9 +12,9 @@ import pytest
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.claim_figures import LineFigures, text_of
-from mjp_privacy.report.claims import FIGURE, Claims, main
-from mjp_privacy.report.published_rows import write_published
+from mjp_privacy.report.results.claims import FIGURE, Claims, main
+from mjp_privacy.report.results.figures import LineFigures, text_of
+from mjp_privacy.report.results.rows import write_published
 from tests.helpers.report_rows import cell, image_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]

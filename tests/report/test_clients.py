@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.clients import Client, client_titles, clients_of, short_gamma
+from mjp_privacy.report.card.clients import Client, client_titles, clients_of, short_gamma
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line

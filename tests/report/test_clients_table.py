@@ -12,10 +12,10 @@ import pytest
 import scipy.stats
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.clients_table import TITLE, clients_table
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.measures import success, success_share
-from mjp_privacy.report.views import DASH
+from mjp_privacy.report.tables.clients import TITLE, clients_table
+from mjp_privacy.report.tables.text import DASH
 from mjp_privacy.report.worst_case import reduced_groups
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import CANDIDATES, CLIENTS, TITLES, ByHand, Expected, card_run

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mjp_privacy.report import flags
-from mjp_privacy.report.flags import Flag
+from mjp_privacy.report.card import flags
+from mjp_privacy.report.card.flags import Flag
 from tests.helpers.card_run import card_of_lines, marks
 from tests.helpers.report_rows import cell, intact
 

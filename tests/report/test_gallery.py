@@ -22,7 +22,7 @@ from mjp_privacy.report.page.gallery import (
     images_in_order,
     spread_order,
 )
-from mjp_privacy.report.pictures import picture
+from mjp_privacy.report.pictures.pixels import picture
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (

@@ -14,10 +14,10 @@ from PIL import Image
 
 from mjp_privacy.cli import main
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import picture_files
 from mjp_privacy.report.loading import Line, load_runs
-from mjp_privacy.report.picture_files import COLUMNS, pixels, write_pictures
-from mjp_privacy.report.safe_names import LONGEST, UniqueNames, slug
+from mjp_privacy.report.pictures import files as picture_files
+from mjp_privacy.report.pictures.files import COLUMNS, pixels, write_pictures
+from mjp_privacy.report.pictures.names import LONGEST, UniqueNames, slug
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers import runs
 from tests.helpers.report_rows import cell, image_id, image_rows, write_rows

@@ -12,9 +12,9 @@ import pytest
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.cell_columns import client_text, fact, options_text
 from mjp_privacy.report.loading import Line, load_runs
-from mjp_privacy.report.regions import regions_table
-from mjp_privacy.report.tables import build_table
-from mjp_privacy.report.views import DASH, main_table
+from mjp_privacy.report.tables.figures import build_table
+from mjp_privacy.report.tables.regions import regions_table
+from mjp_privacy.report.tables.text import DASH, main_table
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import curve_run, ladder_run

@@ -14,8 +14,8 @@ from mjp_privacy.metrics.statistics import bootstrap_interval
 from mjp_privacy.report.console import WIDTH, console_table
 from mjp_privacy.report.export import SAMPLE_COLUMNS, latex_text, markdown_text
 from mjp_privacy.report.loading import Line, load_runs
-from mjp_privacy.report.tables import build_table
-from mjp_privacy.report.views import number
+from mjp_privacy.report.tables.figures import build_table
+from mjp_privacy.report.tables.text import number
 from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import (
     COUNT,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.agreement_table import agreement_table, correlation
-from mjp_privacy.report.identification_table import evenly_spaced, identification_table
 from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.tables.agreement import agreement_table, correlation
+from mjp_privacy.report.tables.identification import evenly_spaced, identification_table
 from tests.helpers.report_rows import cell, image_rows, photograph, shuffled, small_run, write_rows
 
 NAMES = [f"image {at}" for at in range(6)]

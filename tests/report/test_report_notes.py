@@ -7,7 +7,7 @@ import pytest
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.notes import REASONS_SHOWN, not_scored
-from mjp_privacy.report.tables import build_table
+from mjp_privacy.report.tables.figures import build_table
 from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import (
     cell,

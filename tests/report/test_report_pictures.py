@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.pictures import picture, psnr_text, shorten
+from mjp_privacy.report.pictures.pixels import picture, psnr_text, shorten
 from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import cell, image_rows, write_pictures, write_rows
 

@@ -10,10 +10,10 @@ import pytest
 import scipy.stats
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import tests_table as paired
-from mjp_privacy.report.agreement_table import correlation
 from mjp_privacy.report.loading import load_runs
-from mjp_privacy.report.views import TextTable
+from mjp_privacy.report.tables import paired
+from mjp_privacy.report.tables.agreement import correlation
+from mjp_privacy.report.tables.text import TextTable
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.report_rows import HOSTILE, cell, image_rows, psnr_values, write_rows
 

@@ -16,8 +16,8 @@ from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import Line, load_runs
-from mjp_privacy.report.picture_files import write_pictures
-from mjp_privacy.report.without_truth import (
+from mjp_privacy.report.pictures.files import write_pictures
+from mjp_privacy.report.tables.without_truth import (
     HEADER,
     PREFERENCE,
     attackers_choice_by_image,

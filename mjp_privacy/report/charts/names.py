@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.pictures import shorten
+from mjp_privacy.report.pictures.pixels import shorten
 
 WORDS = {"worst_case": "best", "attackers_choice": "attacker's choice"}
 """What reductions over all attacks on a client are called."""

@@ -6,17 +6,15 @@ import math
 from collections.abc import Sequence
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.agreement_table import agreement_table
-from mjp_privacy.report.card_rows import any_uploads_line, floor_level, one_upload_line
+from mjp_privacy.report.card.clients import Client
+from mjp_privacy.report.card.flags import Flag
+from mjp_privacy.report.card.rows import any_uploads_line, floor_level, one_upload_line
 from mjp_privacy.report.charts.distributions import distribution_charts
 from mjp_privacy.report.charts.tradeoff import tradeoff_chart
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint, family_and_strength
 from mjp_privacy.report.charts.uploads_curve import uploads_charts
-from mjp_privacy.report.clients import Client
 from mjp_privacy.report.contents import Contents
 from mjp_privacy.report.export import HEADING
-from mjp_privacy.report.flags import Flag
-from mjp_privacy.report.identification_table import identification_table
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import summary
 from mjp_privacy.report.page.content import Chart, PageContent, PageLine
@@ -25,8 +23,10 @@ from mjp_privacy.report.page.glossary import GLOSSARY
 from mjp_privacy.report.page.lines import exact_by_line, line_flags, page_line, scores_by_line
 from mjp_privacy.report.page.reproduce import commands, provenance
 from mjp_privacy.report.published import CITATION
-from mjp_privacy.report.tests_table import tests_table
-from mjp_privacy.report.views import TextTable
+from mjp_privacy.report.tables.agreement import agreement_table
+from mjp_privacy.report.tables.identification import identification_table
+from mjp_privacy.report.tables.paired import tests_table
+from mjp_privacy.report.tables.text import TextTable
 
 MOST_CURVES = 12
 IDENTIFIED = 4  # lines whose pictures are looked up among all images

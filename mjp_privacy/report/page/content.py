@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mjp_privacy.report.card import Card
-from mjp_privacy.report.flags import Flag
+from mjp_privacy.report.card.content import Card
+from mjp_privacy.report.card.flags import Flag
 from mjp_privacy.report.notes import Section
-from mjp_privacy.report.views import TextTable
+from mjp_privacy.report.tables.text import TextTable
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.page.content import PageContent, PageLine, PagePicture
 from mjp_privacy.report.published import TITLES
-from mjp_privacy.report.views import DECIMALS
+from mjp_privacy.report.tables.text import DECIMALS
 
 METRICS = ("psnr", "ssim", "lpips", "mse", "fft2d", "gradient_residual")
 """Scores in the page's order of columns; a page has those that one of its lines has."""

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.page.content import PagePicture
-from mjp_privacy.report.pictures import Picture, picture
-from mjp_privacy.report.without_truth import picture_ids
+from mjp_privacy.report.pictures.pixels import Picture, picture
+from mjp_privacy.report.tables.without_truth import picture_ids
 from mjp_privacy.report.worst_case import DerivedLine
 
 STRIP_QUANTILES = (0.1, 0.5, 0.9)

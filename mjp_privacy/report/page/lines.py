@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.card_rows import PLAIN_TO_SEE, exact_pictures, floor_level
-from mjp_privacy.report.clients import Client
-from mjp_privacy.report.flags import Flag, figure_flags
+from mjp_privacy.report.card.clients import Client
+from mjp_privacy.report.card.flags import Flag, figure_flags
+from mjp_privacy.report.card.rows import PLAIN_TO_SEE, exact_pictures, floor_level
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import image_counts, summary
 from mjp_privacy.report.page.content import PageLine

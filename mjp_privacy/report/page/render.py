@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.card import CardFigure, CardRow
-from mjp_privacy.report.flags import Flag
+from mjp_privacy.report.card.content import CardFigure, CardRow
+from mjp_privacy.report.card.flags import Flag
 from mjp_privacy.report.loading import MARKS
 from mjp_privacy.report.page.content import PageContent, PagePicture
 from mjp_privacy.report.page.data import (
@@ -23,7 +23,7 @@ from mjp_privacy.report.page.data import (
     page_data,
 )
 from mjp_privacy.report.page.terms import Terms
-from mjp_privacy.report.views import DASH, gamma, number
+from mjp_privacy.report.tables.text import DASH, gamma, number
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -14,7 +14,7 @@ import pytest
 
 from mjp_privacy.report.page.content import PageContent
 from mjp_privacy.report.page.render import render_page
-from mjp_privacy.report.views import number
+from mjp_privacy.report.tables.text import number
 from tests.helpers.browser import Browser, chromium
 from tests.helpers.page_content import PSNR, hostile_page, line, page_content, recorded_page
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import pytest
 
-from mjp_privacy.report.flags import Flag
+from mjp_privacy.report.card.flags import Flag
 from mjp_privacy.report.page.data import script_json
 from mjp_privacy.report.page.render import render_page
 from mjp_privacy.report.page.terms import Terms

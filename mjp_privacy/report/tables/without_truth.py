@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.views import TextTable, number
+from mjp_privacy.report.tables.text import TextTable, number
 from mjp_privacy.report.worst_case import (
     ATTACKERS_CHOICE,
     DerivedLine,

@@ -24,9 +24,9 @@ from typing import Any
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.yaml_files import read_mapping
-from mjp_privacy.report.claim_figures import Figures, text_of
-from mjp_privacy.report.claim_lines import select
-from mjp_privacy.report.claim_tables import block_of, render, with_block
+from mjp_privacy.report.results.figures import Figures, text_of
+from mjp_privacy.report.results.lines import select
+from mjp_privacy.report.results.tables import block_of, render, with_block
 
 PLACE = re.compile(r"\{(\w+)\.(\w+)(?::([^}]*))?\}")
 NUMBER = r"(?:-?\d+(?:\.\d+)?(?:e-?\d+)?|∞|–)"

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.report.claim_figures import (
+from mjp_privacy.report.results.figures import (
     ENTRIES,
     CountFigures,
     CsvFigures,
@@ -26,8 +26,8 @@ from mjp_privacy.report.claim_figures import (
     entry,
 )
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.published_columns import REPEATS
-from mjp_privacy.report.published_rows import Published, read_published
+from mjp_privacy.report.results.columns import REPEATS
+from mjp_privacy.report.results.rows import Published, read_published
 
 Selection = Mapping[str, Any]
 

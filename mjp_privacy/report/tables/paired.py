@@ -18,11 +18,11 @@ from mjp_privacy.metrics.paired_tests import (
     paired_test,
 )
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.agreement_table import correlation
-from mjp_privacy.report.clients import Client, client_titles, clients_of
-from mjp_privacy.report.compared_clients import best_line, client_pairs
+from mjp_privacy.report.card.clients import Client, client_titles, clients_of
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.views import DASH, TextTable, number
+from mjp_privacy.report.tables.agreement import correlation
+from mjp_privacy.report.tables.compared_clients import best_line, client_pairs
+from mjp_privacy.report.tables.text import DASH, TextTable, number
 from mjp_privacy.report.worst_case import Group
 
 MOST = 30  # rows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mjp_privacy.report.card_rows import any_uploads_line, one_upload_line
+from mjp_privacy.report.card.clients import DEFENCES, Client
+from mjp_privacy.report.card.rows import any_uploads_line, one_upload_line
 from mjp_privacy.report.cell_columns import MODEL_FACTS, Scalar, target_of
-from mjp_privacy.report.clients import DEFENCES, Client
 from mjp_privacy.report.loading import Line
 
 OF_A_DEFENCE = frozenset(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import ClientFacts
-from mjp_privacy.report.clients import Client
+from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import capped_mean
 from mjp_privacy.report.worst_case import DerivedLine

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 
 from attacks import ATTACKS, TRAITS, traits_of
-from mjp_privacy.report.card import CardRow
-from mjp_privacy.report.card_rows import exact_pictures
-from mjp_privacy.report.clients import Client, short_gamma
+from mjp_privacy.report.card.clients import Client, short_gamma
+from mjp_privacy.report.card.content import CardRow
+from mjp_privacy.report.card.rows import exact_pictures
 from mjp_privacy.report.loading import Line
 
 SURVEY = "threat model {} of Carletti et al., USENIX Security 2025"

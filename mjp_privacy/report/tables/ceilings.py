@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from mjp_privacy.report.cell_columns import scalar_text
-from mjp_privacy.report.tables import Table
-from mjp_privacy.report.views import (
+from mjp_privacy.report.tables.figures import Table
+from mjp_privacy.report.tables.text import (
     DASH,
     Record,
     TextTable,

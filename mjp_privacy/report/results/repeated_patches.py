@@ -1,6 +1,6 @@
 """Patches that a picture holds more than once; where one of them is masked, all twins are hidden.
 
-python -m mjp_privacy.report.repeated_patches IMAGES --size 192 --patch 16 --out repeats.csv
+python -m mjp_privacy.report.results.repeated_patches IMAGES --size 192 --patch 16 --out repeats.csv
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 from torch import Tensor
 
-from mjp_privacy.report.published_columns import REPEATS
+from mjp_privacy.report.results.columns import REPEATS
 
 
 def repeated_patches(image: Tensor, patch: int) -> int:

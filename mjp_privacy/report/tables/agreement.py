@@ -10,7 +10,7 @@ import pandas as pd
 from mjp_privacy.metrics.rank_agreement import CLOSER, RankAgreement, rank_agreement
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.published import TITLES
-from mjp_privacy.report.views import DASH, TextTable
+from mjp_privacy.report.tables.text import DASH, TextTable
 
 FEWEST = 3  # images; two are always in perfect order
 

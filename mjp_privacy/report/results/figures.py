@@ -19,7 +19,7 @@ from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import summary
-from mjp_privacy.report.published_columns import published_client
+from mjp_privacy.report.results.columns import published_client
 
 NAMES = (
     *("n", "of", "exact", "mean", "average", "low", "high", "median", "worst", "quartiles"),

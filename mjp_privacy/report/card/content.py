@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mjp_privacy.report.flags import Flag
+from mjp_privacy.report.card.flags import Flag
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mjp_privacy.report.card import CardFigure, CardRow
-from mjp_privacy.report.card_rows import any_uploads_line
-from mjp_privacy.report.clients import Client
-from mjp_privacy.report.views import number
+from mjp_privacy.report.card.clients import Client
+from mjp_privacy.report.card.content import CardFigure, CardRow
+from mjp_privacy.report.card.rows import any_uploads_line
+from mjp_privacy.report.tables.text import number
 
 
 def main_row(clients: Sequence[Client], rows: Sequence[CardRow]) -> int:

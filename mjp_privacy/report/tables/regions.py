@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import Measure, measured, present
-from mjp_privacy.report.views import DASH, TextTable, gamma, number
+from mjp_privacy.report.tables.text import DASH, TextTable, gamma, number
 
 CAPTION = (
     "Mask precision: the share of the patches the attacker takes for shuffled that are shuffled; "

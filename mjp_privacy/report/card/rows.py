@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.card import CardFigure, CardRow
-from mjp_privacy.report.clients import Client, client_titles, clients_of
-from mjp_privacy.report.flags import client_flags, figure_flags
+from mjp_privacy.report.card.clients import Client, client_titles, clients_of
+from mjp_privacy.report.card.content import CardFigure, CardRow
+from mjp_privacy.report.card.flags import client_flags, figure_flags
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import capped_mean, capped_median, image_counts, summary
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Group

@@ -29,8 +29,8 @@ from mjp_privacy.report.cell_columns import (
     client_text,
 )
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.tables import varying_columns
-from mjp_privacy.report.views import DASH, TextTable, gamma, number
+from mjp_privacy.report.tables.figures import varying_columns
+from mjp_privacy.report.tables.text import DASH, TextTable, gamma, number
 
 TITLE = "Does a reconstruction point to its own image?"
 

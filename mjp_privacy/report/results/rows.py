@@ -5,7 +5,7 @@ so that any program can read the file; every fact of it stands in the file's met
 `read_published` makes the report's own lines again: the worst case, intervals and medians of a
 published table come from the code that makes every report.
 
-    python -m mjp_privacy.report.published_rows RUN --out results/ladder/rows.parquet --commit SHA
+    python -m mjp_privacy.report.results.rows RUN --out results/ladder/rows.parquet --commit SHA
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mjp_privacy.core.files import read_json_lines, write_atomically
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import Line, load_runs
-from mjp_privacy.report.published_columns import REPEATS, cells, line_rows, long_rows
+from mjp_privacy.report.results.columns import REPEATS, cells, line_rows, long_rows
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 
 KEY = "mjp_privacy"  # of the metadata, JSON
@@ -177,7 +177,7 @@ def read_published(path: Path | str) -> Published:
     if metadata is None:
         raise UserError(
             f"{path} is no file of published rows: expected one that "
-            "`python -m mjp_privacy.report.published_rows` wrote."
+            "`python -m mjp_privacy.report.results.rows` wrote."
         )
     facts = json.loads(metadata)
     frame = file.read().to_pandas()

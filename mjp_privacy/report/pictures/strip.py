@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.report.card import Card
-from mjp_privacy.report.card_rows import any_uploads_line, card_clients, one_upload_line
-from mjp_privacy.report.card_sentence import main_row
-from mjp_privacy.report.card_text import HEADINGS
-from mjp_privacy.report.clients import Client
+from mjp_privacy.report.card.clients import Client
+from mjp_privacy.report.card.content import Card
+from mjp_privacy.report.card.rows import any_uploads_line, card_clients, one_upload_line
+from mjp_privacy.report.card.sentence import main_row
+from mjp_privacy.report.card.text import HEADINGS
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.pictures import Picture, picture, psnr_text, shorten
-from mjp_privacy.report.without_truth import picture_ids
+from mjp_privacy.report.pictures.pixels import Picture, picture, psnr_text, shorten
+from mjp_privacy.report.tables.without_truth import picture_ids
 from mjp_privacy.report.worst_case import Group
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from torch import Tensor
 from mjp_privacy.data.files import IMAGE_SUFFIXES
 from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.safe_names import UniqueNames, digest
-from mjp_privacy.report.without_truth import picture_ids
+from mjp_privacy.report.pictures.names import UniqueNames, digest
+from mjp_privacy.report.tables.without_truth import picture_ids
 
 INDEX = "index.csv"
 COLUMNS = ("client", "attack", "line", "image_id", "file", "psnr", "psnr_paper", "reference")

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.card import CardFigure
-from mjp_privacy.report.card_rows import (
+from mjp_privacy.report.card.clients import Client, client_titles, clients_of
+from mjp_privacy.report.card.content import CardFigure
+from mjp_privacy.report.card.rows import (
     any_uploads_line,
     card_figure,
     card_row,
     floor_level,
     one_upload_line,
 )
-from mjp_privacy.report.clients import Client, client_titles, clients_of
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import THRESHOLDS, success_share
-from mjp_privacy.report.views import DASH, TextTable, number
+from mjp_privacy.report.tables.text import DASH, TextTable, number
 from mjp_privacy.report.worst_case import ATTACKERS_CHOICE, Group
 
 TITLE = "Every client"

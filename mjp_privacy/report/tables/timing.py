@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.views import TextTable
+from mjp_privacy.report.tables.text import TextTable
 
 STAGES = ("decode", "gradient", "attack", "score")
 

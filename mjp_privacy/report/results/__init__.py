@@ -1,0 +1,1 @@
+"""Published tables: their per-image rows, and the figures that are checked against them."""
