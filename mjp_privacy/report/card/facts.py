@@ -10,6 +10,7 @@ from mjp_privacy.report.card.clients import Client, short_gamma
 from mjp_privacy.report.card.content import CardRow
 from mjp_privacy.report.card.rows import exact_pictures
 from mjp_privacy.report.loading import Line
+from mjp_privacy.report.measures import image_counts
 
 SURVEY = "threat model {} of Carletti et al., USENIX Security 2025"
 LETTERS = {
@@ -130,12 +131,12 @@ def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
     if row.one_upload and (line := _best_without("8 bit", client)) is not None:
         items.append(
             "pixels that are no multiples of 1/255: without that assumption one upload gives "
-            f"{exact_pictures(line)} of {row.one_upload.of} pictures exactly ({line.attack})"
+            f"{_exact_of(line)} pictures exactly ({line.attack})"
         )
     if row.one_upload and (line := _best_without("public photographs", client)) is not None:
         items.append(
-            f"an attacker without photographs: {line.attack} gets {exact_pictures(line)} of "
-            f"{row.one_upload.of} exactly from one upload"
+            f"an attacker without photographs: {line.attack} gets {_exact_of(line)} exactly from "
+            "one upload"
         )
     if row.any_uploads and row.one_upload:
         items.append(
@@ -145,6 +146,11 @@ def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
     if client.masks and client.cell.client.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")
     return tuple(items)
+
+
+def _exact_of(line: Line) -> str:
+    counts = image_counts(line, "standard")
+    return f"{exact_pictures(line)} of {counts.ok + counts.failed + counts.unsupported}"
 
 
 def _best_without(trait: str, client: Client) -> Line | None:

@@ -26,22 +26,29 @@ SETTINGS = ("c", "b", "a")
 
 
 def card_clients(groups: Sequence[Group]) -> tuple[list[Client], int]:
-    """The clients on the card, and how many more there are.
+    """The clients on the card, and how many more there are: a choice of `distinct_clients`.
 
-    Of a client in several settings and precisions one is taken, in the lowest precision. Clients
-    on which no matching attack was run are left to the tables, unless there are no others or the
-    client is the only undefended one. Undefended clients come first.
+    Clients on which no matching attack was run are left to the tables, unless there are no others
+    or the client is the only undefended one. Undefended clients come first.
     """
-    chosen: dict[object, Client] = {}
-    for client in sorted(clients_of(groups), key=_preference):
-        chosen.setdefault(_same_client(client), client)
-    order = {id(client.group): place for place, client in enumerate(clients_of(groups))}
-    ranked = sorted(chosen.values(), key=lambda client: order[id(client.group)])
-    ranked = [client for client in ranked if any(len(line.rows) for line in client.lines)]
+    ranked = distinct_clients(groups)
     matched = [client for client in ranked if client.matching]
     shown = _with_the_undefended(matched or ranked, ranked)
+    order = {id(client.group): place for place, client in enumerate(ranked)}
     shown = sorted(shown, key=lambda client: (client.defended, order[id(client.group)]))
     return shown, len(ranked) - len(shown)
+
+
+def distinct_clients(groups: Sequence[Group]) -> list[Client]:
+    """Every client with rows once, in the order of the groups: of several settings and precisions
+    the lowest precision, and setting (c) before (b) before (a)."""
+    clients = clients_of(groups)
+    chosen: dict[object, Client] = {}
+    for client in sorted(clients, key=_preference):
+        chosen.setdefault(_same_client(client), client)
+    order = {id(client.group): place for place, client in enumerate(clients)}
+    ranked = sorted(chosen.values(), key=lambda client: order[id(client.group)])
+    return [client for client in ranked if any(len(line.rows) for line in client.lines)]
 
 
 def _with_the_undefended(ranked: Sequence[Client], all_: Sequence[Client]) -> list[Client]:

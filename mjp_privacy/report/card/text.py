@@ -56,13 +56,16 @@ def figures_of(row: CardRow) -> tuple[CardFigure | None, ...]:
     return row.published, row.one_upload, row.any_uploads, row.floor
 
 
-def interval_text(figure: CardFigure | None, *, bounded: bool = True) -> str:
-    """`71.7 [66.9, 76.3]` with the marks of its flags; a dash where there is no figure."""
+def interval_text(figure: CardFigure | None, *, places: int | None = 1) -> str:
+    """`71.7 [66.9, 76.3]` with the marks of its flags; a dash where there is no figure.
+
+    places: decimals of the interval; None leaves it out
+    """
     if figure is None or math.isnan(figure.mean):
         return DASH
     marks = "".join(flag.mark for flag in figure.flags)
-    known = bounded and not math.isnan(figure.low)
-    bounds = f" [{figure.low:.1f}, {figure.high:.1f}]" if known else ""
+    known = places is not None and not math.isnan(figure.low)
+    bounds = f" [{figure.low:.{places}f}, {figure.high:.{places}f}]" if known else ""
     mean = "100 (cap)" if figure.mean >= PSNR_CAP else f"{number(figure.mean, 1)}{bounds}"
     return mean + (f" {marks}" if marks else "")
 
@@ -109,12 +112,13 @@ def _console_rows(card: Card, room: int) -> list[CardRow]:
 
 
 def _console_table(rows: Sequence[CardRow]) -> list[str]:
-    """Aligned columns; where they are wider than the console, intervals are left to the tables and
-    clients' names are cut."""
+    """Aligned columns; where they are wider than the console, intervals lose their decimals, or
+    are left to the tables, and clients' names are cut."""
     given = {figure.of for row in rows for figure in figures_of(row)[:3] if figure}
     every = f" of {given.pop()}" if len(given) == 1 else ""
-    for head, bounded in ((f"dB [95 %], exact|≥20{every}", True), (f"dB, exact|≥20{every}", False)):
-        cells = [_console_cells(row, counted=not every, bounded=bounded) for row in rows]
+    for places in (1, 0, None):
+        head = f"dB{'' if places is None else ' [95 %]'}, exact|≥20{every}"
+        cells = [_console_cells(row, counted=not every, places=places) for row in rows]
         columns = zip(HEADINGS, *cells, strict=True)
         widths = [max(map(len, column)) for column in columns]
         room = WIDTH - sum(widths) - 2 * len(widths)
@@ -136,11 +140,11 @@ def _client_text(row: CardRow, room: int) -> str:
     )
 
 
-def _console_cells(row: CardRow, *, counted: bool, bounded: bool) -> list[str]:
+def _console_cells(row: CardRow, *, counted: bool, places: int | None) -> list[str]:
     *attacks, floor = figures_of(row)
     cells = []
     for figure in attacks:
-        text = interval_text(figure, bounded=bounded)
+        text = interval_text(figure, places=places)
         of = f" of {figure.of}" if figure and counted else ""
         counts = "" if figure is None else f", {figure.exact}|{figure.above_20}{of}"
         cells.append(text if text == DASH else text + counts)

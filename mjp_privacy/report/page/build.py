@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.card.flags import Flag
-from mjp_privacy.report.card.rows import any_uploads_line, floor_level, one_upload_line
+from mjp_privacy.report.card.rows import (
+    any_uploads_line,
+    distinct_clients,
+    floor_level,
+    one_upload_line,
+)
 from mjp_privacy.report.charts.distributions import distribution_charts
 from mjp_privacy.report.charts.tradeoff import tradeoff_chart
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint, family_and_strength
@@ -131,13 +137,16 @@ def _charts(contents: Contents) -> dict[str, tuple[Chart, ...]]:
 
 def _tradeoff(contents: Contents) -> tuple[Chart, ...]:
     """Accuracy against leakage, where clients of one model differ in defence."""
-    points = []
+    points: list[TradeoffPoint] = []
     floors = []
-    for client in contents.clients:
+    for client in distinct_clients(contents.groups):
         line = one_upload_line(client)
-        if client.cell.dtype != "float64" and line is not None:
-            points.append(_point(client, line, contents.client_names[line.number]))
-            floors.append(floor_level(client))
+        if line is None:
+            continue
+        point = _point(client, line, contents.client_names[client.lines[0].number])
+        ordered = any(p.family == point.family and p.strength == point.strength for p in points)
+        points.append(replace(point, strength=math.nan) if ordered else point)
+        floors.append(floor_level(client))
     drawable = [point for point in points if point.drawable]
     if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
         return ()

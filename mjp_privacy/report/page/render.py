@@ -125,10 +125,10 @@ def _strip_keys(picture: PagePicture, content: PageContent) -> list[str | None]:
 
 
 def _interval(figure: CardFigure) -> str:
-    """`67.37, 76.57`, or a dash for a single image."""
+    """`67.4, 76.6`, or a dash for a single image."""
     if math.isnan(figure.low):
         return DASH
-    return f"{number(figure.low, 2)}, {number(figure.high, 2)}"
+    return f"{number(figure.low, 1)}, {number(figure.high, 1)}"
 
 
 def _score(scores: Mapping[str, tuple[float, float, float]], metric: str) -> tuple[str, str]:

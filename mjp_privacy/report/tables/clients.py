@@ -24,14 +24,15 @@ TITLE = "Every client"
 
 CAPTION = (
     "PSNR (standard) in dB, capped at 100 in means: mean [95 % interval], with n where it is not "
-    "the first column's. Best: for each picture the best attack that meets the model as trained "
-    "and knows the client, chosen by comparing with the private picture; an upper bound for any "
-    "selector. Attacker's choice: for each picture the attack whose reconstruction explains the "
-    "upload best (smallest gradient residual); the private picture is not used, and gradient "
-    "matching is favoured, because it minimises such a distance itself. Exact: equal to the "
-    "original in every 8-bit value. Shares are of all pictures the attacker was given: those "
-    "without a reconstruction count as not recovered, those that could not be scored are left out. "
-    "Intervals of shares are Wilson's. Floor: the best picture made without the gradient."
+    "the first column's. Best: for each picture the best attack that meets the model as trained, "
+    "chosen by comparing with the private picture; an upper bound for any selector. A client that "
+    "masks has one only if an attack that knows its masks made pictures. Attacker's choice: for "
+    "each picture the attack whose reconstruction explains the upload best (smallest gradient "
+    "residual); the private picture is not used, and gradient matching is favoured, because it "
+    "minimises such a distance itself. Exact: equal to the original in every 8-bit value. Shares "
+    "are of all pictures the attacker was given: those without a reconstruction count as not "
+    "recovered, those that could not be scored are left out. Intervals of shares are Wilson's. "
+    "Floor: the best picture made without the gradient."
 )
 
 

@@ -103,10 +103,8 @@ def test_the_card_says_each_figure_with_its_interval_and_counts(page: Reader) ->
     cells = [" ".join(text.split()) for _, text in page.found("td", **{"role": "cell"})]
     assert len(cells) == 8
     # Line 2: inf and 100.5 count as 100, so (100 + 24.5 + 100 + 21) / 4 = 61.375.
-    assert cells[5] == (
-        "61.38b [60.12, 62.88] exact 2 of 4 ≥ 20 dB 4 of 4 median 62.25 pixel_lattice"
-    )
-    assert cells[4].startswith("7.19a [5.94, 8.69] exact 0 of 4 ≥ 20 dB 0 of 4 median 7.88")
+    assert cells[5] == ("61.4b [60.1, 62.9] exact 2 of 4 ≥ 20 dB 4 of 4 median 62.2 pixel_lattice")
+    assert cells[4].startswith("7.2a [5.9, 8.7] exact 0 of 4 ≥ 20 dB 0 of 4 median 7.9")
     assert cells[0] == "not run"
     classes = [str(has["class"]) for has, _ in page.found("td", **{"role": "cell"})]
     assert classes[:4] == ["none", "leaked", "none", "at-floor"]
