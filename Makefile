@@ -36,6 +36,7 @@ types: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.april
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.report
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -29,13 +29,12 @@ def card_clients(groups: Sequence[Group]) -> tuple[list[Client], int]:
     """The clients on the card, and how many more there are: a choice of `distinct_clients`.
 
     Clients on which no matching attack was run are left to the tables, unless there are no others
-    or the client is the only undefended one. Undefended clients come first.
+    or the client is the only undefended one. The first undefended client stands first, the first
+    with masks second.
     """
     ranked = distinct_clients(groups)
     matched = [client for client in ranked if client.matching]
     shown = _with_the_undefended(matched or ranked, ranked)
-    order = {id(client.group): place for place, client in enumerate(ranked)}
-    shown = sorted(shown, key=lambda client: (client.defended, order[id(client.group)]))
     return shown, len(ranked) - len(shown)
 
 
