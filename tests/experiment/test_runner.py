@@ -375,7 +375,7 @@ def test_without_labels_the_label_is_the_models_own_prediction(
     assert top1["value"].isna().all()
     assert set(found.loc[found["metric"] != "top1", "status"]) == {"ok"}
     assert not cells(tmp_path / "run")[0]["true_labels"]
-    notes = write_report([tmp_path / "run"], tmp_path / "report")
+    notes = write_report([tmp_path / "run"], tmp_path / "report", everything=True)
     assert "No true labels" in (tmp_path / "report" / "table.md").read_text(), notes
 
 
