@@ -21,6 +21,7 @@ from mjp_privacy.report.tables.text import (
     REDUCTIONS,
     Record,
     attack,
+    capped,
     gamma,
     number,
     records,
@@ -107,7 +108,7 @@ def _short(value: float) -> str:
 
 def _cells(record: Record) -> list[str]:
     half = (record["psnr_hi"] - record["psnr_lo"]) / 2
-    psnr = number(record["psnr_mean"], 2)
+    psnr = capped(record["psnr_mean"], 2)
     missing = record["n_failed"] + record["n_unsupported"] + record["n_unscored"]
     failed = record["n_failed"] + record["n_not_run"]
     cell_failed = record["status"] != "ok" and not missing
@@ -119,8 +120,8 @@ def _cells(record: Record) -> list[str]:
             str(record["n"]),
             record["status"][:6] if cell_failed else str(failed),
         ),
-        psnr if psnr == DASH or math.isnan(half) else f"{psnr} ±{half:.2f}",
-        *((str(record["psnr_exact_8_bit"]), str(record["psnr_at_20"])) if record["n"] else "––"),
+        psnr if psnr == DASH or math.isnan(half) or half == 0 else f"{psnr} ±{half:.2f}",
+        *((str(record["psnr_exact"]), str(record["psnr_at_20"])) if record["n"] else "––"),
         number(record["grey_mean"], 1),
         *(_short(record["ssim_mean"]), _short(record["lpips_mean"])),
         number(record["acc_mean"], 1),

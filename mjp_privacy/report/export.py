@@ -11,6 +11,7 @@ import pandas as pd
 
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.notes import Section
+from mjp_privacy.report.pictures.pixels import one_line
 from mjp_privacy.report.tables.figures import Table
 from mjp_privacy.report.tables.text import TextTable
 
@@ -57,8 +58,11 @@ def markdown(answer: str, tables: Sequence[TextTable], notes: Sequence[Section])
 
 
 def markdown_text(text: str) -> str:
-    """The text with Markdown's special characters escaped: `a|b` becomes `a\\|b`."""
-    return text.translate(_MARKDOWN)
+    """The text with Markdown's special characters escaped: `a|b` becomes `a\\|b`.
+
+    Links and pictures cannot be made by it, and characters that turn or hide text are dropped.
+    """
+    return one_line(text).translate(_MARKDOWN).replace("](", r"]\(")
 
 
 def markdown_table(table: TextTable) -> str:

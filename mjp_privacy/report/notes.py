@@ -254,8 +254,8 @@ def method(lines: Sequence[Line]) -> list[str]:
         f"bootstrap interval of the mean over {unit}, with {RESAMPLES} resamples and a fixed seed. "
         "For a single one no interval can be computed, and – is printed. An interval says nothing "
         "about other checkpoints, shuffles or client seeds.",
-        f"Means of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image; the median is of the values "
-        "themselves, and images recovered exactly (PSNR inf) are counted.",
+        f"Means of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image, as are medians in tables "
+        "(100 is the cap); exact images are those equal to the compared one in every 8-bit value.",
         "With float32 gradients APRIL's score of one image changes by up to about 2 dB with the "
         "number of threads and of images computed together, and means by a few tenths; the "
         "intervals do not include this. With float64 gradients it does not change.",

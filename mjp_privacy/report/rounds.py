@@ -91,7 +91,11 @@ def _point(line: Line, facts: Sequence[str]) -> dict[str, Any]:
         "n_not_scored": score.counts.total - score.n,
         **{"psnr_mean": score.mean, "psnr_mean_lo": score.low, "psnr_mean_hi": score.high},
         "psnr_median": capped_median(line, "psnr", "standard"),
-        **{"psnr_median_lo": low, "psnr_median_hi": high, "psnr_exact": score.exact},
+        **{
+            "psnr_median_lo": low,
+            "psnr_median_hi": high,
+            "psnr_exact": summary(line, "psnr", "paper", interval=False).exact,
+        },
         **{f"psnr_from_{limit}": success(line, limit, "standard") for limit in THRESHOLDS},
         "grey_mean": _mean(line, "grey_psnr"),
         "ceiling_mean": _mean(line, "ceiling_psnr"),

@@ -144,10 +144,11 @@ def meets_trained_model(line: Line) -> bool:
 
 
 def reconstructs(line: Line) -> bool:
-    """Whether the line's attack made a picture that was scored, or has a residual."""
-    rows = line.scores("psnr", "standard")
-    return bool((rows["status"] == "ok").any()) or bool(
-        len(line.scored("gradient_residual", "diagnostic"))
+    """Whether the line's attack made a picture: scored, with a residual, or stored."""
+    return (
+        len(line.scored("psnr", "standard")) > 0
+        or len(line.scored("gradient_residual", "diagnostic")) > 0
+        or (len(line.rows) > 0 and len(line.store.reconstructed(line.run_id)) > 0)
     )
 
 

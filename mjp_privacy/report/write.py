@@ -29,7 +29,7 @@ from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.export import latex, markdown, table_csv, write_samples
 from mjp_privacy.report.measures import image_counts, not_run
-from mjp_privacy.report.notes import Section
+from mjp_privacy.report.notes import Section, unfinished
 from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.page.reproduce import config_name, config_text, read_experiment
 from mjp_privacy.report.pictures.strip import write_strip
@@ -144,7 +144,9 @@ def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Pat
 
 def _short_notes(contents: Contents) -> tuple[Section, ...]:
     more = "Diagnostics, times, float64 lines and further notes: index.html, or mjp report --all."
-    missing = Section("Images and lines without a score", tuple(contents.reasons))
+    missing = Section(
+        "Images and lines without a score", (*unfinished(contents.lines), *contents.reasons)
+    )
     return (missing, Section("More", (more,)))
 
 

@@ -42,7 +42,7 @@ class Client:
         """Whether it masks patches as MJP does; False: it shuffles at most."""
         return self.cell.gamma > 0 and (
             any((line.scored("zero_rows", "diagnostic") > 0).any() for line in self.lines)
-            or any(reconstructs(line) and knows_masks(line) for line in self.group.attacks)
+            or any(reconstructs(line) and made_for_masks(line) for line in self.group.attacks)
         )
 
     @property
@@ -61,12 +61,20 @@ class Client:
     def name(self) -> str:
         """What it does, without its model: `plain`, or `MJP γ .27, gaussian noise 0.01`."""
         cell = self.cell
-        rule = "MJP" if self.masks else "shuffled"
-        first = f"{rule} γ {short_gamma(cell.gamma)}" if cell.gamma else "plain"
+        first = f"{self._rule}γ {short_gamma(cell.gamma)}" if cell.gamma else "plain"
         facts = {key: value for key, value in cell.columns.items() if key in RECIPE}
-        facts = {key: value for key, value in facts.items() if (key, value) != ("batch", 1)}
+        facts.pop("batch", None)
         further = client_text(facts, [key for key in RECIPE if key in facts])
-        return first if further == "–" else f"{first}, {further.replace('_', ' ')}"
+        further = further.replace("_", " ").replace("defenses ", "")
+        return first if further == "–" else f"{first}, {further}"
+
+    @property
+    def _rule(self) -> str:
+        """How its patches are shuffled; empty where nothing that was run can tell."""
+        if self.masks:
+            return "MJP "
+        known = any(len(line.scored("psnr", "standard")) for line in self.group.attacks)
+        return "shuffled " if known else ""
 
     @property
     def details(self) -> str:
@@ -95,10 +103,11 @@ def clients_of(groups: Sequence[Group]) -> list[Client]:
 
 def client_titles(clients: Sequence[Client]) -> list[str]:
     """Names that tell the clients apart: model, setting, precision and run stand in a name only
-    where they differ."""
+    where they differ, and the number of the first line where nothing else does."""
     runs = len({client.lines[0].run for client in clients}) > 1
     models = len({client.cell.model.label for client in clients}) > 1
     seeds = len({client.cell.seed for client in clients}) > 1
+    batches = len({client.cell.client.batch for client in clients}) > 1
     titles = []
     for client in clients:
         cell = client.cell
@@ -106,18 +115,27 @@ def client_titles(clients: Sequence[Client]) -> list[str]:
         parts += [cell.model.label] if models else []
         parts += [cell.dtype] if cell.dtype != "float32" else []
         parts += [f"seed {cell.seed}"] if seeds else []
+        parts += [f"batch {cell.client.batch}"] if batches else []
         known = {key: value for key, value in cell.other.items() if value is not None}
         label = known.pop("client_label", None)
         parts += [str(label)] if label is not None else []
         parts += [f"{key.replace('_', ' ')} {value}" for key, value in known.items()]
         titles.append(" · ".join([*parts, *([client.lines[0].run] if runs else [])]))
-    return titles
+    return [
+        title if titles.count(title) == 1 else f"{title} · line {client.lines[0].number}"
+        for title, client in zip(titles, clients, strict=True)
+    ]
 
 
 def short_gamma(gamma: float) -> str:
     """γ as the paper writes it: `.27`, and `1` for 1."""
     text = f"{gamma:g}"
     return text[1:] if text.startswith("0.") else text
+
+
+def made_for_masks(line: Line) -> bool:
+    """Whether the line's attack applies to masked patches alone, so that its success shows them."""
+    return knows_masks(line) and "steps" not in traits_of(line.cell.attack.known_as)
 
 
 def knows_masks(line: Line) -> bool:

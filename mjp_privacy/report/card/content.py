@@ -37,6 +37,7 @@ class CardRow:
     any_uploads: CardFigure | None
     floor: CardFigure | None
     flags: tuple[Flag, ...] = ()
+    accuracy_n: int = 0  # images behind the accuracy
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from attacks import ATTACKS, TRAITS, traits_of
 from mjp_privacy.report.card.clients import Client, short_gamma
 from mjp_privacy.report.card.content import CardRow
-from mjp_privacy.report.card.rows import exact_pictures
+from mjp_privacy.report.card.rows import exact_pictures, published_line, same_client
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import image_counts
 
@@ -36,10 +36,14 @@ def _attacker(client: Client) -> str:
     letters = {threat_letter(line) for line in client.matching or client.group.attacks}
     strongest = max(letters)
     knowledge = ", ".join(text for letter, text in LETTERS.items() if letter <= strongest)
-    published = " The published attack needs B only." if strongest > "B" else ""
-    return (
-        f"A server that follows the protocol, {knowledge} ({SURVEY.format(strongest)}).{published}"
-    )
+    published = published_line(client)
+    beside = ""
+    if published is not None:
+        letter = threat_letter(published)
+        beside = f" The published attack needs {letter}, and a client with block 0 altered for it."
+        if published.cell.model.first_block == "closed_form":
+            beside = f" The published attack needs {letter}."
+    return f"A server that follows the protocol, {knowledge} ({SURVEY.format(strongest)}).{beside}"
 
 
 def threat_letter(line: Line) -> str:
@@ -105,23 +109,29 @@ def _pictures(client: Client) -> str:
 
 def _accuracy(row: CardRow) -> str:
     if row.accuracy is None:
-        return "not known: the pictures carry no labels."
-    return f"{row.accuracy:.1f} % top-1 on the attacked pictures, as the client feeds them."
+        return "not known: no labels, or nothing was scored."
+    return (
+        f"{row.accuracy:.1f} % top-1 on {row.accuracy_n} of the attacked pictures, as the client "
+        "feeds them."
+    )
 
 
 def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
-    """What this report did not try on its main client, in a few words each."""
-    ran = {line.cell.attack.known_as for line in client.group.attacks if len(line.rows)}
+    """What this report did not try on its main client, in a few words; `clients`: all of them."""
+    alike = [other for other in clients if same_client(other) == same_client(client)]
+    lines = [line for other in alike for line in other.group.attacks if len(line.rows)]
+    ran = {line.cell.attack.known_as for line in lines}
     missing = [name for name in ATTACKS if name not in ran and name != "mask_locator"]
     cells = [other.cell for other in clients]
-    items = [f"attacks: {', '.join(missing)}"] if missing else []
+    items = [f"attacks on this client: {', '.join(missing)}"] if missing else []
     if all((cell.client.batch or 1) == 1 for cell in cells):
         items.append("batches of more than one picture")
     if all(cell.client.steps == 1 for cell in cells):
         items.append("several local steps")
     if len({cell.seed for cell in cells}) == 1:
         items.append("other seeds of masks and noise than one")
-    items.append("other checkpoints of the same recipe")
+    shas = {cell.model.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
+    items += ["other checkpoints of the same recipe"] if len(shas) == 1 else []
     return tuple(items)
 
 
@@ -139,9 +149,10 @@ def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
             "one upload"
         )
     if row.any_uploads and row.one_upload:
+        one, several = row.one_upload, row.any_uploads
         items.append(
-            f"more uploads of the same picture: {row.any_uploads.exact} of {row.any_uploads.of} "
-            f"exactly, where one gives {row.one_upload.exact}"
+            f"more uploads of the same picture: {several.exact} of {several.of} exactly and "
+            f"{several.above_20} at 20 dB or more, where one gives {one.exact} and {one.above_20}"
         )
     if client.masks and client.cell.client.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")

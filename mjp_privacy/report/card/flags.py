@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import ClientFacts
+from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import capped_mean
+from mjp_privacy.report.measures import not_run
 from mjp_privacy.report.worst_case import DerivedLine
 
 DIGITS = {"float32": 24, "float64": 53}
@@ -80,31 +81,80 @@ ALTERED_BLOCK = Flag(
 )
 
 
-def figure_flags(client: Client, line: Line, floor: float) -> tuple[Flag, ...]:
+UNFINISHED = Flag(
+    "z",
+    "unfinished",
+    "Some attacks have not been run on all pictures yet; what is missing is filled by weaker ones.",
+)
+FEWER_ATTACKS = Flag(
+    "a",
+    "fewer attacks",
+    "An attack that scored on another client of this model and setting was not run on this one, so "
+    "that the two cannot be compared.",
+)
+
+
+def figure_flags(client: Client, line: Line, floor: Mapping[str, float]) -> tuple[Flag, ...]:
     """The flags of what one attacker got, an attack's line or a worst case.
 
-    Controls have none, nor what was not scored.
+    Controls have none, nor what was not scored. floor: PSNR of the best control by image
     """
     if line.role in ("floor", "ceiling") or not len(line.scored("psnr", "standard")):
         return ()
     checks: tuple[tuple[Flag, Callable[[], bool]], ...] = (
-        (BELOW_FLOOR, lambda: capped_mean(line) < floor),
+        (BELOW_FLOOR, lambda: _below(line, floor)),
         (ALTERED_BLOCK, lambda: _altered(line)),
-        (NOISE_IGNORED, lambda: client.noisy and not any(map(_weighs_noise, _chosen(line)))),
+        (NOISE_IGNORED, lambda: client.noisy and not all(map(_weighs_noise, _chosen(line)))),
         (NOT_CONVERGED, lambda: _not_converged(line)),
         (ILL_CONDITIONED, lambda: _ill_conditioned(line)),
         (ASSUMES_8_BIT, lambda: any("8 bit" in _traits(member) for member in _chosen(line))),
         (PARTLY_INAPPLICABLE, lambda: _some_not_scored(line)),
+        (UNFINISHED, lambda: _unfinished(line)),
     )
     return tuple(flag for flag, applies in checks if applies())
 
 
-def client_flags(client: Client) -> tuple[Flag, ...]:
-    """The flags that hold for all that was got from a client."""
+def client_flags(client: Client, others: Sequence[Client]) -> tuple[Flag, ...]:
+    """The flags that hold for all that was got from a client; `others`: all clients."""
     flags = [] if client.matching else [NOT_ADAPTIVE]
+    flags += [FEWER_ATTACKS] if client.matching and fewer_attacks(client, others) else []
     plain_share = client.cell.client.plain_share != ClientFacts.plain_share
     empty = any((line.scored("empty_mask", "diagnostic") > 0).any() for line in client.lines)
     return (*flags, *([UNSHUFFLED] if client.cell.gamma and (plain_share or empty) else []))
+
+
+def fewer_attacks(client: Client, others: Sequence[Client]) -> bool:
+    """Whether an attack on one upload that scored on a like client was not even tried on this one.
+
+    Alike are clients of one run, model, setting, γ and precision, where both mask or neither does.
+    """
+    tried = {line.attack for line in client.group.attacks}
+    return any(
+        line.uploads == 1 and line.attack not in tried
+        for other in others
+        if _alike(client) == _alike(other)
+        for line in other.matching
+    )
+
+
+def _alike(client: Client) -> tuple[object, ...]:
+    cell = client.cell
+    facts = (cell.model.label, cell.setting, cell.gamma, cell.dtype, cell.client.batch)
+    return (*facts, client.lines[0].run, client.masks, cell.client.withhold)
+
+
+def _below(line: Line, floor: Mapping[str, float]) -> bool:
+    """Whether the line's mean is below that of the floor on the same images."""
+    scored = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
+    pairs = [(value, floor[str(image)]) for image, value in scored.items() if str(image) in floor]
+    return bool(pairs) and sum(value - low for value, low in pairs) < 0
+
+
+def _unfinished(line: Line) -> bool:
+    """Whether a planned image has no row, or an attack of a worst case has fewer than another."""
+    members = line.members if isinstance(line, DerivedLine) else (line,)
+    counts = {member.rows["image_id"].nunique() for member in members}
+    return len(counts) > 1 or any(not_run(member) for member in members)
 
 
 def _chosen(line: Line) -> tuple[Line, ...]:
@@ -134,11 +184,10 @@ def _not_converged(line: Line) -> bool:
 
 
 def _ill_conditioned(line: Line) -> bool:
-    if "rank" not in _traits(line):
-        return False
     bits = DIGITS.get(line.cell.dtype)
-    condition = line.scored("cond_a", "diagnostic")
-    return bits is not None and len(condition) > 0 and condition.median() > 2.0**bits
+    bounded = [member for member in _chosen(line) if "rank" in _traits(member)]
+    conditions = [member.scored("cond_a", "diagnostic") for member in bounded]
+    return bits is not None and any(len(c) and c.median() > 2.0**bits for c in conditions)
 
 
 def _some_not_scored(line: Line) -> bool:

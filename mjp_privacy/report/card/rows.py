@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of
 from mjp_privacy.report.card.content import CardFigure, CardRow
 from mjp_privacy.report.card.flags import client_flags, figure_flags
@@ -44,7 +44,7 @@ def distinct_clients(groups: Sequence[Group]) -> list[Client]:
     clients = clients_of(groups)
     chosen: dict[object, Client] = {}
     for client in sorted(clients, key=_preference):
-        chosen.setdefault(_same_client(client), client)
+        chosen.setdefault(same_client(client), client)
     order = {id(client.group): place for place, client in enumerate(clients)}
     ranked = sorted(chosen.values(), key=lambda client: order[id(client.group)])
     return [client for client in ranked if any(len(line.rows) for line in client.lines)]
@@ -63,44 +63,49 @@ def _preference(client: Client) -> tuple[bool, int, int]:
     cell = client.cell
     return (
         not client.matching,
-        PRECISIONS.index(cell.dtype) if cell.dtype in PRECISIONS else len(PRECISIONS),
         SETTINGS.index(cell.setting) if cell.setting in SETTINGS else len(SETTINGS),
+        PRECISIONS.index(cell.dtype) if cell.dtype in PRECISIONS else len(PRECISIONS),
     )
 
 
-def _same_client(client: Client) -> object:
+def same_client(client: Client) -> object:
     """What stays the same when only the setting's target and the precision change."""
     cell = client.cell
     facts = (cell.model.label, cell.gamma, cell.client, cell.seed, repr(cell.other))
     return client.lines[0].run, facts
 
 
-def card_row(client: Client, title: str) -> CardRow:
-    """What each attacker gets from this client."""
-    floor, lowest = floor_line(client), floor_level(client)
-    published = next((line for line in client.group.attacks if _is_published(line)), None)
+def card_row(client: Client, title: str, others: Sequence[Client] = ()) -> CardRow:
+    """What each attacker gets from this client; `others`: all clients, to see what was not run."""
+    floor, lowest = floor_line(client), floor_values(client)
+    published = published_line(client)
     shown = [published, one_upload_line(client), any_uploads_line(client)]
     figures = [None if line is None else card_figure(client, line, lowest) for line in shown]
     return CardRow(
         client=title,
         details=client.details,
         defended=client.defended,
-        accuracy=_accuracy(client),
+        accuracy=_accuracy(client)[0],
+        accuracy_n=_accuracy(client)[1],
         published=figures[0],
         one_upload=figures[1],
         any_uploads=figures[2],
         floor=_floor_figure(client, floor),
-        flags=client_flags(client),
+        flags=client_flags(client, others),
     )
 
 
-def card_rows(clients: Sequence[Client]) -> tuple[CardRow, ...]:
-    """The rows of these clients, under names that tell them apart."""
-    return tuple(map(card_row, clients, client_titles(clients)))
+def card_rows(clients: Sequence[Client], groups: Sequence[Group]) -> tuple[CardRow, ...]:
+    """The rows of these clients, under the names that all of a report's clients have."""
+    every = clients_of(groups)
+    titles = {id(c.group): title for c, title in zip(every, client_titles(every), strict=True)}
+    return tuple(card_row(client, titles[id(client.group)], every) for client in clients)
 
 
-def _is_published(line: Line) -> bool:
-    return line.cell.attack.known_as == PUBLISHED and len(line.scored("psnr", "standard")) > 0
+def published_line(client: Client) -> Line | None:
+    """The line of the published attack; None where it was not run or not scored."""
+    lines = (x for x in client.group.attacks if x.cell.attack.known_as == PUBLISHED)
+    return next((line for line in lines if len(line.scored("psnr", "standard"))), None)
 
 
 def one_upload_line(client: Client) -> Line | None:
@@ -125,8 +130,8 @@ def _best(client: Client, lines: Sequence[Line], *, single: bool) -> Line | None
     return worst[0] if worst and scored else next(iter(scored), None)
 
 
-def card_figure(client: Client, line: Line, floor: float) -> CardFigure:
-    """The figure of one attack, or of a worst case, with its flags."""
+def card_figure(client: Client, line: Line, floor: Mapping[str, float]) -> CardFigure:
+    """The figure of one attack, or of a worst case, with its flags; `floor`: PSNR by image."""
     score = summary(line, "psnr", "standard", cap=PSNR_CAP)
     counts = image_counts(line, "standard")
     return CardFigure(
@@ -163,32 +168,53 @@ def floor_line(client: Client) -> Line | None:
     return max(floors, key=capped_mean, default=None)
 
 
-def floor_level(client: Client) -> float:
-    """Mean PSNR of the best control; where none was run that of a uniform grey, which every run
-    stores; NaN where there is no truth."""
+def floor_values(client: Client) -> Mapping[str, float]:
+    """PSNR by image of the best control; where none was run that of a uniform grey, which every run
+    stores; empty where there is no truth."""
     floor = floor_line(client)
     if floor is not None:
-        return capped_mean(floor)
-    means = (summary(x, "grey_psnr", "diagnostic", interval=False).mean for x in client.lines)
-    return next((mean for mean in means if not math.isnan(mean)), math.nan)
+        return {str(k): float(v) for k, v in floor.scored("psnr", "standard").items()}
+    return _united(client, "grey_psnr", "diagnostic")
+
+
+def floor_level(client: Client) -> float:
+    """Mean of `floor_values`; NaN where there is none."""
+    values = [min(value, PSNR_CAP) for value in floor_values(client).values()]
+    return sum(values) / len(values) if values else math.nan
+
+
+def _united(client: Client, metric: str, variant: str) -> dict[str, float]:
+    """What is the same for every attack on an image: its value from the first line that has one."""
+    values: dict[str, float] = {}
+    for line in client.lines:
+        for image, value in line.scored(metric, variant).items():
+            values.setdefault(str(image), float(value))
+    return values
 
 
 def _floor_figure(client: Client, floor: Line | None) -> CardFigure | None:
     if floor is not None:
-        return card_figure(client, floor, -math.inf)
-    line = next((x for x in client.lines if len(x.scored("grey_psnr", "diagnostic"))), None)
-    if line is None:
+        return card_figure(client, floor, {})
+    grey = _united(client, "grey_psnr", "diagnostic")
+    if not grey:
         return None
-    score = summary(line, "grey_psnr", "diagnostic", cap=PSNR_CAP)
-    values = line.scored("grey_psnr", "diagnostic")
-    above = int((values >= PLAIN_TO_SEE).sum())
+    images = sorted(grey)
+    groups = next((line.groups for line in client.lines if line.groups is not None), None)
+    score = summarise(
+        [grey[image] for image in images],
+        ["ok"] * len(images),
+        groups=None if groups is None else [groups.get(image, image) for image in images],
+        cap=PSNR_CAP,
+    )
+    above = sum(value >= PLAIN_TO_SEE for value in grey.values())
+    number = client.lines[0].number
     return CardFigure(
-        *("uniform grey", line.number, score.mean, score.low, score.high, score.median),
+        *("uniform grey", number, score.mean, score.low, score.high, score.median),
         *(score.n, 0, above, score.n),
     )
 
 
-def _accuracy(client: Client) -> float | None:
-    means = [summary(line, "top1", "intact", interval=False).mean for line in client.lines]
-    known = [mean for mean in means if not math.isnan(mean)]
-    return 100 * known[0] if known else None
+def _accuracy(client: Client) -> tuple[float | None, int]:
+    """Top-1 in percent over the images of all the client's lines, and their number."""
+    hits = _united(client, "top1", "intact")
+    return (100 * sum(hits.values()) / len(hits), len(hits)) if hits else (None, 0)

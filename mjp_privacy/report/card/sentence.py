@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card.circumstances import circumstances
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.card.content import CardFigure, CardRow
+from mjp_privacy.report.card.flags import ALTERED_BLOCK, ASSUMES_8_BIT
 from mjp_privacy.report.card.rows import any_uploads_line
 from mjp_privacy.report.tables.text import number
+from mjp_privacy.report.tables.without_truth import has_truth
 
 
 def main_row(clients: Sequence[Client], rows: Sequence[CardRow]) -> int:
@@ -35,9 +39,14 @@ def beside(clients: Sequence[Client], rows: Sequence[CardRow]) -> str:
     """What more uploads give, and what the undefended client gives."""
     row = rows[place := main_row(clients, rows)]
     parts = [_more_uploads(clients[place], row)]
-    undefended = next((r for r in rows if not r.defended and r.one_upload), None)
-    if undefended is not None and undefended is not row and undefended.one_upload:
-        parts.append(f"The undefended client: {_recovered(undefended.one_upload)}.")
+    for client, other in zip(clients, rows, strict=True):
+        if not other.defended and other.one_upload and other is not row:
+            alike = circumstances(client) == circumstances(clients[place])
+            name = (
+                "The undefended client" if alike else f"Undefended, but not alike ({other.client})"
+            )
+            parts.append(f"{name}: {_recovered(other.one_upload)}.")
+            break
     return " ".join(part for part in parts if part)
 
 
@@ -53,6 +62,7 @@ def _answer(client: Client, row: CardRow, best: CardFigure | None) -> str:
         return f"What {who} leaks is not known: no attack that knows it was run with success"
     if best is None:
         return without_truth(client, who)
+    who = f"{who}, whose pixels are taken to be 8-bit," if ASSUMES_8_BIT in best.flags else who
     uploads = "one upload" if row.one_upload else "several uploads"
     below = row.floor is not None and best.mean < row.floor.mean
     failed = ", and stays below the floor in the mean" if below else ""
@@ -65,10 +75,9 @@ def _recovered(figure: CardFigure) -> str:
         return f"all {figure.of} pictures exactly" if figure.of > 1 else "the one picture exactly"
     reached = "all" if figure.above_20 == figure.of else str(figure.above_20)
     exactly = str(figure.exact) if figure.exact else "none"
-    return (
-        f"{exactly} of {figure.of} pictures exactly and {reached} at 20 dB or more (median "
-        f"{number(figure.median, 1)} dB)"
-    )
+    pictures = "pictures" if figure.of > 1 else "picture"
+    median = "" if figure.median >= PSNR_CAP else f" (median {number(figure.median, 1)} dB)"
+    return f"{exactly} of {figure.of} {pictures} exactly and {reached} at 20 dB or more{median}"
 
 
 def _published(row: CardRow) -> str:
@@ -79,7 +88,8 @@ def _published(row: CardRow) -> str:
     if floor is not None:
         side = "below" if published.mean < floor.mean else "above"
         beside = f", {side} the floor of {number(floor.mean, 1)} ({floor.attack.replace('_', ' ')})"
-    return f"the published attack gets {number(published.mean, 1)} dB{beside}"
+    altered = "on an altered client " if ALTERED_BLOCK in published.flags else ""
+    return f"the published attack {altered}gets {number(published.mean, 1)} dB in the mean{beside}"
 
 
 def _more_uploads(client: Client, row: CardRow) -> str:
@@ -91,6 +101,8 @@ def _more_uploads(client: Client, row: CardRow) -> str:
 
 def without_truth(client: Client, who: str) -> str:
     """What can be said of recorded uploads whose private images are not known."""
+    if any(has_truth(line) for line in client.matching):
+        return f"Nothing that {who} leaks could be scored, although the private images are known"
     ids = {str(i) for line in client.matching for i in line.rows["image_id"]}
     residuals = [
         line.scored("gradient_residual", "diagnostic").median() for line in client.matching

@@ -7,12 +7,13 @@ import textwrap
 from collections.abc import Sequence
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card.clients import clients_of
 from mjp_privacy.report.card.content import Card, CardFigure, CardRow
 from mjp_privacy.report.card.facts import facts, not_tried, would_change
 from mjp_privacy.report.card.rows import card_clients, card_rows
 from mjp_privacy.report.card.sentence import beside, main_row, sentence
 from mjp_privacy.report.pictures.pixels import one_line, shorten
-from mjp_privacy.report.tables.text import DASH, TextTable, number
+from mjp_privacy.report.tables.text import DASH, TextTable, below_cap, number
 from mjp_privacy.report.worst_case import Group
 
 WIDTH = 120
@@ -20,7 +21,7 @@ LINES = 12
 SENTENCES, LEGEND = 5, 2
 """Lines of the console that the card's sentences and the names of its flags take at most."""
 
-HEADINGS = ("APRIL as published", "best with one upload", "best with any number", "floor")
+HEADINGS = ("APRIL as published", "best, one upload", "best, several uploads", "floor")
 
 CAPTION = (
     "PSNR in dB (standard, against the picture that the setting asks for), mean [95 % interval] of "
@@ -34,7 +35,7 @@ CAPTION = (
 def build_card(groups: Sequence[Group]) -> Card:
     """The card of a report; `groups` as `reduced_groups` makes them."""
     clients, further = card_clients(groups)
-    rows = card_rows(clients)
+    rows = card_rows(clients, groups)
     if not rows:
         nobody = "No client was attacked: there are no rows of an attack."
         return Card(nobody, "", (), 0, (), (), ())
@@ -45,7 +46,7 @@ def build_card(groups: Sequence[Group]) -> Card:
         rows=rows,
         further=further,
         facts=facts(clients[main], rows[main]),
-        not_tried=not_tried(clients, clients[main]),
+        not_tried=not_tried(clients_of(groups), clients[main]),
         would_change=would_change(clients[main], rows[main]),
         main=main,
     )
@@ -66,8 +67,9 @@ def interval_text(figure: CardFigure | None, *, places: int | None = 1) -> str:
     marks = "".join(flag.mark for flag in figure.flags)
     known = places is not None and not math.isnan(figure.low)
     bounds = f" [{figure.low:.{places}f}, {figure.high:.{places}f}]" if known else ""
-    mean = "100 (cap)" if figure.mean >= PSNR_CAP else f"{number(figure.mean, 1)}{bounds}"
-    return mean + (f" {marks}" if marks else "")
+    mean = "100 (cap)" if figure.mean >= PSNR_CAP else f"{below_cap(figure.mean, 1)}{bounds}"
+    over = f" over {figure.n}" if figure.n != figure.of else ""
+    return mean + over + (f" {marks}" if marks else "")
 
 
 def counts_text(figure: CardFigure | None) -> str:

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card.circumstances import circumstances
 from mjp_privacy.report.card.clients import Client
-from mjp_privacy.report.card.flags import Flag
+from mjp_privacy.report.card.flags import Flag, fewer_attacks
 from mjp_privacy.report.card.rows import (
     any_uploads_line,
     distinct_clients,
     floor_level,
     one_upload_line,
+    published_line,
 )
 from mjp_privacy.report.charts.distributions import distribution_charts
 from mjp_privacy.report.charts.tradeoff import tradeoff_chart
@@ -24,7 +26,7 @@ from mjp_privacy.report.export import HEADING
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import summary
 from mjp_privacy.report.page.content import Chart, PageContent, PageLine
-from mjp_privacy.report.page.gallery import Gallery
+from mjp_privacy.report.page.gallery import STRIP_QUANTILES, Gallery
 from mjp_privacy.report.page.glossary import GLOSSARY
 from mjp_privacy.report.page.lines import exact_by_line, line_flags, page_line, scores_by_line
 from mjp_privacy.report.page.reproduce import commands, provenance
@@ -67,7 +69,20 @@ def page_content(
         further=_remarks(gallery, image_ids),
         comparisons=tuple(contents.comparisons),
         flags=flags,
+        strip_caption=_strip_caption(contents),
         exact=exact_by_line(lines, image_ids),
+    )
+
+
+def _strip_caption(contents: Contents) -> str:
+    """Which client the strip shows, and at which quantiles of which score."""
+    if not contents.card.rows or contents.strip is None:
+        return ""
+    client = contents.card.rows[contents.card.main].client
+    quantiles = ", ".join(f"{100 * quantile:.0f}" for quantile in STRIP_QUANTILES)
+    return (
+        f"{client}: the same pictures in every column, at the {quantiles} % quantiles of the best "
+        "attack's PSNR on one upload, never picked."
     )
 
 
@@ -96,12 +111,14 @@ def _remarks(gallery: Gallery, image_ids: Sequence[str]) -> dict[str, str]:
 
 
 def _tables(contents: Contents) -> list[TextTable]:
-    shown = card_lines(contents)[:IDENTIFIED]
+    lines = card_lines(contents)
+    main = contents.card.rows[contents.card.main].client if contents.card.rows else ""
+    shown = sorted(lines, key=lambda named: not named[0].startswith(f"{main}: "))[:IDENTIFIED]
     chooser = contents.strip.chooser if contents.strip else None
     tables = [
         *contents.beside_paper,
         tests_table(contents.groups),
-        identification_table([line for _, line in shown]),
+        identification_table([line for _, line in shown], many_runs=contents.loaded.many_runs),
         agreement_table(chooser) if chooser is not None else None,
     ]
     return [table for table in tables if table is not None]
@@ -116,8 +133,7 @@ def card_lines(contents: Contents) -> list[tuple[str, Line]]:
     for client in shown or contents.clients:
         title = contents.client_names[client.lines[0].number]
         best = (one_upload_line(client), any_uploads_line(client))
-        published = next((x for x in client.group.attacks if x.attack == "april"), None)
-        for line in (*best, published):
+        for line in (*best, published_line(client)):
             if line is not None and len(line.rows):
                 named.setdefault(line.number, (f"{title}: {line.attack}", line))
     return list(named.values())
@@ -136,26 +152,38 @@ def _charts(contents: Contents) -> dict[str, tuple[Chart, ...]]:
 
 
 def _tradeoff(contents: Contents) -> tuple[Chart, ...]:
-    """Accuracy against leakage, where clients of one model differ in defence."""
-    points: list[TradeoffPoint] = []
-    floors = []
+    """Accuracy against leakage, where clients that are otherwise alike differ in defence.
+
+    Of several groups of like clients the largest is drawn; clients on which fewer attacks were run
+    are left out and counted.
+    """
+    alike: dict[object, list[Client]] = {}
     for client in distinct_clients(contents.groups):
-        line = one_upload_line(client)
-        if line is None:
-            continue
-        point = _point(client, line, contents.client_names[client.lines[0].number])
+        if one_upload_line(client) is not None:
+            around = (circumstances(client), client.lines[0].run)
+            alike.setdefault(around, []).append(client)
+    group = max(alike.values(), key=len, default=[])
+    compared = [client for client in group if not fewer_attacks(client, contents.clients)]
+    points: list[TradeoffPoint] = []
+    for client in compared:
+        point = _point(client, contents.client_names[client.lines[0].number])
         ordered = any(p.family == point.family and p.strength == point.strength for p in points)
         points.append(replace(point, strength=math.nan) if ordered else point)
-        floors.append(floor_level(client))
     drawable = [point for point in points if point.drawable]
     if len(drawable) < 3 or len({point.family for point in drawable}) < 2:
         return ()
-    known = [floor for floor in floors if not math.isnan(floor)]
-    floor = sum(known) / len(known) if known else math.nan
-    return (tradeoff_chart(points, floor=floor),)
+    known = [level for c in compared if not math.isnan(level := floor_level(c))]
+    chart = tradeoff_chart(points, floor=sum(known) / len(known) if known else math.nan)
+    left = len(group) - len(compared)
+    more = (
+        f" {left} further clients had fewer attacks run on them and are left out." if left else ""
+    )
+    return (replace(chart, caption=chart.caption + more),)
 
 
-def _point(client: Client, line: Line, title: str) -> TradeoffPoint:
+def _point(client: Client, title: str) -> TradeoffPoint:
+    line = one_upload_line(client)
+    assert line is not None
     leakage = summary(line, "psnr", "standard", cap=PSNR_CAP)
     accuracy = summary(line, "top1", "intact")
     family, strength = family_and_strength(_defence(client))
@@ -169,14 +197,16 @@ def _point(client: Client, line: Line, title: str) -> TradeoffPoint:
         leakage=leakage.mean,
         leakage_low=leakage.low,
         leakage_high=leakage.high,
-        n=leakage.n,
+        n=leakage.counts.total,
+        not_reached=leakage.counts.total - leakage.n,
     )
 
 
 def _defence(client: Client) -> str:
     """The client's defences in the words of comparison.csv: `MJP γ=0.27; int8`."""
     cell = client.cell
-    parts = [f"MJP γ={cell.gamma:g}"] if cell.gamma else []
+    rule = "MJP" if client.masks else "shuffled"
+    parts = [f"{rule} γ={cell.gamma:g}"] if cell.gamma else []
     parts += ["dal"] if cell.client.dal and cell.gamma else []
     parts += [f"plain_share {cell.client.plain_share:g}"] if cell.client.plain_share else []
     parts += [f"withhold {cell.client.withhold}"] if cell.client.withhold else []

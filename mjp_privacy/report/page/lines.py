@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.card.flags import Flag, figure_flags
-from mjp_privacy.report.card.rows import PLAIN_TO_SEE, exact_pictures, floor_level
+from mjp_privacy.report.card.rows import PLAIN_TO_SEE, exact_pictures, floor_values
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import image_counts, summary
+from mjp_privacy.report.measures import image_counts, not_run, summary
 from mjp_privacy.report.page.content import PageLine
 from mjp_privacy.report.published import METRICS
 
@@ -38,7 +38,7 @@ def page_line(line: Line, client: Client, title: str, flags: Sequence[Flag]) -> 
         role=line.role,
         uploads=line.uploads,
         n=counts.ok,
-        not_scored=counts.total - counts.ok,
+        not_scored=counts.total - counts.ok + not_run(line),
         exact=exact_pictures(line),
         above_20=int((line.scored("psnr", "standard") >= PLAIN_TO_SEE).sum()),
         of=counts.ok + counts.failed + counts.unsupported,
@@ -54,7 +54,7 @@ def line_flags(line: Line, client: Client) -> tuple[Flag, ...]:
     """The flags of an attack's line or a worst case; controls have none."""
     if line.role in ("floor", "ceiling"):
         return ()
-    return figure_flags(client, line, floor_level(client))
+    return figure_flags(client, line, floor_values(client))
 
 
 def _folded(line: Line, client: Client) -> bool:

@@ -137,6 +137,8 @@ def _score(scores: Mapping[str, tuple[float, float, float]], metric: str) -> tup
     if math.isnan(mean):
         return DASH, ""
     places = metric_decimals(metric)
+    if metric == "psnr" and mean >= PSNR_CAP:
+        return f"{PSNR_CAP:.0f}", "the cap"
     return number(mean, places), (
         "" if math.isnan(low) else f"[{number(low, places)}, {number(high, places)}]"
     )

@@ -20,9 +20,12 @@ def picture(image: Tensor) -> Picture:
     return np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array
 
 
-def psnr_text(psnr: float) -> str:
-    """PSNR in words, capped as in tables: beyond 100 dB differences are rounding, not visible."""
-    if math.isinf(psnr):
+def psnr_text(psnr: float, *, exact: bool = False) -> str:
+    """PSNR in words, capped as in tables: beyond 100 dB differences are rounding, not visible.
+
+    exact: whether the picture equals the original in every 8-bit value
+    """
+    if exact or math.isinf(psnr):
         return "exact"
     return f">{PSNR_CAP:.0f} dB" if psnr > PSNR_CAP else f"{psnr:.1f} dB"
 

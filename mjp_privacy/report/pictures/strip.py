@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,9 @@ def _tiles(strip: Strip, image_id: str) -> list[tuple[str, Picture]]:
             if "input" in stored and not stored["input"].equal(stored["plain"]):
                 tiles.append(("what the client fed\n", picture(stored["input"])))
         scores = line.scored("psnr", "standard")
-        score = psnr_text(float(scores[image_id])) if image_id in scores.index else "not scored"
+        in_8_bits = line.scored("psnr", "paper").get(image_id) == math.inf
+        known = image_id in scores.index
+        score = psnr_text(float(scores[image_id]), exact=in_8_bits) if known else "not scored"
         tiles.append((f"{heading}\n{score}", picture(stored["images"])))
     return tiles
 

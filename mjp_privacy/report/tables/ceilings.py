@@ -11,6 +11,7 @@ from mjp_privacy.report.tables.text import (
     Record,
     TextTable,
     attack,
+    capped,
     condition,
     number,
     records,
@@ -20,7 +21,7 @@ from mjp_privacy.report.tables.text import (
 def diagnostics_table(paper: Table, standard: Table) -> TextTable:
     """Ceiling, conditioning and number of shuffled patches, for every line."""
     header = (
-        *("#", "Model", "Set.", "γ", "Attack", "dtype", "PSNR median", "exact images"),
+        *("#", "Model", "Set.", "γ", "Attack", "dtype", "PSNR median"),
         *(
             "exact in 8 bits",
             "below grey",
@@ -54,6 +55,11 @@ def diagnostics_table(paper: Table, standard: Table) -> TextTable:
     return TextTable("Ceilings and the linear system", caption, header, body, align)
 
 
+def _below_grey(record: Record) -> str:
+    n = record["below_grey_n"]
+    return f"{round(record['below_grey'] * n / 100)} of {n}"
+
+
 def _diagnostics_row(record: Record, exact_in_8_bits: int) -> tuple[str, ...]:
     n = record["n"]
     ceiling = number(record["ceiling_mean"], 2)
@@ -61,9 +67,9 @@ def _diagnostics_row(record: Record, exact_in_8_bits: int) -> tuple[str, ...]:
     return (
         *(str(record["line"]), str(record["model"]), str(record["setting"])),
         *(scalar_text(record["gamma"]), attack(record), str(record["dtype"])),
-        number(record["psnr_median"], 2),
-        *((str(record["psnr_exact"]), str(exact_in_8_bits)) if n else (DASH, DASH)),
-        DASH if math.isnan(record["below_grey"]) else f"{record['below_grey']:.0f} %",
+        capped(record["psnr_median"], 2),
+        str(exact_in_8_bits) if n else DASH,
+        DASH if math.isnan(record["below_grey"]) else _below_grey(record),
         ceiling if ceiling == DASH else f"{ceiling} ({record['ceiling_n']})",
         number(record["ceiling_distance"], 2),
         number(record["in_place_mean"], 2),

@@ -12,7 +12,7 @@ from mjp_privacy.report.card.rows import (
     any_uploads_line,
     card_figure,
     card_row,
-    floor_level,
+    floor_values,
     one_upload_line,
 )
 from mjp_privacy.report.loading import Line
@@ -31,8 +31,9 @@ CAPTION = (
     "residual); the private picture is not used, and gradient matching is favoured, because it "
     "minimises such a distance itself. Exact: equal to the original in every 8-bit value. Shares "
     "are of all pictures the attacker was given: those without a reconstruction count as not "
-    "recovered, those that could not be scored are left out. Intervals of shares are Wilson's. "
-    "Floor: the best picture made without the gradient."
+    "recovered, those that could not be scored are left out. Intervals of shares are Wilson's, in "
+    "which crops of one photograph count as separate pictures. Floor: the best picture made "
+    "without the gradient."
 )
 
 
@@ -48,12 +49,13 @@ def clients_table(groups: Sequence[Group]) -> TextTable | None:
         *("best, any uploads", "median (any)", "exact (any)", f"{limits[0]} (any)"),
         *("floor", "flags"),
     )
-    body = tuple(map(_row, clients, client_titles(clients)))
+    titles = client_titles(clients)
+    body = tuple(_row(c, title, clients) for c, title in zip(clients, titles, strict=True))
     return TextTable(TITLE, CAPTION, header, body, "lr" + "r" * (len(header) - 3) + "l")
 
 
-def _row(client: Client, title: str) -> tuple[str, ...]:
-    row = card_row(client, title)
+def _row(client: Client, title: str, every: Sequence[Client]) -> tuple[str, ...]:
+    row = card_row(client, title, every)
     one, several = one_upload_line(client), any_uploads_line(client)
     counted = row.one_upload or row.any_uploads or row.published
     n = counted.n if counted else 0
@@ -78,7 +80,7 @@ def _attackers_choice(client: Client) -> CardFigure | None:
         for line in client.group.derived
         if line.role == ATTACKERS_CHOICE.name and line.uploads == 1
     ]
-    return card_figure(client, lines[0], floor_level(client)) if lines else None
+    return card_figure(client, lines[0], floor_values(client)) if lines else None
 
 
 def _mean(figure: CardFigure | None, n: int) -> str:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mjp_privacy.report.card.clients import DEFENCES, Client
+from mjp_privacy.report.card.circumstances import circumstances
+from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.card.rows import any_uploads_line, one_upload_line
-from mjp_privacy.report.cell_columns import MODEL_FACTS, Scalar, target_of
 from mjp_privacy.report.loading import Line
-
-OF_A_DEFENCE = frozenset(
-    ("setting", "gamma", "dal", "dal_lambda", "plain_share", "mask", *DEFENCES, *MODEL_FACTS)
-)
-"""Facts in which a defended client differs from an undefended one; all others are circumstances."""
 
 
 def client_pairs(clients: Sequence[Client]) -> list[tuple[Client, Client]]:
@@ -31,13 +26,6 @@ def client_pairs(clients: Sequence[Client]) -> list[tuple[Client, Client]]:
             alike = [other for other in undefended if circumstances(other) == around]
             pairs += [(min(alike, key=lambda x: _distance(x, client)), client)] if alike else []
     return pairs
-
-
-def circumstances(client: Client) -> tuple[tuple[str, Scalar], ...]:
-    """What two clients must share so that the defence is what they differ in."""
-    cell = client.cell
-    shared = [(key, value) for key, value in target_of(cell) if key not in OF_A_DEFENCE]
-    return (*shared, ("size", cell.model.size), ("data", cell.command.data))
 
 
 def _distance(undefended: Client, defended: Client) -> tuple[bool, ...]:

@@ -182,9 +182,9 @@ def _scores(line: Line, variant: str) -> dict[str, Any]:
         score = summary(line, metric, variant, cap=PSNR_CAP if metric == "psnr" else math.inf)
         values |= _columns(metric, score, getattr(paper, metric) if paper else math.nan)
         if metric == "psnr":
-            values |= {"psnr_median": score.median, "psnr_exact": score.exact}
             values |= {
-                "psnr_exact_8_bit": summary(line, "psnr", "paper", interval=False).exact,
+                "psnr_median": score.median,
+                "psnr_exact": summary(line, "psnr", "paper", interval=False).exact,
                 "psnr_at_20": success_share(line, 20, variant).count,
             }
     values["paper_row"] = paper.label if paper else None
@@ -203,6 +203,11 @@ def _diagnostics(line: Line) -> dict[str, Any]:
     return {
         "grey_mean": summary(line, "grey_psnr", "diagnostic", interval=False).mean,
         "below_grey": below_grey(line),
+        "below_grey_n": len(
+            line.scored("grey_psnr", "diagnostic").index.intersection(
+                line.scored("psnr", "standard").index
+            )
+        ),
         "in_place_mean": summary(line, "oracle_in_place_psnr", "diagnostic", interval=False).mean,
         "ceiling_mean": ceiling.mean if bounded else math.nan,
         "ceiling_n": ceiling.n if bounded else 0,

@@ -55,6 +55,20 @@ def number(value: float | None, decimals: int, *, sign: bool = False) -> str:
     return f"{value:{plus}.{decimals}f}"
 
 
+def below_cap(value: float, decimals: int) -> str:
+    """A PSNR below the cap, with as many decimals as keep it there: `99.98`, not `100.0`."""
+    while value < PSNR_CAP <= float(f"{value:.{decimals}f}") and decimals < 9:
+        decimals += 1
+    return number(value, decimals)
+
+
+def capped(value: float | None, decimals: int) -> str:
+    """A PSNR as tables show it: `100 (cap)` from the cap on."""
+    if value is not None and value >= PSNR_CAP:
+        return "100 (cap)"
+    return DASH if value is None else below_cap(value, decimals)
+
+
 def score(record: Record, name: str) -> str:
     """`mean [low, high]`, with its n where that differs from the line's."""
     decimals = DECIMALS[name]
@@ -63,10 +77,11 @@ def score(record: Record, name: str) -> str:
         return DASH
     if name == "psnr" and mean >= PSNR_CAP:
         return "100 (cap)"
-    interval = DASH if math.isnan(low) else f"{number(low, decimals)}, {number(high, decimals)}"
+    shown = below_cap if name == "psnr" else number
+    interval = DASH if math.isnan(low) else f"{shown(low, decimals)}, {shown(high, decimals)}"
     n = record[f"{name}_n"]
     other_n = "" if n == record["n"] else f" (n={n})"
-    return f"{number(mean, decimals)} [{interval}]{other_n}"
+    return f"{shown(mean, decimals)} [{interval}]{other_n}"
 
 
 def gamma(value: float | None) -> str:
@@ -161,9 +176,9 @@ def _main_row(
         *([str(record["dtype"])] if several_dtypes else []),
         *varying_cells(record, varying),
         *(str(record["n"]), unscored(record), score(record, "psnr")),
-        number(record["psnr_median"], 2),
+        capped(record["psnr_median"], 2),
         *(
-            (str(record["psnr_exact_8_bit"]), f"{record['psnr_at_20']} of {tried}")
+            (str(record["psnr_exact"]), f"{record['psnr_at_20']} of {tried}")
             if record["n"]
             else (DASH, DASH)
         ),

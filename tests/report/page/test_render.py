@@ -182,7 +182,7 @@ def test_the_strip_shows_the_same_pictures_in_every_column(page: Reader) -> None
     columns = ("original", "fed", "1", "2", "10")
     assert keys == [f"{name}/{column}" for name in NAMES for column in columns]
     alt = {has["data-key"]: has["alt"] for has, _ in page.found("img") if "data-key" in has}
-    assert alt["astronaut/2"] == "astronaut: best with one upload, ≥ 100 dB, exact"
+    assert alt["astronaut/2"] == "astronaut: best, one upload, ≥ 100 dB, exact"
     assert alt["rocket/1"] == "rocket: APRIL as published, 4.0 dB"
 
 
