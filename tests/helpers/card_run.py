@@ -42,7 +42,7 @@ CLIENTS: Mapping[str, dict[str, Any]] = {
 TITLES = {
     "plain": "plain (a)",
     "mjp": "MJP γ .27 (c)",
-    "noise": "MJP γ .27, defenses gaussian noise 0.01 (c)",
+    "noise": "MJP γ .27, gaussian noise 0.01 (c)",
     "withheld": "MJP γ .27, withhold pos embed (c)",
     "unshuffled": "MJP γ .27, plain share 0.5 (c)",
     "april only": "MJP γ .27, DAL in the loss (c)",
@@ -211,10 +211,24 @@ class ByHand:
         return self._expected(values, 0, 0, {})
 
     def grey(self, client: str) -> Expected:
-        """The uniform grey, as the run's first line of a client stores it."""
-        rows = self.scores(client, next(iter(PSNR[client])), "grey_psnr", "diagnostic")
-        values = {str(image): float(value) for image, value in rows["value"].items()}
+        """The uniform grey on every image for which a line of the client stores it."""
+        values = self.of_images(client, "grey_psnr", "diagnostic")
         return self._expected(values, 0, len(values), {})
+
+    def accuracy(self, client: str) -> tuple[float, int]:
+        """Top-1 in percent over all images that were attacked, and how many they are."""
+        hits = self.of_images(client, "top1", "intact")
+        return 100 * sum(hits.values()) / len(hits), len(hits)
+
+    def of_images(self, client: str, metric: str, variant: str) -> dict[str, float]:
+        """What is stored of the client's images by whichever attack, equal for all of them."""
+        values: dict[str, float] = {}
+        for attack in PSNR[client]:
+            rows = self.scores(client, attack, metric, variant)
+            for image, (value, status) in rows.iterrows():
+                if status == "ok":
+                    assert values.setdefault(str(image), value) == value
+        return values
 
     def _expected(
         self, values: Mapping[str, float], exact: int, of: int, chosen: Mapping[str, str]

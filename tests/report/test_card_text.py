@@ -34,7 +34,7 @@ from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import HOSTILE, intact
 
 ESCAPES = "\x1b[31mred\x1b[0m\r\x07\x00\u202e\u2028second line\nthird\tline"
-FIGURE = CardFigure("masked_span", 3, 71.74, 66.91, 76.26, 80.0, 190, 116, 188, 200)
+FIGURE = CardFigure("masked_span", 3, 71.74, 66.91, 76.26, 80.0, 200, 116, 188, 200)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_many_flags_and_large_counts_fit(card: Card) -> None:
 
 def test_an_ordinary_ladder_loses_no_count_or_mark(card: Card) -> None:
     """Where intervals have no room they go, and nothing else does."""
-    figures = [replace(FIGURE, flags=(BELOW_FLOOR, NOT_ADAPTIVE), of=of) for of in (200, 60, 40)]
+    figures = [replace(FIGURE, flags=(BELOW_FLOOR, NOT_ADAPTIVE), n=of, of=of) for of in (200, 60, 40)]
     rows = tuple(
         replace(row, published=figures[0], one_upload=figures[1], any_uploads=figures[2])
         for row in card.rows
@@ -237,7 +237,11 @@ def test_reasons_are_cut_to_a_line_and_counted() -> None:
         ({"flags": (BELOW_FLOOR, NOT_ADAPTIVE)}, "71.7 [66.9, 76.3] fn"),
         ({"low": math.nan, "high": math.nan}, "71.7"),
         ({"mean": 100.0, "low": 100.0, "high": 100.0}, "100 (cap)"),
-        ({"mean": 99.96, "low": 99.0, "high": 100.0}, "100.0 [99.0, 100.0]"),
+        ({"mean": 99.96, "low": 99.0, "high": 100.0}, "99.96 [99.0, 100.0]"),
+        ({"mean": 99.94, "low": 99.0, "high": 100.0}, "99.9 [99.0, 100.0]"),
+        ({"n": 190}, "71.7 [66.9, 76.3] over 190"),
+        ({"n": 190, "flags": (BELOW_FLOOR,)}, "71.7 [66.9, 76.3] over 190 f"),
+        ({"mean": 100.0, "n": 190}, "100 (cap) over 190"),
         ({"mean": math.nan}, "–"),
     ],
 )
@@ -274,7 +278,7 @@ def test_every_letter_in_the_table_is_explained_below(card: Card) -> None:
         assert f"{flag.mark}: {flag.name}. {flag.text}" in notes
     for heading, text in card.facts:
         assert f"{heading}: {text}" in notes
-    assert any(note.startswith("Not tried: attacks: ") for note in notes)
+    assert any(note.startswith("Not tried: attacks on this client: ") for note in notes)
     assert any(note.startswith("What would change the figure: ") for note in notes)
     assert not any(
         note.startswith("What would") for note in card_notes(replace(card, would_change=()))

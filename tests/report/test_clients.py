@@ -31,7 +31,7 @@ def clients(folder: Path, *cells: dict[str, Any], **diagnostics: float) -> list[
     [
         ({}, "plain", False, False),
         ({"dal": True}, "plain, DAL in the loss", False, False),
-        ({"batch": 4}, "plain, batch 4", False, False),
+        ({"batch": 4}, "plain", False, False),
         ({"steps": 3}, "plain, steps 3", False, False),
         (MASKED, "MJP γ .27", True, False),
         ({"gamma": 1.0}, "MJP γ 1", True, False),
@@ -40,7 +40,7 @@ def clients(folder: Path, *cells: dict[str, Any], **diagnostics: float) -> list[
         ({"position_noise": 0.01}, "plain, position noise 0.01", True, True),
         (
             MASKED | {"defenses": "gaussian_noise 0.01"},
-            *("MJP γ .27, defenses gaussian noise 0.01", True, True),
+            *("MJP γ .27, gaussian noise 0.01", True, True),
         ),
     ],
 )

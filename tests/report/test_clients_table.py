@@ -235,7 +235,7 @@ def test_the_csv_and_the_table_agree(folder: Path, tmp_path: Path, by_hand: ByHa
     best = by_hand.best("mjp", CANDIDATES["mjp"])
     of_mjp = worst[(worst["n"] == best.n) & worst["attack"].str.contains("1 upload")].iloc[0]
     assert of_mjp["psnr_mean"] == pytest.approx(best.mean)
-    assert of_mjp["psnr_exact_8_bit"] == best.exact
+    assert of_mjp["psnr_exact"] == best.exact
     choices = pd.read_csv(tmp_path / "out/choices.csv")
     chosen = choices[choices["line"] == of_mjp["line"]].set_index("image_id")["chosen_attack"]
     assert chosen.to_dict() == dict(best.chosen)

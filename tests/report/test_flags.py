@@ -19,7 +19,7 @@ MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
 def test_every_flag_has_a_letter_of_its_own_and_says_why() -> None:
     known = [value for value in vars(flags).values() if isinstance(value, Flag)]
     assert len({flag.mark for flag in known}) == len({flag.name for flag in known}) == len(known)
-    assert {flag.mark for flag in known} == set("fncwipurx")
+    assert {flag.mark for flag in known} == set("fncwipurxza")
     assert all(len(flag.mark) == 1 and flag.text.endswith(".") for flag in known)
 
 
