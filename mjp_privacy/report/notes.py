@@ -17,6 +17,8 @@ from mjp_privacy.report.published import CAVEATS
 from mjp_privacy.report.tables.figures import paper_row, rank_bound
 
 REASONS_SHOWN = 30
+NOT_RUN = ("not run yet", "no rows stored")
+"""How reasons of lines begin that a run did not come to."""
 WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
 
 PAPER_IMAGES = 1000
@@ -212,7 +214,10 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
     single: dict[tuple[str, str], dict[int, tuple[Line, int]]] = {}
     for line in lines:
         if line.status != "ok":
-            whole.setdefault((line.status, line.reason or "no reason given"), []).append(line)
+            status, reason = line.status, line.reason or "no reason given"
+            if reason.startswith(NOT_RUN):
+                status, reason = "not run", "the run ended before; run the same command again"
+            whole.setdefault((status, reason), []).append(line)
         for pair, count in image_reasons(line).items():
             if pair != (line.status, line.reason):
                 single.setdefault(pair, {})[line.number] = (line, count)

@@ -23,6 +23,7 @@ from typing import Literal
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.card.text import card_notes, card_table
 from mjp_privacy.report.chosen_attacks import write_choices
 from mjp_privacy.report.console import console_text
@@ -70,6 +71,11 @@ def write_report(
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"Expected a folder to write the report into, but {out} is a file.")
+    if any(out.resolve() == run.resolve() for run in runs):
+        raise UserError(
+            f"Expected a folder of its own for the report, but {out} is the run itself. Give "
+            f"another --out, such as {out / 'report'}."
+        )
     contents = read_contents(runs)
     chooser = contents.strip.chooser if contents.strip else None
     gallery = fill_gallery([*contents.lines, *contents.derived], chooser)
@@ -137,9 +143,13 @@ def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Pat
     notes = contents.notes if everything else _short_notes(contents)
     sections = [section for section in (under, *notes) if section.items]
     return [
-        _write_text(out / "table.md", markdown(card.sentence, tables, sections)),
+        _write_text(out / "table.md", markdown(_answer(card), tables, sections)),
         _write_text(out / "table.tex", latex(tables, sections)),
     ]
+
+
+def _answer(card: Card) -> str:
+    return f"{card.sentence} {card.beside}".strip()
 
 
 def _short_notes(contents: Contents) -> tuple[Section, ...]:

@@ -173,7 +173,9 @@ def test_many_flags_and_large_counts_fit(card: Card) -> None:
 
 def test_an_ordinary_ladder_loses_no_count_or_mark(card: Card) -> None:
     """Where intervals have no room they go, and nothing else does."""
-    figures = [replace(FIGURE, flags=(BELOW_FLOOR, NOT_ADAPTIVE), n=of, of=of) for of in (200, 60, 40)]
+    figures = [
+        replace(FIGURE, flags=(BELOW_FLOOR, NOT_ADAPTIVE), n=of, of=of) for of in (200, 60, 40)
+    ]
     rows = tuple(
         replace(row, published=figures[0], one_upload=figures[1], any_uploads=figures[2])
         for row in card.rows

@@ -26,6 +26,17 @@ class Client:
     """All lines of a report on one client: Client(group).name is "MJP γ .27, DAL in the loss"."""
 
     group: Group
+    like_groups: tuple[Group, ...] = ()
+    """Groups of the same run whose pictures are compared with the same images."""
+
+    @property
+    def floors(self) -> tuple[Line, ...]:
+        """Scored controls that need no gradient: its own, else those of a like group."""
+        for group in (self.group, *self.like_groups):
+            lines = (line for line in group.controls if line.role == "floor")
+            if scored := tuple(x for x in lines if len(x.scored("psnr", "standard"))):
+                return scored
+        return ()
 
     @property
     def cell(self) -> CellFacts:
@@ -98,7 +109,29 @@ class Client:
 
 def clients_of(groups: Sequence[Group]) -> list[Client]:
     """A client for every group that has an attack, in the order of the groups."""
-    return [Client(group) for group in groups if group.attacks]
+    return [
+        Client(group, tuple(other for other in groups if _same_images(group, other)))
+        for group in groups
+        if group.attacks
+    ]
+
+
+def _same_images(group: Group, other: Group) -> bool:
+    """Whether both groups' pictures are compared with the same images: those of one run, unshuffled
+    in both, or in settings (b) of one γ."""
+    mine, its = (*group.attacks, *group.controls), (*other.attacks, *other.controls)
+    if not mine or not its or mine[0].run != its[0].run:
+        return False
+    one, two = mine[0].cell, its[0].cell
+    shuffled = one.setting == "b", two.setting == "b"
+    targets = shuffled[0] == shuffled[1] and (not shuffled[0] or one.gamma == two.gamma)
+    augmented = one.client.augment == two.client.augment
+    seeds = one.seed == two.seed and one.model.size == two.model.size
+    return targets and augmented and seeds and _images(mine) == _images(its)
+
+
+def _images(lines: Sequence[Line]) -> set[str]:
+    return {str(image) for line in lines for image in line.rows["image_id"]}
 
 
 def client_titles(clients: Sequence[Client]) -> list[str]:

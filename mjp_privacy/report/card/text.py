@@ -181,5 +181,4 @@ def card_notes(card: Card) -> tuple[str, ...]:
     of_facts = [f"{heading}: {text}" for heading, text in card.facts]
     tried = [f"Not tried: {'; '.join(card.not_tried)}."] if card.not_tried else []
     change = [f"What would change the figure: {'; '.join(card.would_change)}."]
-    more = [card.beside] if card.beside else []
-    return (*more, *flags, *of_facts, *tried, *(change if card.would_change else []))
+    return (*flags, *of_facts, *tried, *(change if card.would_change else []))

@@ -50,7 +50,7 @@ def page_content(
     strip = contents.strip
     return PageContent(
         title=HEADING,
-        citation=CITATION,
+        citation=f"The defence asked about: {CITATION}",
         card=contents.card,
         strip_columns=tuple((h, line.number) for h, line in strip.columns) if strip else (),
         lines=page_lines,

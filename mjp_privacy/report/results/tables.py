@@ -147,8 +147,11 @@ def _card(table: Mapping[str, Any], folder: Path) -> str:
     shown = card_table(card)
     parts = [markdown_text(answer), markdown_table(shown)]
     if table.get("notes"):
-        items = [note for note in card_notes(card) if note != card.beside]
+        items = card_notes(card)
         parts += [markdown_text(shown.caption), "\n".join(f"- {markdown_text(i)}" for i in items)]
+    else:
+        legend = "; ".join(f"{flag.mark} {flag.name}" for flag in card.flags)
+        parts.append(markdown_text(f"PSNR in dB, mean [95 % interval] of min(PSNR, 100); {legend}."))
     return "\n\n".join(parts)
 
 
