@@ -104,11 +104,14 @@ def run_id(client: str, attack: str) -> str:
     return f"{client} {attack}".replace(" ", "-")
 
 
-def card_run(folder: Path) -> Path:
-    """Write the run."""
+def card_run(folder: Path, *, floors: bool = True) -> Path:
+    """Write the run; floors: with its controls that need no gradient."""
     store = RunStore(folder)
     entries = {
-        (client, attack): _cell(client, attack) for client in CLIENTS for attack in PSNR[client]
+        (client, attack): _cell(client, attack)
+        for client in CLIENTS
+        for attack in PSNR[client]
+        if floors or ROLES.get(attack) != "floor"
     }
     store.write_cells(list(entries.values()))
     for (client, attack), entry in entries.items():

@@ -292,4 +292,4 @@ def test_markdown_opens_with_the_sentence(tmp_path: Path, card: Card) -> None:
     write_report([tmp_path / "run"], tmp_path / "out", pictures="none")
     lines = (tmp_path / "out/table.md").read_text().splitlines()
     assert lines[0].startswith("# ")
-    assert lines[2] == f"**{card.sentence}**"
+    assert lines[2] == f"**{card.sentence} {card.beside}**"

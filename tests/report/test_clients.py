@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of, short_gamma
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
-from tests.helpers.report_rows import cell, intact
+from tests.helpers.report_rows import cell, image_id, intact
 
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
 
@@ -65,6 +67,39 @@ def test_a_client_masks_where_the_upload_or_an_attack_says_so(
     (client,) = clients(tmp_path, intact(attack, **MASKED), zero_rows=zero_rows)
     assert client.masks is masks
     assert client.name == ("MJP γ .27" if masks else "shuffled γ .27")
+
+
+@pytest.mark.parametrize("attack", ["inverting_gradients", "april_optimization"])
+def test_gradient_matching_tells_no_kind_of_shuffling(tmp_path: Path, attack: str) -> None:
+    """It runs with and without masks, so that its success shows neither."""
+    (client,) = clients(tmp_path / "alone", intact(attack, **MASKED))
+    assert (client.name, client.masks) == ("γ .27", False)
+    cells = [intact(name, **MASKED) for name in (attack, "masked_span")]
+    (client,) = clients(tmp_path / "beside", *cells)
+    assert client.name == "MJP γ .27"
+
+
+def picture_alone(folder: Path, psnr: float | str, *, stored: bool) -> Client:
+    store = RunStore(folder)
+    entry = intact("masked_span", **MASKED)
+    store.write_cells([entry])
+    simple_line(store, entry, [psnr])
+    if stored:
+        store.write_reconstructions(
+            "masked_span", 0, {"images": torch.rand(1, 3, 8, 8)}, [image_id(0)]
+        )
+    (client,) = clients_of(reduced_groups(load_runs([folder]).lines))
+    return client
+
+
+@pytest.mark.parametrize("psnr", [math.nan, "failed", "unscored"])
+def test_a_stored_picture_is_a_reconstruction_and_no_number_is_none(
+    tmp_path: Path, psnr: float | str
+) -> None:
+    stored = picture_alone(tmp_path / "stored", psnr, stored=True)
+    assert (stored.name, matching(stored)) == ("MJP γ .27", ["masked_span"])
+    nothing = picture_alone(tmp_path / "nothing", psnr, stored=False)
+    assert (nothing.name, matching(nothing)) == ("γ .27", [])
 
 
 def test_zero_rows_without_shuffling_are_no_mask(tmp_path: Path) -> None:
@@ -132,6 +167,58 @@ def test_titles_say_what_differs_and_no_more(tmp_path: Path) -> None:
     assert client_titles(found[:1]) == ["plain (a)"]
 
 
+def test_batches_stand_in_titles_where_they_differ(tmp_path: Path) -> None:
+    found = clients(tmp_path / "two", *(intact(f"{n}", batch=n) for n in (1, 4)))
+    assert client_titles(found) == ["plain (a) · batch 1", "plain (a) · batch 4"]
+    (client,) = clients(tmp_path / "one", intact("x", batch=4))
+    assert client_titles([client]) == ["plain (a)"]
+
+
+def test_equal_titles_are_told_apart_by_their_first_line(tmp_path: Path) -> None:
+    """Such as of two checkpoints under one label."""
+    entries = (intact("one"), intact("grey", role="floor"), intact("two", checkpoint_sha="cd" * 32))
+    found = clients(tmp_path, *entries, intact("three", **MASKED))
+    assert client_titles(found) == [
+        *("plain (a) · line 1", "plain (a) · line 3", "γ .27 (c)"),
+    ]
+
+
 @pytest.mark.parametrize(("gamma", "text"), [(0.27, ".27"), (1.0, "1"), (0.9, ".9"), (0.0, "0")])
 def test_ratios_are_written_as_in_the_paper(gamma: float, text: str) -> None:
     assert short_gamma(gamma) == text
+
+
+@pytest.mark.parametrize(
+    ("facts", "other", "found"),
+    [
+        ({"gamma": 0.5, "setting": "a"}, MASKED, ["grey"]),  # both ask for the plain picture
+        ({"gamma": 0.27, "setting": "b"}, MASKED, []),  # what was fed is shuffled
+        ({"gamma": 0.27, "setting": "b"}, {"gamma": 0.27, "setting": "b"}, ["grey"]),
+        ({"gamma": 0.5, "setting": "b"}, {"gamma": 0.27, "setting": "b"}, []),
+        ({"seed": 1}, MASKED, []),
+        ({"size": 32}, MASKED, []),
+        ({"augment": "flip"}, MASKED, []),
+    ],
+)
+def test_floors_of_another_client_count_where_they_are_of_the_same_images(
+    tmp_path: Path, facts: dict[str, Any], other: dict[str, Any], found: list[str]
+) -> None:
+    other = {"defenses": "int8"} | other
+    first, second = clients(
+        tmp_path,
+        intact("masked_span", **facts),
+        intact("other", attack="masked_span", **other),
+        intact("grey", role="floor", **other),
+    )
+    assert [line.attack for line in first.floors] == found
+    assert [line.attack for line in second.floors] == ["grey"]
+
+
+def test_a_client_prefers_floors_of_its_own(tmp_path: Path) -> None:
+    cells = [
+        intact(f"{attack} {batch}", attack=attack, batch=batch, role=role)
+        for batch in (1, 2)
+        for attack, role in (("patch_gradient", "attack"), ("grey", "floor"))
+    ]
+    for client in clients(tmp_path, *cells):
+        assert [line.run_id for line in client.floors] == [f"grey {client.cell.client.batch}"]

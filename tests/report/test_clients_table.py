@@ -56,6 +56,10 @@ def mean_text(expected: Expected, n: int) -> str:
     return f"{expected.mean:.2f} [{expected.low:.2f}, {expected.high:.2f}]{other}"
 
 
+def median_text(expected: Expected) -> str:
+    return "100 (cap)" if expected.median >= 100 else f"{expected.median:.2f}"
+
+
 def counts(share: str) -> tuple[int, int]:
     """Count and number of a share, whose percent and interval are SciPy's to the digits shown."""
     found = re.fullmatch(r"(\d+) of (\d+) \(([\d.]+) %, ([\d.]+)–([\d.]+)\)", share)
@@ -83,7 +87,7 @@ def test_the_best_with_one_upload(
     row, best = rows[client], by_hand.best(client, CANDIDATES[client])
     assert row["n"] == str(best.n)
     assert row[ONE] == mean_text(best, best.n)
-    assert row["median"] == f"{best.median:.2f}"
+    assert row["median"] == median_text(best)
     assert counts(row["exact"]) == (best.exact, best.of)
     assert counts(row["≥ 20 dB"]) == (best.above_20, best.of)
     above_30 = sum(
@@ -97,7 +101,7 @@ def test_the_best_with_any_number(rows: dict[str, dict[str, str]], by_hand: ByHa
     row = rows["mjp"]
     best = by_hand.best("mjp", (*CANDIDATES["mjp"], "multi_round"))
     assert row[ANY] == mean_text(best, int(row["n"]))
-    assert row["median (any)"] == f"{best.median:.2f}"
+    assert row["median (any)"] == median_text(best)
     assert counts(row["exact (any)"]) == (best.exact, best.of)
     assert counts(row["≥ 20 dB (any)"]) == (best.above_20, best.of)
     assert all(rows[client][ANY] == DASH for client in CLIENTS if client != "mjp")
@@ -112,7 +116,7 @@ def test_april_choice_and_floor(rows: dict[str, dict[str, str]], by_hand: ByHand
     assert row[CHOICE] == mean_text(choice, n)
     assert row["floor"] == mean_text(by_hand.best("mjp", ["mean_image"]), n)
     plain = rows["plain"]
-    assert plain["floor"] == mean_text(by_hand.grey("plain"), int(plain["n"]))
+    assert plain["floor"] == mean_text(by_hand.best("mjp", ["mean_image"]), int(plain["n"]))
     assert rows["withheld"][APRIL] == DASH
 
 
@@ -134,7 +138,7 @@ def test_flags_stand_in_words(rows: dict[str, dict[str, str]]) -> None:
         *("altered client", "below the floor", "not applicable to all", "not converged"),
         "8-bit pixels assumed",
     }
-    assert rows["unshuffled"]["flags"] == "some uploads unshuffled"
+    assert rows["unshuffled"]["flags"] == "fewer attacks; some uploads unshuffled"
 
 
 # made-up ladders ----------------------------------------------------------------------------------
@@ -215,7 +219,14 @@ def test_exact_images_are_counted_and_the_cap_is_named(tmp_path: Path) -> None:
     (line,) = table_of(tmp_path)
     assert line[ONE] == "100 (cap)"
     assert counts(line["exact"]) == (3, 3)
-    assert line["median"] == "100.00"
+    assert line["median"] == "100 (cap)"
+
+
+def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
+    two_attacks(tmp_path, [99.998, 99.998], [20.0, 20.0])
+    (line,) = table_of(tmp_path)
+    assert line[ONE].startswith("99.998 [")
+    assert line["median"] == "99.998"
 
 
 def test_one_attack_is_its_own_best(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.rounds import curve_points, write_rounds
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import curve_run, simple_line
-from tests.helpers.report_rows import cell
+from tests.helpers.report_rows import cell, image_id, image_rows, write_rows
 
 
 def points_of(folder: Path) -> pd.DataFrame:
@@ -38,8 +39,23 @@ def test_points_by_hand(tmp_path: Path) -> None:
     assert (point["psnr_median_lo"], point["psnr_median_hi"]) == median_interval(values)
     assert (point["n"], point["psnr_from_20"], point["psnr_from_30"]) == (5, 100.0, 100.0)
     assert (point["grey_mean"], point["ceiling_mean"]) == (11.0, 40.0)
+    assert point["psnr_exact"] == 0
     capped = points.iloc[5]  # 180 dB and more
     assert capped[["psnr_mean", "psnr_median", "psnr_median_hi"]].tolist() == [100.0] * 3
+
+
+def test_exact_is_equal_in_every_8_bit_value(tmp_path: Path) -> None:
+    """Which the rows in the paper's variant say, and not those of unrounded pictures."""
+    store = RunStore(tmp_path)
+    cells = [cell(str(n), attack=f"R={n}", attack_name="r", uploads=n) for n in (1, 2)]
+    store.write_cells(cells)
+    for entry in cells:
+        rows = [row for i in range(3) for row in image_rows(entry, image_id(i), 60.0 + i)]
+        for made in rows:
+            if (made["metric"], made["variant"]) == ("psnr", "paper") and entry["uploads"] == 2:
+                made["value"] = math.inf if made["image_id"] != image_id(0) else 60.0
+        write_rows(store, entry, rows)
+    assert points_of(tmp_path)["psnr_exact"].tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ class Client:
         """How its patches are shuffled; empty where nothing that was run can tell."""
         if self.masks:
             return "MJP "
-        known = any(len(line.scored("psnr", "standard")) for line in self.group.attacks)
-        return "shuffled " if known else ""
+        counted = any(len(line.scored("zero_rows", "diagnostic")) for line in self.lines)
+        return "shuffled " if counted else ""
 
     @property
     def details(self) -> str:

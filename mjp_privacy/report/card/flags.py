@@ -151,10 +151,10 @@ def _below(line: Line, floor: Mapping[str, float]) -> bool:
 
 
 def _unfinished(line: Line) -> bool:
-    """Whether a planned image has no row, or an attack of a worst case has fewer than another."""
+    """Whether a planned image has no row, or attacks of a worst case have not the same images."""
     members = line.members if isinstance(line, DerivedLine) else (line,)
-    counts = {member.rows["image_id"].nunique() for member in members}
-    return len(counts) > 1 or any(not_run(member) for member in members)
+    images = {frozenset(member.rows["image_id"].astype(str)) for member in members}
+    return len(images) > 1 or any(not_run(member) for member in members)
 
 
 def _chosen(line: Line) -> tuple[Line, ...]:

@@ -9,7 +9,7 @@ from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.circumstances import circumstances
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.card.content import CardFigure, CardRow
-from mjp_privacy.report.card.flags import ALTERED_BLOCK, ASSUMES_8_BIT
+from mjp_privacy.report.card.flags import ALTERED_BLOCK, ASSUMES_8_BIT, BELOW_FLOOR
 from mjp_privacy.report.card.rows import any_uploads_line
 from mjp_privacy.report.tables.text import number
 from mjp_privacy.report.tables.without_truth import has_truth
@@ -64,8 +64,7 @@ def _answer(client: Client, row: CardRow, best: CardFigure | None) -> str:
         return without_truth(client, who)
     who = f"{who}, whose pixels are taken to be 8-bit," if ASSUMES_8_BIT in best.flags else who
     uploads = "one upload" if row.one_upload else "several uploads"
-    below = row.floor is not None and best.mean < row.floor.mean
-    failed = ", and stays below the floor in the mean" if below else ""
+    failed = ", and stays below the floor in the mean" if BELOW_FLOOR in best.flags else ""
     return f"From {uploads} of {who} the best attack recovers {_recovered(best)}{failed}"
 
 
@@ -85,8 +84,9 @@ def _published(row: CardRow) -> str:
     if published is None or math.isnan(published.mean):
         return ""
     beside = ""
-    if floor is not None:
-        side = "below" if published.mean < floor.mean else "above"
+    below = BELOW_FLOOR in published.flags  # on the same images, of which the floor may have more
+    if floor is not None and below == (published.mean < floor.mean):
+        side = "below" if below else "above"
         beside = f", {side} the floor of {number(floor.mean, 1)} ({floor.attack.replace('_', ' ')})"
     altered = "on an altered client " if ALTERED_BLOCK in published.flags else ""
     return f"the published attack {altered}gets {number(published.mean, 1)} dB in the mean{beside}"
@@ -101,7 +101,7 @@ def _more_uploads(client: Client, row: CardRow) -> str:
 
 def without_truth(client: Client, who: str) -> str:
     """What can be said of recorded uploads whose private images are not known."""
-    if any(has_truth(line) for line in client.matching):
+    if all(has_truth(line) for line in client.group.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known"
     ids = {str(i) for line in client.matching for i in line.rows["image_id"]}
     residuals = [

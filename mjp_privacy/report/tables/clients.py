@@ -17,7 +17,7 @@ from mjp_privacy.report.card.rows import (
 )
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import THRESHOLDS, success_share
-from mjp_privacy.report.tables.text import DASH, TextTable, number
+from mjp_privacy.report.tables.text import DASH, TextTable, below_cap, capped
 from mjp_privacy.report.worst_case import ATTACKERS_CHOICE, Group
 
 TITLE = "Every client"
@@ -90,11 +90,11 @@ def _mean(figure: CardFigure | None, n: int) -> str:
     if figure.mean >= PSNR_CAP:
         return f"100 (cap){other_n}"
     interval = DASH if figure.low != figure.low else f"{figure.low:.2f}, {figure.high:.2f}"
-    return f"{number(figure.mean, 2)} [{interval}]{other_n}"
+    return f"{below_cap(figure.mean, 2)} [{interval}]{other_n}"
 
 
 def _median(figure: CardFigure | None) -> str:
-    return DASH if figure is None else number(figure.median, 2)
+    return DASH if figure is None else capped(figure.median, 2)
 
 
 def _exact(figure: CardFigure | None) -> str:
