@@ -76,12 +76,19 @@ class Contents:
         return clients_of(self.groups)
 
     @cached_property
+    def controls_only(self) -> list[Client]:
+        """Targets on which only controls were run; they are no clients of the card."""
+        return [Client(group) for group in self.groups if not group.attacks]
+
+    @cached_property
     def client_names(self) -> dict[int, str]:
         """What the report calls the client of each line, by the line's number."""
         names: dict[int, str] = {}
         for client, title in zip(self.clients, client_titles(self.clients), strict=True):
             lines = (*client.lines, *client.group.derived)
             names |= {line.number: title for line in lines}
+        for client in self.controls_only:
+            names |= {line.number: f"{client.name}, {client.details}" for line in client.lines}
         return names
 
     @cached_property

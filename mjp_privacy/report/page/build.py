@@ -90,7 +90,7 @@ def _lines(contents: Contents) -> tuple[tuple[PageLine, ...], tuple[Flag, ...]]:
     """The page's lines in the order of their numbers, and every flag that one of them has."""
     made: list[PageLine] = []
     flags: dict[str, Flag] = {}
-    for client in contents.clients:
+    for client in (*contents.clients, *contents.controls_only):
         for line in (*client.lines, *client.group.derived):
             of_line = line_flags(line, client)
             flags |= {flag.mark: flag for flag in of_line}
