@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
+
+SETTLE = 0.2  # seconds for the threads of a process group to come to rest
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,10 @@ class World:
     def leave(self) -> None:
         """Leave the group of processes; the world cannot be used afterwards."""
         if self.size > 1:
+            dist.barrier()
+            # gloo's threads drop the last tensors, for which they need Python's lock; whoever joins
+            # them while holding it, as the destructor of DDP's reducer does, would wait forever
+            time.sleep(SETTLE)
             dist.destroy_process_group()
 
 
