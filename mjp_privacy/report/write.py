@@ -7,7 +7,7 @@ OUT/samples.csv                every stored row
 OUT/choices.csv                which attack the worst case took for each image
 OUT/rounds.csv                 PSNR against the number of uploads
 OUT/config.yaml                the run's config, for `mjp attack`
-OUT/figures/                   the card's pictures, and the curve over uploads
+OUT/figures/                   the card's pictures, the page's charts, the curve over uploads
 OUT/pictures/                  reconstructions as files, which `mjp score` can score
 
 choices.csv is written only if some target met several attacks, rounds.csv and its picture only if
@@ -83,6 +83,7 @@ def write_report(
         *_write_texts(contents, out, everything=everything),
         *_write_data(contents, out),
         *_write_figures(contents, gallery, out),
+        *_write_charts(contents, out),
         *_write_pictures(contents, gallery, out, pictures),
     ]
     files.insert(0, _write_page(contents, gallery, files, out))
@@ -116,9 +117,19 @@ def _write_page(contents: Contents, gallery: Gallery, files: Sequence[Path], out
 
     beside = [path.relative_to(out).as_posix() for path in files]
     downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
+    downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
     downloads += [(n, "the config, for mjp attack") for n in beside if n.startswith("config")]
     return _write_text(out / "index.html", render_page(page_content(contents, gallery, downloads)))
 
+
+CHART_FILES = (
+    "success.svg",
+    "lpips.svg",
+    "ssim.svg",
+    "spread.svg",
+    "uploads_*.svg",
+    "tradeoff.svg",
+)
 
 DOWNLOADS = {
     "table.md": "the answer and the tables in Markdown",
@@ -205,6 +216,20 @@ def _write_figures(contents: Contents, gallery: Gallery, out: Path) -> list[Path
     for stale in (out / "figures").glob("line_[0-9][0-9][0-9]_*.png"):
         stale.unlink()
     return [path for path, written in made.items() if written]
+
+
+def _write_charts(contents: Contents, out: Path) -> list[Path]:
+    """The page's charts as SVG files; those of an earlier report are deleted."""
+    from mjp_privacy.report.charts.svg import standalone
+    from mjp_privacy.report.page.build import page_charts
+
+    folder = out / "figures"
+    charts = [chart for section in page_charts(contents).values() for chart in section]
+    written = [_write_text(folder / f"{c.name}.svg", standalone(c.svg)) for c in charts]
+    for name in CHART_FILES:
+        for stale in {*folder.glob(name)} - {*written}:
+            stale.unlink()
+    return written
 
 
 def _write_pictures(

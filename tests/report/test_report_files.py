@@ -41,7 +41,11 @@ def test_every_file_is_there(written: tuple[Path, ReportSummary]) -> None:
     out, summary = written
     assert {path.relative_to(out).as_posix() for path in summary.files} == {
         *TEXTS,
-        *("figures/strip.png", "pictures/index.csv"),
+        *(
+            *(f"figures/{name}.svg" for name in ("lpips", "spread", "success")),
+            "figures/strip.png",
+            "pictures/index.csv",
+        ),
     }
     assert summary.files[0] == out / "index.html"
     assert all(path.stat().st_size for path in summary.files)

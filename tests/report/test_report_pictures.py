@@ -16,12 +16,14 @@ def test_a_run_without_reconstructions_has_no_pictures(run: Path, tmp_path: Path
     stale = tmp_path / "out" / "figures" / "line_007_of_an_earlier_report.png"
     stale.parent.mkdir(parents=True)
     stale.touch()
-    for name in ("strip.png", "rounds.png", "mine.png"):
+    for name in ("strip.png", "rounds.png", "tradeoff.svg", "mine.png"):
         stale.with_name(name).touch()
     summary = write_report([run], tmp_path / "out")
     assert [path.name for path in summary.files if path.suffix == ".png"] == []
-    left = [path.name for path in stale.parent.iterdir()]
-    assert left == ["mine.png"]
+    charts = {path.name for path in summary.files if path.suffix == ".svg"}
+    left = {path.name for path in stale.parent.iterdir()}
+    assert left == {"mine.png", *charts}
+    assert "tradeoff.svg" not in charts
 
 
 def test_a_run_without_a_score_has_no_figures(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def page_content(
         image_ids=tuple(image_ids),
         pictures=gallery.pictures,
         shown=tuple(gallery.shown),
-        charts=_charts(contents),
+        charts=page_charts(contents),
         tables=tuple(_tables(contents)),
         folded_tables=tuple(contents.details),
         notes=contents.notes,
@@ -139,7 +139,8 @@ def card_lines(contents: Contents) -> list[tuple[str, Line]]:
     return list(named.values())
 
 
-def _charts(contents: Contents) -> dict[str, tuple[Chart, ...]]:
+def page_charts(contents: Contents) -> dict[str, tuple[Chart, ...]]:
+    """The charts by section of the page; a section without any is left out."""
     curves = card_lines(contents)[:MOST_CURVES]
     names = {line.number: name for name, line in curves}
     points = contents.points
