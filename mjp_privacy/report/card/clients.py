@@ -15,7 +15,7 @@ DEFENCES = ("withhold", "positions", "position_noise", "defenses")
 """Facts of a client by which it keeps something from the server, besides MJP."""
 
 RECIPE = (
-    *("batch", "steps", "dal", "plain_share", "mask", "augment", "withhold", "positions"),
+    *("steps", "dal", "plain_share", "mask", "augment", "withhold", "positions"),
     *("position_noise", "server_lr", "upload", "weight_decay", "optimizer", "momentum", "defenses"),
 )
 """Facts that stand in a client's name where they are not the default."""
@@ -74,7 +74,6 @@ class Client:
         cell = self.cell
         first = f"{self._rule}γ {short_gamma(cell.gamma)}" if cell.gamma else "plain"
         facts = {key: value for key, value in cell.columns.items() if key in RECIPE}
-        facts.pop("batch", None)
         further = client_text(facts, [key for key in RECIPE if key in facts])
         further = further.replace("_", " ").replace("defenses ", "")
         return first if further == "–" else f"{first}, {further}"

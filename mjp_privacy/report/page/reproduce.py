@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -46,7 +47,9 @@ def provenance(runs: Sequence[Path], lines: Sequence[Line]) -> tuple[tuple[str, 
         config, software = read_experiment(run)
         prefix = f"{run.resolve().name}: " if len(runs) > 1 else ""
         facts += [(f"{prefix}{name}", str(value)) for name, value in software.items()]
-        if config:
+        if not config:
+            facts.append((f"{prefix}config", "experiment.yaml is missing or cannot be read"))
+        else:
             digest = hashlib.sha256(config_text(config).encode()).hexdigest()
             facts.append((f"{prefix}config, sha256", digest))
         images = run / "images.csv"
@@ -77,13 +80,13 @@ def commands(runs: Sequence[Path], lines: Sequence[Line]) -> str:
             name = config_name(runs, run)
             parts.append(_attack(config, name, run.resolve().name, lines))
     names = [f"again/{run.resolve().name}" for run in runs]
-    parts.append(f"mjp report {' '.join(map(_quoted, names))} --out again/report")
+    parts.append(f"mjp report {' '.join(map(quote, names))} --out again/report")
     return "\n".join(parts)
 
 
 def _attack(config: dict[str, Any], name: str, run: str, lines: Sequence[Line]) -> str:
     own = [line for line in lines if line.run.endswith(run)]
-    words = [f"mjp attack {name} --out {_quoted(f'again/{run}')}"]
+    words = [f"mjp attack {name} --out {quote(f'again/{run}')}"]
     if any("round" in line.cell.other for line in own):
         words.append("--uploads UPLOADS")
     elif config.get("images") != "embedded":
@@ -91,7 +94,7 @@ def _attack(config: dict[str, Any], name: str, run: str, lines: Sequence[Line]) 
     planned = max((line.cell.outcome.planned_images for line in own), default=0)
     words += [f"--limit {planned}"] if planned else []
     weights = [
-        f"{_quoted(label)}=FILE"
+        f"{quote(label)}=FILE"
         for label, model in (config.get("models") or {}).items()
         if isinstance(model, dict) and _is_file(model.get("checkpoint"))
     ]
@@ -102,9 +105,3 @@ def _attack(config: dict[str, Any], name: str, run: str, lines: Sequence[Line]) 
 def _is_file(checkpoint: Any) -> bool:
     suffixes = (".safetensors", ".pth", ".pt", ".bin")
     return isinstance(checkpoint, str) and checkpoint.endswith(suffixes)
-
-
-def _quoted(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)

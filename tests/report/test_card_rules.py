@@ -1,0 +1,316 @@
+"""Who stands on the card, for whom there is no best, and what lines on different images share."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.card.rows import CARD_ROWS
+from mjp_privacy.report.contents import Contents, read_contents
+from mjp_privacy.report.page.build import page_content
+from mjp_privacy.report.page.gallery import Gallery
+from mjp_privacy.report.write import write_report
+from tests.helpers.card_run import (
+    CANDIDATES,
+    CLIENTS,
+    card_of,
+    card_of_lines,
+    marks,
+)
+from tests.helpers.ladder_rows import simple_line
+from tests.helpers.report_rows import (
+    cell,
+    image_id,
+    image_rows,
+    intact,
+    write_pictures,
+    write_rows,
+)
+
+MASKED = {"setting": "c", "gamma": 0.27}
+ON_CARD = [client for client in CLIENTS if CANDIDATES[client]]
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers in a sentence; those in words such as float32 and in γ .27 are names."""
+    return [float(found) for found in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", text)]
+
+
+# who stands on it, and for whom there is no best --------------------------------------------------
+
+
+def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:
+    """Also where it comes last, and no attack that matches it was run."""
+    gammas = [0.1 + i / 20 for i in range(CARD_ROWS + 2)]
+    cells = [
+        intact(f"{i}", attack="masked_span", setting="c", gamma=g) for i, g in enumerate(gammas)
+    ]
+    made = card_of_lines(
+        tmp_path,
+        *((entry, [20.0], {}) for entry in cells),
+        (cell("plain"), [15.0], {}),
+    )
+    assert len(made.rows) == CARD_ROWS
+    assert made.rows[0].client == "plain (a)"
+    assert not made.rows[0].defended
+    assert made.further == len(gammas) + 1 - CARD_ROWS
+
+
+SETTINGS_AND_PRECISIONS = [
+    ({"float64 b": 40.0, "float64 c": 30.0, "float32 b": 20.0, "float32 c": 10.0}, 10.0),
+    ({"float64 c": 30.0, "float32 b": 20.0, "float32 a": 10.0}, 30.0),
+    ({"float32 a": 10.0, "float64 b": 30.0}, 30.0),
+    ({"float64 a": 10.0, "bfloat16 a": 25.0, "float32 a": 30.0}, 25.0),
+]
+
+
+@pytest.mark.parametrize(("values", "expected"), SETTINGS_AND_PRECISIONS)
+def test_one_client_in_several_settings_and_precisions_stands_once(
+    tmp_path: Path, values: dict[str, float], expected: float
+) -> None:
+    """In the setting that asks for the plain picture, and there in the lowest precision."""
+    cells = [
+        intact(name, attack="masked_span", gamma=0.27, setting=setting, dtype=dtype)
+        for name in values
+        for dtype, setting in [name.split()]
+    ]
+    made = card_of_lines(tmp_path, *((entry, [values[entry["run_id"]]], {}) for entry in cells))
+    (row,) = made.rows
+    assert row.one_upload is not None
+    assert (row.one_upload.mean, made.further) == (expected, 0)
+    assert row.client.startswith("MJP γ .27 (")
+
+
+ONLY_APRIL: dict[str, list[dict[str, Any]]] = {
+    "april": [cell("april", **MASKED)],
+    "april and april_unk_aware": [
+        cell(name, attack=name, **MASKED) for name in ("april", "april_unk_aware")
+    ],
+    "two of april": [cell("april", **MASKED), cell("again", engine="breaching", **MASKED)],
+    "april and an attack for plain clients": [
+        cell("april", **MASKED),
+        *(intact(name, **MASKED) for name in ("patch_gradient", "patch_prior")),
+    ],
+    "a matching attack that failed": [
+        cell("april", **MASKED),
+        *(intact(name, **MASKED) for name in ("patch_gradient", "patch_prior", "masked_span")),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ONLY_APRIL)
+def test_without_a_matching_attack_there_is_no_worst_case_anywhere(
+    tmp_path: Path, name: str
+) -> None:
+    """The issue's case: april alone under MJP said 8.96 dB is the worst case."""
+    cells = ONLY_APRIL[name]
+    store = RunStore(tmp_path / "run")
+    store.write_cells(cells)
+    for entry in cells:
+        failed: list[float | str] = ["failed", "failed"]
+        psnr = failed if entry["attack"] == "masked_span" else [8.9, 9.02]
+        known = {"zero_rows": 50.0, "gradient_residual": 0.5, "grey_psnr": 12.0}
+        simple_line(store, entry, psnr, **known)
+    contents = read_contents([tmp_path / "run"])
+    (row,) = contents.card.rows
+    assert (row.one_upload, row.any_uploads) == (None, None)
+    assert marks(row) == "n"
+    assert "not known" in contents.card.sentence
+    assert "best attack recovers" not in contents.card.sentence
+    assert not any("exactly" in item for item in contents.card.would_change)
+    assert contents.derived == []
+    (clients,) = (table for table in contents.comparisons if table.title == "Every client")
+    line = dict(zip(clients.header, clients.rows[0], strict=True))
+    assert {line["best, 1 upload"], line["best, any uploads"]} == {"–"}
+    assert "no adaptive attack" in line["flags"]
+    summary = write_report([tmp_path / "run"], tmp_path / "out", everything=True)
+    assert not (tmp_path / "out/choices.csv").exists()
+    table = pd.read_csv(tmp_path / "out/table.csv")
+    assert set(table["role"]) == {"attack"}
+    assert "worst" not in summary.console.lower()
+    assert {found.role for found in page_of(contents).lines} == {"attack"}
+
+
+def page_of(contents: Contents) -> Any:
+    return page_content(contents, Gallery(), [])
+
+
+def test_attacks_on_one_upload_have_no_worst_case_without_one_that_matches(tmp_path: Path) -> None:
+    """Though one on several uploads does."""
+    made = card_of_lines(
+        tmp_path,
+        (intact("patch_gradient", **MASKED), [9.0, 8.0], {"zero_rows": 50.0}),
+        (intact("r", attack_name="multi_round", uploads=6, **MASKED), [30.0, 40.0], {}),
+    )
+    (row,) = made.rows
+    assert row.one_upload is None
+    assert row.any_uploads is not None
+    assert row.any_uploads.mean == 35.0
+    write_report([tmp_path], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out/table.csv")
+    derived = table[table["role"] != "attack"]
+    assert set(derived["attack"]) == {"worst_case, any number of uploads"}
+    assert json.loads(derived["chosen"].iloc[0]) == {"patch_gradient": 0, "r": 2}
+
+
+def test_zero_rows_of_a_client_that_does_not_shuffle_are_no_mask(tmp_path: Path) -> None:
+    """Such as of one that sends its largest entries alone."""
+    facts: dict[str, Any] = {"defenses": "top_k 0.1"}
+    made = card_of_lines(
+        tmp_path,
+        (intact("patch_gradient", **facts), [9.0, 28.0], {"zero_rows": 50.0}),
+        (intact("patch_prior", **facts), [19.0, 8.0], {"zero_rows": 50.0}),
+    )
+    (row,) = made.rows
+    assert row.one_upload is not None
+    assert (row.one_upload.mean, row.client) == (23.5, "plain, top k 0.1 (a)")
+
+
+def test_a_model_trained_with_the_altered_block_is_attacked_as_it_is(tmp_path: Path) -> None:
+    facts = {"first_block": "closed_form"}
+    made = card_of_lines(
+        tmp_path,
+        (cell("april", **facts), [40.0, 10.0], {}),
+        (intact("patch_gradient", **facts), [20.0, 30.0], {}),
+    )
+    (row,) = made.rows
+    assert row.one_upload is not None
+    assert row.one_upload.mean == 35.0
+    assert marks(row.published) == ""
+
+
+def test_controls_alone_make_a_card_that_says_so(tmp_path: Path) -> None:
+    made = card_of_lines(tmp_path, (intact("grey", role="floor"), [11.0], {}))
+    assert made.rows == ()
+    assert "No client was attacked" in made.sentence
+
+
+def test_columns_of_another_version_do_not_stop_a_card(tmp_path: Path) -> None:
+    other: dict[str, Any] = {"fact of tomorrow": ["a", {"b": 1}]}
+    made = card_of_lines(tmp_path, (intact("patch_gradient", **other), [30.0], {}))
+    assert made.rows[0].one_upload is not None
+
+
+def test_uploads_without_truth_are_counted_and_not_scored(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    entry = intact("masked_span", **MASKED)
+    store.write_cells([entry])
+    simple_line(store, entry, ["unscored"] * 3)
+    pictures = {"images": torch.rand(3, 3, 8, 8)}
+    store.write_reconstructions("masked_span", 0, pictures, [image_id(i) for i in range(3)])
+    rows = store.read_rows("masked_span")
+    residuals = rows.drop_duplicates("image_id").assign(
+        metric="gradient_residual", variant="diagnostic", value=[0.1, 0.25, 0.9], status="ok"
+    )
+    write_rows(store, entry, [*rows.to_dict("records"), *residuals.to_dict("records")])  # type: ignore[list-item]
+    made = card_of(tmp_path)
+    assert numbers(made.sentence) == [3, 1, 0.25]
+    (row,) = made.rows
+    assert (row.one_upload, row.floor, row.accuracy) == (None, None, None)
+
+
+def test_uploads_that_only_could_not_be_scored_are_not_said_to_be_without_truth(
+    tmp_path: Path,
+) -> None:
+    store = RunStore(tmp_path)
+    entry = intact("masked_span", **MASKED)
+    store.write_cells([entry])
+    simple_line(store, entry, ["unscored"] * 2)
+    write_pictures(store, entry, {image_id(i): 20.0 for i in range(2)})
+    made = card_of(tmp_path)
+    assert made.sentence.startswith("Nothing that the MJP γ .27 client (batch 1, float32) leaks")
+    assert "although the private images are known" in made.sentence
+    assert "not known" not in made.sentence
+
+
+def test_an_attack_without_pictures_does_not_make_the_truth_known(tmp_path: Path) -> None:
+    """One with a residual but no picture stored, beside one whose pictures have no original."""
+    store = RunStore(tmp_path)
+    entries = [intact(name, **MASKED) for name in ("masked_span", "token_span")]
+    store.write_cells(entries)
+    for entry in entries:
+        rows = image_rows(entry, image_id(0), 0.0, status="unscored", reason="no truth")
+        residual = {"metric": "gradient_residual", "variant": "diagnostic", "value": 0.5}
+        write_rows(store, entry, [*rows, rows[0] | residual | {"status": "ok", "reason": ""}])
+    pictures = {"images": torch.rand(1, 3, 8, 8)}
+    store.write_reconstructions("masked_span", 0, pictures, [image_id(0)])
+    assert "The private images are not known here" in card_of(tmp_path).sentence
+
+
+# what lines on different images share -------------------------------------------------------------
+
+
+def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> None:
+    """Three lines on overlapping images, of which one attack failed on one and stored no grey."""
+    hits = {0: 1.0, 1: 1.0, 2: 0.0, 3: 1.0, 4: 0.0, 5: 0.0, 6: 1.0}
+    images = {"patch_gradient": range(4), "patch_prior": range(2, 6), "oracle_inverse": [6]}
+    store = RunStore(tmp_path)
+    entries = {name: intact(name) for name in images}
+    entries["oracle_inverse"]["role"] = "ceiling"
+    store.write_cells(list(entries.values()))
+    for name, entry in entries.items():
+        for i in images[name]:
+            known: dict[str, Any] = {"status": "failed", "reason": "so it is"} if i == 1 else {}
+            grey, top1 = {"grey_psnr": 10.0 + i}, {"intact": hits[i]}
+            rows = image_rows(entry, image_id(i), 20.0, diagnostics=grey, top1=top1, **known)
+            store.write_rows(name, i, pd.DataFrame(rows))
+    made = card_of(tmp_path)
+    (row,) = made.rows
+    assert (row.accuracy, row.accuracy_n) == (pytest.approx(100 * 4 / 7), 7)
+    assert numbers(dict(made.facts)["Accuracy"])[:3] == [57.1, 1, 7]
+    assert row.floor is not None
+    assert row.floor.mean == pytest.approx(10 + (0 + 2 + 3 + 4 + 5 + 6) / 6)
+    assert (row.floor.n, row.floor.of, row.floor.above_20) == (6, 6, 0)
+    assert marks(row.one_upload) == "rz"  # four images of each attack, not the same ones
+
+
+def test_the_sentence_names_a_side_of_the_floor_only_where_the_same_images_agree(
+    tmp_path: Path,
+) -> None:
+    """The attack got an easy image alone: above its floor there, below the floor of both."""
+    for name, floor, said, flag in (
+        ("easy", [10.0, 30.0], False, "r"),
+        ("equal", [18.0, 18.0], True, "fr"),
+        ("hard", [20.0, 2.0], False, "fr"),
+    ):
+        made = card_of_lines(
+            tmp_path / name,
+            (cell("april", first_block="closed_form"), [15.0, "failed"], {}),
+            (intact("grey", role="floor", first_block="closed_form"), list(floor), {}),
+        )
+        (row,) = made.rows
+        assert marks(row.published) == marks(row.one_upload) == flag
+        assert ("stays below the floor in the mean" in made.sentence) == ("f" in flag)
+        assert ("below the floor of 18.0 (grey)" in made.sentence) == said
+        assert ("the floor of" in made.sentence) == said
+
+
+def test_an_undefended_client_that_is_not_alike_is_named(tmp_path: Path) -> None:
+    for name, batch in (("alike", 1), ("not alike", 4)):
+        made = card_of_lines(
+            tmp_path / name,
+            (intact("masked_span", **MASKED), [20.0, 30.0], {}),
+            (intact("patch_gradient", batch=batch), [40.0, 50.0], {}),
+        )
+        other = "Undefended, but not alike (plain (a) · batch 4): "
+        assert made.beside.startswith("The undefended client: " if batch == 1 else other)
+
+
+def test_exactly_is_not_said_of_what_a_sentence_cannot_count(tmp_path: Path) -> None:
+    """One picture of one is `the one picture`, and a median at the cap is left out."""
+    made = card_of_lines(tmp_path / "one", (intact("patch_gradient"), [math.inf], {}))
+    assert "recovers the one picture exactly." in made.sentence
+    made = card_of_lines(tmp_path / "cap", (intact("patch_gradient"), [101.0, 102.0, 19.0], {}))
+    assert "recovers none of 3 pictures exactly and 2 at 20 dB or more." in made.sentence
+    made = card_of_lines(tmp_path / "8 bit", (intact("pixel_lattice"), [30.0], {}))
+    assert "client (batch 1, float32), whose pixels are taken to be 8-bit," in made.sentence
+    made = card_of_lines(tmp_path / "any", (intact("masked_span"), [30.0], {}))
+    assert "8-bit" not in made.sentence
