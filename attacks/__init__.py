@@ -1,7 +1,7 @@
 """Attacks and controls, found by name.
 
-To add one: write a file with a frozen dataclass that satisfies `mjp_privacy.interfaces.Attack`,
-register it below, and list its name under `attacks:` in a config. Controls
+To add one: copy `patch_gradient.py`, which satisfies `mjp_privacy.interfaces.Attack`, register the
+copy below, and list its name under `attacks:` in a config. Controls
 (`mjp_privacy.interfaces.Control`) are registered and run the same way; results show their role as
 `floor` or `ceiling` where an attack's role is `attack`.
 """
@@ -76,13 +76,13 @@ _attack(
 )
 _attack(
     "patch_prior",
-    "patch_gradient:PatchPriorAttack",
+    "patch_prior:PatchPriorAttack",
     "patch_gradient with a prior, for noise",
     traits=["noise", "public photographs"],
 )
 _attack(
     "plain_step",
-    "patch_gradient:PlainStep",
+    "plain_step:PlainStep",
     "waits for a step that MJP left unshuffled",
     traits=["masks"],
 )
@@ -155,6 +155,11 @@ def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Co
             f"Attack {name}: {entry.where} lacks {', '.join(missing)}. Expected "
             f"{', '.join(members)}, as `mjp_privacy.interfaces` describes them; declare a value "
             "that is not an option as a ClassVar."
+        )
+    if attack.name != name:
+        raise UserError(
+            f"Attack {name}: {entry.where} calls itself {attack.name!r}. Give its `name` and the "
+            "line that registers it the same name."
         )
     return attack
 

@@ -70,6 +70,9 @@ class ClientUpdate:
     rounding: Mapping[str, Tensor] = field(default_factory=dict)
     """The same for errors that leave a zero entry at zero: quantisation and dropped entries."""
     clipped: bool = False  # each example's gradient is scaled by a factor that is not sent
+    undeclared: Tensor | None = None
+    """(n,) bool: a defence changed the upload by an error whose size neither `noise` nor `rounding`
+    tells. None: the client has no defences."""
     weights_before: Mapping[str, Tensor] | None = None  # None: the weights of AttackerView.model
 
     def part(self, steps: slice) -> ClientUpdate:
@@ -78,7 +81,13 @@ class ClientUpdate:
         def of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {name: tensor[steps] for name, tensor in tensors.items()}
 
-        return replace(self, grads=of(self.grads), noise=of(self.noise), rounding=of(self.rounding))
+        return replace(
+            self,
+            grads=of(self.grads),
+            noise=of(self.noise),
+            rounding=of(self.rounding),
+            undeclared=None if self.undeclared is None else self.undeclared[steps],
+        )
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,13 @@ class ClientConfig:
         return any(isinstance(defense_of(text), StepDefense) for text in self.defenses)
 
     @property
+    def has_errors(self) -> bool:
+        """Whether defences change the upload by more than such a factor, so that there is an error
+        to be declared."""
+        defenses = [defense_of(text) for text in self.defenses]
+        return any(not isinstance(d, StepDefense) or d.deviation(self.batch) for d in defenses)
+
+    @property
     def pseudo_gradient(self) -> Literal["exact", "approximate"]:
         """Whether the upload gives one gradient exactly or only approximately, defences aside.
 

@@ -97,13 +97,17 @@ def _defended(
         noise=_joined([part.noise for part in parts], names),
         rounding=_joined([part.rounding for part in parts], names),
         clipped=client.clips,
+        undeclared=_in_any([part.unknown for part in parts], names) if client.defenses else None,
     )
 
 
 def _upload(
     trainer: FedSGDClient, inputs: Sequence[ClientInput], round: int, seed: int
 ) -> Disturbed:
-    """Whole uploads of a few clients: training, then the defences in their order."""
+    """Whole uploads of a few clients: training, then the defences in their order.
+
+    `unknown` is, for every parameter, what any of them left undeclared.
+    """
     client = trainer.config
     defenses = [defense_of(text) for text in client.defenses]
     step_defense = next((item for item in defenses if isinstance(item, StepDefense)), None)
@@ -112,38 +116,49 @@ def _upload(
         state = Disturbed(training.gradient(inputs[0]))
     else:
         state = Disturbed(training.difference(inputs))
-    if step_defense is not None:
-        state = replace(state, noise=_noise_of_steps(step_defense, client, state.sent))
+    state = _with_noise_of_steps(state, step_defense, client)
     for place, defense in enumerate(defenses):
         if isinstance(defense, UploadDefense):
             purpose = f"{defense.name} {place}"
-            draws = Draws(seed, inputs[0].image_ids[:: client.batch], round, purpose)
-            altered = defense.apply(state.sent, draws)
-            noise = added(state.noise, altered.noise)
-            state = Disturbed(altered.sent, noise, added(state.rounding, altered.rounding))
+            first_ids = inputs[0].image_ids[:: client.batch]
+            draws = Draws(seed, first_ids, round, purpose, client.steps)
+            state = _after(state, defense.apply(state.sent, draws))
     return state
 
 
-def _noise_of_steps(
-    defense: StepDefense, client: ClientConfig, sent: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The standard deviation that noise inside the steps has in the upload, by parameter.
+def _after(state: Disturbed, altered: Disturbed) -> Disturbed:
+    """The upload that a defence made of `state`, with the errors of both."""
+    undeclared = altered.undeclared(state.sent)
+    unknown = {name: state.unknown[name] | silent for name, silent in undeclared.items()}
+    noise, rounding = added(state.noise, altered.noise), added(state.rounding, altered.rounding)
+    return Disturbed(altered.sent, noise, rounding, unknown)
 
-    Empty for AdamW, which divides the noise by numbers that stay with the client.
-    """
-    level = defense.deviation(client.batch)
-    if not level or client.optimizer != "sgd":
-        return {}
+
+def _with_noise_of_steps(
+    state: Disturbed, defense: StepDefense | None, client: ClientConfig
+) -> Disturbed:
+    """The upload with what is known of the noise inside its steps, whose size is not known for
+    AdamW: it divides the noise by numbers that stay with the client."""
+    level = 0.0 if defense is None else defense.deviation(client.batch)
+    known = client.optimizer == "sgd"
     if client.upload == "weight_difference":
         level *= noise_gain(client.steps, client.momentum, client.lr)
-    return {
-        name: torch.full((len(g),), level, dtype=torch.float64, device=g.device)
-        for name, g in sent.items()
-    }
+    noise, unknown = {}, {}
+    for name, g in state.sent.items():
+        unknown[name] = torch.full((len(g),), bool(level) and not known, device=g.device)
+        if level and known:
+            noise[name] = torch.full((len(g),), level, dtype=torch.float64, device=g.device)
+    return replace(state, noise=noise, unknown=unknown)
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
     return {n: torch.cat([part[n] for part in parts]) for n in names if n in parts[0]}
+
+
+def _in_any(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> Tensor | None:
+    """(n,) bool: true for one of these parameters; None without any."""
+    joined = _joined(parts, names)
+    return torch.stack(list(joined.values())).any(0).cpu() if joined else None
 
 
 def weights_of(model: LoadedModel) -> Mapping[str, Tensor]:

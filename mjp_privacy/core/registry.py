@@ -17,14 +17,31 @@ class Entry:
     """Something that is imported only when it is used, so that listing names stays quick."""
 
     where: str  # "package.module:attribute"
-    summary: str  # one line for people
+    summary: str = ""  # one line for people; left out where the docstring's first line is it
     preset: Mapping[str, Any] = field(default_factory=dict)  # options that this name stands for
     traits: frozenset[str] = frozenset()  # what a reader of its results must know about it
 
     def load(self) -> Any:
         """Import the module and return the attribute that the entry names."""
-        module, _, attribute = self.where.partition(":")
-        return getattr(import_module(module), attribute)
+        name, _, attribute = self.where.partition(":")
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError as error:
+            if not error.name or not f"{name}.".startswith(f"{error.name}."):
+                raise  # the module is there, and what it imports is not
+            raise UserError(
+                f"{self.where} is registered, but there is no file {name.replace('.', '/')}.py. "
+                "Write it, or mend the line that registers it."
+            ) from error
+        if not hasattr(module, attribute):
+            own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == name]
+            classes = [n for n in own if isinstance(getattr(module, n), type)]
+            raise UserError(
+                f"{self.where} is registered, but {name.replace('.', '/')}.py has no {attribute}; "
+                f"its classes: {', '.join(classes) or 'none'}.{did_you_mean(attribute, classes)} "
+                "Mend the line that registers it."
+            )
+        return getattr(module, attribute)
 
 
 def nearest(name: str, available: Iterable[str]) -> str | None:

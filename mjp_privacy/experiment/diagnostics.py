@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from attacks.controls import mean_image, oracle_inverse
+from attacks.equations.pictures import per_image
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.gradient_residual import Mode, gradient_residual
 from mjp_privacy.experiment.source import Observation
+from mjp_privacy.experiment.unshuffled import unshuffled_uploads
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction, Truth
 from mjp_privacy.metrics.jigsaw import (
     direct_accuracy,
@@ -72,11 +74,12 @@ def diagnose(
     return {
         **bounds(cell, inputs, target, oracle),
         **puzzle(inputs),
+        **unshuffled_uploads(view, cell.gamma),
         **mask_agreement(reconstruction.mask, inputs),
         **regions(view, images, inputs, target),
         **jigsaw(reconstruction, images, inputs, scene.plain, view),
         **original(cell, scene, images),
-        **residual(view, reconstruction, images, scene.models, cell.client.mode),
+        **without_truth(view, reconstruction, images, scene.models, cell.client.mode),
     }
 
 
@@ -189,13 +192,24 @@ def original(cell: Cell, scene: Scene, images: Tensor) -> dict[str, Tensor]:
     return {"original_psnr": psnr(images, scene.photographs)}
 
 
-def residual(
+def without_truth(
     view: AttackerView,
     reconstruction: Reconstruction,
     images: Tensor,
     models: Sequence[LoadedModel],
     mode: Mode,
 ) -> dict[str, Tensor]:
-    """How far the reconstruction's gradient is from the upload; computed without the truth."""
+    """What needs no private image: how far the reconstruction's gradient is from the upload, and
+    whether the upload carries an error that attacks were not told."""
     measured = gradient_residual(view, images, reconstruction.mask, models, mode)
-    return {} if measured is None else {"gradient_residual": measured}
+    residual = {} if measured is None else {"gradient_residual": measured}
+    return residual | undeclared_error(view)
+
+
+def undeclared_error(view: AttackerView) -> dict[str, Tensor]:
+    """1 where one of an image's uploads carries an error that its client's defences do not declare,
+    else 0; nothing if the client has no defences."""
+    known = [update.undeclared for update in view.updates if update.undeclared is not None]
+    if not known:
+        return {}
+    return {"undeclared_error": per_image(view, torch.stack(known).any(0).double())}

@@ -44,6 +44,7 @@ REGIONS = (
     Measure("oracle_permutation_psnr", "PSNR, oracle permutation", cap=PSNR_CAP),
     Measure("jigsaw_direct", "jigsaw direct", decimals=3),
     Measure("jigsaw_neighbour", "jigsaw neighbour", decimals=3),
+    Measure("unshuffled_uploads", "uploads unshuffled", decimals=1),
     Measure("always_masked", "patches masked in every upload", decimals=1),
     Measure("open_directions", "open directions", decimals=1),
     Measure("lattice_found", "lattice found", decimals=2),
@@ -82,6 +83,12 @@ def image_counts(line: Line, variant: str) -> Counts:
     metrics = ["psnr", *METRICS]
     computed = [metric for metric in metrics if len(line.scores(metric, variant))]
     return summary(line, [*computed, "psnr"][0], variant, interval=False).counts
+
+
+def exact_images(line: Line) -> frozenset[str]:
+    """The images that are equal to the compared picture in every 8-bit value."""
+    scored = line.scored("psnr", "paper")
+    return frozenset(map(str, scored.index[np.isposinf(scored.to_numpy())]))
 
 
 def not_run(line: Line) -> int:

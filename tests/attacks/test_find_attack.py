@@ -56,6 +56,13 @@ def test_a_half_written_attack_is_told_what_it_lacks() -> None:
         find_attack("half_written")
 
 
+def test_an_attack_under_another_name_than_its_own_is_an_error() -> None:
+    entry = Entry("attacks.patch_gradient:PatchGradient", "a copy whose name was forgotten")
+    said = "Attack yours: attacks.patch_gradient:PatchGradient calls itself 'patch_gradient'. Give"
+    with ATTACKS.registered("yours", entry), pytest.raises(UserError, match=said):
+        find_attack("yours")
+
+
 # traits -------------------------------------------------------------------------------------------
 
 KNOW_MASKS = {

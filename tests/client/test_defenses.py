@@ -162,7 +162,10 @@ def test_sign_is_one_magnitude_a_tensor() -> None:
     assert torch.allclose(update.grads[weight].abs().flatten(1).amax(1), magnitude)
 
 
-@pytest.mark.parametrize("defense", [{"top_k": 0.5}, "int8", "float16", "sign"])
+@pytest.mark.parametrize(
+    "defense",
+    [{"top_k": 0.5}, {"prune": 0.5}, {"percentile_privacy": 10}, "int8", "float16", "sign"],
+)
 def test_compression_leaves_masked_rows_at_zero(defense: Any) -> None:
     rows = sent(defense).grads["pos_embed"][:, 0, 1:]
     assert (rows[some_masks(8)[:4]] == 0).all()
@@ -204,6 +207,8 @@ def test_a_defense_is_one_line_of_text_and_comes_back_from_it() -> None:
     given = [{"dp_sgd": {"noise": 0.5, "clip": 2}}, {"top_k": 0.1}, "int8", {"float16": None}]
     lines = [canonical(item) for item in given]
     assert lines == ["dp_sgd 0.5 clip 2", "top_k 0.1", "int8", "float16"]
+    defaults = ("percentile_privacy", {"percentile_privacy": None}, {"percentile_privacy": 10})
+    assert {canonical(item) for item in defaults} == {"percentile_privacy 10"}
     assert [canonical(line) for line in lines] == lines
     braces = ClientConfig(defenses=("{dp_sgd: {noise: 0.5, clip: 2}}", "{int8:}"))
     assert braces.defenses == ("dp_sgd 0.5 clip 2", "int8")
@@ -219,6 +224,15 @@ def test_a_defense_is_one_line_of_text_and_comes_back_from_it() -> None:
         ({"defenses": [{"dp_sgd": -1}]}, "dp_sgd: expected a noise of 0 or above"),
         ({"defenses": [{"gaussian_noise": -1}]}, "gaussian_noise.std: expected 0 or a number"),
         ({"defenses": [{"top_k": 0}]}, "top_k.share: expected a share above 0 and up to 1, got 0"),
+        ({"defenses": [{"prune": 2}]}, "prune.share: expected a share above 0 and up to 1, got 2"),
+        (
+            {"defenses": [{"percentile_privacy": 101}]},
+            "expected a percentile of 0 to 100 and a gamma above 0, got percentile 101 and gamma",
+        ),
+        (
+            {"defenses": [{"percentile_privacy": {"gamma": 0}}]},
+            "got percentile 10 and gamma 0. NVFlare's are 10 and 0.01.",
+        ),
         ({"defenses": [{"top_k": "many"}]}, "top_k.share: expected a number, got 'many'"),
         ({"defenses": ["{top_k 1"]}, "A defense is written as {dp_sgd: 0.5} or as dp_sgd 0.5"),
         ({"defenses": ["top_k"]}, "expected its share, got none. Write {top_k: {share: 0.1}} or"),

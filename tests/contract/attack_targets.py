@@ -1,13 +1,17 @@
 """The one table of attacks: what each needs, and the planted answer it reaches.
 
-A new attack joins by one line. The client is a tiny float64 ViT whose embedding can be inverted
-(width above patch length), so arithmetic limits nothing: what is missed, the attack misses.
+A registered attack without a line here is held to `AttackTarget("yours", any_positions=None)`: all
+of the picture without MJP, and pictures or a refusal with it. A line says more, or otherwise. The
+client is a tiny float64 ViT whose embedding can be inverted (width above patch length), so
+arithmetic limits nothing: what is missed, the attack misses.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from attacks import ATTACKS, find_attack
 
 EXACT = 100.0
 TOLERANCE = 1.0  # dB
@@ -16,24 +20,24 @@ TOLERANCE = 1.0  # dB
 @dataclass(frozen=True)
 class AttackTarget:
     """What an attack reaches in each situation: mean PSNR in dB over the images, each capped at
-    100, to TOLERANCE.
+    100, to TOLERANCE. Where None stands, any answer will do, but it must not break.
 
     An iterative attack names a smaller `model` and fewer `images`: its budget is seconds.
     """
 
     attack: str
-    needs: tuple[str, ...] | None  # None: every parameter
+    needs: tuple[str, ...] | Literal["all"] | None = None  # None: whatever its class says
     options: dict[str, Any] = field(default_factory=dict)
     unshuffled: float = EXACT  # setting a, plain model
     shuffled: float = EXACT  # setting b, plain model
     unmasked: float = EXACT  # setting a, model with E_unk
-    mjp: float = EXACT  # setting b, model with E_unk
+    mjp: float | None = None  # setting b, model with E_unk
     plain: bool = False  # under MJP it is scored against the plain image (c): several uploads
     nothing_under_mjp: bool = False  # every image masked: not applicable to any
     pictures: bool = True  # False: it names a mask only
     mjp_only: bool = False  # not applicable to a model without E_unk
-    any_positions: bool = False  # applicable to a model without position embeddings
-    any_batch: bool = False  # applicable to more than one image a step
+    any_positions: bool | None = False  # applicable to a model without position embeddings
+    any_batch: bool | None = None  # applicable to more than one image a step
     eight_bit: bool = False  # planted pixels are multiples of 1/255
     gamma: float = 0.27
     model: dict[str, Any] = field(default_factory=dict)
@@ -53,11 +57,19 @@ LARGE_PATCHES = {"img_size": 40, "patch_size": 8, "embed_dim": 208, "depth": 1}
 """25 patches of 192 pixels, of which MJP masks six: enough pixels for the lattice."""
 MATCHING = {"steps": 100, "tv": 0.02, "decay": "cosine-decay", "step_size": 0.2}
 
-TARGETS = (
-    AttackTarget("april", ("pos_embed", QKV), {"engine": "batched"}, mjp=10.3),
-    AttackTarget("april", ("pos_embed", QKV), {"engine": "breaching"}, mjp=10.3),
-    AttackTarget("april_unk_aware", ("pos_embed", QKV, "unk_embed"), mjp=12.6, mjp_only=True),
-    AttackTarget("april_prior", ("pos_embed", QKV, "unk_embed"), STATIONARY, mjp=13.1),
+LINES = (
+    AttackTarget("april", ("pos_embed", QKV), {"engine": "batched"}, mjp=10.3, any_batch=False),
+    AttackTarget("april", ("pos_embed", QKV), {"engine": "breaching"}, mjp=10.3, any_batch=False),
+    AttackTarget(
+        "april_unk_aware",
+        ("pos_embed", QKV, "unk_embed"),
+        mjp=12.6,
+        mjp_only=True,
+        any_batch=False,
+    ),
+    AttackTarget(
+        "april_prior", ("pos_embed", QKV, "unk_embed"), STATIONARY, mjp=13.1, any_batch=False
+    ),
     AttackTarget("patch_gradient", ("pos_embed", PATCH), mjp=11.6, any_batch=True),
     AttackTarget("patch_prior", ("pos_embed", PATCH), STATIONARY, mjp=12.7, any_batch=True),
     AttackTarget(
@@ -74,8 +86,10 @@ TARGETS = (
         "pixel_lattice",
         ("pos_embed", PATCH, QKV, "unk_embed"),
         STATIONARY,
+        mjp=EXACT,
         plain=True,
         mjp_only=True,
+        any_batch=False,
         eight_bit=True,
         model=LARGE_PATCHES,
         images=2,
@@ -84,13 +98,21 @@ TARGETS = (
         "multi_round",
         ("pos_embed", PATCH, QKV),
         {"uploads": 8, **STATIONARY},
+        mjp=EXACT,
         plain=True,
         any_batch=True,
     ),
-    AttackTarget("token_span", (PATCH, QKV), STATIONARY, model={"embed_dim": 160}, mjp=15.0),
+    AttackTarget(
+        "token_span",
+        (PATCH, QKV),
+        STATIONARY,
+        model={"embed_dim": 160},
+        mjp=15.0,
+        any_batch=False,
+    ),
     AttackTarget(
         "inverting_gradients",
-        None,
+        "all",
         MATCHING,
         unshuffled=16.9,
         shuffled=16.9,
@@ -104,7 +126,7 @@ TARGETS = (
     ),
     AttackTarget(
         "april_optimization",
-        None,
+        "all",
         MATCHING,
         unshuffled=18.7,
         shuffled=18.7,
@@ -116,3 +138,23 @@ TARGETS = (
         images=1,
     ),
 )
+
+
+def fault_of(target: AttackTarget) -> str:
+    """Why the attack of a target cannot be made; empty where it can."""
+    try:
+        find_attack(target.attack, target.options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def registered() -> list[AttackTarget]:
+    """The lines of registered attacks, and for those without one what holds by default."""
+    listed = [line for line in LINES if line.attack in ATTACKS]
+    named = {line.attack for line in listed}
+    return [*listed, *(AttackTarget(n, any_positions=None) for n in ATTACKS if n not in named)]
+
+
+TARGETS = [target for target in registered() if not fault_of(target)]
+"""Those that can be tested."""

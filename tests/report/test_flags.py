@@ -22,7 +22,7 @@ MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
 def test_every_flag_has_a_letter_of_its_own_and_says_why() -> None:
     known = [value for value in vars(flags).values() if isinstance(value, Flag)]
     assert len({flag.mark for flag in known}) == len({flag.name for flag in known}) == len(known)
-    assert {flag.mark for flag in known} == set("fncwipurxza")
+    assert {flag.mark for flag in known} == set("fncwipurxzae")
     assert all(len(flag.mark) == 1 and flag.text.endswith(".") for flag in known)
 
 
@@ -85,6 +85,15 @@ def test_uploads_that_are_not_shuffled_are_flagged(
     tmp_path: Path, facts: dict[str, Any], diagnostics: dict[str, float], expected: str
 ) -> None:
     (row,) = card_of_lines(tmp_path, (intact("masked_span", **facts), [30.0], diagnostics)).rows
+    assert marks(row) == expected
+
+
+@pytest.mark.parametrize(("undeclared", "expected"), [(1.0, "e"), (0.0, "")])
+def test_a_defence_that_declares_no_error_is_flagged(
+    tmp_path: Path, undeclared: float, expected: str
+) -> None:
+    line = intact("patch_prior", defenses="mine"), [30.0], {"undeclared_error": undeclared}
+    (row,) = card_of_lines(tmp_path, line).rows
     assert marks(row) == expected
 
 

@@ -9,7 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.defenses.disturbance import Disturbed, Draws, entries, per_step
+from mjp_privacy.client.defenses.disturbance import (
+    Disturbed,
+    Draws,
+    dropped_error,
+    entries,
+    per_step,
+    smallest_kept,
+)
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import Grads
 
@@ -48,15 +55,10 @@ class TopK:
             name: part.unflatten(1, g.shape[1:])
             for (name, g), part in zip(sent.items(), parts, strict=True)
         }
-        threshold = torch.where(sparse == 0, torch.inf, sparse.abs()).amin(1)
-        threshold = torch.where(threshold.isfinite(), threshold, 0.0).double()
-        return Disturbed(shaped, {}, {name: _dropped(g, threshold) for name, g in shaped.items()})
-
-
-def _dropped(sparse: Tensor, threshold: Tensor) -> Tensor:
-    """(n,): dropped entries lie uniformly below the smallest magnitude that was kept."""
-    share = (sparse == 0).flatten(1).double().mean(1)
-    return threshold * (share / 3).sqrt()
+        threshold = smallest_kept(sparse)
+        return Disturbed(
+            shaped, {}, {name: dropped_error(g, threshold) for name, g in shaped.items()}
+        )
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,30 @@ class Disturbed:
     """An altered upload, and the size of its error as recipe and upload alone reveal it.
 
     `noise` is on every entry. `rounding` leaves zero entries zero, so that a row without a
-    gradient can still be recognised.
+    gradient can still be recognised. Attacks are told both, and take an upload without them for
+    exact.
     """
 
     sent: dict[str, Tensor]
     noise: Deviations = field(default_factory=dict)
     rounding: Deviations = field(default_factory=dict)
+    unknown: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parameters, with (n,) bool each, whose error the upload does not tell; what is declared for
+    them is a lower bound, and the privacy card says so."""
+
+    def undeclared(self, before: Grads) -> dict[str, Tensor]:
+        """By parameter, (n,) bool: it was changed, and its error is not declared or not known.
+
+        before: the upload as the defence was given it
+        """
+        return {name: self._undeclared(name, g) for name, g in before.items()}
+
+    def _undeclared(self, name: str, before: Tensor) -> Tensor:
+        changed = (self.sent[name] != before).reshape(len(before), -1).any(1)
+        nothing = torch.zeros(len(before), dtype=torch.float64, device=before.device)
+        parts = [each.get(name, nothing).to(nothing) for each in (self.noise, self.rounding)]
+        unknown = self.unknown.get(name, nothing).to(before.device).bool()
+        return changed & ((parts[0] + parts[1] == 0) | unknown)
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,7 @@ class Draws:
     first_ids: Sequence[str]  # of each of the n steps
     round: int
     purpose: str = ""
+    steps: int = 1  # local steps behind the upload, for a defence that scales by them
 
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
         """Standard normal numbers (n, *shape) for a parameter.
@@ -63,6 +82,21 @@ def added(first: Deviations, second: Deviations) -> dict[str, Tensor]:
     shared = first.keys() & second.keys()
     variances = {name: first[name].square() + second[name].square() for name in shared}
     return {**first, **second, **{name: variance.sqrt() for name, variance in variances.items()}}
+
+
+def dropped_error(sparse: Tensor, threshold: Tensor) -> Tensor:
+    """(n,) deviation of a tensor (n, ...) whose small entries became zero.
+
+    threshold (n,): dropped entries are taken to lie uniformly below it
+    """
+    share = (sparse == 0).flatten(1).double().mean(1)
+    return threshold.double() * (share / 3).sqrt()
+
+
+def smallest_kept(flat: Tensor) -> Tensor:
+    """(n,) the smallest magnitude of (n, k) that is not zero; 0 where all are zero."""
+    least = torch.where(flat == 0, torch.inf, flat.abs()).amin(1)
+    return torch.where(least.isfinite(), least, 0.0)
 
 
 def per_step(values: Tensor, like: Tensor) -> Tensor:

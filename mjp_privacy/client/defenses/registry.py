@@ -5,8 +5,9 @@ In YAML: `client: {defenses: [{dp_sgd: 0.5}, {top_k: 0.1}, int8]}`, or with ever
 as one line of text (`dp_sgd 0.5 clip 2`), which tables show and the command line takes.
 
 To add one, write a frozen dataclass with `name`, `main` (the option whose value may stand alone,
-or None) and `apply` (on the whole upload) or `step_gradient` (inside a step of training), and
-register it below. The first line of its docstring is what `mjp list defenses` shows.
+or None) and `apply` (on the whole upload) or `step_gradient` and `deviation` (inside a step of
+training) in a file of this folder, and register it below. The first line of its docstring is what
+`mjp list defenses` shows. `tests/contract` then holds it to what it declares.
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from mjp_privacy.client.defenses.compression import Float16, Int8, Sign, TopK
 from mjp_privacy.client.defenses.disturbance import Disturbed, Draws
-from mjp_privacy.client.defenses.noise import DpSgd, GaussianNoise
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import Registry, unknown_name
+from mjp_privacy.core.registry import Entry, Registry, unknown_name
 from mjp_privacy.interfaces import Grads
 
 
@@ -57,9 +56,48 @@ class StepDefense(Protocol):
 
 Defense = UploadDefense | StepDefense
 
-DEFENSES: Registry[type[Any]] = Registry("defense")
-for _plugin in (GaussianNoise, DpSgd, TopK, Float16, Int8, Sign):
-    DEFENSES.register(_plugin.name, _plugin)
+DEFENSES: Registry[Entry] = Registry("defense")
+
+
+def _defense(name: str, where: str) -> None:
+    DEFENSES.register(name, Entry(f"mjp_privacy.client.defenses.{where}"))
+
+
+_defense("gaussian_noise", "noise:GaussianNoise")
+_defense("dp_sgd", "noise:DpSgd")
+_defense("top_k", "compression:TopK")
+_defense("prune", "pruning:Prune")
+_defense("float16", "compression:Float16")
+_defense("int8", "compression:Int8")
+_defense("sign", "compression:Sign")
+_defense("percentile_privacy", "percentile:PercentilePrivacy")
+
+MEMBERS = ("name", "main", "apply")
+STEP_MEMBERS = ("name", "main", "step_gradient", "deviation")
+
+
+def defense_class(name: str) -> type[Any]:
+    """The class of the defence called `name`; UserError where it is no defence as described above.
+
+    defense_class("int8").__module__ is "mjp_privacy.client.defenses.compression".
+    """
+    entry = DEFENSES[name]
+    plugin: type[Any] = entry.load()
+    whole = dataclasses.is_dataclass(plugin)
+    wanted = STEP_MEMBERS if hasattr(plugin, "step_gradient") else MEMBERS
+    missing = [member for member in wanted if not hasattr(plugin, member)]
+    if missing or not whole:
+        lacks = f"lacks {', '.join(missing)}" if missing else "is not a dataclass"
+        raise UserError(
+            f"Defense {name}: {entry.where} {lacks}. Expected a frozen dataclass with "
+            f"{', '.join(wanted)}; declare a value that is not an option as a ClassVar."
+        )
+    if plugin.name != name:
+        raise UserError(
+            f"Defense {name}: {entry.where} calls itself {plugin.name!r}. Give its `name` and the "
+            "line that registers it the same name."
+        )
+    return plugin
 
 
 def canonical(item: Any) -> str:
@@ -75,7 +113,7 @@ def canonical(item: Any) -> str:
             f"Known: {', '.join(DEFENSES.names())}."
         )
     ((name, value),) = item.items()
-    plugin = DEFENSES[str(name)]
+    plugin = defense_class(str(name))
     options = value if isinstance(value, Mapping) else {} if value is None else {"": value}
     return text_of(_configured(plugin, options))
 
@@ -87,7 +125,7 @@ def defense_of(text: str) -> Defense:
     defense_of("dp_sgd 0.5 clip 2") is DpSgd(noise=0.5, clip=2.0).
     """
     name, *words = text.split()
-    plugin = DEFENSES[name]
+    plugin = defense_class(name)
     options: dict[str, Any] = {}
     if len(words) % 2:
         options[""] = words.pop(0)
@@ -123,18 +161,19 @@ def check_order(texts: Sequence[str], where: str) -> None:
 
 def _configured(plugin: Any, options: Mapping[str, Any]) -> Defense:
     """The plug-in with its options; the name "" stands for the main one."""
-    existing = [option.name for option in dataclasses.fields(plugin)]
+    options_of = {option.name: option for option in dataclasses.fields(plugin)}
     values: dict[str, float] = {}
     for name, value in options.items():
         option = name or plugin.main
-        if option not in existing:
+        if option not in options_of:
             if not name:
                 raise UserError(
                     f"Defense {plugin.name}: expected no value, got {value!r}. Leave it out."
                 )
-            raise UserError(f"Defense {plugin.name}: {unknown_name('option', option, existing)}")
+            raise UserError(f"Defense {plugin.name}: {unknown_name('option', option, options_of)}")
         values[option] = _number(f"{plugin.name}.{option}", value)
-    if plugin.main and plugin.main not in values:
+    needs_main = plugin.main and options_of[plugin.main].default is dataclasses.MISSING
+    if needs_main and plugin.main not in values:
         raise UserError(
             f"Defense {plugin.name}: expected its {plugin.main}, got none. Write "
             f"{{{plugin.name}: {{{plugin.main}: 0.1}}}} or {{{plugin.name}: 0.1}}."

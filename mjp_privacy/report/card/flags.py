@@ -11,6 +11,7 @@ from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import not_run
+from mjp_privacy.report.unshuffled import unshuffled_images
 from mjp_privacy.report.worst_case import DerivedLine
 
 DIGITS = {"float32": 24, "float64": 53}
@@ -86,6 +87,12 @@ UNFINISHED = Flag(
     "unfinished",
     "Some attacks have not been run on all pictures yet; what is missing is filled by weaker ones.",
 )
+UNDECLARED = Flag(
+    "e",
+    "error not declared",
+    "A defence changes the upload and does not say by how much, or cannot know it, so that the "
+    "attacks take the upload for better than it is: the client looks safer than it is.",
+)
 FEWER_ATTACKS = Flag(
     "a",
     "fewer attacks",
@@ -118,9 +125,15 @@ def client_flags(client: Client, others: Sequence[Client]) -> tuple[Flag, ...]:
     """The flags that hold for all that was got from a client; `others`: all clients."""
     flags = [] if client.matching else [NOT_ADAPTIVE]
     flags += [FEWER_ATTACKS] if client.matching and fewer_attacks(client, others) else []
+    flags += [UNDECLARED] if _occurs(client, "undeclared_error") else []
     plain_share = client.cell.client.plain_share != ClientFacts.plain_share
-    empty = any((line.scored("empty_mask", "diagnostic") > 0).any() for line in client.lines)
-    return (*flags, *([UNSHUFFLED] if client.cell.gamma and (plain_share or empty) else []))
+    unshuffled = plain_share or any(map(unshuffled_images, client.lines))
+    return (*flags, *([UNSHUFFLED] if client.cell.gamma and unshuffled else []))
+
+
+def _occurs(client: Client, diagnostic: str) -> bool:
+    """Whether a diagnostic is above 0 on any image of any line."""
+    return any((line.scored(diagnostic, "diagnostic") > 0).any() for line in client.lines)
 
 
 def fewer_attacks(client: Client, others: Sequence[Client]) -> bool:

@@ -1,0 +1,100 @@
+"""Uploads on which the contract measures what a defence does: made up, so that the error is known.
+
+Tensors have a ViT's shapes. The error of a small tensor says little, that of a large one much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mjp_privacy.client.defenses.disturbance import Draws
+from mjp_privacy.core.seeding import torch_generator
+
+CLIENTS = 3
+SHAPES: Mapping[str, tuple[int, ...]] = {
+    "cls_token": (1, 1, 48),
+    "pos_embed": (1, 65, 48),
+    "patch_embed.proj.weight": (48, 3, 8, 8),
+    "blocks.0.attn.qkv.weight": (144, 48),
+    "head.bias": (10,),
+}
+MASKED_ROWS = slice(10, 28)
+
+
+@dataclass(frozen=True, eq=False)  # hashable by identity
+class PlantedUpload:
+    """What three clients would send without a defence: (3, *shape) by parameter name."""
+
+    name: str
+    sent: dict[str, Tensor]
+    steps: int = 1  # local steps behind a weight difference
+
+    def __str__(self) -> str:
+        return self.name
+
+    def draws(self, seed: int = 0) -> Draws:
+        """The random numbers that a defence may use."""
+        ids = [f"image {place}" for place in range(CLIENTS)]
+        return Draws(seed, ids, round=2, purpose="contract", steps=self.steps)
+
+
+Drawing = Callable[[torch.Generator, tuple[int, ...]], Tensor]
+
+
+def normal(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def uniform(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    return 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
+
+
+def heavy_tailed(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    """Exponential on either side of zero (Laplace): one entry in a thousand is above 6.9 times the
+    mean magnitude, 3 times as far out as a normal entry."""
+    first, second = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    return -first.clamp_min(1e-12).log() * torch.where(second < 0.5, -1.0, 1.0)
+
+
+def _upload(
+    name: str,
+    draw: Drawing = normal,
+    scale: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+    *,
+    uneven: float = 0.0,
+    masked: bool = False,
+    steps: int = 1,
+) -> PlantedUpload:
+    """uneven: each tensor is e^uneven times larger or smaller than the one before, in turn."""
+    generator = torch_generator("planted upload", name)
+    sent = {}
+    for place, (parameter, shape) in enumerate(SHAPES.items()):
+        factor = scale * torch.tensor(uneven * (place % 3 - 1)).exp()
+        sent[parameter] = (factor * draw(generator, (CLIENTS, *shape))).to(dtype)
+    if masked:
+        sent["pos_embed"][:, :, MASKED_ROWS] = 0
+    return PlantedUpload(name, sent, steps)
+
+
+@cache
+def planted_uploads() -> tuple[PlantedUpload, ...]:
+    """Every kind of upload that the contract asks about."""
+    return (
+        _upload("normal gradient"),
+        _upload("float32 gradient", dtype=torch.float32),
+        _upload("small gradient", scale=1e-3),
+        _upload("large gradient", scale=30.0),
+        _upload("gradient of even sizes", uniform),
+        _upload("heavy-tailed gradient", heavy_tailed),
+        _upload("gradient whose tensors differ in scale", uneven=1.5),
+        _upload("gradient with masked rows", masked=True),
+        _upload("gradient that is zero", scale=0.0),
+        _upload("weight difference of five steps", scale=0.05, dtype=torch.float32, steps=5),
+        _upload("heavy-tailed weight difference", heavy_tailed, scale=0.02, steps=3),
+    )

@@ -1,0 +1,168 @@
+"""A defence that changes an upload and does not say by how much: from the client to the card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.defenses.disturbance import Disturbed, Draws
+from mjp_privacy.client.defenses.pruning import Prune
+from mjp_privacy.client.defenses.registry import DEFENSES, defense_of
+from mjp_privacy.client.upload import make_upload
+from mjp_privacy.core.registry import Entry
+from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.interfaces import ClientInput, Grads
+from mjp_privacy.report.card.flags import UNDECLARED
+from mjp_privacy.report.write import write_report
+from tests.contract.defense_errors import complaints
+from tests.contract.planted_uploads import planted_uploads
+from tests.helpers.federations import run as federated
+from tests.helpers.models import some_images, some_labels
+from tests.helpers.models import tiny as tiny_model
+from tests.helpers.runs import attack, cells, one_cell, photographs, rows
+
+
+@dataclass(frozen=True)
+class Forgetful:
+    """Prunes as `prune` does, and forgets to declare the error."""
+
+    share: float
+    name: ClassVar[str] = "forgetful"
+    main: ClassVar[str | None] = "share"
+
+    def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+        return Disturbed(Prune(self.share).apply(sent, draws).sent)
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    with DEFENSES.registered("forgetful", Entry(f"{__name__}:Forgetful")):
+        yield
+    defense_of.cache_clear()
+
+
+def undeclared(*defenses: Any, **client: Any) -> Any:
+    """Of two images, the first zero everywhere: whether its upload hides an error."""
+    images, ids = some_images(2), ("one", "two")
+    inputs = ClientInput(images, some_labels(2), ids)
+    config = ClientConfig(defenses=defenses, **client)
+    update = make_upload(tiny_model(), [inputs], config, names=["pos_embed", "head.bias"])
+    return None if update.undeclared is None else update.undeclared.tolist()
+
+
+@pytest.mark.parametrize(
+    ("defenses", "client", "expected"),
+    [
+        ([], {}, None),
+        (["int8"], {}, [False, False]),
+        ([{"gaussian_noise": 0}], {}, [False, False]),
+        ([{"dp_sgd": 0}], {}, [False, False]),  # only scales, which `clipped` says
+        ([{"dp_sgd": 1}], {}, [False, False]),
+        (
+            [{"dp_sgd": 1}],
+            {"optimizer": "adamw", "upload": "weight_difference"},
+            [True, True],  # AdamW divides the noise by numbers that stay with the client
+        ),
+        ([{"forgetful": 1}], {}, [False, False]),  # nothing was changed
+        ([{"forgetful": 0.5}], {}, [True, True]),
+        (["int8", {"forgetful": 0.5}, {"gaussian_noise": 0.1}], {}, [True, True]),
+    ],
+)
+def test_the_client_notices(
+    defenses: list[Any], client: dict[str, Any], expected: list[bool] | None
+) -> None:
+    assert undeclared(*defenses, **client) == expected
+
+
+def test_a_step_of_its_own_carries_its_own_fact() -> None:
+    inputs = ClientInput(some_images(2), some_labels(2), ("one", "two"))
+    update = make_upload(tiny_model(), [inputs], ClientConfig(defenses=("forgetful 0.5",)))
+    assert update.undeclared is not None
+    assert update.part(slice(1, 2)).undeclared.tolist() == [True]  # type: ignore[union-attr]
+
+
+def report_of(out: Path) -> dict[str, str]:
+    """What console, Markdown, LaTeX and page say of a run."""
+    summary = write_report([out], out / "report", pictures="none")
+    texts = {
+        name: (out / "report" / name).read_text(encoding="utf-8")
+        for name in ("table.md", "table.tex", "index.html")
+    }
+    return texts | {"console": summary.console}
+
+
+def test_it_is_flagged_wherever_the_card_is_read_and_fails_the_contract(tmp_path: Path) -> None:
+    images = photographs(tmp_path / "images", 2)
+    attacks = [{"name": "patch_gradient"}, {"name": "grey"}]
+    told = one_cell(attacks=attacks, client={"defenses": [{"prune": 0.5}]})
+    silent = one_cell(attacks=attacks, client={"defenses": [{"forgetful": 0.5}]})
+    for name, config in (("told", told), ("silent", silent)):
+        assert attack(images, tmp_path / name, config).exit_code == 0
+    measured = {name: diagnostic(tmp_path / name) for name in ("told", "silent")}
+    assert measured == {"told": [0.0, 0.0], "silent": [1.0, 1.0]}
+    said = report_of(tmp_path / "silent")
+    assert "plain, forgetful 0.5 (a) e" in said["console"]
+    assert "e error not declared" in said["console"]
+    assert "plain, forgetful 0.5 (a) (e)" in said["table.md"]
+    for name in ("table.md", "table.tex", "index.html"):
+        assert UNDECLARED.name in said[name], name
+        assert UNDECLARED.text in " ".join(said[name].split()), name
+    assert not any(UNDECLARED.name in text for text in report_of(tmp_path / "told").values())
+    (sentence, *_) = complaints(Forgetful(0.5), planted_uploads()[0])
+    assert "forgetful on cls_token of the normal gradient changes it by" in sentence
+    assert sentence.endswith("and declares no error.")
+
+
+def diagnostic(out: Path) -> list[float]:
+    found = rows(out)
+    return found[found["metric"] == "undeclared_error"]["value"].tolist()  # type: ignore[no-any-return]
+
+
+def test_a_recorded_upload_keeps_the_fact(tmp_path: Path) -> None:
+    """Also where another defence of the recipe declares its error."""
+    client = {"batch": 3, "defenses": ["int8", {"forgetful": 0.5}]}
+    folder = federated(tmp_path, client=client) / "uploads"
+    assert all(json.loads(path.read_text())["undeclared"] for path in folder.glob("*.json"))
+    assert of_uploads(folder) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "noise", "rounding", "expected"),
+    [
+        ({}, {}, {}, []),
+        ({"defenses": ["int8"]}, {}, {}, [1.0]),
+        ({"defenses": ["int8"]}, {}, {"pos_embed": 1e-6}, [0.0]),
+        ({"defenses": ["dp_sgd 0.5"]}, {}, {}, [1.0]),
+        ({"defenses": ["dp_sgd 0.5"]}, {"pos_embed": 1e-6}, {}, [0.0]),
+        ({"defenses": ["dp_sgd 0"]}, {}, {}, [0.0]),  # clips alone
+    ],
+)
+def test_a_header_that_names_defences_and_declares_nothing_is_flagged(
+    recorded: Path, recipe: Any, noise: Any, rounding: Any, expected: list[float]
+) -> None:
+    for path in recorded.glob("*.json"):
+        changes = {"recipe": recipe, "noise": noise, "rounding": rounding}
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert of_uploads(recorded) == expected
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """Uploads of a client without defences."""
+    return federated(tmp_path) / "uploads"
+
+
+def of_uploads(folder: Path) -> list[float]:
+    """The distinct values of the diagnostic in an attack on recorded uploads."""
+    out = folder.parent / "attacked"
+    config = {"name": "again", "attacks": [{"name": "patch_gradient"}]}
+    attack_uploads(load_experiment(config), folder, out, device="cpu")
+    assert cells(out)
+    return sorted(set(diagnostic(out)))
