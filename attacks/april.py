@@ -24,7 +24,8 @@ from torch import Tensor
 from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.names import QKV, TABLE, UNKNOWN
 from attacks.equations.pictures import to_unit_range
-from attacks.equations.requirements import lacks_positions
+from attacks.equations.requirements import lacks_positions, too_few_equations
+from attacks.equations.tokens import sees_a_norm
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
@@ -61,6 +62,9 @@ class April:
 
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why APRIL's equations do not hold or have too few rows for this upload, or None."""
+        if self.engine == "breaching" and view.model.patch_embed.proj.bias is None:
+            text = "breaching's own code needs a bias in the patch embedding; batched does not"
+            return Refusal("model", text)
         return refused(view, self.needs(view.model))
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
@@ -107,14 +111,15 @@ def refused(view: AttackerView, names: Sequence[str]) -> Refusal | None:
     if update.kind != "gradient":
         text = "APRIL needs a gradient; the upload is a weight difference"
         return Refusal("weight_difference", text)
+    if (refusal := sees_a_norm(model)) is not None:
+        return refusal
+    if model.dist_token is not None:
+        text = "the model has a distillation token, whose row APRIL's equations leave out"
+        return Refusal("model", text)
     if model.index_embed is not None:
         text = "APRIL subtracts the position table alone; the model adds an index table too"
         return Refusal("model", text)
-    tokens, width = model.patch_embed.num_patches + 1, model.embed_dim
-    if tokens > width:
-        text = f"underdetermined: {tokens} tokens, {width} equations (N+1 <= D is needed)"
-        return Refusal("underdetermined", text)
-    return None
+    return too_few_equations(model, extra=1, who="APRIL's equations")
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class AprilPrior:
         """A (n, N or N+1, D), its last row dL/dE_unk if there is one, and A^T X W^T (n, D, D)."""
         qkv = model.get_parameter(QKV).detach().double()
         total = qkv.mT @ grads[QKV].double()
-        bias = model.patch_embed.proj.bias.detach().double()
+        bias = model.patch_bias.detach().double()
         added = model.table.detach().double()[0]  # (N+1, D), class row first
         class_token = added[:1] + model.cls_token.detach().double()[0]
         constants = torch.cat((class_token, added[1:] + bias))

@@ -107,5 +107,5 @@ class BatchedAprilAttacker(AprilAttacker):
 
     def patches(self, z: Tensor) -> Tensor:
         """W^+ (z - bias): z (n, N, D), positions subtracted -> (n, N, p)."""
-        bias = self.network.patch_embed.proj.bias.detach().double()
+        bias = self.network.patch_bias.detach().double()
         return (z - bias) @ self.embedding_inverse.mT

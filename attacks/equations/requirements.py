@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from attacks.equations.names import PATCH, TABLE
@@ -44,11 +45,31 @@ def lacks_patch_system(view: AttackerView) -> Refusal | None:
     """Why a view gives no patch system with enough equations for the patches, or None."""
     model = view.model
     refusal = lacks_positions(model) or lacks_gradients(view, TABLE, PATCH)
+    return refusal or too_few_equations(model)
+
+
+def too_few_equations(
+    model: MJPVisionTransformer, *, extra: int = 0, who: str = "closed forms"
+) -> Refusal | None:
+    """The refusal of a model with more patches N, and `extra` unknowns, than its width D; or None.
+
+    It states the inequality and the way out, in the same words wherever it is shown:
+    too_few_equations(model) for a ViT-Ti/16 at 224: "N = 196 patches > D = 192: closed forms need
+    patches <= width; up to 208 px they apply".
+    """
     patches, width = model.patch_embed.num_patches, model.embed_dim
-    if refusal is None and patches > width:
-        text = f"underdetermined: {patches} patches, {width} equations (N <= D is needed)"
-        return Refusal("underdetermined", text)
-    return refusal
+    if patches + extra <= width:
+        return None
+    more = f" + {extra}" if extra else ""
+    grid = math.isqrt(max(width - extra, 0))
+    way_out = f"up to {grid * model.patch_size} px they apply"
+    if grid < 2:
+        way_out = "no picture of more than one patch is small enough"
+    return Refusal(
+        "underdetermined",
+        f"N{more} = {patches + extra} {'unknowns' if extra else 'patches'} > D = {width}: {who} "
+        f"need patches{more} <= width; {way_out}",
+    )
 
 
 def unless_underdetermined(refusal: Refusal | None) -> Refusal | None:

@@ -5,7 +5,8 @@ and the gradient of its first layer is a sum over tokens,
 
     blocks.0.attn.qkv.weight.grad = sum_i d_i n_i^T,
 
-so its row space is the span of the T = N + 1 tokens' n_i. With P the rows of an orthonormal basis
+so its row space is the span of the tokens' n_i (T = N + 1; one more with a distillation token,
+whose own z is not needed). With P the rows of an orthonormal basis
 of the complement (T < D), P n_i = 0 for every token, which is linear in x_i and in the scalar s_i:
 
     P diag(gamma) (I - 11^T / D) (W x_i + beta + e_i) + s_i P b = 0.            (*)
@@ -26,8 +27,10 @@ from torch import Tensor
 
 from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
 from attacks.equations.patch_system import error_of, gradient, weights
+from attacks.equations.requirements import too_few_equations
 from attacks.equations.span import UploadSpan, noise_edge
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
+from mjp_privacy.models import MJPVisionTransformer
 
 WEIGHTS = (
     *(TABLE, UNKNOWN, "index_embed", PATCH, "patch_embed.proj.bias"),
@@ -68,6 +71,8 @@ def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
         getattr(model.blocks[0], "norm1", None), torch.nn.LayerNorm
     ):
         return Refusal("block", "block 0 has no LayerNorm before its attention")
+    if (refusal := sees_a_norm(model)) is not None:
+        return refusal
     if model.pos_embed is None:
         return Refusal(
             "positions", "the model has no position embeddings, so nothing tells its patches apart"
@@ -78,27 +83,31 @@ def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
         )
     if QKV not in update.grads:
         return Refusal("missing_gradient", f"the upload holds no gradient of {QKV}")
-    tokens = model.patch_embed.num_patches + 1
-    if tokens + 1 >= model.embed_dim:
-        return Refusal(
-            "underdetermined",
-            f"underdetermined: {tokens} tokens span all {model.embed_dim} dimensions of block 0's "
-            "input (N + 2 < D is needed)",
-        )
-    return None
+    # P has a row, and one to spare, only if the tokens leave two of the D dimensions free.
+    extra = model.tokens + 2 - model.patch_embed.num_patches
+    return too_few_equations(model, extra=extra, who="block 0's equations")
+
+
+def sees_a_norm(model: MJPVisionTransformer) -> Refusal | None:
+    """Why block 0's input is not W x_i + beta + e_i, or None."""
+    if not model.variant.pre_norm:
+        return None
+    return Refusal(
+        "block", "block 0 does not see W x + e itself: the model normalises it first (ln_pre)"
+    )
 
 
 def token_equations(view: AttackerView, update: ClientUpdate, index: int) -> TokenEquations:
     """(*) for the picture at `index`, from its upload and the weights that the client used."""
     state = {n: value.double() for n, value in weights(view, update).items() if n in WEIGHTS}
-    tokens = view.model.patch_embed.num_patches + 1
+    tokens, patches = view.model.tokens, view.model.patch_embed.num_patches
     sent = gradient(view, update, QKV)[index]
     values, vectors = torch.linalg.svd(sent, full_matrices=sent.shape[0] < sent.shape[1])[1:]
     rest = vectors[tokens:]
     width = rest.shape[1]
     centring = torch.eye(width).to(rest) - 1 / width
     scale = state["blocks.0.norm1.weight"]
-    added = state["patch_embed.proj.bias"].expand(tokens - 1, -1)
+    added = state.get("patch_embed.proj.bias", torch.zeros_like(scale)).expand(patches, -1)
     if "index_embed" in state:
         added = added + state["index_embed"][0, 1:]
     # The first singular value that should be zero shows the gradient's own noise. Its ratio to the

@@ -3,8 +3,9 @@
     mjp fit-prior --images DIR --patch 16 --out mine.safetensors
 
 A prior describes pixels in [0, 1] and is converted to each model's own mean and std. Attacks take
-`prior: fitted` (shipped, from 400 public photographs), `prior: stationary` (three round numbers, no
-data) or the path of a fitted file.
+`prior: fitted` (shipped, from 400 public photographs; for patch sizes other than 16 and 7 the
+covariance of a patch is derived from the fitted spectrum), `prior: stationary` (three round
+numbers, no data) or the path of a fitted file.
 """
 
 from attacks.prior.files import find_prior, load_prior, save_prior

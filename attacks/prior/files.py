@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,21 +22,44 @@ TENSORS = ("mean", "frequencies", "spectrum", "patch_mean", "patch_covariance")
 
 @lru_cache(maxsize=8)
 def find_prior(name: str, *, patch: int, size: int) -> GaussianPrior:
-    """The prior called `fitted` (shipped for this patch size) or `stationary`, or one in a file.
+    """The prior called `fitted` or `stationary`, or one in a file.
 
     find_prior("fitted", patch=16, size=224); find_prior("mine.safetensors", patch=16, size=224)
+
+    `fitted` is shipped for some patch sizes. For any other, the covariance of a patch is derived
+    from the spectrum that was fitted on pictures of about this size (`derived_prior`).
     """
     if name == "stationary":
         return stationary_prior(size)
-    path = SHIPPED / f"patch{patch}.safetensors" if name == "fitted" else Path(name)
-    if not path.is_file():
+    if name == "fitted":
+        path = SHIPPED / f"patch{patch}.safetensors"
+        return load_prior(path) if path.is_file() else derived_prior(size)
+    if not Path(name).is_file():
         shipped = ", ".join(sorted(file.stem.removeprefix("patch") for file in _shipped()))
         raise UserError(
-            f"prior {name!r}: expected 'fitted' (shipped for patch sizes {shipped}), 'stationary' "
-            f"or the path of a fitted file, and there is no file {path}. To fit one for patches of "
-            f"{patch}×{patch}: mjp fit-prior --images DIR --patch {patch} --out mine.safetensors"
+            f"prior {name!r}: expected 'fitted' (shipped for patch sizes {shipped}, derived for "
+            f"others), 'stationary' or the path of a fitted file, and there is no file {name}. To "
+            f"fit one for patches of {patch}×{patch}: mjp fit-prior --images DIR --patch {patch} "
+            "--out mine.safetensors"
         )
-    return load_prior(path)
+    return load_prior(Path(name))
+
+
+def derived_prior(size: int) -> GaussianPrior:
+    """The shipped field whose pictures were nearest to `size` pixels, without its patches.
+
+    Mean colour and radial spectrum do not depend on the patch size, and the covariance of a patch
+    of any size follows from them.
+    """
+    fields = [load_prior(path) for path in sorted(_shipped())]
+    nearest = min(fields, key=lambda field: abs(math.log(field.fitted_size / size)))
+    return replace(
+        nearest,
+        description=f"{nearest.description}; the patch covariance is derived from its spectrum",
+        patch_size=None,
+        patch_mean=None,
+        patch_covariance=None,
+    )
 
 
 def _shipped() -> list[Path]:

@@ -34,6 +34,12 @@ class GaussianPrior:
     patch_mean: Tensor | None = None  # (p,), channel first
     patch_covariance: Tensor | None = None  # (p, p)
 
+    @property
+    def fitted_size(self) -> float:
+        """Side in pixels of the pictures that the spectrum was fitted on: its first knot, the
+        constant, stands at a quarter of their lowest frequency's step."""
+        return 0.25 / float(self.frequencies[0])
+
     def field_spectrum(self, size: int, pixels: Pixels) -> Tensor:
         """(size, size, C, C): covariance of every DCT coefficient of a normalised image."""
         index = torch.arange(size, dtype=torch.float64) / (2 * size)

@@ -19,10 +19,17 @@ from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.models.layouts import LAYOUTS
 
 PYTORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
 NESTED_KEYS = ("model", "state_dict", "module")
-PREFIXED = re.compile(r"((?:model\.|module\.|_orig_mod\.)*)patch_embed\.proj\.weight")
+PREFIX = re.compile(r"(?:model\.|module\.|_orig_mod\.)*")
+ANCHOR = "patch_embed.proj.weight"  # every ViT has it, in its layout's words
+IN_FOLDERS = (
+    *("model.safetensors", "open_clip_model.safetensors"),
+    *("pytorch_model.bin", "open_clip_pytorch_model.bin"),
+)
+"""The weights in a folder as timm, transformers and open_clip save one; the first that is there."""
 TIMM_PREFIX = "timm:"
 PACKAGED_PREFIX = "packaged:"
 PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "assets" / "zoo"
@@ -49,9 +56,13 @@ class WeightFile:
     beside: tuple[str, ...] = ()  # other entries of the file: optimizer, config, ...
 
 
-def read_weight_file(source: str | Path) -> WeightFile:
-    """Read a file, or `packaged:NAME`: one of the small models that come with this package."""
-    path = _located(source)
+def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> WeightFile:
+    """Read a file, or `packaged:NAME`: one of the small models that come with this package.
+
+    shapes_only  the tensors are on torch's meta device, with shapes and without values, and there
+                 is no sha256: quick for safetensors, of which only the header is read
+    """
+    path = located(source)
     if not path.is_file():
         raise UserError(
             f"No checkpoint at {path}: expected a .safetensors, .pth or .pt file. "
@@ -61,7 +72,7 @@ def read_weight_file(source: str | Path) -> WeightFile:
     metadata: dict[str, str] = {}
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
-        content, metadata = _read_safetensors(path)
+        content, metadata = _read_safetensors(path, shapes_only)
     elif suffix in PYTORCH_SUFFIXES:
         content = _read_pytorch(path)
     else:
@@ -75,21 +86,28 @@ def read_weight_file(source: str | Path) -> WeightFile:
             f"{path.name} holds no weights: expected tensors by name, got "
             f"{', '.join(beside[:6]) or 'an empty file'}. Save model.state_dict() and give that."
         )
+    if shapes_only:
+        tensors = {name: tensor.to("meta") for name, tensor in tensors.items()}
+        return WeightFile(path, "", tensors, metadata, beside)
     return WeightFile(path, file_sha256(path), tensors, metadata, beside)
 
 
 def read_metadata(source: str | Path) -> dict[str, str]:
     """The metadata of a safetensors file; empty for any other kind of file and for none."""
-    path = _located(source)
+    path = located(source)
     if path.suffix.lower() != ".safetensors" or not path.is_file():
         return {}
-    return _read_safetensors(path)[1]
+    return _read_safetensors(path, shapes_only=True)[1]
 
 
-def _located(source: str | Path) -> Path:
+def located(source: str | Path) -> Path:
+    """The file of a path, of a folder as libraries save one, or of `packaged:NAME`; a wrong NAME
+    suggests the nearest one."""
     name = str(source)
     if not name.startswith(PACKAGED_PREFIX):
-        return Path(source)
+        path = Path(source)
+        inside = (path / file for file in IN_FOLDERS)
+        return next((file for file in inside if file.is_file()), path)
     name = name.removeprefix(PACKAGED_PREFIX)
     packaged = sorted(path.stem for path in PACKAGED_FOLDER.glob("*.safetensors"))
     if name not in packaged:
@@ -106,12 +124,17 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_safetensors(path: Path, shapes_only: bool) -> tuple[dict[str, Any], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            names = file.keys()
+            if shapes_only:
+                shapes = {name: file.get_slice(name).get_shape() for name in names}
+                tensors = {n: torch.empty(shape, device="meta") for n, shape in shapes.items()}
+            else:
+                tensors = {name: file.get_tensor(name) for name in names}
             return tensors, dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise UserError(
@@ -158,12 +181,19 @@ def _unwrap(content: Mapping[Any, Any]) -> tuple[dict[str, Tensor], tuple[str, .
             beside += [str(name) for name in content if name != key]
             content = content[key]
     entries = {str(name): value for name, value in content.items()}
-    prefix = next((match[1] for match in map(PREFIXED.fullmatch, entries) if match), "")
+    prefix = next((prefix for prefix in map(_prefix, entries) if prefix is not None), "")
     beside += [name for name in entries if not name.startswith(prefix)]
     entries = {n.removeprefix(prefix): v for n, v in entries.items() if n.startswith(prefix)}
     tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
     beside += [name for name in entries if name not in tensors]
     return tensors, tuple(sorted(beside))
+
+
+def _prefix(name: str) -> str | None:
+    """What stands before the patch embedding's weight, in any layout; None for other names."""
+    prefix = PREFIX.match(name)[0]  # type: ignore[index]
+    bare = name.removeprefix(prefix)
+    return prefix if any(ANCHOR in layout.own_names(bare) for layout in LAYOUTS) else None
 
 
 def download_timm(name: str) -> WeightFile:
@@ -179,10 +209,10 @@ def download_timm(name: str) -> WeightFile:
             "it is downloaded automatically; without one give the file: --weights PATH or "
             "--weights NAME=PATH."
         ) from error
-    return WeightFile(Path(name), _tensors_sha256(state), dict(state))
+    return WeightFile(Path(name), tensors_sha256(state), dict(state))
 
 
-def _tensors_sha256(state: dict[str, Tensor]) -> str:
+def tensors_sha256(state: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for key in sorted(state):
         digest.update(key.encode())

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.models.checkpoint_files import WeightFile
+from mjp_privacy.models.checkpoint_tables import (
+    UnknownInit,
+    filled_unknown,
+    position_notes,
+    resampled,
+)
+from mjp_privacy.models.layouts import Layout, fitting
+from mjp_privacy.models.layouts.known import TIMM
 from mjp_privacy.models.localization import DalKind
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 
-UnknownInit = Literal["mean_position", "zeros", "random"]
-AXES = {
-    "patch_embed.proj.weight": 4,
-    "blocks.0.mlp.fc1.weight": 2,
-    "head.weight": 2,
-    "cls_token": 3,
-}
+HEAD = "head.weight"
+AXES = {"patch_embed.proj.weight": 4, "blocks.0.mlp.fc1.weight": 2, HEAD: 2, "cls_token": 3}
+COLOURS = 3
+KNOWN_LAYOUTS = (
+    "Give a checkpoint in timm, DeiT or MJP layout, or in torchvision's, open_clip's or Hugging "
+    "Face's (ViT, DeiT, CLIP)."
+)
 TABLES = ("pos_embed", "index_embed")
 LAYERS = ("patch_embed.", "norm_pre.", "blocks.", "norm.", "fc_norm.", "pre_logits.", "head.")
 
@@ -33,7 +39,7 @@ class CheckpointReport:
 
     source: str
     sha256: str
-    layout: Literal["timm", "official_mjp", "random"]
+    layout: str  # the name of the file's `layouts.Layout`, or `random`
     missing: tuple[str, ...] = ()  # in the model, not in the file; `notes` say how they are filled
     unexpected: tuple[str, ...] = ()  # in the file, not used by the model
     beside: tuple[str, ...] = ()  # other entries of the file: optimizer, config, ...
@@ -53,40 +59,67 @@ class Shape:
     unknown_embedding: bool
     index_embedding: bool
     dal: DalKind
+    pre_norm: bool
+    patch_bias: bool
+    qkv_bias: bool
+    head_bias: bool
+    distillation_token: bool
 
 
-def layout_of(tensors: dict[str, Tensor]) -> Literal["timm", "official_mjp"]:
-    """Whether tensors are named as timm (and DeiT) or as the authors' MJP code names them."""
-    official = any(n == "pos_embed.weight" or n.startswith("dlocr.") for n in tensors)
-    return "official_mjp" if official else "timm"
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    """The layout of a file's tensors; timm's for names that fit none, which `shape_of` refuses."""
+    return fitting(tensors) or TIMM
 
 
-def to_own_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """timm, DeiT or official MJP tensors under this model's names: timm's and some additions.
+def to_own_names(
+    tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """A file's tensors under this model's names: timm's and some additions."""
+    own = layout_of(tensors).to_own(tensors)
+    return {name: tensor.to(dtype) for name, tensor in own.items()}
 
-    The official layout keeps one lookup table with N+2 rows: class, patches, unknown.
+
+def shape_of(state: Mapping[str, Tensor], source: str, *, classifies: bool = True) -> Shape:
+    """Read the architecture off the tensors. The number of heads does not show in them.
+
+    classifies  whether a network without a head is refused
     """
-    state = {}
-    for name, tensor in tensors.items():
-        if name == "pos_embed.weight":
-            state["pos_embed"] = tensor[:-1].unsqueeze(0)
-            state["unk_embed"] = tensor[-1:].unsqueeze(0)
-        elif name.startswith("dlocr."):
-            state[name.replace("dlocr.", "dal_regressor.", 1)] = tensor
-        else:
-            state[name] = tensor
-    return {name: tensor.float() for name, tensor in state.items()}
+    _check_plain(state, source, [name for name in AXES if classifies or name != HEAD])
+    projection = state["patch_embed.proj.weight"]
+    blocks = {int(n.split(".")[1]) for n in state if n.startswith("blocks.")}
+    table = state.get("pos_embed")
+    return Shape(
+        embed_dim=projection.shape[0],
+        depth=max(blocks) + 1,
+        patch_size=projection.shape[-1],
+        num_classes=state[HEAD].shape[0] if HEAD in state else 0,
+        # timm computes int(embed_dim * ratio), which must not round down: take the next float up.
+        mlp_ratio=math.nextafter(
+            state["blocks.0.mlp.fc1.weight"].shape[0] / projection.shape[0], math.inf
+        ),
+        grid=None if table is None else math.isqrt(table.shape[1] - 1),
+        unknown_embedding="unk_embed" in state,
+        index_embedding="index_embed" in state,
+        dal=_dal_kind(state),
+        pre_norm={"norm_pre.weight", "norm_pre.bias"} <= state.keys(),
+        patch_bias="patch_embed.proj.bias" in state,
+        qkv_bias=any(f"blocks.{block}.attn.qkv.bias" in state for block in blocks),
+        head_bias=HEAD not in state or "head.bias" in state,
+        distillation_token="dist_token" in state,
+    )
 
 
-def shape_of(state: dict[str, Tensor], source: str) -> Shape:
-    """Read the architecture off the tensors. The number of heads does not show in them."""
-    for name in AXES:
+def _check_plain(state: Mapping[str, Tensor], source: str, needed: Sequence[str]) -> None:
+    """Raise unless the tensors are those of a plain ViT in one of the known layouts."""
+    for name in needed:
         if name not in state:
             raise UserError(
                 f"{source} is not a plain ViT classifier: expected a tensor {name!r}, got "
-                f"{', '.join(sorted(state)[:6])}, … Give a checkpoint in timm, DeiT or MJP layout."
+                f"{', '.join(sorted(state)[:6])}, … {KNOWN_LAYOUTS}"
             )
-    for name in ("dist_token", "reg_token", "blocks.0.ls1.gamma"):
+    # timm's distilled DeiT answers with two heads, so it has no position of the token apart.
+    distilled = () if "dist_pos_embed" in state else ("dist_token",)
+    for name in (*distilled, "reg_token", "blocks.0.ls1.gamma"):
         if name in state:
             raise UserError(
                 f"{source} holds {name!r}: expected a plain ViT with one class token and no layer "
@@ -96,28 +129,17 @@ def shape_of(state: dict[str, Tensor], source: str) -> Shape:
         if name in state and state[name].ndim != axes:
             raise UserError(
                 f"{source}: tensor {name!r} has shape {tuple(state[name].shape)}, expected {axes} "
-                "axes. Give a checkpoint in timm, DeiT or MJP layout."
+                f"axes. {KNOWN_LAYOUTS}"
             )
-    projection = state["patch_embed.proj.weight"]
-    blocks = {int(n.split(".")[1]) for n in state if n.startswith("blocks.")}
-    table = state.get("pos_embed")
-    return Shape(
-        embed_dim=projection.shape[0],
-        depth=max(blocks) + 1,
-        patch_size=projection.shape[-1],
-        num_classes=state["head.weight"].shape[0],
-        # timm computes int(embed_dim * ratio), which must not round down: take the next float up.
-        mlp_ratio=math.nextafter(
-            state["blocks.0.mlp.fc1.weight"].shape[0] / projection.shape[0], math.inf
-        ),
-        grid=None if table is None else math.isqrt(table.shape[1] - 1),
-        unknown_embedding="unk_embed" in state,
-        index_embedding="index_embed" in state,
-        dal=_dal_kind(state),
-    )
+    kernel = state["patch_embed.proj.weight"].shape[1:]
+    if kernel[0] != COLOURS or kernel[1] != kernel[2]:
+        raise UserError(
+            f"{source} embeds patches of {kernel[1]}×{kernel[2]} pixels in {kernel[0]} colours: "
+            f"expected square patches of {COLOURS} colours. Give a model of RGB pictures."
+        )
 
 
-def _dal_kind(state: dict[str, Tensor]) -> DalKind:
+def _dal_kind(state: Mapping[str, Tensor]) -> DalKind:
     if "dal_regressor.layers.0.weight" in state:
         return "nonlinear"
     return "linear" if "dal_regressor.layers.weight" in state else "none"
@@ -136,7 +158,7 @@ def load_into(
     filled as `unknown_init` says, and an `exposed` position table with zeros."""
     source = file.path.name
     state, notes, filled = dict(state), list[str](), list[str]()
-    _position_notes(model, state, notes)
+    position_notes(model, state, notes)
     if model.position_embedding == "exposed":
         if "pos_embed" not in state:
             notes.append("pos_embed is not in the checkpoint: fixed at zero")
@@ -144,19 +166,20 @@ def load_into(
         state["pos_embed"] = torch.zeros_like(model.table)
     for name in TABLES:
         if name in state and getattr(model, name) is not None:
-            state[name] = _resampled(state[name], model.grid, name, notes)
+            state[name] = resampled(state[name], model.grid, name, notes)
     if model.unk_embed is not None and "unk_embed" not in state and "pos_embed" in state:
-        state["unk_embed"] = _filled_unknown(state, unknown_init, source, notes)
+        state["unk_embed"] = filled_unknown(state, unknown_init, source, notes)
         filled.append("unk_embed")
     expected = dict(model.named_parameters())
-    _check_complete(expected, state, source)
+    layout = layout_of(file.tensors)
+    _check_complete(expected, state, source, layout.unknown(file.tensors))
     with torch.no_grad():
         for name, parameter in expected.items():
             parameter.copy_(state[name])
     return CheckpointReport(
         source,
         file.sha256,
-        layout_of(file.tensors),
+        layout.name,
         tuple(filled),
         tuple(sorted(set(state) - set(expected))),
         file.beside,
@@ -164,56 +187,13 @@ def load_into(
     )
 
 
-def _resampled(table: Tensor, grid: int, name: str, notes: list[str]) -> Tensor:
-    old = math.isqrt(table.shape[1] - 1)
-    if old * old != table.shape[1] - 1:
-        raise UserError(
-            f"{name} has {table.shape[1]} rows: expected one class row and a square grid of "
-            "patches."
-        )
-    if old == grid:
-        return table
-    notes.append(f"{name} resampled from {old}×{old} to {grid}×{grid} (bicubic, antialiased)")
-    return resample_abs_pos_embed(table, new_size=[grid, grid], num_prefix_tokens=1)
-
-
-def _position_notes(
-    model: MJPVisionTransformer, state: dict[str, Tensor], notes: list[str]
-) -> None:
-    table = state.get("pos_embed")
-    if model.position_embedding != "learned" and table is not None and bool(table.any()):
-        notes.append(
-            "position embeddings removed from weights that were trained with them "
-            "(the paper trained this model without)"
-        )
-    if model.unk_embed is None and "unk_embed" in state:
-        notes.append("the checkpoint's unknown embedding is not used")
-
-
-def _filled_unknown(
-    state: dict[str, Tensor], unknown_init: UnknownInit | None, source: str, notes: list[str]
-) -> Tensor:
-    if unknown_init is None:
-        raise UserError(
-            f"{source} holds no unknown embedding (unk_embed, or an MJP table pos_embed.weight "
-            "with N+2 rows), which this model needs. Give an MJP checkpoint, or say how to fill "
-            "it: `unknown_init: mean_position` (the row will say so)."
-        )
-    mean = state["pos_embed"][:, 1:].mean(1, keepdim=True)
-    if unknown_init == "zeros":
-        notes.append("unk_embed is not trained: set to zeros")
-        return torch.zeros_like(mean)
-    if unknown_init == "random":
-        notes.append("unk_embed is not trained: drawn from N(0, 1), torch's start of a table")
-        drawn = torch.randn(mean.shape, generator=torch_generator("unknown embedding"))
-        return drawn.to(mean)
-    notes.append("unk_embed is not trained: set to the mean position embedding")
-    return mean
-
-
 def _check_complete(
-    expected: dict[str, torch.nn.Parameter], state: dict[str, Tensor], source: str
+    expected: dict[str, torch.nn.Parameter],
+    state: dict[str, Tensor],
+    source: str,
+    unknown: Sequence[str],
 ) -> None:
+    """Raise unless the tensors are the model's; the layout does not know the names `unknown`."""
     missing = sorted(set(expected) - set(state))
     if missing:
         raise UserError(
@@ -221,7 +201,8 @@ def _check_complete(
             f"{', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}. Expected a complete "
             "checkpoint; check that the model (depth, dal, index_embedding) is the file's."
         )
-    surplus = sorted(name for name in set(state) - set(expected) if name.startswith(LAYERS))
+    unused = set(state) - set(expected)
+    surplus = sorted(name for name in unused if name.startswith(LAYERS) or name in unknown)
     if surplus:
         raise UserError(
             f"{source} holds {len(surplus)} tensors of layers that the model does not have: "

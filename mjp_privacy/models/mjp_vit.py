@@ -17,6 +17,7 @@ from mjp_privacy.models.localization import (
     grid_positions,
     masked_l1,
 )
+from mjp_privacy.models.variant import Variant
 
 PositionEmbedding = Literal["learned", "exposed", "strict"]
 FirstBlock = Literal["intact", "closed_form"]
@@ -34,11 +35,14 @@ class MJPVisionTransformer(VisionTransformer):
     dal                 the localization regressor: none, pca, linear or nonlinear.
     first_block         `closed_form`: the model is built with a block 0 that has neither norm1 nor
                         residuals.
+    variant             where other libraries' ViTs differ from timm's: `variant.Variant`.
     """
 
     cls_token: nn.Parameter
     unk_embed: nn.Parameter | None
     index_embed: nn.Parameter | None
+    dist_token: nn.Parameter | None
+    dist_pos_embed: nn.Parameter | None
 
     def __init__(
         self,
@@ -48,10 +52,13 @@ class MJPVisionTransformer(VisionTransformer):
         index_embedding: bool = False,
         dal: DalKind = "none",
         first_block: FirstBlock = "intact",
+        variant: Variant | None = None,
         **timm_arguments: Any,
     ) -> None:
         table = "none" if position_embedding == "strict" else "learn"
-        super().__init__(pos_embed=table, **timm_arguments)
+        variant = variant or Variant()
+        super().__init__(pos_embed=table, **variant.timm_arguments(), **timm_arguments)
+        self.variant = variant
         if position_embedding != "learned" and (unknown_embedding or dal != "none"):
             raise UserError(
                 "A model without position embeddings has nothing to mask or to localize: expected "
@@ -64,10 +71,25 @@ class MJPVisionTransformer(VisionTransformer):
         self.unk_embed = _table(1, self.embed_dim) if unknown_embedding else None
         self.index_embed = _table(rows, self.embed_dim) if index_embedding else None
         self.dal_regressor = LocalizationRegressor(self.embed_dim, dal) if dal != "none" else None
+        distilled = variant.distillation_token
+        self.dist_token = _table(1, self.embed_dim) if distilled else None
+        self.dist_pos_embed = _table(1, self.embed_dim) if distilled else None
+        self._set_biases()
         if position_embedding == "exposed":
             nn.init.zeros_(self.table)
         if first_block == "closed_form":
             self.blocks[0] = ClosedFormBlock(self.blocks[0])  # type: ignore[arg-type]
+
+    def _set_biases(self) -> None:
+        """Give the patch embedding and the head a bias or none; timm's class decides by itself."""
+        layers = {self.patch_embed.proj: self.variant.patch_bias}
+        if self.num_classes:
+            layers[self.head] = self.variant.head_bias
+        for layer, wanted in layers.items():
+            if wanted and layer.bias is None:
+                layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))
+            elif not wanted:
+                layer.register_parameter("bias", None)
 
     @property
     def first_block(self) -> FirstBlock:
@@ -84,9 +106,20 @@ class MJPVisionTransformer(VisionTransformer):
         """Side of a patch in pixels."""
         return int(self.patch_embed.patch_size[0])
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens block 0 sees: the patches, the class token, a distillation token."""
+        return int(self.patch_embed.num_patches) + 1 + int(self.variant.distillation_token)
+
+    @property
+    def patch_bias(self) -> Tensor:
+        """The patch embedding's bias (D,): zeros where it has none."""
+        bias = self.patch_embed.proj.bias
+        return self.cls_token.new_zeros(self.embed_dim) if bias is None else bias
+
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that an optimiser should not decay: timm's and the new tables."""
-        return {*super().no_weight_decay(), "unk_embed", "index_embed"}
+        return {*super().no_weight_decay(), "unk_embed", "index_embed", "dist_pos_embed"}
 
     @property
     def table(self) -> Tensor:
@@ -106,17 +139,20 @@ class MJPVisionTransformer(VisionTransformer):
         return torch.cat((table[:, :1].expand(patches.shape[0], -1, -1), patches), dim=1)
 
     def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """z (B, N+1, D), the input of block 0, from normalised images x (B, C, H, W)."""
+        """z (B, tokens, D), the input of block 0, from normalised images x (B, C, H, W)."""
         patches = self.patch_embed(x)
         z = torch.cat((self.cls_token.expand(patches.shape[0], -1, -1), patches), dim=1)
         if self.index_embed is not None:
             z = z + self.index_embed
         if self.pos_embed is not None:
             z = z + self.positions(mask)
-        return self.pos_drop(z)
+        if self.dist_token is not None and self.dist_pos_embed is not None:
+            extra = self.dist_token + self.dist_pos_embed
+            z = torch.cat((z, extra.expand(len(z), -1, -1)), dim=1)
+        return self.norm_pre(self.pos_drop(z))
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """The tokens (B, N+1, D) after the last norm; token 0 is [CLS]."""
+        """The tokens (B, tokens, D) after the last norm; token 0 is [CLS]."""
         return self.norm(self.blocks(self.embed(x, mask)))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]

@@ -12,8 +12,10 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.models.checkpoint_files import WeightFile
 from mjp_privacy.models.checkpoints import Shape
+from mjp_privacy.models.layouts import Layout
 from mjp_privacy.models.localization import DalKind
 from mjp_privacy.models.mjp_vit import FirstBlock, PositionEmbedding
+from mjp_privacy.models.variant import Activation, Variant
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,34 @@ class ModelSpec:
     index_embedding: bool | None = None
     dal: DalKind | None = None
     first_block: FirstBlock | None = None
+    pre_norm: bool | None = None
+    patch_bias: bool | None = None
+    qkv_bias: bool | None = None
+    head_bias: bool | None = None
+    distillation_token: bool | None = None
+    norm_eps: float | None = None
+    activation: Activation | None = None
     checkpoint: str | None = None  # the weights that are used if the user names none
     trained_gamma: float | None = None
     where: str = ""  # advice where the weights cannot be downloaded by name
     summary: str = ""  # one line for `mjp list models`
 
+    @property
+    def variant(self) -> Variant:
+        """Where the network differs from timm's plain one; open fields are as there."""
+        stated = {field.name: getattr(self, field.name) for field in fields(Variant)}
+        return Variant(**{name: value for name, value in stated.items() if value is not None})
 
-CHOICES = {"position_embedding": PositionEmbedding, "dal": DalKind, "first_block": FirstBlock}
+
+CHOICES = {
+    "position_embedding": PositionEmbedding,
+    "dal": DalKind,
+    "first_block": FirstBlock,
+    "activation": Activation,
+}
 
 
-def overridden(spec: ModelSpec, overrides: dict[str, Any]) -> ModelSpec:
+def overridden(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
     """The spec with the user's fields in place of its own; an unknown field is an error."""
     names = sorted(
         {field.name for field in fields(ModelSpec)} - {"name", "checkpoint", "where", "summary"}
@@ -92,6 +112,7 @@ def three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]
     return tuple(numbers)
 
 
+CLIP_EPS = 1e-5
 METADATA = (
     "mean",
     "std",
@@ -102,6 +123,8 @@ METADATA = (
     "position_embedding",
     "first_block",
     "dal",
+    "norm_eps",
+    "activation",
     "trained_gamma",
 )
 """Keys of a checkpoint's metadata that describe its model; their values are JSON."""
@@ -128,8 +151,11 @@ def with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
     return replace(spec, **facts)
 
 
-def completed(spec: ModelSpec, shape: Shape) -> ModelSpec:
-    """The spec with its open fields (None) read off the checkpoint's tensors."""
+def completed(spec: ModelSpec, shape: Shape, layout: Layout) -> ModelSpec:
+    """The spec with its open fields (None) read off the checkpoint's tensors and their names.
+
+    Networks with a norm before block 0 are CLIP's, whatever the names: their activation is open.
+    """
     patch = spec.patch_size or shape.patch_size
     from_tensors: dict[str, Any] = {
         "embed_dim": shape.embed_dim,
@@ -141,6 +167,13 @@ def completed(spec: ModelSpec, shape: Shape) -> ModelSpec:
         "unknown_embedding": shape.unknown_embedding and spec.position_embedding == "learned",
         "index_embedding": shape.index_embedding,
         "dal": shape.dal if spec.position_embedding == "learned" else "none",
+        "pre_norm": shape.pre_norm,
+        "patch_bias": shape.patch_bias,
+        "qkv_bias": shape.qkv_bias,
+        "head_bias": shape.head_bias,
+        "distillation_token": shape.distillation_token,
+        "norm_eps": CLIP_EPS if shape.pre_norm else layout.norm_eps,
+        "activation": None if shape.pre_norm else layout.activation,
     }
     return filled(spec, from_tensors)
 

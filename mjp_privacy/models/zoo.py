@@ -96,39 +96,56 @@ _WIDTHS = {  # timm's plain ViTs: width, depth, heads
     "base": (768, 12, 12),
     "large": (1024, 24, 16),
 }
+_TORCHVISION = {  # width, depth, heads, patch
+    "vit_b_16": (768, 12, 12, 16),
+    "vit_b_32": (768, 12, 12, 32),
+    "vit_l_16": (1024, 24, 16, 16),
+    "vit_l_32": (1024, 24, 16, 32),
+    "vit_h_14": (1280, 32, 16, 14),
+}
+_TORCHVISION_SIZE = 224
 _TIMM_NAME = re.compile(
     r"(?:vit|deit)_(?P<width>tiny|small|base|large)_patch(?P<patch>\d+)_(?P<size>\d+)(?P<tag>\..+)?"
 )
 
 
 def spec_by_name(name: str) -> ModelSpec:
-    """A named model, or a plain timm ViT such as `vit_tiny_patch16_224[.tag]`.
+    """A named model, a plain timm ViT such as `vit_tiny_patch16_224[.tag]`, or torchvision's
+    `vit_b_16`.
 
-    A timm name without a tag is only an architecture: its mean and std must be given.
+    torchvision's names, and timm's without a tag, are architectures alone: mean and std must be
+    given.
     """
     if name in NAMED_MODELS:
         return NAMED_MODELS[name]
+    if name in _TORCHVISION:
+        width, depth, heads, patch = _TORCHVISION[name]
+        return _plain_vit(name, _TORCHVISION_SIZE, patch, width, depth, heads)
     match = _TIMM_NAME.fullmatch(name)
     if not match:
         return NAMED_MODELS[name]  # raises an error that suggests the nearest name
-    return timm_spec(name) if match["tag"] else _architecture(name)
+    return timm_spec(name) if match["tag"] else architecture(name)
 
 
-def _architecture(name: str) -> ModelSpec:
+def _plain_vit(name: str, size: int, patch: int, width: int, depth: int, heads: int) -> ModelSpec:
+    return ModelSpec(
+        name,
+        img_size=size,
+        patch_size=patch,
+        embed_dim=width,
+        depth=depth,
+        num_heads=heads,
+        mlp_ratio=4.0,
+        activation="gelu",
+    )
+
+
+def architecture(name: str) -> ModelSpec:
     """The dimensions that a plain ViT's name states; an empty spec for any other name."""
     match = _TIMM_NAME.fullmatch(name)
     if not match:
         return ModelSpec(name)
-    embed_dim, depth, heads = _WIDTHS[match["width"]]
-    return ModelSpec(
-        name,
-        img_size=int(match["size"]),
-        patch_size=int(match["patch"]),
-        embed_dim=embed_dim,
-        depth=depth,
-        num_heads=heads,
-        mlp_ratio=4.0,
-    )
+    return _plain_vit(name, int(match["size"]), int(match["patch"]), *_WIDTHS[match["width"]])
 
 
 def timm_spec(name: str) -> ModelSpec:
@@ -140,7 +157,7 @@ def timm_spec(name: str) -> ModelSpec:
     assert declared is not None
     size = declared.input_size[-1]
     return replace(
-        _architecture(name),
+        architecture(name),
         img_size=size,
         num_classes=declared.num_classes,
         mean=tuple(declared.mean),

@@ -22,8 +22,13 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Pixels
+from mjp_privacy.models.jigsaw import to_patches
 
 UNIT = Pixels(32, (0.0,) * 3, (1.0,) * 3)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
 
 
 def fields(prior: GaussianPrior, size: int, count: int) -> torch.Tensor:
@@ -158,10 +163,40 @@ def test_wrong_commands_are_told(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("patch", "size"), [(14, 224), (8, 64), (4, 32)])
+def test_a_derived_prior_knows_more_of_photographs_than_the_stationary_one(
+    patch: int, size: int
+) -> None:
+    """Half of each patch's directions are seen; the posterior mean fills in the other half."""
+    images = torch.stack([image.image for image in load_images("embedded", size=size, limit=10)])
+    patches = torch.cat([to_patches(image.double(), patch) for image in images])[::7]
+    length = patches.shape[1]
+    seen = torch.linalg.qr(torch.randn(length, length, generator=seeded()).double()).Q
+    seen = seen[:, : length // 2]
+
+    def filled_psnr(prior: GaussianPrior) -> float:
+        mean, covariance = prior.patch(patch, Pixels(size, (0.0,) * 3, (1.0,) * 3))
+        reached = covariance @ seen
+        known = ((patches - mean) @ seen).mT
+        filled = mean + (reached @ torch.linalg.solve(seen.mT @ reached, known)).mT
+        return -10 * math.log10(float((filled - patches).square().mean()))
+
+    derived = find_prior("fitted", patch=patch, size=size)
+    assert "the patch covariance is derived from its spectrum" in derived.description
+    assert derived.patch_size is None
+    assert filled_psnr(derived) > filled_psnr(find_prior("stationary", patch=patch, size=size))
+
+
+def test_the_derived_field_is_that_of_pictures_of_the_nearest_size() -> None:
+    for size, fitted_at in ((224, 224), (160, 224), (64, 56), (32, 56)):
+        derived = find_prior("fitted", patch=4, size=size)
+        assert round(derived.fitted_size) == fitted_at
+        assert f"{fitted_at}×{fitted_at}" in derived.description
+
+
 def test_unknown_priors_and_other_files_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="shipped for patch sizes 16, 7"):
-        find_prior("fitted", patch=5, size=50)
-    with pytest.raises(UserError, match=r"mjp fit-prior"):
+    shipped = "'fitted' .shipped for patch sizes 16, 7, derived for others.*mjp fit-prior"
+    with pytest.raises(UserError, match=shipped):
         find_prior("somewhere.safetensors", patch=16, size=192)
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"no safetensors")

@@ -88,7 +88,7 @@ def test_they_close_a_direction_that_the_span_leaves_open() -> None:
     [
         ({"first_block": "closed_form", **ENOUGH}, {}, "no LayerNorm"),
         ({"position_embedding": "strict", **ENOUGH}, {}, "no position embeddings"),
-        ({"embed_dim": 64}, {}, "65 tokens span all 64 dimensions"),
+        ({"embed_dim": 64}, {}, "N + 3 = 67 unknowns > D = 64: block 0's equations"),
         (ENOUGH, {"batch": 2}, "batch 1 is needed"),
     ],
 )

@@ -1,0 +1,64 @@
+"""The tables of a checkpoint that a model reads otherwise: positions resampled, E_unk filled in."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from timm.layers.pos_embed import resample_abs_pos_embed
+from torch import Tensor
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+
+UnknownInit = Literal["mean_position", "zeros", "random"]
+
+
+def resampled(table: Tensor, grid: int, name: str, notes: list[str]) -> Tensor:
+    """The table (1, N+1, D) for a grid of another side, with a note; as it is for its own."""
+    old = math.isqrt(table.shape[1] - 1)
+    if old * old != table.shape[1] - 1:
+        raise UserError(
+            f"{name} has {table.shape[1]} rows: expected one class row and a square grid of "
+            "patches."
+        )
+    if old == grid:
+        return table
+    notes.append(f"{name} resampled from {old}×{old} to {grid}×{grid} (bicubic, antialiased)")
+    return resample_abs_pos_embed(table, new_size=[grid, grid], num_prefix_tokens=1)
+
+
+def position_notes(model: MJPVisionTransformer, state: dict[str, Tensor], notes: list[str]) -> None:
+    """Note what of a checkpoint's embeddings the model does not use."""
+    table = state.get("pos_embed")
+    if model.position_embedding != "learned" and table is not None and bool(table.any()):
+        notes.append(
+            "position embeddings removed from weights that were trained with them "
+            "(the paper trained this model without)"
+        )
+    if model.unk_embed is None and "unk_embed" in state:
+        notes.append("the checkpoint's unknown embedding is not used")
+
+
+def filled_unknown(
+    state: dict[str, Tensor], unknown_init: UnknownInit | None, source: str, notes: list[str]
+) -> Tensor:
+    """E_unk (1, 1, D) for a checkpoint without one, as `unknown_init` says, with a note."""
+    if unknown_init is None:
+        raise UserError(
+            f"{source} holds no unknown embedding (unk_embed, or an MJP table pos_embed.weight "
+            "with N+2 rows), which this model needs. Give an MJP checkpoint, or say how to fill "
+            "it: `unknown_init: mean_position` (the row will say so)."
+        )
+    mean = state["pos_embed"][:, 1:].mean(1, keepdim=True)
+    if unknown_init == "zeros":
+        notes.append("unk_embed is not trained: set to zeros")
+        return torch.zeros_like(mean)
+    if unknown_init == "random":
+        notes.append("unk_embed is not trained: drawn from N(0, 1), torch's start of a table")
+        drawn = torch.randn(mean.shape, generator=torch_generator("unknown embedding"))
+        return drawn.to(mean)
+    notes.append("unk_embed is not trained: set to the mean position embedding")
+    return mean

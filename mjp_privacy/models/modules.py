@@ -1,0 +1,198 @@
+"""`load_module`: a live network of another library as this package's own, with the same outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
+from mjp_privacy.models.checkpoints import load_into, shape_of
+from mjp_privacy.models.layouts import Layout, recognised
+from mjp_privacy.models.loading import LoadedModel, build, check_complete, with_card
+from mjp_privacy.models.mjp_vit import PositionEmbedding
+from mjp_privacy.models.same_outputs import check_same_outputs
+from mjp_privacy.models.spec import ModelSpec, completed, three_numbers
+from mjp_privacy.models.variant import ACTIVATIONS, Activation
+
+HEADS = ("num_heads", "num_attention_heads")
+INNER = ("module", "_orig_mod")  # DataParallel, torch.compile
+PROBE = torch.linspace(-4, 4, 33)
+FORMULAS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": nn.functional.gelu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "relu": nn.functional.relu,
+}
+
+Channels = float | Sequence[float] | None
+
+
+def load_module(
+    module: nn.Module,
+    *,
+    mean: Channels = None,
+    std: Channels = None,
+    num_heads: int | None = None,
+) -> LoadedModel:
+    """A copy of a live Vision Transformer, in eval mode on the CPU, with its `card`.
+
+    load_module(torchvision.models.vit_b_32(), mean=0.5, std=0.5).card.architecture
+
+    module  of timm, torchvision, transformers (ViT, DeiT, CLIP) or open_clip; a model of this
+            package is returned as it is. Of a model of pictures and text the visual tower is taken.
+    mean, std   of the client's normalisation, one number or three. They are never guessed.
+    num_heads   where the network does not say
+
+    The copy is compared with the module on one random input, so that it never stands for a network
+    that computes something else.
+    """
+    module = _unwrapped(module)
+    if isinstance(module, LoadedModel):
+        _check_card(module, {"mean": mean, "std": std})
+        return module
+    source = type(module).__name__
+    tensors = {name: p.detach().cpu() for name, p in module.named_parameters()}
+    layers = _Layers(module, recognised(tensors), tensors)
+    pixels = _normalisation(module, {"mean": mean, "std": std})
+    dtype = torch.float64 if _is_double(tensors) else torch.float32
+    state = {name: value.to(dtype) for name, value in layers.layout.to_own(tensors).items()}
+    shape = shape_of(state, source, classifies=False)
+    spec = replace(_facts(module, layers, num_heads), **pixels)
+    spec = completed(spec, shape, layers.layout)
+    check_complete(spec, source)
+    copy = build(spec, source, classifies=False).to(dtype)
+    file = WeightFile(Path(source), tensors_sha256(state), tensors)
+    copy = with_card(copy, spec, load_into(copy, state, file))
+    check_same_outputs(module, copy, layers.owning("head.weight"))
+    return copy
+
+
+class _Layers:
+    """The layers of a network by this package's parameter names."""
+
+    def __init__(self, module: nn.Module, layout: Layout, names: Iterable[str]) -> None:
+        self.module, self.layout = module, layout
+        self.names = {own: name for name in names for own in layout.own_names(name)}
+
+    def around(self, own: str) -> list[nn.Module]:
+        """The modules that a parameter stands in, from its own layer outwards; none: no such."""
+        parts = self.names.get(own, "").split(".")[:-1]
+        ends = range(len(parts), 0, -1)
+        return [self.module.get_submodule(".".join(parts[:end])) for end in ends]
+
+    def owning(self, own: str) -> nn.Module | None:
+        """The layer of a parameter; None where it is a parameter of the network itself."""
+        return next(iter(self.around(own)), None)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The network inside DataParallel and torch.compile; the visual tower of open_clip's CLIP."""
+    while (inner := _first(module, INNER)) is not None:
+        module = inner
+    tower = getattr(module, "visual", None)
+    return tower if isinstance(tower, nn.Module) else module
+
+
+def _first(module: nn.Module, names: Sequence[str]) -> Any:
+    """The module's child of the first of these names that it has."""
+    children = dict(module.named_children())
+    return next((children[name] for name in names if name in children), None)
+
+
+def _is_double(tensors: Mapping[str, Tensor]) -> bool:
+    return all(tensor.dtype == torch.float64 for tensor in tensors.values())
+
+
+def _facts(module: nn.Module, layers: _Layers, num_heads: int | None) -> ModelSpec:
+    """What the network's attributes say and its tensors do not: heads, eps, activation, and what
+    this package's own networks may have beside."""
+    source = type(module).__name__
+    heads = num_heads or _attribute(layers.around("blocks.0.attn.qkv.weight"), HEADS)
+    if heads is None:
+        raise UserError(
+            f"{source}: expected a network whose attention states its number of heads as one of "
+            f"{', '.join(HEADS)}, got none. Give num_heads=…."
+        )
+    size = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    positions: PositionEmbedding = "learned" if "pos_embed" in layers.names else "strict"
+    return ModelSpec(
+        source,
+        img_size=size[0] if isinstance(size, tuple) else None,
+        num_heads=heads,
+        norm_eps=_attribute(layers.around("blocks.0.norm1.weight"), ("eps",)),
+        # Where no part tells, the comparison of outputs does.
+        activation=_activation(layers.around("blocks.0.mlp.fc1.weight")) or "gelu",
+        position_embedding=getattr(module, "position_embedding", positions),
+        first_block=getattr(module, "first_block", None),
+    )
+
+
+def _attribute(owners: Sequence[nn.Module], names: Sequence[str]) -> Any:
+    """The first of these attributes that one of the modules has, innermost first; or None."""
+    values = (getattr(owner, name, None) for owner in owners for name in names)
+    return next((value for value in values if isinstance(value, int | float)), None)
+
+
+def _activation(owners: Sequence[nn.Module]) -> Activation | None:
+    """The activation that stands beside a block's first layer, told by what it computes."""
+    for owner in owners[1:]:
+        for part in owner.modules():
+            if type(part) in (nn.Dropout, nn.Identity) or next(part.parameters(), None) is not None:
+                continue
+            if (name := _computed(part)) is not None:
+                return name
+    return None
+
+
+def _computed(part: nn.Module) -> Activation | None:
+    try:
+        values = part(PROBE)
+    except Exception:  # a part of another kind, which takes something else than one tensor
+        return None
+    if not isinstance(values, Tensor) or values.shape != PROBE.shape:
+        return None
+    same = (
+        name for name in ACTIVATIONS if torch.allclose(values, FORMULAS[name](PROBE), atol=1e-6)
+    )
+    return next(same, None)
+
+
+def _normalisation(module: nn.Module, given: Mapping[str, Channels]) -> dict[str, Any]:
+    """Mean and std as numbers per channel, or a UserError with what the module declares."""
+    if missing := [key for key, value in given.items() if value is None]:
+        declared = {key: _declared(module, key) for key in missing}
+        stated = ", ".join(f"{key}={value}" for key, value in declared.items() if value)
+        raise UserError(
+            f"{type(module).__name__}: expected {' and '.join(f'{key}=…' for key in missing)} of "
+            "the client's normalisation, one number or one per channel; got none. No weight shows "
+            "them, and they are never guessed."
+            + (f" The module declares {stated}: give that if the client used it." if stated else "")
+        )
+    return {key: three_numbers(key, value) for key, value in given.items() if value is not None}
+
+
+def _check_card(model: LoadedModel, given: Mapping[str, Channels]) -> None:
+    """Raise where mean or std differ from those that the model was loaded with."""
+    for key, value in given.items():
+        loaded = tuple(getattr(model.card, key))
+        if value is not None and three_numbers(key, value) != loaded:
+            raise UserError(
+                f"{key}: expected that of the model's card, {loaded}, got {value}. Leave it out, "
+                f"or load the model with {key}=… as the client normalised its images."
+            )
+
+
+def _declared(module: nn.Module, key: str) -> tuple[float, ...] | None:
+    """What timm or open_clip wrote onto the network about the pictures that it was trained on."""
+    for name in ("pretrained_cfg", "default_cfg"):
+        config = getattr(module, name, None)
+        if isinstance(config, Mapping) and config.get(key):
+            return tuple(config[key])
+    stated = getattr(module, f"image_{key}", None)
+    return tuple(stated) if stated else None

@@ -1,0 +1,235 @@
+"""Files of other libraries: what no tensor shows is read from the JSON files beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.models import load_model
+from tests.helpers.libraries import (
+    DIM,
+    SIDE,
+    SOURCES,
+    hugging_face,
+    library,
+    open_clip_model,
+    open_clip_tower,
+    randomised,
+    timm_vit,
+    torchvision_vit,
+)
+
+MEAN, STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
+PICTURES = {"image_mean": MEAN, "image_std": STD, "size": {"shortest_edge": 36}, "resample": 2}
+VIT = {"hidden_size": DIM, "num_attention_heads": 4, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}
+OPEN_CLIP = {
+    "model_cfg": {"quick_gelu": True, "vision_cfg": {"width": DIM, "head_width": 24}},
+    "preprocess_cfg": {"mean": MEAN, "std": STD, "interpolation": "bicubic"},
+}
+TIMM = {
+    "architecture": "vit_tiny_patch16_224",
+    "pretrained_cfg": {
+        **{"mean": MEAN, "std": STD, "input_size": [3, SIDE, SIDE]},
+        **{"crop_pct": 0.8, "interpolation": "bilinear"},
+    },
+}
+
+
+def folder(tmp_path: Path, module: nn.Module | None, name: str, **beside: Any) -> Path:
+    """A folder as libraries save one; `beside` by the JSON file's name without its suffix."""
+    if module is not None:
+        state = {n: t.detach().clone().contiguous() for n, t in module.state_dict().items()}
+        if name.endswith(".safetensors"):
+            save_file(state, tmp_path / name)
+        else:
+            torch.save(state, tmp_path / name)
+    for file, content in beside.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / f"{file}.json").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def pictures() -> Tensor:
+    return torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
+
+
+def assert_equal(found: Tensor, expected: Tensor) -> None:
+    with torch.no_grad():
+        assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+
+
+OLD = {
+    "vit.layers.": "vit.encoder.layer.",
+    "attention.q_proj": "attention.attention.query",
+    "attention.k_proj": "attention.attention.key",
+    "attention.v_proj": "attention.attention.value",
+    "attention.o_proj": "attention.output.dense",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+
+
+def old_name(name: str) -> str:
+    """A parameter's name in transformers 4, as files on its hub have it."""
+    for new, old in OLD.items():
+        name = name.replace(new, old)
+    return name
+
+
+@pytest.mark.parametrize("names", ["old", "new"])
+def test_transformers_vit(tmp_path: Path, names: str) -> None:
+    module = randomised(SOURCES["ViT"].build())
+    state = {(old_name(n) if names == "old" else n): t for n, t in module.state_dict().items()}
+    assert any("attention.attention.query" in n for n in state) == (names == "old")
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    model = load_model(
+        checkpoint=folder(tmp_path, None, "", config=VIT, preprocessor_config=PICTURES)
+    )
+    assert_equal(model(pictures()), module(pictures()).logits)
+    card = model.card
+    assert card.checkpoint.layout == "hf_vit"
+    assert (card.mean, card.std) == (tuple(MEAN), tuple(STD))
+    assert (card.img_size, card.resize, card.interpolation) == (SIDE, 36, "bilinear")
+    assert card.architecture == "vit d96 l2 h4 p4@32, eps 1e-12"
+
+
+def test_what_transformers_itself_saves(tmp_path: Path) -> None:
+    transformers = library("transformers")
+    for kind in ("ViT", "DeiT", "CLIP of transformers"):
+        module: Any = randomised(SOURCES[kind].build())
+        place = tmp_path / kind
+        module.save_pretrained(place)
+        transformers.CLIPImageProcessor(image_mean=MEAN, image_std=STD).save_pretrained(place)
+        model = load_model(checkpoint=place)
+        assert_equal(model(pictures()), SOURCES[kind].run(module, pictures()))
+        assert model.card.mean == tuple(MEAN)
+
+
+def test_open_clip(tmp_path: Path) -> None:
+    module: Any = randomised(open_clip_model())
+    place = folder(tmp_path, module, "open_clip_model.safetensors", open_clip_config=OPEN_CLIP)
+    model = load_model(checkpoint=place)
+    assert_equal(model(pictures()), module.encode_image(pictures()))
+    assert model.card.architecture.endswith("no head bias, eps 1e-05, quick_gelu")
+    assert (model.card.mean, model.card.activation) == (tuple(MEAN), "quick_gelu")
+
+
+def test_timm(tmp_path: Path) -> None:
+    module = randomised(timm_vit(embed_dim=192, depth=1, num_heads=3))
+    place = folder(tmp_path, module, "model.safetensors", config=TIMM)
+    model = load_model(checkpoint=place)
+    assert_equal(model(pictures()), module(pictures()))
+    card = model.card
+    assert (card.mean, card.resize, card.interpolation) == (tuple(MEAN), 40, "bilinear")
+    assert (card.norm_eps, card.activation) == (None, None)
+    own = {"mean": json.dumps(0.5), "std": json.dumps(0.25)}
+    state = {n: t.detach().clone() for n, t in module.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors", own)
+    card = load_model(checkpoint=place, std=1.0).card  # user, then metadata, then JSON
+    assert (card.mean, card.std, card.resize) == ((0.5,) * 3, (1.0,) * 3, 40)
+
+
+def test_torchvision_by_name_and_without_one(tmp_path: Path) -> None:
+    module = randomised(torchvision_vit())
+    path = tmp_path / "weights.pth"
+    torch.save(module.state_dict(), path)
+    with pytest.raises(UserError, match=r"weights.pth: num_heads, mean, std cannot be read off"):
+        load_model(checkpoint=path)
+    model = load_model(checkpoint=path, num_heads=4, mean=0.5, std=0.5)
+    assert_equal(model(pictures()), module(pictures()))
+    assert model.card.checkpoint.layout == "torchvision"
+    outline = load_model("vit_b_32", checkpoint="random", num_classes=3, mean=0.5, std=0.5)
+    assert outline.card.architecture == "vit d768 l12 h12 p32@224"
+    with pytest.raises(UserError, match="mean, std cannot be read off"):
+        load_model("vit_h_14", checkpoint="random", num_classes=3)
+
+
+# refusals -----------------------------------------------------------------------------------------
+
+
+def test_the_activation_of_clip_is_not_guessed(tmp_path: Path) -> None:
+    module = randomised(open_clip_tower())
+    place = folder(tmp_path, module, "open_clip_pytorch_model.bin")
+    given = {"num_heads": 4, "mean": 0.5, "std": 0.5}
+    with pytest.raises(UserError, match=r"activation cannot be read off.*Expected activation=…"):
+        load_model(checkpoint=place, **given)
+    assert_equal(
+        load_model(checkpoint=place, activation="gelu", **given)(pictures()), module(pictures())
+    )
+    with pytest.raises(UserError, match=r"Unknown activation 'gellu'. Did you mean gelu\?"):
+        load_model(checkpoint=place, activation="gellu", **given)
+    with pytest.raises(UserError, match="norm_eps: expected a positive number, got -1"):
+        load_model(checkpoint=place, activation="gelu", norm_eps=-1, **given)
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        ({"config": "{"}, r"config.json is no JSON .*Copy or download it again, or remove it and"),
+        ({"config": []}, r"config.json: expected a JSON dictionary, got list. Copy or"),
+        (
+            {"config": {"vision_config": 3}},
+            r"config.json: vision_config: expected a dictionary, got",
+        ),
+        (
+            {"config": {**VIT, "hidden_act": "silu"}},
+            r"hidden_act is 'silu': expected one of gelu, ",
+        ),
+        (
+            {"config": {**VIT, "hidden_size": 768}},
+            r"bin is of width 96, the JSON file beside it of ",
+        ),
+        ({"preprocessor_config": {"image_mean": "x"}}, r"mean: expected one number or three.*'x'"),
+        ({"config": VIT}, r"pytorch_model.bin: mean, std cannot be read off"),
+    ],
+)
+def test_json_that_is_wrong_or_of_another_model(
+    tmp_path: Path, beside: dict[str, Any], message: str
+) -> None:
+    module = hugging_face("ViTForImageClassification", "ViTConfig")
+    with pytest.raises(UserError, match=message):
+        load_model(checkpoint=folder(tmp_path, module, "pytorch_model.bin", **beside))
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("config", "num_attention_heads", "4"),
+        ("config", "hidden_size", [96]),
+        ("config", "layer_norm_eps", -1e-6),
+        ("preprocessor_config", "resample", "bicubic"),
+        ("preprocessor_config", "height", True),
+    ],
+)
+def test_numbers_that_are_none(tmp_path: Path, file: str, key: str, value: Any) -> None:
+    module = hugging_face("ViTForImageClassification", "ViTConfig")
+    beside: dict[str, Any] = {"config": VIT, "preprocessor_config": {**PICTURES, "size": 36}}
+    beside[file] = beside[file] | {"size": {key: value}} if key == "height" else {key: value}
+    with pytest.raises(UserError) as caught:
+        load_model(checkpoint=folder(tmp_path, module, "pytorch_model.bin", **beside))
+    said = f"{file}.json: {key}: expected a positive number, got {value!r}. Copy or download the"
+    assert said in str(caught.value)
+
+
+def test_heads_that_do_not_divide_the_width(tmp_path: Path) -> None:
+    module = randomised(open_clip_model())
+    config = {**OPEN_CLIP, "model_cfg": {"vision_cfg": {"width": DIM, "head_width": 19}}}
+    place = folder(tmp_path, module, "open_clip_model.safetensors", open_clip_config=config)
+    with pytest.raises(UserError, match="embed_dim by num_heads, got 32/4 and 96/5"):
+        load_model(checkpoint=place)
+
+
+def test_the_json_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    module = randomised(timm_vit(num_heads=3))
+    place = folder(tmp_path, module, "model.safetensors", config={"seed": 1, "mean": 7})
+    card = load_model(checkpoint=place, num_heads=3, mean=0.5, std=0.5).card
+    assert card.mean == (0.5,) * 3
+    with pytest.raises(UserError, match="num_heads, mean, std cannot be read off"):
+        load_model(checkpoint=place)
