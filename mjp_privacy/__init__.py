@@ -1,7 +1,8 @@
 """What a Vision Transformer client leaks through its gradients, with and without MJP.
 
-The public interface is five names: `load_model`, `load_images`, `run_experiment`, `score` and
-`__version__`. They are imported when first used, so that `import mjp_privacy` stays cheap.
+The public interface is these names: `attack_gradients`, `save_upload`, `load_model`, `load_images`,
+`run_experiment`, `score` and `__version__`. They are imported when first used, so that
+`import mjp_privacy` stays cheap.
 """
 
 from importlib import import_module
@@ -12,14 +13,26 @@ if TYPE_CHECKING:
     from mjp_privacy.experiment.run import run_experiment as run_experiment
     from mjp_privacy.metrics import score as score
     from mjp_privacy.models import load_model as load_model
+    from mjp_privacy.own.attacking import attack_gradients as attack_gradients
+    from mjp_privacy.own.saving import save_upload as save_upload
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_images", "load_model", "run_experiment", "score"]
+__all__ = [
+    "__version__",
+    "attack_gradients",
+    "load_images",
+    "load_model",
+    "run_experiment",
+    "save_upload",
+    "score",
+]
 
 _HOMES = {
+    "attack_gradients": "mjp_privacy.own.attacking",
     "load_images": "mjp_privacy.data",
     "load_model": "mjp_privacy.models",
     "run_experiment": "mjp_privacy.experiment.run",
+    "save_upload": "mjp_privacy.own.saving",
     "score": "mjp_privacy.metrics",
 }
 

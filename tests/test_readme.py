@@ -7,17 +7,37 @@ from pathlib import Path
 
 import pytest
 
+from mjp_privacy.own.leak import Leak
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_python_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+OWN_GRADIENTS, PACKAGE = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run_block(block: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """The names that a block of ten lines or less has defined at its end."""
     assert len([line for line in block.splitlines() if line.strip()]) <= 10
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    monkeypatch.chdir(tmp_path)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(folder)
     names: dict[str, object] = {}
     exec(compile(block, "README.md", "exec"), names)
+    return names
+
+
+def test_own_gradients_give_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leak = run_block(OWN_GRADIENTS, tmp_path, monkeypatch)["leak"]
+    assert isinstance(leak, Leak)
+    assert leak.scores is not None
+    assert bool(leak.scores.set_index("attack")["exact"]["patch_gradient"])
+    assert leak.best.residual < 1e-4
+    assert (leak.label_source, leak.labels.tolist()) == ("read off the gradient", [7])  # type: ignore[union-attr]
+    assert (tmp_path / "leak.png").is_file()
+
+
+def test_python_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run_block(PACKAGE, tmp_path, monkeypatch)
     scores = names["scores"]
     assert isinstance(scores, dict)
     assert {variant for _, variant in scores} == {"paper", "standard"}

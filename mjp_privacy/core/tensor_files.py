@@ -24,11 +24,23 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     from safetensors.torch import save_file
 
     def write(temporary: Path) -> None:
-        save_file(dict(tensors), temporary, dict(metadata))
+        save_file(_apart(tensors), temporary, dict(metadata))
         _sort_metadata(temporary)
         temporary.chmod(0o644)  # safetensors writes for the owner alone
 
     write_atomically(path, write)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with memory of their own, as the library wants them: autograd hands out slices
+    of one gradient under several names."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return apart
 
 
 def _sort_metadata(path: Path) -> None:

@@ -52,3 +52,14 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
 def test_a_file_without_metadata(tmp_path: Path) -> None:
     save_tensors(tmp_path / "x.safetensors", TENSORS, {})
     assert set(load_file(tmp_path / "x.safetensors")) == {"a", "b"}
+
+
+def test_slices_of_one_tensor_are_written_apart(tmp_path: Path) -> None:
+    """Autograd returns the class token's gradient as a slice of the position table's."""
+    whole = torch.arange(6.0).reshape(3, 2)
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, {"slice": whole[:1], "whole": whole, "same": whole}, {})
+    loaded = load_file(path)
+    assert torch.equal(loaded["slice"], whole[:1])
+    assert torch.equal(loaded["whole"], whole)
+    assert torch.equal(loaded["same"], whole)

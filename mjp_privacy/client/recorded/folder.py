@@ -69,8 +69,12 @@ class RecordedUpload:
 
     def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """The tensors by parameter name: all, or those of `names` that the file holds."""
-        tensors = read_tensors(self.path)
-        return {name: t for name, t in tensors.items() if names is None or name in names}
+        try:
+            with safe_open(self.path, "pt") as file:
+                wanted = [n for n in file.keys() if names is None or n in names]
+                return {name: file.get_tensor(name) for name in wanted}
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(self.path, error) from error
 
     def names(self) -> list[str]:
         """The names of its tensors, read without the tensors."""
@@ -166,7 +170,8 @@ class UploadFolder:
         paths = []
         for step, name in enumerate(names):
             images = slice(step * update.batch, (step + 1) * update.batch)
-            labels = None if inputs is None else tuple(inputs.labels[images].tolist())
+            known = inputs is not None and bool((inputs.labels[images] >= 0).all())
+            labels = tuple(inputs.labels[images].tolist()) if inputs is not None and known else None
             fields: dict[str, Any] = {
                 "kind": update.kind,
                 "dtype": str(update.dtype).removeprefix("torch."),
@@ -178,6 +183,7 @@ class UploadFolder:
                 "momentum": update.momentum,
                 "noise": {key: float(level[step]) for key, level in update.noise.items()},
                 "rounding": {key: float(level[step]) for key, level in update.rounding.items()},
+                "undeclared": update.undeclared is not None and bool(update.undeclared[step]),
                 "round": update.round,
                 "labels": labels if header.labels is None else header.labels,
                 "series": None if series is None else series[step],

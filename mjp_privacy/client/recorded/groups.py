@@ -27,6 +27,7 @@ MAY_DIFFER = (
     "partial",
     "noise",
     "rounding",
+    "undeclared",
 )
 """Header fields in which the uploads of a group may differ; in all others they agree."""
 

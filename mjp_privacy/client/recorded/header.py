@@ -66,6 +66,8 @@ class UploadHeader:
     """By parameter, the standard deviation of what the recipe's defences added to every entry."""
     rounding: dict[str, float] = dataclasses.field(default_factory=dict)
     """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
+    undeclared: bool = False
+    """Whether one of the recipe's defences changed the upload and did not say by how much."""
     labels: tuple[int, ...] | None = None
     """Classes of the images, where the attacker knows them; None: read from the gradient."""
     partial: bool = False
@@ -82,6 +84,13 @@ class UploadHeader:
             shared["lr"] = self.lr
         content = {**self.recipe, "upload": self.kind, **shared}
         return parse(ClientConfig, content, f"{where}, recipe", {})
+
+    def hides_an_error(self, client: ClientConfig) -> bool:
+        """Whether attacks are told too little of what the recipe's defences did to this upload.
+
+        client: the recipe's. A defence that only scales examples has nothing to declare.
+        """
+        return self.undeclared or (client.has_errors and not (self.noise or self.rounding))
 
 
 SHARED_WITH_CLIENT = ("batch", "steps", "optimizer", "momentum", "weight_decay")

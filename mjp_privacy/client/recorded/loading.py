@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS, label_in_gradient
 from mjp_privacy.client.recorded.folder import RecordedUpload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import parse
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.outline import outline_model
 
-HEAD_BIAS = "head.bias"
 UNKNOWN_LABEL = -1
 
 
 def labels_of(upload: RecordedUpload, model: LoadedModel) -> Tensor:
-    """The labels (B,) as recorded, or else as the gradient of the classifier's bias tells them.
+    """The labels (B,) as recorded, or else as the gradient of the classifier tells them.
 
-    For a single image, that gradient is negative for its class alone. Where it was not sent, or
-    the batch is larger, labels are UNKNOWN_LABEL.
+    Where that was not sent, or the batch is larger than one, labels are UNKNOWN_LABEL.
     """
-    if upload.header.labels is not None:
-        return torch.tensor(upload.header.labels)
-    bias = upload.tensors([HEAD_BIAS]).get(HEAD_BIAS)
-    if bias is None or upload.header.batch > 1:
-        return torch.full((upload.header.batch,), UNKNOWN_LABEL)
-    if upload.header.kind == "weight_difference":
-        assert upload.header.lr
-        before = model.get_parameter(HEAD_BIAS).detach().to(bias)
-        bias = -bias / upload.header.lr - upload.header.weight_decay * before
-    return bias.argmin().view(1)
+    header = upload.header
+    if header.labels is not None:
+        return torch.tensor(header.labels)
+    unknown = torch.full((header.batch,), UNKNOWN_LABEL)
+    if header.batch > 1:
+        return unknown
+    sent = upload.tensors([HEAD, HEAD_BIAS])
+    if header.kind == "weight_difference":
+        assert header.lr
+        before = {name: model.get_parameter(name).detach().to(sent[name]) for name in sent}
+        sent = {n: -d / header.lr - header.weight_decay * before[n] for n, d in sent.items()}
+    label = label_in_gradient({name: tensor.unsqueeze(0) for name, tensor in sent.items()})
+    return unknown if label is None else label
 
 
 def stacked(
@@ -67,6 +71,9 @@ def stacked(
         noise=_levels([upload.header.noise for upload in uploads], common, device),
         rounding=_levels([upload.header.rounding for upload in uploads], common, device),
         clipped=client.clips,
+        undeclared=torch.tensor([upload.header.hides_an_error(client) for upload in uploads])
+        if client.defenses
+        else None,
     )
 
 
@@ -85,6 +92,16 @@ def _levels(
 
 def load_recorded(upload: RecordedUpload) -> LoadedModel:
     """The model whose weights the client started from, as the header describes it."""
+    return load_model(**_model_arguments(upload))
+
+
+def outline_recorded(upload: RecordedUpload) -> LoadedModel:
+    """The same model without its weights (`models.outline`)."""
+    return outline_model(**_model_arguments(upload))
+
+
+def _model_arguments(upload: RecordedUpload) -> dict[str, Any]:
+    """The arguments of `load_model` that an upload's header states."""
     header = upload.header
     if not upload.weights_path.is_file():
         raise UserError(
@@ -93,4 +110,4 @@ def load_recorded(upload: RecordedUpload) -> LoadedModel:
         )
     fields = {"mean": header.mean, "std": header.std, **header.model}
     name = fields.pop("model", None)
-    return load_model(name, checkpoint=upload.weights_path, **fields)
+    return {"name": name, "checkpoint": upload.weights_path, **fields}

@@ -1,0 +1,192 @@
+"""`attack_gradients`: every attack that applies to a user's own model and gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attacks import ATTACKS, find_attack, traits_of
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.experiment.gradient_residual import gradient_residual
+from mjp_privacy.experiment.refusals import refused_by_block
+from mjp_privacy.experiment.step_by_step import reconstruct
+from mjp_privacy.interfaces import Attack, AttackerView, Control, Reconstruction
+from mjp_privacy.own.client import ClientStep, Kind
+from mjp_privacy.own.leak import Leak
+from mjp_privacy.own.misfit import patch_misfit
+from mjp_privacy.own.private_images import private_images
+from mjp_privacy.own.reading import Held
+from mjp_privacy.own.reconstructed import Reconstructed
+from mjp_privacy.own.uploads import Channels, Models, OwnUploads, own_uploads
+
+Images = Tensor | npt.NDArray[Any]
+Labels = int | Sequence[int] | Tensor
+
+
+def attack_gradients(
+    model: Models,
+    gradients: Held = None,
+    *,
+    labels: Labels | None = None,
+    mean: Channels = None,
+    std: Channels = None,
+    attacks: Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]] = "all",
+    images: Images | None = None,
+    kind: Kind = "gradient",
+    batch: int | None = None,
+    lr: float | None = None,
+    steps: int = 1,
+    optimizer: str = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    dal_lambda: float = 0.0,
+    noise: float = 0.0,
+    rounding: float = 0.0,
+    seed: int = 0,
+) -> Leak:
+    """What the pictures of a client's step look like to whoever sees its gradients.
+
+    leak = attack_gradients(model, gradients, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    leak.best.image; leak["patch_gradient"].residual; leak.refused; leak.show("leak.png")
+
+    model      the ViT as it was before the step: of timm, torchvision, transformers, open_clip or
+               this package; a list of models if each of several uploads had its own weights
+    gradients  {parameter name: tensor}, a list in parameter order, a model whose parameters hold
+               `.grad`, or None for the .grad of `model`; a list of these for several uploads of
+               the same images. With kind="weight_difference": weights after minus before
+    labels     classes of the images; None: read off the classifier's gradient if batch is 1
+    mean, std  with which the client normalised its images: one number or three; never guessed
+    attacks    "all" (every closed form), names, or {name: options}
+    images     the private images (B, 3, S, S) in [0, 1], to score against
+    batch      images in a step; None: as many as there are labels or images, else 1
+    lr, steps, optimizer, momentum, weight_decay, dal_lambda, noise, rounding
+               what is public about the client: see `mjp_privacy.own.client.ClientStep`
+    """
+    batch = images_in_step(batch, labels, images)
+    client = ClientStep(
+        kind, batch, lr, steps, optimizer, momentum, weight_decay, dal_lambda, noise, rounding
+    )
+    uploads = own_uploads(model, gradients, client, labels=labels, mean=mean, std=std)
+    view = uploads.view()
+    pictures = len(next(iter(view.updates[0].grads.values()))) * batch
+    private = None if images is None else private_images(images, pictures, view.pixels.size)
+    chosen, refused = _chosen(attacks, len(uploads.updates))
+    results: dict[str, Reconstructed] = {}
+    for name, attack in chosen.items():
+        outcome = _run(name, attack, uploads, view, seed)
+        if isinstance(outcome, str):
+            refused[name] = outcome
+        else:
+            results[name] = outcome.scored(private)
+    ordered = {name: refused[name] for name in ATTACKS if name in refused}
+    return Leak(results, ordered, view.labels, uploads.label_source, private)
+
+
+def images_in_step(batch: int | None, labels: Labels | None, images: Images | None) -> int:
+    """The number of images in a step, as far as what was given says it."""
+    if batch is not None:
+        return batch
+    if images is not None and getattr(images, "ndim", 0) == 4:
+        return len(images)
+    if labels is not None:
+        return int(torch.as_tensor(labels).numel())
+    return 1
+
+
+def _chosen(
+    attacks: str | Sequence[str] | Mapping[str, Mapping[str, Any]], uploads: int
+) -> tuple[dict[str, Attack], dict[str, str]]:
+    """The attacks to run, built, and the reasons why others are not."""
+    everything = attacks == "all"
+    if isinstance(attacks, str):
+        attacks = ATTACKS.names() if everything else [attacks]
+    options: Mapping[str, Mapping[str, Any]] = (
+        attacks if isinstance(attacks, Mapping) else {name: {} for name in attacks}
+    )
+    if not options:
+        raise UserError("attacks: expected 'all' or at least one name, got none.")
+    chosen: dict[str, Attack] = {}
+    refused: dict[str, str] = {}
+    for name, given in options.items():
+        if name not in ATTACKS:
+            raise unknown_name("attack", name, ATTACKS.names())
+        if everything and "steps" in traits_of(name):
+            refused[name] = (
+                "it optimises for minutes, so attacks='all' leaves it out; name it to run it"
+            )
+            continue
+        attack = find_attack(name, dict(given))
+        assert not isinstance(attack, Control)
+        if attack.uploads > 1 and uploads < 2:
+            refused[name] = "it reads several uploads of the same images, and one was given"
+        elif attack.uploads > uploads or (attack.uploads > 1 and "uploads" not in given):
+            built = find_attack(name, {**given, "uploads": uploads})
+            assert not isinstance(built, Control)
+            chosen[name] = built
+        else:
+            chosen[name] = attack
+    return chosen, refused
+
+
+def _run(
+    name: str, attack: Attack, uploads: OwnUploads, view: AttackerView, seed: int
+) -> Reconstructed | str:
+    """What one attack gives, or the reason why it gives nothing."""
+    model = uploads.models[0]
+    seen = AttackerView(
+        model, view.updates[: attack.uploads], view.pixels, view.labels, view.against
+    )
+    refusal = refused_by_block(model, attack) or attack.unsupported(seen)
+    if refusal is not None:
+        return refusal.text
+    steps = len(next(iter(seen.updates[0].grads.values())))
+    started = time.perf_counter()
+    try:
+        made, failures = reconstruct(
+            attack, seen, steps, lambda step: torch_generator("own gradients", seed, name, step)
+        )
+    except UserError as error:  # such as a prior that is not there for this patch size
+        return str(error)
+    seconds = time.perf_counter() - started
+    reasons = {**made.inapplicable, **failures}
+    if made.images is not None and len(reasons) == len(made.images):
+        return next(iter(reasons.values()))
+    if made.images is None and made.mask is None:
+        return next(iter(reasons.values()), "it returned no reconstruction")
+    return _measured(name, made, uploads, seen, seconds, reasons)
+
+
+def _measured(
+    name: str,
+    made: Reconstruction,
+    uploads: OwnUploads,
+    view: AttackerView,
+    seconds: float,
+    reasons: Mapping[int, str],
+) -> Reconstructed:
+    """The reconstruction with the checks that need no truth."""
+    images = None if made.images is None else made.images.float().cpu()
+    residual = misfit = None
+    if images is not None:
+        images[list(reasons)] = torch.nan
+        residual = gradient_residual(view, images, made.mask, uploads.models[: len(view.updates)])
+        misfit = patch_misfit(view, images)
+        if residual is not None:
+            residual[list(reasons)] = torch.nan
+    return Reconstructed(
+        name,
+        images,
+        None if residual is None else residual.double(),
+        misfit,
+        seconds,
+        mask=None if made.mask is None else made.mask.cpu(),
+        diagnostics={key: values.cpu() for key, values in made.diagnostics.items()},
+        reasons=dict(reasons),
+    )

@@ -1,0 +1,65 @@
+"""How a client made what it sent, as its user says it in keyword arguments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import unknown_name
+
+Kind = Literal["gradient", "weight_difference"]
+KINDS = ("gradient", "weight_difference")
+
+
+@dataclass(frozen=True)
+class ClientStep:
+    """The public facts of a client's step: ClientStep(kind="weight_difference", lr=0.1, steps=4).
+
+    kind       gradient, or weight_difference: the weights after the step minus those before
+    batch      images in each step
+    lr, steps, optimizer, momentum, weight_decay
+               of the client's training; they matter for weight differences alone
+    dal_lambda weight of MJP's extra loss (DAL), where the client has it in its loss
+    noise      standard deviation of the noise that a defence added to every entry
+    rounding   the same for errors that leave a zero entry zero: quantised or dropped entries
+    """
+
+    kind: Kind = "gradient"
+    batch: int = 1
+    lr: float | None = None
+    steps: int = 1
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    dal_lambda: float = 0.0
+    noise: float = 0.0
+    rounding: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("kind", str(self.kind), KINDS)
+        if self.kind == "weight_difference" and not _above_zero(self.lr):
+            raise UserError(
+                "kind='weight_difference': a weight difference is a gradient times the client's "
+                f"learning rate; expected lr above 0, got {self.lr}. Give lr=… and steps=…."
+            )
+        if self.kind == "gradient" and (self.lr is not None or self.steps != 1):
+            raise UserError(
+                f"lr={self.lr}, steps={self.steps}: a gradient does not depend on them. If the "
+                "client sent weights, give kind='weight_difference' and the weights after the "
+                "step minus those before; else leave lr and steps out."
+            )
+        for name in ("batch", "steps"):
+            if not isinstance(number := getattr(self, name), int) or number < 1:
+                raise UserError(f"{name}: expected a whole number from 1, got {number!r}.")
+        for name in ("momentum", "weight_decay", "dal_lambda", "noise", "rounding"):
+            if not (0 <= getattr(self, name) < math.inf):
+                raise UserError(
+                    f"{name}: expected 0 or a number above it, got {getattr(self, name)!r}."
+                )
+
+
+def _above_zero(number: float | None) -> bool:
+    return number is not None and 0 < number < math.inf

@@ -1,0 +1,80 @@
+"""What one attack made of a user's gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+from torch import Tensor
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.metrics import METRICS, score
+from mjp_privacy.metrics.pixel import quantise
+
+
+@dataclass(frozen=True)
+class Reconstructed:
+    """What one attack gives, for the m images of the step."""
+
+    attack: str
+    images: Tensor | None  # (m, 3, S, S) in [0, 1]; None: the attack names masked positions only
+    residuals: Tensor | None = None
+    """(m,) || g(image) - g || / || g || of the patch embedding's gradient; None: labels unknown."""
+    misfits: Tensor | None = None  # (m,) the same without the loss: see `own/misfit.py`
+    seconds: float = 0.0
+    mask: Tensor | None = None  # (m, N) the positions that MJP masked, as the attack names them
+    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)  # of images without a reconstruction
+    scores: pd.DataFrame | None = None  # a row for each image, where private images were given
+
+    @property
+    def image(self) -> Tensor:
+        """The first image (3, S, S) in [0, 1]."""
+        if self.images is None:
+            raise UserError(f"{self.attack} names the masked positions (.mask) and no picture.")
+        return self.images[0]
+
+    @property
+    def residual(self) -> float:
+        """The mean of `residuals`: near 0, the pictures have the gradient that was sent. NaN where
+        the labels are not known."""
+        return _mean(self.residuals)
+
+    @property
+    def misfit(self) -> float:
+        """The mean of `misfits`; NaN where the upload does not tell it."""
+        return _mean(self.misfits)
+
+    def scored(self, private: Tensor | None) -> Reconstructed:
+        """The same with scores against the private images (m, 3, S, S)."""
+        if private is None or self.images is None:
+            return self
+        usable = [at for at in range(len(self.images)) if at not in self.reasons]
+        images, originals = self.images[usable], private[usable]
+        values = score(images, originals, [f"{name}/standard" for name in _metric_names()])
+        table = pd.DataFrame({name: numbers for (name, _), numbers in values.items()})
+        same = quantise(images.double()) == quantise(originals.double())
+        table["exact"] = same.flatten(1).all(1).numpy()
+        table.insert(0, "image", usable)
+        table.insert(0, "attack", self.attack)
+        return replace(self, scores=table)
+
+    @property
+    def checks(self) -> Tensor | None:
+        """The residuals or, where the labels are unknown, the misfits."""
+        return self.misfits if self.residuals is None else self.residuals
+
+    @property
+    def check(self) -> float:
+        """The mean of `checks`, by which attacks are ranked; NaN where there is none."""
+        return _mean(self.checks)
+
+
+def _mean(values: Tensor | None) -> float:
+    return math.nan if values is None else float(values.nanmean())
+
+
+def _metric_names() -> list[str]:
+    return list(dict.fromkeys(METRICS[key].name for key in METRICS))

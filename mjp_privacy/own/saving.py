@@ -1,0 +1,130 @@
+"""`save_upload`: a user's own gradients as a recorded upload for `mjp attack --uploads`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mjp_privacy.client.recorded.folder import UploadFolder
+from mjp_privacy.client.recorded.header import UploadHeader
+from mjp_privacy.client.recorded.loading import UNKNOWN_LABEL
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.interfaces import ClientInput
+from mjp_privacy.own.attacking import Images, Labels, images_in_step
+from mjp_privacy.own.client import ClientStep, Kind
+from mjp_privacy.own.private_images import private_images
+from mjp_privacy.own.reading import Held, separate_uploads
+from mjp_privacy.own.uploads import Channels, own_uploads
+
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def save_upload(
+    folder: str | Path,
+    model: nn.Module,
+    gradients: Held = None,
+    *,
+    name: str = "upload",
+    label: str | None = None,
+    mean: Channels = None,
+    std: Channels = None,
+    labels: Labels | None = None,
+    images: Images | None = None,
+    round: int = 0,
+    series: str | None = None,
+    gamma: float = 0.0,
+    recipe: Mapping[str, Any] | None = None,
+    kind: Kind = "gradient",
+    batch: int | None = None,
+    lr: float | None = None,
+    steps: int = 1,
+    optimizer: str = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    noise: float = 0.0,
+    rounding: float = 0.0,
+) -> Path:
+    """Write one upload and the weights it was made with into a folder; the path of its tensors.
+
+    save_upload("uploads", model, gradients, name="round_3", mean=0.5, std=0.5)
+    then: mjp check uploads; mjp attack uploads --uploads uploads --out results/uploads
+
+    name    of the upload's files; uploads of one folder have different names
+    label   what tables call the client and its model; None: the folder's name
+    images  the private images (B, 3, S, S) in [0, 1], kept apart for scoring; may be absent
+    series  uploads with the same series name hold the same images, for attacks on several
+    gamma, recipe  MJP's ratio, and other fields of a client as the attack's configs have them
+    All else as in `attack_gradients`.
+    """
+    _check_free(Path(folder), name)
+    if len(separate_uploads(gradients)) > 1:
+        raise UserError(
+            "save_upload writes one upload; got a list of several. Call it once for each, with a "
+            "name of its own and the same series=…."
+        )
+    batch = images_in_step(batch, labels, images)
+    client = ClientStep(
+        kind, batch, lr, steps, optimizer, momentum, weight_decay, 0.0, noise, rounding
+    )
+    own = own_uploads(model, gradients, client, labels=labels, mean=mean, std=std)
+    loaded, update = own.models[0], own.updates[0]
+    count = len(next(iter(update.grads.values())))
+    if count != 1:
+        raise UserError(
+            f"save_upload writes one upload; the gradients hold {count} independent steps. Save "
+            "gradients[name][i] for each i under a name of its own."
+        )
+    root = UploadFolder(Path(folder))
+    known = None if own.labels is None else tuple(own.labels.tolist())
+    header = UploadHeader(
+        label=label or Path(folder).resolve().name,
+        weights=root.record_weights(loaded),
+        mean=_three(loaded.card.mean),
+        std=_three(loaded.card.std),
+        gamma=gamma,
+        recipe=dict(recipe or {}),
+        labels=known,
+        round=round,
+    )
+    header.client_config(name)  # raises for a recipe that no client can have
+    inputs = plain = None
+    if images is not None:
+        plain = private_images(images, batch, loaded.card.img_size).float()
+        unknown = torch.full((batch,), UNKNOWN_LABEL)
+        picture = series or name
+        ids = [f"{picture} {place}" if batch > 1 else picture for place in range(batch)]
+        inputs = ClientInput(plain, unknown if own.labels is None else own.labels, ids)
+    paths = root.record(
+        replace(update, round=round),
+        header,
+        [name],
+        inputs=inputs,
+        plain=plain,
+        series=None if series is None else [series],
+    )
+    return paths[0]
+
+
+def _check_free(root: Path, name: str) -> None:
+    """Raise for a name that is no file name, or whose files are there already."""
+    if not FILE_NAME.fullmatch(name):
+        raise UserError(
+            f"name: expected letters, digits, '.', '-' and '_', got {name!r}. It becomes the "
+            "upload's file name, such as round_3_client_7."
+        )
+    if (root / f"{name}.json").exists():
+        raise UserError(
+            f"{root / name}.json exists already, and nothing is overwritten. Give another name=…, "
+            "or remove the upload's files."
+        )
+
+
+def _three(numbers: Sequence[float]) -> tuple[float, float, float]:
+    first, second, third = numbers
+    return first, second, third

@@ -1,0 +1,239 @@
+"""`attack_gradients` on a small model of this package, whose pictures are known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks import ATTACKS
+from mjp_privacy import attack_gradients
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.jigsaw import shuffle_patches
+from tests.helpers.models import planted_model
+from tests.helpers.planted import planted_images
+
+STATIONARY = {"prior": "stationary"}
+PATCHES = 64
+
+
+def gradient_of(
+    model: LoadedModel, images: Tensor, labels: Tensor, mask: Tensor | None = None
+) -> dict[str, Tensor]:
+    """One step's gradient by name, as a plain loop makes it."""
+    loss = nn.functional.cross_entropy(model(model.normalize(images), mask=mask), labels)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    values = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return {n: g for n, g in zip(names, values, strict=True) if g is not None}
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return planted_model()
+
+
+@pytest.fixture(scope="module")
+def gradients(model: LoadedModel) -> dict[str, Tensor]:
+    return gradient_of(model, planted_images(1), torch.tensor([3]))
+
+
+def test_the_picture_comes_back_and_is_known_to_without_the_truth(
+    model: LoadedModel, gradients: dict[str, Tensor]
+) -> None:
+    leak = attack_gradients(model, gradients, attacks=["patch_gradient", "masked_span"])
+    best = leak.best
+    assert (best.image.double() - planted_images(1)[0]).abs().max() < 1e-6
+    assert best.attack == "patch_gradient"  # of equals the simplest
+    assert best.residual < 1e-6
+    assert best.misfit < 1e-6
+    assert leak.labels is not None
+    assert (leak.labels.tolist(), leak.label_source) == ([3], "read off the gradient")
+    assert leak.scores is None
+    assert leak.verdict.startswith("patch_gradient's picture has the uploaded gradient (residual")
+
+
+def test_scores_where_images_are_given(model: LoadedModel, gradients: dict[str, Tensor]) -> None:
+    images = planted_images(1)
+    leak = attack_gradients(
+        model, gradients, images=images[0].numpy(), labels=3, attacks=["patch_gradient"]
+    )
+    assert leak.scores is not None
+    row = leak.scores.iloc[0]
+    assert {"attack", "image", "mse", "psnr", "ssim", "fft2d", "lpips", "exact"} == set(row.index)
+    assert row["psnr"] > 100
+    assert bool(row["exact"])
+    assert leak.label_source == "given"
+    assert "1 of 1" in str(leak)
+
+
+def test_all_attacks_answer_with_a_result_or_a_reason(
+    model: LoadedModel, gradients: dict[str, Tensor]
+) -> None:
+    leak = attack_gradients(model, gradients)
+    assert {*leak.results, *leak.refused} == set(ATTACKS)
+    assert "needs a client whose block 0 has neither norm1" in leak.refused["april"]
+    assert "several uploads of the same images, and one was given" in leak.refused["multi_round"]
+    assert "optimises for minutes" in leak.refused["inverting_gradients"]
+    assert "no unknown embedding" in leak.refused["pixel_lattice"]
+    assert leak["mask_locator"].images is None
+    with pytest.raises(UserError, match=r"names the masked positions \(\.mask\) and no picture"):
+        _ = leak["mask_locator"].image
+    with pytest.raises(UserError, match="april has no result: it needs a client"):
+        _ = leak["april"]
+    with pytest.raises(UserError, match="Did you mean masked_span"):
+        _ = leak["maskedspan"]
+
+
+def test_a_weight_difference_is_a_gradient_times_the_rate(
+    model: LoadedModel, gradients: dict[str, Tensor]
+) -> None:
+    difference = {name: -0.1 * g for name, g in gradients.items()}
+    leak = attack_gradients(
+        model, difference, kind="weight_difference", lr=0.1, attacks="patch_gradient"
+    )
+    assert (leak.best.image.double() - planted_images(1)[0]).abs().max() < 1e-6
+    assert leak.best.residual < 1e-6
+
+
+def test_independent_steps_share_a_leading_axis(model: LoadedModel) -> None:
+    images, labels = planted_images(2), torch.tensor([3, 5])
+    each = [gradient_of(model, images[i : i + 1], labels[i : i + 1]) for i in range(2)]
+    both = {name: torch.stack([g[name] for g in each]) for name in each[0]}
+    leak = attack_gradients(model, both, attacks="patch_gradient", images=images, batch=1)
+    assert leak.scores is not None
+    assert leak.scores["psnr"].min() > 100
+    assert leak.labels is not None
+    assert leak.labels.tolist() == [3, 5]
+
+
+def masked_uploads(model: LoadedModel, rounds: int) -> list[dict[str, Tensor]]:
+    """Uploads of one picture, each with a fresh mask of 16 of its 64 patches."""
+    generator = torch.Generator().manual_seed(4)
+    uploads = []
+    for _ in range(rounds):
+        order = torch.arange(PATCHES)
+        chosen = torch.randperm(PATCHES, generator=generator)[:16].sort().values
+        order[chosen] = chosen[torch.randperm(16, generator=generator)]
+        mask = torch.zeros(1, PATCHES, dtype=torch.bool)
+        mask[0, chosen] = True
+        fed = shuffle_patches(planted_images(1), order.unsqueeze(0), model.patch_size)
+        uploads.append(gradient_of(model, fed, torch.tensor([3]), mask))
+    return uploads
+
+
+def test_several_uploads_of_an_mjp_client_meet_in_one_picture() -> None:
+    model = planted_model(unknown_embedding=True)
+    uploads = masked_uploads(model, 8)
+    chosen = {"masked_span": STATIONARY, "multi_round": STATIONARY}
+    leak = attack_gradients(model, uploads, attacks=chosen, images=planted_images(1))
+    assert leak.scores is not None
+    psnr = leak.scores.set_index("attack")["psnr"]
+    assert psnr["multi_round"] > 60 > psnr["masked_span"]
+    assert leak.best.attack == "multi_round"
+    mask = leak["masked_span"].mask
+    assert mask is not None
+    assert int(mask.sum()) == 16
+
+
+def test_several_uploads_may_come_from_several_models(
+    model: LoadedModel, gradients: dict[str, Tensor]
+) -> None:
+    later = planted_model()
+    with torch.no_grad():
+        for name, parameter in later.named_parameters():
+            parameter -= 0.01 * gradients.get(name, torch.zeros_like(parameter))
+    second = gradient_of(later, planted_images(1), torch.tensor([3]))
+    leak = attack_gradients(
+        [model, later], [gradients, second], attacks={"multi_round": STATIONARY}
+    )
+    assert (leak.best.image.double() - planted_images(1)[0]).abs().max() < 1e-5
+    assert leak.best.residual < 1e-4
+    with pytest.raises(UserError, match=r"one model, or one for each of 1 upload\(s\), got 2"):
+        attack_gradients([model, later], gradients)
+
+
+def test_without_labels_the_misfit_decides(
+    model: LoadedModel, gradients: dict[str, Tensor]
+) -> None:
+    kept = {name: g for name, g in gradients.items() if not name.startswith("head.")}
+    leak = attack_gradients(model, kept, attacks="patch_gradient")
+    assert leak.label_source == "unknown"
+    assert math.isnan(leak.best.residual)
+    assert leak.best.misfit < 1e-6
+    assert "has the uploaded gradient (misfit" in leak.verdict
+    assert "labels: unknown" in str(leak)
+
+
+def test_a_batch_says_that_no_picture_explains_it(model: LoadedModel) -> None:
+    images, labels = planted_images(2), torch.tensor([3, 5])
+    leak = attack_gradients(
+        model, gradient_of(model, images, labels), labels=labels, attacks="patch_gradient"
+    )
+    assert leak.best.images is not None
+    assert len(leak.best.images) == 2
+    assert leak.best.residual > 0.1
+    assert leak.verdict.startswith("No picture has the uploaded gradient: the nearest is")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_counts_as_rounded(
+    model: LoadedModel, gradients: dict[str, Tensor], dtype: torch.dtype
+) -> None:
+    """The declared error is that which rounding made."""
+    from mjp_privacy.own.uploads import half_precision_error
+
+    for name in ("pos_embed", "patch_embed.proj.weight"):
+        exact = gradients[name].unsqueeze(0)
+        error = (exact.to(dtype).double() - exact).square().mean().sqrt()
+        assert float(half_precision_error(exact.to(dtype))) == pytest.approx(float(error), rel=0.2)
+    rounded = {name: g.to(dtype) for name, g in gradients.items()}
+    leak = attack_gradients(
+        model, rounded, attacks={"patch_gradient": {}, "patch_prior": STATIONARY}, labels=3
+    )
+    assert len(leak.results) == 2
+
+
+def test_the_picture_is_written(
+    model: LoadedModel, gradients: dict[str, Tensor], tmp_path: Path
+) -> None:
+    leak = attack_gradients(model, gradients, attacks="patch_gradient", images=planted_images(1))
+    leak.show(tmp_path / "leak.png")
+    assert (tmp_path / "leak.png").stat().st_size > 5000
+    with pytest.raises(UserError, match="expected a folder that exists"):
+        leak.show(tmp_path / "nowhere" / "leak.png")
+    with pytest.raises(UserError, match=r"Give a name such as leak\.png"):
+        leak.show(tmp_path / "leak.doc")
+    nothing = attack_gradients(model, gradients, attacks="april")
+    with pytest.raises(UserError, match="No attack made a picture"):
+        nothing.show()
+    with pytest.raises(UserError, match=r"No attack made a picture\. april: it needs a client"):
+        _ = nothing.best
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "attack": ({"attacks": "patch_gradients"}, "Did you mean patch_gradient"),
+    "no attack": ({"attacks": []}, "expected 'all' or at least one name"),
+    "kind": ({"kind": "gradients"}, "Unknown kind 'gradients'. Did you mean gradient"),
+    "no rate": ({"kind": "weight_difference"}, "expected lr above 0, got None"),
+    "rate": ({"lr": 0.1}, "a gradient does not depend on them"),
+    "batch": ({"batch": 0}, "batch: expected a whole number from 1, got 0"),
+    "noise": ({"noise": -1.0}, "noise: expected 0 or a number above it, got -1"),
+    "labels": ({"labels": [1, 2], "batch": 1}, r"a class index for each of 1 image\(s\)"),
+    "size": ({"images": torch.rand(1, 3, 8, 8)}, r"expected the shape \(1, 3, 32, 32\)"),
+    "range": ({"images": torch.randn(1, 3, 32, 32)}, "before normalisation"),
+    "path": ({"images": "cat.png"}, "expected a tensor or array .* got str"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_argument_is_named(
+    model: LoadedModel, gradients: dict[str, Tensor], mistake: str
+) -> None:
+    arguments, words = MISTAKES[mistake]
+    with pytest.raises(UserError, match=words):
+        attack_gradients(model, gradients, **arguments)

@@ -1,0 +1,140 @@
+"""Exact pictures from plain PyTorch loops over other libraries' models, batch 1, random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mjp_privacy import attack_gradients
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.data import load_images
+from mjp_privacy.metrics.pixel import quantise
+
+MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+SMALL = {"hidden_size": 192, "intermediate_size": 384, "image_size": 64, "patch_size": 8}
+DEPTH = {"num_hidden_layers": 2, "num_attention_heads": 3}
+
+
+def photograph(size: int) -> Tensor:
+    """One photograph (1, 3, size, size) in [0, 1]."""
+    return next(iter(load_images("embedded", size=size, limit=1)))[0].unsqueeze(0)
+
+
+def normalised(image: Tensor) -> Tensor:
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (MEAN, STD))
+    return (image - mean) / std
+
+
+def torchvision_vit() -> tuple[nn.Module, int]:
+    vision = pytest.importorskip("torchvision.models")
+    model = vision.VisionTransformer(
+        64, 8, num_layers=2, num_heads=3, hidden_dim=192, mlp_dim=384, num_classes=10
+    )
+    nn.init.normal_(model.heads.head.weight, std=0.02)
+    return model, 64
+
+
+def timm_vit() -> tuple[nn.Module, int]:
+    import timm
+
+    return timm.create_model("vit_tiny_patch16_224", img_size=192, num_classes=10), 192
+
+
+def hugging_face_vit() -> tuple[nn.Module, int]:
+    library = pytest.importorskip("transformers", reason="the dev extra brings transformers")
+    return library.ViTForImageClassification(library.ViTConfig(**SMALL, **DEPTH)), 64
+
+
+def hugging_face_deit() -> tuple[nn.Module, int]:
+    library = pytest.importorskip("transformers", reason="the dev extra brings transformers")
+    return library.DeiTForImageClassification(library.DeiTConfig(**SMALL, **DEPTH)), 64
+
+
+def open_clip_tower() -> tuple[nn.Module, int]:
+    library = pytest.importorskip(
+        "open_clip.transformer", reason="the dev extra brings open_clip_torch"
+    )
+    tower = library.VisionTransformer(
+        image_size=64, patch_size=8, width=192, layers=2, heads=3, mlp_ratio=2.0, output_dim=16
+    )
+    return tower, 64
+
+
+def outputs(model: nn.Module, x: Tensor) -> Tensor:
+    made: Any = model(x)
+    return made if isinstance(made, Tensor) else made.logits
+
+
+LIBRARIES = [torchvision_vit, timm_vit, hugging_face_vit, hugging_face_deit, open_clip_tower]
+
+
+@pytest.mark.parametrize("made", LIBRARIES, ids=lambda made: made.__name__)
+def test_one_step_gives_its_picture(made: Callable[[], tuple[nn.Module, int]]) -> None:
+    torch.manual_seed(0)
+    model, size = made()
+    image = photograph(size)
+    model.train()
+    logits = outputs(model, normalised(image))
+    nn.functional.cross_entropy(logits, torch.tensor([1])).backward()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    leak = attack_gradients(model, mean=MEAN, std=STD, images=image, attacks="patch_gradient")
+    assert torch.equal(quantise(leak.best.image), quantise(image[0]))
+    assert leak.best.residual < 1e-3
+    assert leak.labels is not None
+    assert leak.labels.tolist() == [1]
+    assert model.training
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_a_loss_of_ones_own_needs_no_labels() -> None:
+    """CLIP's tower is trained on similarities: no class is in its gradient."""
+    torch.manual_seed(0)
+    tower, size = open_clip_tower()
+    image = photograph(size)
+    text = torch.randn(16)
+    loss = 1 - nn.functional.cosine_similarity(tower(normalised(image))[0], text, dim=0)
+    loss.backward()
+    gradients = {f"visual.{name}": p.grad for name, p in tower.named_parameters()}
+    leak = attack_gradients(
+        tower, gradients, mean=MEAN, std=STD, images=image, attacks="patch_gradient"
+    )
+    assert torch.equal(quantise(leak.best.image), quantise(image[0]))
+    assert leak.best.misfit < 1e-3
+
+
+def test_a_whole_clip_is_attacked_through_its_visual_tower() -> None:
+    """Its text tower has blocks of the same names."""
+    library = pytest.importorskip("open_clip.model", reason="the dev extra brings open_clip_torch")
+    torch.manual_seed(0)
+    picture = {"image_size": 64, "patch_size": 8, "width": 192, "layers": 2, "head_width": 64}
+    text = {"context_length": 8, "vocab_size": 100, "width": 192, "heads": 3, "layers": 2}
+    model = library.CLIP(16, picture, text)
+    image = photograph(64)
+    pair = model.encode_image(normalised(image)), model.encode_text(torch.arange(8)[None])
+    nn.functional.cosine_similarity(*pair).sum().backward()
+    leak = attack_gradients(model, mean=MEAN, std=STD, images=image, attacks="patch_gradient")
+    assert torch.equal(quantise(leak.best.image), quantise(image[0]))
+
+
+def test_gradients_of_another_layout_than_the_models() -> None:
+    """Names that fit another library than the model's say whose they are."""
+    import timm
+
+    theirs, _ = torchvision_vit()
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, patch_size=8, depth=2, num_classes=10
+    )
+    gradients = {name: torch.ones_like(p) for name, p in theirs.named_parameters()}
+    gradients["extra"] = torch.ones(1)
+    with pytest.raises(UserError, match=r"1 of .* names are not parameters of the model: extra"):
+        attack_gradients(model, gradients, mean=MEAN, std=STD)
+
+
+def test_mean_and_std_are_never_guessed() -> None:
+    model, _ = timm_vit()
+    with pytest.raises(UserError, match="mean"):
+        attack_gradients(model, {"head.bias": torch.ones(10)})

@@ -1,0 +1,92 @@
+"""A user's own gradients written as a recorded upload, checked and attacked from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mjp_privacy import attack_gradients, save_upload
+from mjp_privacy.client.recorded.folder import UploadFolder
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.check_uploads import check_uploads
+from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.store import RunStore
+from tests.helpers.models import planted_model
+from tests.helpers.planted import planted_images
+from tests.own.test_attack_gradients import gradient_of
+
+ATTACKS = {"name": "uploads", "attacks": [{"name": "patch_gradient"}]}
+
+
+def test_what_is_saved_is_attacked_like_the_gradients(tmp_path: Path) -> None:
+    model = planted_model()
+    images, label = planted_images(1).float(), torch.tensor([3])
+    gradients = gradient_of(model, images.double(), label)
+    folder = tmp_path / "uploads"
+    path = save_upload(folder, model, gradients, name="round_3", images=images, round=3)
+    assert path == folder / "round_3.safetensors"
+    (upload,) = UploadFolder(folder).entries()
+    assert upload.header.round == 3
+    assert upload.header.labels == (3,)
+    text, usable = check_uploads(folder)
+    assert usable
+    assert "private images known" in text
+    summary = attack_uploads(load_experiment(ATTACKS), folder, tmp_path / "run")
+    assert summary.exit_code == 0
+    (cell,) = RunStore(tmp_path / "run").read_cells()
+    rows = RunStore(tmp_path / "run").read_rows(cell["run_id"])
+    psnr = rows.loc[(rows["metric"] == "psnr") & (rows["variant"] == "standard"), "value"].item()
+    direct = attack_gradients(model, gradients, images=images, attacks="patch_gradient").scores
+    assert direct is not None
+    assert min(psnr, 100) == pytest.approx(min(direct["psnr"].item(), 100), abs=0.5)
+
+
+def test_without_images_there_is_no_truth(tmp_path: Path) -> None:
+    model = planted_model()
+    gradients = gradient_of(model, planted_images(1), torch.tensor([3]))
+    save_upload(tmp_path, model, gradients, series="cat", label="my client")
+    (upload,) = UploadFolder(tmp_path).entries()
+    assert upload.truth() is None
+    assert (upload.header.series, upload.header.label) == ("cat", "my client")
+
+
+def test_a_batch_whose_labels_nobody_knows_keeps_its_images(tmp_path: Path) -> None:
+    model = planted_model()
+    images = planted_images(2)
+    gradients = gradient_of(model, images, torch.tensor([3, 4]))
+    save_upload(tmp_path, model, gradients, images=images)
+    (upload,) = UploadFolder(tmp_path).entries()
+    assert upload.header.labels is None
+    assert upload.header.batch == 2
+    truth = upload.truth()
+    assert truth is not None
+    assert truth.image_ids == ("upload 0", "upload 1")
+
+
+def test_weights_of_two_rounds_are_stored_once_each(tmp_path: Path) -> None:
+    model = planted_model()
+    gradients = gradient_of(model, planted_images(1), torch.tensor([3]))
+    for number in range(2):
+        save_upload(tmp_path, model, gradients, name=f"upload_{number}", series="one", round=number)
+    assert len(list((tmp_path / "weights").iterdir())) == 1
+    assert [u.header.round for u in UploadFolder(tmp_path).entries()] == [0, 1]
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    model = planted_model()
+    gradients = gradient_of(model, planted_images(1), torch.tensor([3]))
+    save_upload(tmp_path, model, gradients)
+    with pytest.raises(UserError, match=r"upload\.json exists already, and nothing is overwritten"):
+        save_upload(tmp_path, model, gradients)
+    with pytest.raises(UserError, match=r"expected letters, digits.*got '\.\./x'"):
+        save_upload(tmp_path, model, gradients, name="../x")
+    with pytest.raises(UserError, match="writes one upload; got a list of several"):
+        save_upload(tmp_path, model, [gradients, gradients], name="b")
+    two = {name: torch.stack([g, g]) for name, g in gradients.items()}
+    with pytest.raises(UserError, match="the gradients hold 2 independent steps"):
+        save_upload(tmp_path, model, two, name="b")
+    with pytest.raises(UserError, match="Did you mean dal"):
+        save_upload(tmp_path, model, gradients, name="b", recipe={"dall": True})
