@@ -8,7 +8,7 @@ DEMO ?= results/demo
 .PHONY: attack test test-federated results-check setup lint types bench clean
 
 attack: $(INSTALLED)
-	$(BIN)/python run_attack.py configs/demo.yaml --out $(DEMO)
+	$(BIN)/python run_attack.py configs/demo.yaml --out $(DEMO) --fresh
 	$(BIN)/python report.py $(DEMO) --out $(DEMO)/report
 	@echo "pictures and tables: $(DEMO)/report (open index.html)"
 

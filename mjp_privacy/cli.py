@@ -60,7 +60,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "federate": _entry(
         "mjp_privacy.federation.commands:federate",
         "train a federation and attack what its clients send",
-        "federate configs/federated/quick.yaml --data cifar10-train.zip --out results/quick",
+        "federate configs/federated/minute.yaml --data embedded --out results/minute",
     ),
     "compare": _entry(
         "mjp_privacy.federation.commands:compare",
@@ -68,9 +68,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "compare results/plain results/mjp --out results/comparison",
     ),
     "check": _entry(
-        "mjp_privacy.experiment.commands:check",
-        "which attacks apply to recorded uploads, and what is wrong with them",
-        "check results/quick/uploads",
+        "mjp_privacy.experiment.check_commands:check",
+        "which attacks apply to recorded uploads, or to a model, and why others do not",
+        "check results/minute/uploads",
     ),
     "fit-prior": _entry(
         "attacks.prior.commands:fit",

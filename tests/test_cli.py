@@ -192,7 +192,6 @@ def a_file(place: Workplace) -> Path:
         ("device", lambda p: "gpu", "device"),
         ("out", a_file, "--out"),
         ("out", lambda p: a_file(p) / "run", "--out"),
-        ("out", lambda p: None, "--out"),
         ("outt", lambda p: p.run, "--outt"),
         ("weights", lambda p: "Vit=x.pth", "Unknown model 'Vit'. Did you mean ViT?"),
         ("block", lambda p: 0, "block: expected at least 1, got 0"),
@@ -210,6 +209,16 @@ def test_a_mistake_is_exit_code_2_and_said(
     assert not list(place.root.glob("run/rows/*"))
 
 
+def test_without_out_a_run_is_in_results_under_its_name(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place.root)
+    code, said = place.attack(out=None)
+    assert code == 0
+    assert "3 images in 1 cells: results/tiny" in said
+    assert cell(place.root / "results" / "tiny")["status"] == "ok"
+
+
 def test_weights_given_twice_are_refused(place: Workplace) -> None:
     code, said = place.attack("--weights", "ViT=a.pth", "--weights", "ViT=b.pth")
     assert code == 2
@@ -217,10 +226,10 @@ def test_weights_given_twice_are_refused(place: Workplace) -> None:
 
 
 def test_no_arguments_at_all(place: Workplace) -> None:
-    for name in ("attack", "report"):
+    for name, needed in (("attack", "config"), ("report", "--out")):
         code, said = place.command(name)
         assert code == 2
-        assert "--out" in said
+        assert needed in said.lower()
 
 
 def test_reports_of_what_is_no_run(place: Workplace) -> None:

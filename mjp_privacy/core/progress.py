@@ -21,7 +21,7 @@ class RunProgress:
     """
 
     def __init__(self, total: int, log: Path | None = None) -> None:
-        self.total, self.done, self.fresh = total, 0, 0
+        self.total, self.done, self.fresh, self.of_other_code = total, 0, 0, 0
         self.started = self.last_line = time.monotonic()
         self.log = log
         self.console = Console(stderr=True)
@@ -51,11 +51,14 @@ class RunProgress:
         elif self.fresh:
             self._line("attack")
         if not error and not self.fresh:
-            self.say(f"all {self.total} units are finished already; nothing to do")
+            other = f", {self.of_other_code} of them by other code" if self.of_other_code else ""
+            self.say(f"all {self.total} units are finished already{other}; nothing to do")
 
-    def skip(self, units: int) -> None:
-        """Count units that an earlier command finished; they do not enter the speed."""
+    def skip(self, units: int, of_other_code: int = 0) -> None:
+        """Count units that an earlier command finished, and how many of these by other code than
+        this command's; they do not enter the speed."""
         self.done += units
+        self.of_other_code += of_other_code
 
     def advance(self, units: int, what: str) -> None:
         """Count units that were finished just now; `what` they belong to is shown."""

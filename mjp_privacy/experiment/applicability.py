@@ -1,10 +1,14 @@
-"""Attacks that do not apply: said before a run where the config tells, and counted after it."""
+"""Attacks that do not apply: said before a run as far as models tell, and counted after it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.plan import Plan
+from mjp_privacy.experiment.source import Outlook, UploadSource
 from mjp_privacy.experiment.work import BlockResult, Result
 
 
@@ -38,18 +42,49 @@ class Refusals:
         )
 
 
-def refused_by_config(plan: Plan) -> tuple[str, ...]:
-    """Attacks of the grid that cannot apply, whatever the images and weights are."""
-    several = dict.fromkeys(
-        cell.attack.title
-        for cell in plan.cells
-        if cell.setting == "b" and getattr(plan.attacks[cell], "uploads", 1) > 1
+@dataclass(frozen=True)
+class Forecast:
+    """What is known of a run before it starts."""
+
+    lines: tuple[str, ...]
+    """One for each reason: "3 of 12 cells: april, april_prior: a batch of 2"."""
+    unopened: Mapping[str, str]  # models that cannot be opened, with the reason
+
+
+def forecast(plan: Plan, source: UploadSource) -> Forecast:
+    """Which attacks of the grid will not apply, whatever the images show, and which models cannot
+    be opened. Only outlines of the models are read."""
+    attacks: dict[str, list[str]] = {}
+    cells: dict[str, int] = {}
+    unopened: dict[str, str] = {}
+    for model in plan.blocks:
+        try:
+            outlook = source.foresee(model)
+            refused = {c: _refusals(plan, outlook, c) for c in plan.cells_of(model)}
+        except UserError as error:
+            unopened[model] = str(error)
+            continue
+        for cell, reasons in refused.items():
+            for reason in reasons:
+                cells[reason] = cells.get(reason, 0) + 1
+                attacks.setdefault(reason, []).append(cell.attack.title)
+    lines = (
+        f"{cells[reason]} of {_count(len(plan.cells), 'cell')}: "
+        f"{', '.join(dict.fromkeys(attacks[reason]))}: {reason}"
+        for reason in sorted(cells, key=lambda reason: -cells[reason])
     )
-    return tuple(
-        f"{label} in setting b: it reads several uploads, each shuffled differently, so there is "
-        "no one shuffled image to reconstruct"
-        for label in several
-    )
+    return Forecast(tuple(lines), unopened)
+
+
+def _refusals(plan: Plan, outlook: Outlook, cell: Cell) -> list[str]:
+    """The reasons why a cell's attack will not apply to some of its blocks, each once."""
+    refusals = [
+        outlook.refuses(
+            cell, plan.attacks[cell], lambda model: plan.gradients(cell, model), block.records
+        )
+        for block in plan.blocks[cell.model]
+    ]
+    return list(dict.fromkeys(refusal.text for refusal in refusals if refusal is not None))
 
 
 def _count(number: int, noun: str) -> str:

@@ -15,26 +15,27 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.client.gradients import predict
-from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.core.device import clock
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.diagnostics import Scene, diagnose, mask_agreement, oracle, residual
+from mjp_privacy.experiment.diagnostics import (
+    Scene,
+    diagnose,
+    mask_agreement,
+    oracle,
+    without_truth,
+)
+from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_setting
 from mjp_privacy.experiment.rows import reasoned_rows, scored_rows
 from mjp_privacy.experiment.source import BlockUploads
 from mjp_privacy.experiment.step_by_step import reconstruct, without_reconstruction
+from mjp_privacy.experiment.unshuffled import unshuffled_uploads
 from mjp_privacy.interfaces import Attack, Control, Reconstruction, Refusal, Truth
 from mjp_privacy.metrics import score
 from mjp_privacy.models import LoadedModel
 
-NO_ONE_INPUT = Refusal(
-    "target",
-    "each upload was shuffled differently: there is no single shuffled image to reconstruct; "
-    "score several uploads against the plain image (setting c)",
-)
-NO_TRUTH = "the private images were not given, so nothing is scored"
 NO_PICTURE = "the attack names the masked positions and makes no picture"
 
 
@@ -91,16 +92,12 @@ class CellWork:
 
     def _refusal(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why the attack does not apply, as far as that is known before any upload; or None."""
-        if (lacking := self.uploads.lacks(attack, records)) is not None:
-            return lacking
-        setting = SETTINGS[self.cell.setting]
-        several = attack.uploads > 1 and setting.shuffles and setting.against == "input"
-        return NO_ONE_INPUT if several else None
+        return self.uploads.lacks(attack, records) or refused_by_setting(self.cell, attack)
 
     def _run_control(self, control: Control, records: Sequence[ImageRecord]) -> CellRows:
         """Score a control; it reads the truth, so no upload is made for it."""
         if not self.uploads.scored:
-            return self._unsupported(records, NO_TRUTH)
+            return self._unsupported(records, NO_TRUTH.text)
         observation = self.uploads.observe(self.cell, None, (), records)
         scene = Scene.of(observation, self.cell, self.model)
         truth = Truth(scene.plain, scene.inputs.labels, scene.inputs.image_ids)
@@ -161,7 +158,8 @@ class CellWork:
         elif kept and reconstruction.mask is not None:
             known = self.uploads.scored  # without the truth the true mask is not known either
             agreement = mask_agreement(reconstruction.mask, scene.inputs) if known else {}
-            diagnostics = {**reconstruction.diagnostics, **agreement}
+            unshuffled = unshuffled_uploads(scene.view, self.cell.gamma)
+            diagnostics = {**reconstruction.diagnostics, **agreement, **unshuffled}
             parts.append(self._unscored(kept, places, diagnostics, NO_PICTURE))
         rows = pd.concat([part for part in parts if len(part)])
         return CellRows(rows, tensors, [r.image_id for r in kept] if tensors else [])
@@ -206,9 +204,10 @@ class CellWork:
     ) -> tuple[pd.DataFrame, dict[str, Tensor]]:
         """The same without private images to compare with: diagnostics, but no scores."""
         mode = self.cell.client.mode
-        measured = residual(scene.view, reconstruction, images, scene.models, mode)
-        diagnostics = {**reconstruction.diagnostics, **measured}
-        rows = self._unscored(records, places, diagnostics, NO_TRUTH)
+        measured = without_truth(scene.view, reconstruction, images, scene.models, mode)
+        unshuffled = unshuffled_uploads(scene.view, self.cell.gamma)
+        diagnostics = {**reconstruction.diagnostics, **measured, **unshuffled}
+        rows = self._unscored(records, places, diagnostics, NO_TRUTH.text)
         tensors = {"images": images[list(places)]}
         if reconstruction.mask is not None:
             tensors["named_mask"] = reconstruction.mask[list(places)].cpu()

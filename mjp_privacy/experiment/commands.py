@@ -1,7 +1,8 @@
-"""The commands `mjp attack` and `mjp check`."""
+"""The command `mjp attack`."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from dataclasses import dataclass
@@ -14,10 +15,19 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import DtypeName, Experiment
-from mjp_privacy.experiment.config_files import check_experiment, load_experiment
+from mjp_privacy.experiment.config_files import (
+    SUFFIXES,
+    check_experiment,
+    find_config,
+    load_experiment,
+)
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.run import RunSummary
+
+REASONS_SHOWN = 5  # reasons of failures that are printed
+MODEL_OPTIONS = ("model", "img_size", "mean", "std", "num_heads")
+"""Options of `mjp attack` that are fields of every model of the config."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +50,26 @@ class AttackArguments:
     """Attack every image in every cell of CONFIG. Running it again does only what is missing."""
 
     config: tyro.conf.Positional[Path]
-    """A YAML file, such as configs/table5.yaml."""
-    out: Path
-    """The run folder. If it holds an interrupted run, that run is continued."""
+    """A YAML file, such as configs/table5.yaml, or a stock config's name, such as table5."""
     overrides: Annotated[Overrides, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """The run folder; results/NAME if left out (results/own/WEIGHTS for `own`). If it holds an
+    interrupted run, that run is continued."""
     images: str | None = None
     """A folder, a zip, or `embedded`: photographs every installation has."""
     weights: tuple[str, ...] = ()
     """Checkpoints: PATH for all of the config's models, or NAME=PATH for one; several can be
     given."""
+    model: str | None = None
+    """The architecture of all of the config's models, such as vit_small_patch16_224, where the
+    weights do not tell it."""
+    img_size: int | None = None
+    """Their input size, in place of the config's or the weights' own."""
+    mean: tuple[float, ...] = ()
+    """Their normalisation: one number or three, in place of the config's or the weights' own."""
+    std: tuple[float, ...] = ()
+    num_heads: int | None = None
+    """Their number of attention heads, which does not show in weights."""
     labels: Path | None = None
     """A label file; without one, labels are looked for beside the images."""
     limit: int | None = None
@@ -61,24 +82,11 @@ class AttackArguments:
     """Shuffle ratio of settings b and c, instead of the config's."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where gradients are computed; auto takes CUDA if there is a GPU."""
-
-
-@dataclass(frozen=True)
-class CheckArguments:
-    """Say what is wrong with recorded uploads, and which attacks apply to them."""
-
-    folder: tyro.conf.Positional[Path]
-    """The folder: NAME.safetensors and NAME.json for each upload, and weights/ beside them."""
-
-
-def check(argv: list[str], usage: Usage) -> int:
-    """`mjp check`: print a report on a folder of recorded uploads."""
-    arguments = usage.parse(CheckArguments, argv)
-    from mjp_privacy.experiment.check_uploads import check_uploads
-
-    text, usable = check_uploads(arguments.folder)
-    print(text)
-    return DONE if usable else SOME_FAILED
+    fresh: bool = False
+    """Make results again that an earlier version of their attack or defence made; without this or
+    --keep the command stops where it finds any."""
+    keep: bool = False
+    """Keep such results and do what is missing; rows say in `code` what made them."""
 
 
 def attack(argv: list[str], usage: Usage) -> int:
@@ -103,28 +111,45 @@ def attack(argv: list[str], usage: Usage) -> int:
         print(
             f"{len(summary.failures)} failure(s); each is a row with its reason:", file=sys.stderr
         )
-        for failure in summary.failures[:5]:
-            print(f"  {failure}", file=sys.stderr)
+        reasons = summary.failed_because
+        shown = [*reasons[:REASONS_SHOWN], *_further(len(reasons) - REASONS_SHOWN)]
+        print("\n".join(f"  {line}" for line in shown), file=sys.stderr)
     return SOME_FAILED if summary.failures else DONE
 
 
+def _further(number: int) -> list[str]:
+    """The line that stands for reasons that are not shown; none if all are."""
+    return [f"… and {number} further reason(s), in the rows"] if number > 0 else []
+
+
 def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
+    from mjp_privacy.experiment.other_code import stale_choice
+    from mjp_privacy.experiment.overrides import run_folder
     from mjp_privacy.experiment.run import attack_uploads, run_experiment
 
+    out = arguments.out or run_folder(experiment, arguments.weights)
+    stale = stale_choice(arguments.fresh, arguments.keep)
     if arguments.uploads is None:
         return run_experiment(
             experiment,
             images=arguments.images,
-            out=arguments.out,
+            out=out,
             weights=arguments.weights,
             labels=arguments.labels,
             limit=arguments.limit,
             gamma=arguments.gamma,
+            model={name: getattr(arguments, name) for name in MODEL_OPTIONS},
             device=arguments.device,
+            stale=stale,
         )
     _refuse_idle_options(arguments, arguments.uploads)
     return attack_uploads(
-        experiment, arguments.uploads, arguments.out, limit=arguments.limit, device=arguments.device
+        experiment,
+        arguments.uploads,
+        out,
+        limit=arguments.limit,
+        device=arguments.device,
+        stale=stale,
     )
 
 
@@ -135,13 +160,14 @@ def _refuse_idle_options(arguments: AttackArguments, uploads: Path) -> None:
         "weights": bool(arguments.weights),
         "labels": arguments.labels is not None,
         "gamma": arguments.gamma is not None,
+        **{name: bool(getattr(arguments, name)) for name in MODEL_OPTIONS},
         "client": arguments.overrides.client != configured,
     }
     if idle := [name for name, is_given in options.items() if is_given]:
         raise UserError(
-            f"--{idle[0]} says nothing of recorded uploads: their headers state weights, labels, "
-            "gamma and the client's recipe. Leave it out, or correct the headers in "
-            f"{uploads}."
+            f"--{idle[0].replace('_', '-')} says nothing of recorded uploads: their headers state "
+            "weights, model, labels, gamma and the client's recipe. Leave it out, or correct the "
+            f"headers in {uploads}."
         )
 
 
@@ -150,9 +176,7 @@ def _parse(argv: list[str], usage: Usage, experiment: Experiment) -> AttackArgum
     defaults = Overrides(
         **{f.name: getattr(experiment, f.name) for f in dataclasses.fields(Overrides)}
     )
-    default = AttackArguments(
-        config=tyro.MISSING, out=tyro.MISSING, overrides=defaults, images=experiment.images
-    )
+    default = AttackArguments(config=tyro.MISSING, overrides=defaults, images=experiment.images)
     return usage.parse(AttackArguments, argv, default, both_ways=True)
 
 
@@ -163,5 +187,13 @@ def _experiment_of(argv: list[str], usage: Usage) -> Experiment:
     )
     if not {"-h", "--help"} & set(argv):
         return load_experiment(_parse(argv, usage, blank).config)
-    named = [a for a in argv if a.endswith((".yaml", ".yml")) and Path(a).is_file()]
+    named = [a for a in argv if not a.startswith("-") and _is_config(a)]
     return load_experiment(named[0]) if named else blank
+
+
+def _is_config(argument: str) -> bool:
+    """Whether an argument names a config: a YAML file, or a stock config."""
+    with contextlib.suppress(UserError):
+        path = find_config(argument)
+        return path.is_file() and path.suffix in SUFFIXES
+    return False

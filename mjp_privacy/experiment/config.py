@@ -62,6 +62,8 @@ class ModelConfig:
     index_embedding: bool | None = None
     dal: Literal["none", "pca", "linear", "nonlinear"] | None = None
     first_block: Literal["intact", "closed_form"] | None = None
+    norm_eps: float | None = None
+    activation: Literal["gelu", "quick_gelu", "gelu_tanh", "relu"] | None = None
     trained_gamma: Share | None = None
     seed: int = 0
     """Seed of the weights if `checkpoint` is random."""
@@ -87,6 +89,11 @@ class GridEntry:
     note: str | None = None
     client: dict[str, Any] | None = None
     """Fields of the client that differ here from the experiment's client."""
+    only_with: Literal["unknown_embedding"] | None = None
+    """Leave out models that have no such part; the run says which (`conditions`)."""
+    trained_gamma: bool = False
+    """Use the ratio that a model was trained with, where its checkpoint states one, in place of
+    `gammas`; --gamma replaces both."""
 
 
 @dataclass(frozen=True, config=STRICT)

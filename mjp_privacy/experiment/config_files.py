@@ -10,7 +10,7 @@ from attacks import ATTACKS, CONTROLS
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import parse
-from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.registry import did_you_mean, unknown_name
 from mjp_privacy.core.yaml_files import read_mapping
 from mjp_privacy.experiment.config import (
     AttackConfig,
@@ -19,6 +19,9 @@ from mjp_privacy.experiment.config import (
     ModelConfig,
     client_fields,
 )
+
+STOCK = Path(__file__).resolve().parents[2] / "configs"
+SUFFIXES = (".yaml", ".yml")
 
 _OWNERS: dict[str, Any] = {
     "models": ModelConfig,
@@ -32,14 +35,33 @@ _OWNERS: dict[str, Any] = {
 def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Experiment:
     """An experiment from a YAML file, a mapping or an Experiment, checked in each case.
 
-    load_experiment("configs/demo.yaml")
+    load_experiment("configs/demo.yaml"); load_experiment("demo"), a stock config by its name
     """
     if isinstance(config, Experiment):
         check_experiment(config, "the experiment")
         return config
     if isinstance(config, Mapping):
         return parse_experiment(config, "the config")
-    return parse_experiment(read_mapping(Path(config)), str(config))
+    path = find_config(config)
+    return parse_experiment(read_mapping(path), str(path))
+
+
+def find_config(config: str | Path) -> Path:
+    """The file of a config that is given by its path or, from anywhere, by a stock config's name.
+
+    find_config("demo"): a file of this name, else configs/demo.yaml here or beside the package
+    """
+    path = Path(config)
+    if path.is_file() or path.is_dir() or len(path.parts) != 1 or path.suffix in SUFFIXES:
+        return path
+    folders = (Path("configs"), STOCK)
+    if file := next((f for f in (at / f"{path}.yaml" for at in folders) if f.is_file()), None):
+        return file
+    names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    raise UserError(
+        f"No config {str(path)!r}: expected a YAML file, or the name of a stock config."
+        f"{did_you_mean(str(path), names)} Stock configs: {', '.join(names) or 'none'}."
+    )
 
 
 def parse_experiment(content: Mapping[str, Any], where: str) -> Experiment:

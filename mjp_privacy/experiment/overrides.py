@@ -1,15 +1,20 @@
-"""Changes that the command line makes to an experiment: --gamma and --weights."""
+"""Changes that the command line makes to an experiment: --gamma, --weights, --model and more."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mjp_privacy.client.config import ClientConfig, client_identity
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.experiment.config import Experiment, GridEntry, attacks_of, client_fields
+
+SHIPPED = ("packaged:", "timm:")
+GENERIC_STEMS = ("model", "pytorch_model", "open_clip_model")  # names that all weights have
 
 
 def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
@@ -31,9 +36,10 @@ def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
                 new = tuple(n for n in names if (model, setting, n, client_key) not in seen)
                 seen.update((model, setting, name, client_key) for name in new)
                 if new:
-                    note, paper = entry.note, entry.paper_setting
-                    fields = ((model,), (setting,), (gamma,), new, paper, note, entry.client)
-                    grid.append(GridEntry(*fields))
+                    alone = dataclasses.replace(
+                        entry, models=(model,), settings=(setting,), gammas=(gamma,)
+                    )
+                    grid.append(dataclasses.replace(alone, attacks=new, trained_gamma=False))
     return dataclasses.replace(experiment, grid=tuple(grid))
 
 
@@ -59,6 +65,48 @@ def with_weights(experiment: Experiment, weights: tuple[str, ...]) -> Experiment
         checkpoint = paths.get(label) or paths.get(None) or config.checkpoint
         replaced[label] = dataclasses.replace(config, checkpoint=checkpoint)
     return dataclasses.replace(experiment, models=replaced)
+
+
+def with_model_fields(experiment: Experiment, fields: Mapping[str, Any]) -> Experiment:
+    """The experiment with these fields in all of its models: `--model`, `--img-size` and the like.
+
+    with_model_fields(experiment, {"model": "vit_small_patch16_224", "mean": (0.5,)}); None and an
+    empty tuple change nothing, one number stands for all channels.
+    """
+    given = {name: value for name, value in fields.items() if value not in (None, ())}
+    for name in {"mean", "std"} & set(given):
+        numbers = tuple(given[name])
+        if len(numbers) not in (1, 3):
+            listed = " ".join(f"{number:g}" for number in numbers)
+            raise UserError(
+                f"--{name}: expected one number or three, one per channel; got {listed}."
+            )
+        given[name] = numbers[0] if len(numbers) == 1 else numbers
+    models = {
+        label: dataclasses.replace(config, **given) for label, config in experiment.models.items()
+    }
+    return dataclasses.replace(experiment, models=models)
+
+
+def run_folder(experiment: Experiment, weights: Sequence[str]) -> Path:
+    """Where a run goes if no folder is given: results/NAME, and for a config whose models are
+    whatever the weights are, results/NAME/WEIGHTS.
+
+    run_folder(load_experiment("own"), ["vit.safetensors"])  # results/own/vit
+
+    A file called model.safetensors, as trainings write it, is known by its folder's name.
+    """
+    folder = Path("results") / experiment.name
+    if any(model.model or model.checkpoint for model in experiment.models.values()):
+        return folder
+    checkpoints = {m.checkpoint for m in with_weights(experiment, tuple(weights)).models.values()}
+    name = next(iter(checkpoints), None) if len(checkpoints) == 1 else None
+    if name is None:
+        return folder
+    if name.startswith(SHIPPED):
+        return folder / name.partition(":")[2]
+    path = Path(name).resolve()
+    return folder / (path.parent.name if path.stem in GENERIC_STEMS else path.stem)
 
 
 def _model_of(item: str, labels: list[str]) -> str | None:

@@ -73,3 +73,17 @@ def _smallest(tensor: Tensor) -> Tensor:
         if torch.equal(small.float() / 255, tensor):
             return small
     return tensor.clone()
+
+
+def appended(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of some images, then those of others; zeros where one side lacks a tensor."""
+    lengths = [len(next(iter(tensors.values()))) for tensors in (old, new)]
+    joined = {}
+    for name in {**old, **new}:
+        example = old[name] if name in old else new[name]
+        parts = [
+            tensors.get(name, example.new_zeros(length, *example.shape[1:]))
+            for tensors, length in zip((old, new), lengths, strict=True)
+        ]
+        joined[name] = torch.cat(parts)
+    return joined

@@ -20,7 +20,13 @@ from torch import Tensor
 from mjp_privacy.client.recorded.faults import faults
 from mjp_privacy.client.recorded.folder import RecordedUpload
 from mjp_privacy.client.recorded.groups import Group
-from mjp_privacy.client.recorded.loading import UNKNOWN_LABEL, labels_of, load_recorded, stacked
+from mjp_privacy.client.recorded.loading import (
+    UNKNOWN_LABEL,
+    labels_of,
+    load_recorded,
+    outline_recorded,
+    stacked,
+)
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
@@ -29,6 +35,7 @@ from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
 from mjp_privacy.experiment.inventory import Inventory, check_labels, preprocessing
 from mjp_privacy.experiment.memo import Memo
+from mjp_privacy.experiment.outlook import RecordedOutlook, lacking
 from mjp_privacy.experiment.source import Observation
 from mjp_privacy.experiment.variants import Block0, ModelVariants
 from mjp_privacy.interfaces import Attack, ClientInput, Refusal
@@ -104,6 +111,11 @@ class Recorded:
         loaded.card = replace(loaded.card, checkpoint=replace(report, notes=(*report.notes, note)))
         return RecordedModel(group, ModelVariants(loaded, self.device))
 
+    def foresee(self, model: str) -> RecordedOutlook:
+        """What the headers of the group's uploads and of its weights tell."""
+        group = self.groups[model]
+        return RecordedOutlook(group, outline_recorded(group.series[0].first))
+
     def check(self, inventory: Inventory) -> list[str]:
         """Nothing to check: the groups' digests are part of their run_ids."""
         return []
@@ -171,17 +183,7 @@ class RecordedBlock:
 
     def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why the recorded uploads do not suit the attack: another block 0, or too few of them."""
-        if attack.victim == "april_block" and self.opened.model.first_block != "closed_form":
-            return Refusal(
-                "block",
-                "it needs a client whose block 0 has neither norm1 nor residuals; this one trained "
-                "the intact model",
-            )
-        fewest = min(len(series.uploads) for series in self.opened.group.of(records))
-        if fewest < attack.uploads:
-            text = f"it needs {attack.uploads} uploads of the same images; {fewest} are recorded"
-            return Refusal("uploads", text)
-        return None
+        return lacking(self.opened.group.of(records), attack, self.opened.model)
 
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
         """The float32 model; the recorded weights include the client's position table."""

@@ -23,13 +23,22 @@ from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.lock import locked
 from mjp_privacy.core.progress import RunProgress
 from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
-from mjp_privacy.experiment.applicability import Refusals, refused_by_config
+from mjp_privacy.experiment.applicability import Forecast, Refusals, forecast
+from mjp_privacy.experiment.conditions import decided
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.description import describe
+from mjp_privacy.experiment.failures import Failure, failure_lines, failures_of
 from mjp_privacy.experiment.finished import Finished
 from mjp_privacy.experiment.inventory import Inventory
-from mjp_privacy.experiment.overrides import with_gamma, with_weights
+from mjp_privacy.experiment.other_code import (
+    Stale,
+    cells_of_other_code,
+    check_stale,
+    code_of_cells,
+    refuse_other_code,
+)
+from mjp_privacy.experiment.overrides import with_gamma, with_model_fields, with_weights
 from mjp_privacy.experiment.plan import Plan, make_plan
 from mjp_privacy.experiment.provenance import provenance, write_provenance
 from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
@@ -38,7 +47,6 @@ from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import (
-    BlockRead,
     BlockResult,
     BlockSkipped,
     ModelOpened,
@@ -53,13 +61,15 @@ NOT_RUN = "not run yet: the run ended before this cell; run the same command aga
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a run ended: its folder, its size, and a line for each failure of a model or an image."""
+    """How a run ended: its folder, its size, and what failed or did not apply."""
 
     out: Path
     cells: int
     images: int
-    failures: tuple[str, ...]
+    failures: tuple[str, ...]  # one for each model, image, or image in a model and setting
     inapplicable: tuple[str, ...] = ()  # why attacks were refused, with the number of images
+    failed_because: tuple[str, ...] = ()  # the failures by reason, each reason once
+    of_other_code: int = 0  # number of cells with kept results that other code made
 
     @property
     def exit_code(self) -> int:
@@ -76,7 +86,9 @@ def run_experiment(
     labels: str | Path | None = None,
     limit: int | None = None,
     gamma: float | None = None,
+    model: Mapping[str, Any] | None = None,
     device: str = "auto",
+    stale: Stale = "ask",
 ) -> RunSummary:
     """Attack every image in every cell. Called again, it does only what is not finished yet.
 
@@ -87,8 +99,12 @@ def run_experiment(
     weights  "PATH", "NAME=PATH" or {NAME: PATH}: checkpoints of the config's models
     limit    number of images: a seeded subset spread over the classes, part of any larger one
     gamma    shuffle ratio of all cells in settings b and c; None: what the config says
+    model    fields of `ModelConfig` for all models: {"img_size": 192, "mean": (0.5,)}
+    stale    what to do with finished images whose attack or defence has other code now: "ask", that
+             is stop and name the files that changed; "fresh": make them again; "keep" them
     """
-    experiment = load_experiment(config)
+    check_stale(stale)
+    experiment = with_model_fields(load_experiment(config), model or {})
     if gamma is not None:
         experiment = with_gamma(experiment, gamma)
     if isinstance(weights, Mapping):
@@ -102,10 +118,12 @@ def run_experiment(
     path = images if images is not None else experiment.images
     if path is None:
         raise UserError("No images given: expected --images PATH (a folder, a zip or 'embedded').")
+    experiment, remarks = decided(experiment)
     opened = open_images(path, labels)
     chosen = spread_subset(_of_classes(opened, experiment), limit, experiment.seed)
     source = Simulated(experiment, opened, chosen, pick_device(device))
-    return _execute(experiment, source, len(chosen), output_folder(Path(out)), source.device)
+    root = output_folder(Path(out))
+    return _execute(experiment, source, len(chosen), root, source.device, stale, remarks)
 
 
 def attack_uploads(
@@ -115,6 +133,7 @@ def attack_uploads(
     *,
     limit: int | None = None,
     device: str = "auto",
+    stale: Stale = "ask",
 ) -> RunSummary:
     """Attack every recorded upload of a folder. Called again, it does only what is not finished.
 
@@ -122,13 +141,16 @@ def attack_uploads(
 
     experiment  names the attacks; models and clients are those of the uploads
     limit       number of images for each line of the table; at least one step of a client is read
+    stale       as in `run_experiment`; a defence's code does not count, for it ran before
     """
+    check_stale(stale)
     uploads = UploadFolder(Path(folder)).entries()
     groups = {group.name: group for group in group_uploads(uploads, limit)}
     images = len({record.image_id for group in groups.values() for record in group.records})
     root = output_folder(Path(out))
     source = Recorded(Path(folder), groups, pick_device(device))
-    return _execute(recorded_experiment(experiment, groups), source, images, root, source.device)
+    named = recorded_experiment(experiment, groups)
+    return _execute(named, source, images, root, source.device, stale)
 
 
 def _of_classes(source: ImageSource, experiment: Experiment) -> tuple[ImageRecord, ...]:
@@ -147,45 +169,53 @@ def _of_classes(source: ImageSource, experiment: Experiment) -> tuple[ImageRecor
 
 
 def _execute(
-    experiment: Experiment, source: UploadSource, images: int, root: Path, device: torch.device
+    experiment: Experiment,
+    source: UploadSource,
+    images: int,
+    root: Path,
+    device: torch.device,
+    stale: Stale,
+    remarks: Sequence[str] = (),
 ) -> RunSummary:
-    """Plan, work and save; a lock keeps other processes out of the folder."""
+    """Plan, work and save; a lock keeps other processes out of the folder.
+
+    remarks: what is said at the start about the experiment
+    """
     with locked(root):
         store = RunStore(root)
         plan = make_plan(experiment, source)
         inventory = Inventory(store)
         absent = source.check(inventory)
+        codes = code_of_cells(plan, with_defenses=isinstance(source, Simulated))
+        finished = Finished(store, again=stale == "fresh")
+        if stale == "ask":
+            refuse_other_code(plan, source, codes, finished)
         write_provenance(store, experiment, device)
         planned = [
             describe(cell, experiment, plan.attacks[cell], source, None, NOT_RUN)
             for cell in plan.cells
         ]
-        saver = Saver(store, inventory, planned, device)
+        saver = Saver(store, inventory, planned, device, tuple(codes.values()))
         saver.begin()
-        failures: dict[str, None] = {}  # an ordered set
+        failures: list[Failure] = []
         refusals = Refusals()
+        kept: set[str] = set()  # run_ids of cells that hold results of other code
         with RunProgress(plan.units, root / "log.jsonl") as progress:
             _say_start(progress, plan, images, store, device, absent)
-            for refused in refused_by_config(plan):
-                progress.say(f"not applicable: {refused}")
-            for result in work(plan, source, Finished(store)):
+            foreseen = forecast(plan, source)
+            _say_foreseen(progress, remarks, foreseen)
+            for result in work(plan, source, finished, codes):
                 saver.save(result)
-                _say(progress, result)
-                failures |= dict.fromkeys(_failures(result))
+                _say(progress, result, foreseen)
+                failures += failures_of(result)
                 refusals.add(result)
-    return RunSummary(root, len(plan.cells), images, tuple(failures), refusals.lines())
-
-
-def _failures(result: Result) -> list[str]:
-    """A line for each model, image or reconstruction that failed in this result."""
-    if isinstance(result, ModelOpened) and result.reason:
-        return [f"{result.model}: {result.reason}"]
-    if isinstance(result, BlockRead):
-        return [f"{n.record.image_id}: {n.reason}" for n in result.notes if n.reason]
-    if isinstance(result, BlockResult):
-        cell = f"{result.facts.model.label}, {result.facts.setting}"
-        return [f"{cell}, {r.image_id}: {reason}" for r, reason in result.made.failed.items()]
-    return []
+                kept |= result.of_other_code.keys() if isinstance(result, BlockSkipped) else set()
+            if kept:
+                said = cells_of_other_code(len(kept), plan)
+                progress.say(f"{said}, which were kept; --fresh makes them again")
+    each = tuple(dict.fromkeys(map(str, failures)))
+    counts = refusals.lines(), failure_lines(failures), len(kept)
+    return RunSummary(root, len(plan.cells), images, each, *counts)
 
 
 # what a person sees -------------------------------------------------------------------------------
@@ -221,13 +251,23 @@ def _say_start(
         )
 
 
-def _say(progress: RunProgress, result: Result) -> None:
+def _say_foreseen(progress: RunProgress, remarks: Sequence[str], foreseen: Forecast) -> None:
+    """Say what does not apply and which models fail, before anything is computed."""
+    for remark in remarks:
+        progress.say(remark)
+    for model, reason in foreseen.unopened.items():
+        progress.say(f"{model}: FAILED. {reason}")
+    for line in foreseen.lines:
+        progress.say(f"not applicable: {line}")
+
+
+def _say(progress: RunProgress, result: Result, foreseen: Forecast) -> None:
     if isinstance(result, BlockSkipped):
-        progress.skip(result.units)
+        progress.skip(result.units, sum(result.of_other_code.values()))
     elif isinstance(result, BlockResult):
         facts = result.facts
         progress.advance(result.units, f"{facts.model.label} {facts.setting} {facts.dtype}")
-    elif isinstance(result, ModelOpened):
+    elif isinstance(result, ModelOpened) and result.reason != foreseen.unopened.get(result.model):
         _say_model(progress, result)
 
 

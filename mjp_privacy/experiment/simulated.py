@@ -24,11 +24,13 @@ from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.inventory import Inventory, check_labels, pixel_sha256, preprocessing
 from mjp_privacy.experiment.memo import Memo
+from mjp_privacy.experiment.outlook import SimulatedOutlook
 from mjp_privacy.experiment.server_step import moved
 from mjp_privacy.experiment.source import Observation
 from mjp_privacy.experiment.variants import Block0, ModelVariants
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Refusal
 from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.outline import outline_model
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Simulated:
         preprocessing(loaded)  # raises if no image can be brought to the model's size
         check_labels(self.chosen, loaded)
         return SimulatedModel(self, ModelVariants(loaded, self.device))
+
+    def foresee(self, model: str) -> SimulatedOutlook:
+        """What the header of the model's weights and its clients' config tell."""
+        config = self.experiment.models[model]
+        return SimulatedOutlook.of(outline_model(config.model, whole=True, **config.loading()))
 
     def check(self, inventory: Inventory) -> list[str]:
         """Raise if the run folder holds other images; ids of those that are no longer given."""

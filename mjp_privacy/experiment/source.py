@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.inventory import Inventory
 from mjp_privacy.experiment.memo import Memo
 from mjp_privacy.experiment.variants import Block0
-from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Refusal
+from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Control, Refusal
 from mjp_privacy.models import LoadedModel
 
 
@@ -89,6 +89,23 @@ class ModelUploads(Protocol):
         """Read the images of a block."""
 
 
+class Outlook(Protocol):
+    """What is known of a model's uploads before its weights or any upload are read."""
+
+    def refuses(
+        self,
+        cell: Cell,
+        attack: Attack | Control,
+        names: Callable[[LoadedModel], Sequence[str]],
+        records: Sequence[ImageRecord],
+    ) -> Refusal | None:
+        """Why the cell's attack will not apply to these images, or None.
+
+        names    the parameters that the cell's clients upload, of a model without weights
+        records  images of one block in order, whole client steps
+        """
+
+
 class UploadSource(Protocol):
     """All uploads of a run, for each of its models."""
 
@@ -108,6 +125,9 @@ class UploadSource(Protocol):
 
     def open(self, model: str) -> ModelUploads:
         """Load the model. A UserError fails the cells of this model; those of others still run."""
+
+    def foresee(self, model: str) -> Outlook:
+        """What the model's outline tells. A UserError is one that `open` would raise."""
 
     def check(self, inventory: Inventory) -> list[str]:
         """Raise if the run folder holds other images under the same names.

@@ -6,6 +6,7 @@
     RUN/rows/<run_id>/<block>.parquet    one row per image, metric and variant
     RUN/reconstructions/<run_id>/<block>.safetensors
                                          pictures; their metadata name images and scales
+    RUN/code.json                        {what rows hold as `code`: {file: digest of its source}}
     RUN/timings.jsonl                    seconds per stage and block (never part of the rows)
 
 All files but the last are written under a temporary name and renamed into place, so a run that is
@@ -20,19 +21,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import read_json_lines, write_atomically, write_json
 from mjp_privacy.core.tensor_files import save_tensors
-from mjp_privacy.experiment.packing import pack, unpack
+from mjp_privacy.experiment.packing import appended, pack, unpack
 from mjp_privacy.experiment.reconstruction_index import ReconstructionIndex, file_stamps
 
 ROW_COLUMNS = (
@@ -84,6 +84,7 @@ CELL_COLUMNS = (
     "optimizer",
     "momentum",
     "pseudo_gradient",
+    "code",
 )
 """Further columns of every row, which describe its cell and its image."""
 
@@ -115,7 +116,7 @@ class RunStore:
         If the images of a run change, an image that failed in one block may be done again in
         another and have rows in both. Rows that did not fail are then kept, or else the later ones.
         """
-        paths = sorted((self.root / "rows" / run_id).glob("[0-9]*.parquet"))
+        paths = self.row_files(run_id)
         if not paths:
             return pd.DataFrame(columns=[*ROW_COLUMNS, *CELL_COLUMNS])
         rows = pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
@@ -141,6 +142,24 @@ class RunStore:
         rank = {image_id: place for place, image_id in enumerate(order)}
         new = new.sort_values("image_id", key=lambda ids: ids.map(rank), kind="stable")
         self.write_rows(run_id, block, new.reset_index(drop=True))
+
+    def drop_rows(self, run_id: str, block: int, image_ids: Collection[str]) -> None:
+        """Remove these images from a block's rows, and the file with the last of them."""
+        path = self.rows_path(run_id, block)
+        rows = pd.read_parquet(path)
+        kept = rows[~rows["image_id"].isin(list(image_ids))]
+        if kept.empty:
+            path.unlink()
+        else:
+            self.write_rows(run_id, block, kept.reset_index(drop=True))
+
+    def stored_cells(self) -> list[str]:
+        """The run_ids of all cells that have rows, also of those that no command plans any more."""
+        return sorted(path.name for path in (self.root / "rows").glob("*") if path.is_dir())
+
+    def row_files(self, run_id: str) -> list[Path]:
+        """The files of one cell's rows, in the order of its blocks."""
+        return sorted((self.root / "rows" / run_id).glob("[0-9]*.parquet"))
 
     # reconstructions --------------------------------------------------------------------------
 
@@ -168,14 +187,32 @@ class RunStore:
     def merge_reconstructions(
         self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: list[str]
     ) -> None:
-        """Add images to a block, replacing those of the same ids."""
+        """Add images to a block, replacing those of the same ids.
+
+        Images that lack a tensor which others of the block have get zeros.
+        """
         path = self.reconstruction_path(run_id, block)
         if path.is_file():
             old, old_ids = self.read_reconstructions(path)
             kept = [at for at, image_id in enumerate(old_ids) if image_id not in image_ids]
-            tensors = {name: torch.cat((old[name][kept], new)) for name, new in tensors.items()}
+            if kept:
+                tensors = appended({name: t[kept] for name, t in old.items()}, tensors)
             image_ids = [*(old_ids[at] for at in kept), *image_ids]
         self.write_reconstructions(run_id, block, tensors, image_ids)
+
+    def drop_reconstructions(self, run_id: str, block: int, image_ids: Collection[str]) -> None:
+        """Remove these images from a block's reconstructions, and the file with the last of them;
+        it may hold none of them."""
+        path = self.reconstruction_path(run_id, block)
+        if not path.is_file():
+            return
+        old, old_ids = self.read_reconstructions(path)
+        kept = [at for at, image_id in enumerate(old_ids) if image_id not in image_ids]
+        if not kept:
+            path.unlink()
+        elif len(kept) < len(old_ids):
+            tensors = {name: t[kept] for name, t in old.items()}
+            self.write_reconstructions(run_id, block, tensors, [old_ids[at] for at in kept])
 
     def find_reconstruction(self, run_id: str, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of one image in one cell, without the leading axis, or None."""

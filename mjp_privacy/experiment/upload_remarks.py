@@ -19,7 +19,7 @@ from attacks.equations.patch_system import gradient, patch_system, weights
 from attacks.equations.requirements import lacks_gradients
 from attacks.equations.span import combine, upload_span
 from attacks.equations.weight_difference import holds_no_gradient
-from attacks.prior import find_prior
+from mjp_privacy.client.recorded.folder import RecordedUpload
 from mjp_privacy.client.recorded.groups import Group, Series
 from mjp_privacy.client.recorded.loading import (
     UNKNOWN_LABEL,
@@ -27,8 +27,9 @@ from mjp_privacy.client.recorded.loading import (
     load_recorded,
     stacked,
 )
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
+from mjp_privacy.experiment.outlook import lacking
+from mjp_privacy.experiment.unshuffled import shows_no_mask
+from mjp_privacy.interfaces import AttackerView, Control, Pixels
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.jigsaw import to_images
@@ -36,6 +37,7 @@ from mjp_privacy.models.jigsaw import to_images
 OUTSIDE = 0.02  # how far pixels may leave [0, 1] by rounding under the right normalisation
 EIGHT_BIT = 0.02  # largest distance to a whole grey level, in grey levels
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
+SHOWN = 3  # number of unshuffled uploads that are named
 TRIED = 5  # number of series whose pixels are looked at
 
 
@@ -58,8 +60,36 @@ def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
             yield f"the weights file says {name} {declared[name]}, the header {list(in_header)}"
     if header.gamma and model.unk_embed is None:
         yield f"gamma is {header.gamma:g}, but the model of {header.weights} has no unk_embed"
+    yield from _unshuffled_remarks(group, model)
     yield from _head_remarks(group, model)
     yield from _pixel_remarks(group, model)
+
+
+def _unshuffled_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
+    """A remark if an MJP client sent uploads in which nothing was shuffled."""
+    if not group.header.gamma:
+        return
+    uploads = [upload for series in group.series for upload in series.uploads]
+    names = [upload.name for upload in uploads if _is_unshuffled(upload, group, model)]
+    if names:
+        share = f"{len(names)} of {len(uploads)} uploads are unshuffled"
+        shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+        yield (
+            f"{share}: no row of their gradient of {TABLE} is zero, so no patch was masked, and "
+            f"their pictures come back as a plain client's do ({shown})"
+        )
+
+
+def _is_unshuffled(upload: RecordedUpload, group: Group, model: LoadedModel) -> bool:
+    """Whether the upload shows that it masked nothing; False where it does not show it.
+
+    A weight difference must be read with the weights of its own round.
+    """
+    own = upload.header.kind == "gradient" or upload.header.weights == group.weights
+    series = Series((upload,), group.series[0].records)
+    view = view_of(series, model if own else load_recorded(upload))
+    shown = shows_no_mask(view, view.updates[0])
+    return shown is not None and bool(shown.all())
 
 
 def _difference_remarks(group: Group) -> Iterator[str]:
@@ -164,29 +194,12 @@ def view_of(series: Series, model: LoadedModel, uploads: int | None = None) -> A
 
 def applicability(group: Group, model: LoadedModel) -> dict[str, str]:
     """{name of an attack: why it does not apply to this group, "" if it does}, for all attacks."""
-    fewest = min(len(series.uploads) for series in group.series)
     reasons: dict[str, str] = {}
     for name in ATTACKS:
         attack = find_attack(name)
         assert not isinstance(attack, Control)
-        if attack.victim == "april_block" and model.first_block != "closed_form":
-            reasons[name] = "the client trained the intact block 0"
-        elif attack.uploads > fewest:
-            reasons[name] = f"needs {attack.uploads} uploads of the same images, {fewest} recorded"
-        else:
-            view = view_of(group.series[0], model, attack.uploads)
-            refusal = attack.unsupported(view)
-            reasons[name] = _lacks_prior(attack, model) if refusal is None else refusal.text
+        refusal = lacking(group.series, attack, model)
+        if refusal is None:
+            refusal = attack.unsupported(view_of(group.series[0], model, attack.uploads))
+        reasons[name] = "" if refusal is None else refusal.text
     return reasons
-
-
-def _lacks_prior(attack: Attack, model: LoadedModel) -> str:
-    """Why the attack's prior is not available for this model; "" if it is, or if it has none."""
-    name = getattr(attack, "prior", None)
-    if name is None:
-        return ""
-    try:
-        find_prior(name, patch=model.patch_size, size=model.card.img_size)
-    except UserError as error:
-        return str(error)
-    return ""

@@ -4,13 +4,13 @@
 
 Each result is yielded as soon as it is there, and `save` writes it down. A unit, one image in one
 cell, is finished when its rows are on disk (`finished`). The config fixes the blocks, so a run that
-was killed continues where it stopped and ends with the same rows.
+was killed continues where it stopped and ends with the same rows. Each result names its code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -22,10 +22,11 @@ from mjp_privacy.experiment.cell import CellRows, CellWork
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.description import describe
-from mjp_privacy.experiment.finished import Finished
+from mjp_privacy.experiment.finished import BlockState, Finished
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.rows import reasoned_rows
 from mjp_privacy.experiment.source import BlockUploads, ModelUploads, UploadSource
+from mjp_privacy.experiment.source_code import SourceCode
 from mjp_privacy.models.checkpoints import CheckpointReport
 
 
@@ -44,6 +45,8 @@ class BlockSkipped:
     """Units of a block that an earlier command finished."""
 
     units: int
+    of_other_code: Mapping[str, int] = field(default_factory=dict)
+    """How many of them other code made, by run_id of their cell."""
 
 
 @dataclass(frozen=True)
@@ -69,20 +72,32 @@ class BlockResult:
     rows: pd.DataFrame  # of all images of the block, also of those that could not be attacked
     made: CellRows  # of the images that were attacked
     images: int  # number of images that were attacked
-    units: int  # number of images that were not finished before
+    before: BlockState  # what was on disk
+    code: str  # the digest of the code that made it
+
+    @property
+    def units(self) -> int:
+        """Number of images that were not finished before."""
+        return self.before.left
 
 
 Result = ModelOpened | BlockSkipped | BlockRead | BlockResult
 
 
-def work(plan: Plan, source: UploadSource, finished: Finished) -> Iterator[Result]:
-    """Do everything that is not finished, in the order of the config's models."""
+Codes = Mapping[Cell, SourceCode]
+
+
+def work(plan: Plan, source: UploadSource, finished: Finished, codes: Codes) -> Iterator[Result]:
+    """Do everything that is not finished, in the order of the config's models.
+
+    codes: the code that makes each cell's results
+    """
     for model in plan.blocks:  # each in a function of its own, so that one is in memory at a time
-        yield from _work_model(plan, source, model, finished)
+        yield from _work_model(plan, source, model, finished, codes)
 
 
 def _work_model(
-    plan: Plan, source: UploadSource, model: str, finished: Finished
+    plan: Plan, source: UploadSource, model: str, finished: Finished, codes: Codes
 ) -> Iterator[Result]:
     opened: ModelUploads | None = None
     reason = ""
@@ -99,15 +114,17 @@ def _work_model(
     yield ModelOpened(model, list(facts.values()), report, reason)
     for block in plan.blocks[model]:
         if opened is None:
-            yield from (_not_run(of_cell, block, reason) for of_cell in facts.values())
+            for cell, of_cell in facts.items():
+                yield _not_run(of_cell, block, reason, codes[cell].digest)
         else:
-            yield from _work_block(plan, opened, block, facts, finished)
+            yield from _work_block(plan, opened, block, facts, finished, codes)
 
 
-def _not_run(facts: CellFacts, block: Block, reason: str) -> BlockResult:
+def _not_run(facts: CellFacts, block: Block, reason: str, code: str) -> BlockResult:
     """Rows of a cell whose model could not be loaded."""
     rows = reasoned_rows(facts, dict.fromkeys(block.records, reason), "failed")
-    return BlockResult(facts, block, rows, CellRows(rows), 0, len(block.records))
+    nothing = BlockState(len(block.records))
+    return BlockResult(facts, block, rows, CellRows(rows), 0, nothing, code)
 
 
 def _work_block(
@@ -116,10 +133,17 @@ def _work_block(
     block: Block,
     facts: Mapping[Cell, CellFacts],
     finished: Finished,
+    codes: Codes,
 ) -> Iterator[Result]:
-    left = {cell: len(finished.left(facts[cell].run_id, block)) for cell in facts}
-    yield BlockSkipped(sum(len(block.records) - units for units in left.values()))
-    pending = [cell for cell, units in left.items() if units]
+    states = {
+        cell: finished.state(of_cell.run_id, block, codes[cell].digest)
+        for cell, of_cell in facts.items()
+    }
+    yield BlockSkipped(
+        sum(len(block.records) - state.left for state in states.values()),
+        {facts[cell].run_id: len(state.kept) for cell, state in states.items() if state.kept},
+    )
+    pending = [cell for cell, state in states.items() if state.left]
     if not pending:
         return
     device = opened.model.cls_token.device
@@ -127,7 +151,9 @@ def _work_block(
     uploads = opened.block(block)
     yield BlockRead(next(iter(facts.values())), uploads.notes, clock(device) - started)
     for cell in pending:
-        yield _work_cell(plan, opened, uploads, block, cell, facts[cell], left[cell])
+        yield _work_cell(
+            plan, opened, uploads, block, cell, facts[cell], states[cell], codes[cell].digest
+        )
 
 
 def _work_cell(
@@ -137,7 +163,8 @@ def _work_cell(
     block: Block,
     cell: Cell,
     facts: CellFacts,
-    units: int,
+    state: BlockState,
+    code: str,
 ) -> BlockResult:
     """One cell on the whole block, even if some of its images are finished.
 
@@ -159,4 +186,4 @@ def _work_cell(
             attacked = task.failed(usable, str(error))
         parts.append(attacked.rows)
     rows = pd.concat([part for part in parts if len(part)], ignore_index=True)
-    return BlockResult(facts, block, rows, attacked, len(usable), units)
+    return BlockResult(facts, block, rows, attacked, len(usable), state, code)

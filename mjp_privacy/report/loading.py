@@ -76,12 +76,13 @@ class Line:
 
     @property
     def reason(self) -> str:
-        """Why the line has no figures; empty if it has some."""
+        """Why the line has no scores, even if it has diagnostics; empty if it has some."""
         if self.cell.outcome.reason:
             return self.cell.outcome.reason
         if self.rows.empty:
             return "no rows stored: the run ended before this cell; run the same command again"
-        return "" if (self.rows["status"] == "ok").any() else self._commonest_reason()
+        scores = self.rows[self.rows["variant"] != "diagnostic"]
+        return "" if (scores["status"] == "ok").any() else self._commonest_reason()
 
     def _commonest_reason(self) -> str:
         reasons = Counter(self.rows["reason"].dropna().astype(str))

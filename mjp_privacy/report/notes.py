@@ -15,10 +15,13 @@ from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import ceiling_distance, not_run
 from mjp_privacy.report.published import CAVEATS
 from mjp_privacy.report.tables.figures import paper_row, rank_bound
+from mjp_privacy.report.unshuffled import unshuffled_note
 
 REASONS_SHOWN = 30
 NOT_RUN = ("not run yet", "no rows stored")
 """How reasons of lines begin that a run did not come to."""
+STORED_ROLES = ("attack", "floor", "ceiling")
+"""Roles of lines whose rows a run stored; others are put together from several of these."""
 WORTH_SAYING = 0.1  # dB; a smaller gap between ceiling and score gets no note
 
 PAPER_IMAGES = 1000
@@ -146,7 +149,12 @@ def _stored_notes(line: Line) -> Iterable[str]:
 
 def bounds(lines: Sequence[Line]) -> list[str]:
     """What limits the scores besides a defence: algebra, rounding, unequal or missing images."""
-    sentences = [*unfinished(lines), *grouped(lines, _conditioning)]
+    sentences = [
+        *unfinished(lines),
+        *grouped(lines, _several_codes),
+        *grouped(lines, unshuffled_note),
+        *grouped(lines, _conditioning),
+    ]
     images = {frozenset(line.rows["image_id"]) for line in lines if not line.rows.empty}
     if len(images) > 1:
         sentences.append(
@@ -202,6 +210,19 @@ def _unfinished_line(line: Line) -> Iterable[str]:
         yield (
             f"UNFINISHED: {missing} of {line.cell.outcome.planned_images} images were not run. "
             "To complete the run, give its command again."
+        )
+
+
+def _several_codes(line: Line) -> Iterable[str]:
+    """Images that different versions of the attack's or the defence's code made."""
+    if line.role not in STORED_ROLES or "code" not in line.rows:
+        return
+    counts = line.rows.drop_duplicates("image_id")["code"].replace("", None).value_counts()
+    if len(counts) > 1:
+        yield (
+            f"MIXED CODE: its images were made by {len(counts)} versions of the attack's or the "
+            f"defence's code ({', '.join(map(str, counts))} images). `mjp attack … --fresh` makes "
+            "those of earlier versions again."
         )
 
 

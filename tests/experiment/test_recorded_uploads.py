@@ -284,7 +284,7 @@ def test_check_names_the_attacks_that_apply(folder: Path) -> None:
     text, usable = check_uploads(folder)
     assert usable
     assert "applies: patch_gradient" in text
-    assert "not april: the client trained the intact block 0" in text
+    assert "not april: it needs a client whose block 0 has neither norm1 nor residuals" in text
 
 
 def test_two_uploads_of_one_image_in_one_line_are_an_error(folder: Path) -> None:

@@ -115,7 +115,10 @@ def killing(at: int, *, before: bool) -> Callable[..., None]:
 
 @pytest.mark.parametrize(
     ("at", "before"),
-    [*((at, before) for at in (1, 3, 4, 12) for before in (True, False)), (11, True), (20, True)],
+    [
+        *((at, before) for at in (1, 2, 3, 4, 12) for before in (True, False)),
+        *((11, True), (20, True), (21, True)),
+    ],
 )
 def test_a_run_that_dies_at_any_file_goes_on(
     images: Path,
@@ -125,7 +128,7 @@ def test_a_run_that_dies_at_any_file_goes_on(
     at: int,
     before: bool,
 ) -> None:
-    """Four of the whole run's cells: 20 files are written, each is a place to die."""
+    """Four of the whole run's cells: 21 files are written, each is a place to die."""
     grid = [{"models": ["MJP"], "settings": ["b", "c"], "gammas": [0.5]}]
     with monkeypatch.context() as patch:
         mortal = killing(at, before=before)
@@ -150,6 +153,29 @@ def test_reconstructions_without_their_rows_are_made_again(
     assert all(path.is_file() for path in lost)
     same_rows(whole, out)
     same_tensors(whole, out)
+
+
+def test_an_image_with_rows_in_two_files_is_done_again(images: Path, tmp_path: Path) -> None:
+    """As a run leaves it that is killed between writing rows and removing them elsewhere."""
+    out = tmp_path / "run"
+    attack(images, out, one_cell())
+    before = rows(out)
+    first, second = sorted(out.glob("rows/*/*.parquet"))
+    both = [pd.read_parquet(path) for path in (first, second)]
+    moved = both[1][both[1]["image_id"] == both[1]["image_id"].iloc[0]]
+    pd.concat([both[0], moved]).to_parquet(first, index=False)
+    attack(images, out, one_cell())
+    pd.testing.assert_frame_equal(rows(out), before, check_exact=True)
+
+
+def test_damaged_rows_say_which_file_to_delete(images: Path, tmp_path: Path) -> None:
+    attack(images, tmp_path, one_cell())
+    damaged = next(tmp_path.glob("rows/*/00001.parquet"))
+    damaged.write_bytes(b"half")
+    with pytest.raises(UserError, match=r"00001\.parquet cannot be read .*Delete that file"):
+        attack(images, tmp_path, one_cell())
+    damaged.unlink()
+    assert attack(images, tmp_path, one_cell()).exit_code == 0
 
 
 def test_a_killed_runs_half_table_can_be_reported(images: Path, tmp_path: Path) -> None:

@@ -155,6 +155,27 @@ def test_merged_reconstructions_replace_those_of_their_ids(store: RunStore) -> N
         assert all(stored[key].equal(expected[key]) for key in expected), name
 
 
+def test_a_tensor_that_an_image_lacks_is_zero_for_it(store: RunStore) -> None:
+    """An attack that was edited between two runs may name masks now."""
+    store.merge_reconstructions("cell", 0, tensors(0.1, 0.9, mask=False), ["a", "b"])
+    store.merge_reconstructions("cell", 0, tensors(0.9), ["b"])
+    masks = [store.find_reconstruction("cell", name)["mask"].any() for name in "ab"]  # type: ignore[index]
+    assert masks == [False, True]
+    store.merge_reconstructions("cell", 0, tensors(0.3, 0.4, mask=False), ["a", "b"])
+    assert "mask" not in store.find_reconstruction("cell", "a")  # type: ignore[operator]
+
+
+def test_dropped_images_leave_no_row_and_no_picture(store: RunStore) -> None:
+    store.write_rows("cell", 0, part({"a": 1.0, "b": 2.0}))
+    store.merge_reconstructions("cell", 0, tensors(0.1, 0.2), ["a", "b"])
+    for dropped, left in ((["a", "other"], ["b"]), (["b"], [])):
+        store.drop_rows("cell", 0, dropped)
+        store.drop_reconstructions("cell", 0, dropped)
+        assert [name for name, _ in read(store)] == left
+        assert store.reconstructed("cell") == left
+    store.drop_reconstructions("cell", 0, ["a"])  # no file any more
+
+
 def test_reconstructions_keep_type_and_every_bit(store: RunStore) -> None:
     images = torch.rand(2, 3, 8, 8).transpose(2, 3)  # not contiguous
     order = torch.arange(4).repeat(2, 1)

@@ -62,9 +62,11 @@ def test_a_classifiers_gradient_of_something_else_is_said(folder: Path, spoil: o
     assert f"the classifier's gradient in {NAME} does not fit weights/" in text
 
 
-def test_attacks_without_a_prior_for_the_patches_do_not_apply(folder: Path) -> None:
+def test_attacks_whose_prior_is_derived_for_the_patches_apply(folder: Path) -> None:
     lines = check_uploads(folder)[0].splitlines()
-    assert any(line.startswith("  not patch_prior: ") and "fit" in line for line in lines)
+    applies = [line for line in lines if line.startswith("  applies: ")]
+    assert applies
+    assert all("patch_prior" in line for line in applies)
 
 
 def test_labels_are_read_off_as_the_attack_reads_them(folder: Path) -> None:

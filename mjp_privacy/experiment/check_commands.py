@@ -1,0 +1,67 @@
+"""The command `mjp check`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
+from mjp_privacy.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class CheckArguments:
+    """Say which attacks apply to recorded uploads and what is wrong with them, or which apply to a
+    model, before anything is computed: mjp check --model vit_tiny_patch16_224 --img-size 192."""
+
+    folder: tyro.conf.Positional[Path | None] = None
+    """The folder: NAME.safetensors and NAME.json for each upload, and weights/ beside them."""
+    model: str | None = None
+    """In place of a folder: a model's name, or a file of weights, of which only the header is
+    read."""
+    img_size: int | None = None
+    """The model's input size, in place of its own."""
+    batch: int = 1
+    """Images in each of the client's steps."""
+    withhold: tuple[str, ...] = ()
+    """Parameters whose gradient the client keeps, such as pos_embed."""
+    mjp: bool = False
+    """Ask about an MJP client, also of a model that has no unknown embedding."""
+
+
+def check(argv: list[str], usage: Usage) -> int:
+    """`mjp check`: print a report on a folder of recorded uploads, or on a model."""
+    arguments = usage.parse(CheckArguments, argv)
+    folder, model = arguments.folder, arguments.model
+    if (folder is None) == (model is None):
+        raise UserError(
+            "mjp check: expected a folder of recorded uploads or --model NAME|FILE, got "
+            f"{'none of them' if folder is None else 'both'}. Give one of the two."
+        )
+    if model is not None:
+        from mjp_privacy.experiment.check_model import ModelQuestion, check_model
+
+        asked = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(ModelQuestion)}
+        print(check_model(ModelQuestion(**asked)))
+        return DONE
+    from mjp_privacy.experiment.check_uploads import check_uploads
+
+    assert folder is not None
+    _refuse_model_options(arguments)
+    text, usable = check_uploads(folder)
+    print(text)
+    return DONE if usable else SOME_FAILED
+
+
+def _refuse_model_options(arguments: CheckArguments) -> None:
+    """Raise for options that say nothing of recorded uploads."""
+    blank = CheckArguments()
+    for name in ("img_size", "batch", "withhold", "mjp"):
+        if getattr(arguments, name) != getattr(blank, name):
+            raise UserError(
+                f"mjp check: expected --{name.replace('_', '-')} with --model NAME|FILE, got a "
+                "folder of uploads, whose headers state it. Leave it out."
+            )

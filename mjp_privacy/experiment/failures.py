@@ -1,0 +1,70 @@
+"""What failed in a run: models, images, reconstructions; an equal reason is said once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mjp_privacy.experiment.work import BlockRead, BlockResult, ModelOpened, Result
+
+NAMED = 3  # images of a line that are called by their names
+SAID = "not loaded, for the reason above; all of its rows failed"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One thing that failed: a model, an image that cannot be read, or an image in a cell."""
+
+    reason: str
+    model: str = ""
+    setting: str = ""
+    image: str = ""
+    cell: str = ""  # its run_id
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+    @property
+    def where(self) -> str:
+        """Model, setting and image, as far as they matter."""
+        return ", ".join(part for part in (self.model, self.setting, self.image) if part)
+
+
+def failures_of(result: Result) -> list[Failure]:
+    """Every model, image or reconstruction that failed in this result."""
+    if isinstance(result, ModelOpened) and result.reason:
+        return [Failure(result.reason, result.model)]
+    if isinstance(result, BlockRead):
+        return [Failure(n.reason, image=n.record.image_id) for n in result.notes if n.reason]
+    if isinstance(result, BlockResult):
+        facts = result.facts
+        where = {"model": facts.model.label, "setting": facts.setting, "cell": facts.run_id}
+        failed = result.made.failed.items()
+        return [Failure(reason, image=r.image_id, **where) for r, reason in failed]
+    return []
+
+
+def failure_lines(failures: Iterable[Failure]) -> tuple[str, ...]:
+    """A line for each reason, in the order in which the reasons occurred.
+
+    "1.png: the file is empty" or "ViT, a, 2.png: not finite" where it occurred once, "40 images in
+    2 cells (0.png, 1.png, 2.png, …): not finite" where it did often. Why a model could not be
+    loaded was said when that happened, so that its line names the model alone.
+    """
+    by_reason: dict[str, list[Failure]] = {}
+    for failure in failures:
+        by_reason.setdefault(failure.reason if failure.image else SAID, []).append(failure)
+    return tuple(f"{_where(members)}: {reason}" for reason, members in by_reason.items())
+
+
+def _where(failures: Sequence[Failure]) -> str:
+    """What failed for one reason, in a few words."""
+    images = list(dict.fromkeys(failure.image for failure in failures if failure.image))
+    cells = {failure.cell for failure in failures if failure.cell}
+    if not images:
+        return ", ".join(dict.fromkeys(failure.model for failure in failures))
+    if len(images) == 1 and len(cells) < 2:
+        return failures[0].where
+    within = f" in {len(cells)} cell{'s' if len(cells) > 1 else ''}" if cells else ""
+    shown = ", ".join(images[:NAMED]) + (", …" if len(images) > NAMED else "")
+    return f"{len(images)} image{'s' if len(images) > 1 else ''}{within} ({shown})"

@@ -1,0 +1,172 @@
+"""Which attacks will not apply, asked of outlines: models and uploads of the right shapes, empty.
+
+Every attack is asked by its own `unsupported`, with the view that it will get in the run, but of
+tensors on torch's meta device. So what is said before a run is what its rows say after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.recorded.folder import RecordedUpload
+from mjp_privacy.client.recorded.groups import Group, Series
+from mjp_privacy.client.recorded.loading import stacked
+from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.data import ImageRecord
+from mjp_privacy.experiment.config import Cell
+from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_block, refused_by_setting
+from mjp_privacy.experiment.variants import ModelVariants
+from mjp_privacy.interfaces import (
+    Attack,
+    AttackerView,
+    ClientUpdate,
+    Control,
+    Pixels,
+    Refusal,
+)
+from mjp_privacy.models import LoadedModel
+
+META = torch.device("meta")
+Names = Callable[[LoadedModel], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class SimulatedOutlook:
+    """The simulated clients of one model: SimulatedOutlook.of(outline_model("cifar_vit"))."""
+
+    variants: ModelVariants
+    answers: dict[Cell, Refusal | None] = field(default_factory=dict)
+    """What was answered for each cell so far: images make no difference."""
+
+    @classmethod
+    def of(cls, outline: LoadedModel) -> SimulatedOutlook:
+        """The outlook of a model without weights."""
+        return cls(ModelVariants(outline, META))
+
+    def refuses(
+        self,
+        cell: Cell,
+        attack: Attack | Control,
+        names: Names,
+        records: Sequence[ImageRecord] = (),
+    ) -> Refusal | None:
+        """Why the attack does not apply to this cell's clients, or None; controls always do."""
+        if cell not in self.answers:
+            self.answers[cell] = self._answer(cell, attack, names)
+        return self.answers[cell]
+
+    def _answer(self, cell: Cell, attack: Attack | Control, names: Names) -> Refusal | None:
+        if isinstance(attack, Control):
+            return None
+        if (refusal := refused_by_setting(cell, attack)) is not None:
+            return refusal
+        client = cell.client
+        model = self.variants.of(attack.victim, cell.dtype, client.positions)
+        trainer = FedSGDClient(model, client)
+        known = dict(model.named_parameters())
+        sent = trainer.wanted([name for name in names(model) if name in known])
+        differs = client.upload == "weight_difference"
+        update = ClientUpdate(
+            _empty(known, sent),
+            kind=client.upload,
+            dtype=model.cls_token.dtype,
+            batch=client.batch,
+            optimizer=client.optimizer,
+            lr=client.lr if differs else None,
+            steps=client.steps,
+            weight_decay=client.weight_decay if differs else 0.0,
+            dal_lambda=client.dal_lambda if trainer.localizes else 0.0,
+            momentum=client.momentum,
+            position_noise=client.position_noise,
+            clipped=client.clips,
+        )
+        return _asked(attack, model, [update] * attack.uploads, cell, labelled=True)
+
+
+@dataclass(frozen=True)
+class RecordedOutlook:
+    """The recorded uploads of one group, by their headers and the names of their tensors."""
+
+    group: Group
+    outline: LoadedModel
+    sent: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The names of each upload's tensors that were read so far, by the upload's name."""
+
+    def refuses(
+        self,
+        cell: Cell,
+        attack: Attack | Control,
+        names: Names,
+        records: Sequence[ImageRecord],
+    ) -> Refusal | None:
+        """Why the attack does not apply to the uploads of these images, or None."""
+        if isinstance(attack, Control):
+            return None if self.group.scored else NO_TRUTH
+        series = self.group.of(records)
+        refusal = lacking(series, attack, self.outline) or refused_by_setting(cell, attack)
+        if refusal is not None:
+            return refusal
+        known = dict(self.outline.named_parameters())
+        updates = []
+        for number in range(attack.uploads):
+            uploads = [each.uploads[number] for each in series]
+            present = frozenset.intersection(*map(self._names, uploads))
+            sent = [name for name in names(self.outline) if name in present and name in known]
+            updates.append(replace(stacked(uploads[:1], [], META), grads=_empty(known, sent)))
+        labelled = all(_labelled(each.first, self._names(each.first)) for each in series)
+        return _asked(attack, self.outline, updates, cell, labelled=labelled)
+
+    def _names(self, upload: RecordedUpload) -> frozenset[str]:
+        if upload.name not in self.sent:
+            self.sent[upload.name] = frozenset(upload.names())
+        return self.sent[upload.name]
+
+
+def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Refusal | None:
+    """Why recorded uploads do not suit the attack: another block 0, or too few of them; or None."""
+    if (refusal := refused_by_block(model, attack)) is not None:
+        return refusal
+    fewest = min(len(each.uploads) for each in series)
+    if fewest < attack.uploads:
+        text = f"it needs {attack.uploads} uploads of the same images; {fewest} are recorded"
+        return Refusal("uploads", text)
+    return None
+
+
+def _labelled(upload: RecordedUpload, sent: frozenset[str]) -> bool:
+    """Whether the labels are recorded, or can be read off the classifier's gradient."""
+    readable = upload.header.batch == 1 and not sent.isdisjoint((HEAD, HEAD_BIAS))
+    return upload.header.labels is not None or readable
+
+
+def _empty(parameters: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """Gradients of one step (1, *shape) without values."""
+    return {
+        name: torch.empty(1, *parameters[name].shape, dtype=parameters[name].dtype, device=META)
+        for name in names
+    }
+
+
+def _asked(
+    attack: Attack,
+    model: LoadedModel,
+    updates: Sequence[ClientUpdate],
+    cell: Cell,
+    *,
+    labelled: bool,
+) -> Refusal | None:
+    """What the attack answers; None where it would have to look at values, which are not there."""
+    card, batch = model.card, updates[0].batch
+    labels = torch.zeros(batch, dtype=torch.long) if labelled else None
+    pixels = Pixels(card.img_size, card.mean, card.std)
+    view = AttackerView(model, updates, pixels, labels, SETTINGS[cell.setting].against)
+    try:
+        return attack.unsupported(view)
+    except (NotImplementedError, RuntimeError):  # torch's, for a value of a meta tensor
+        return None
