@@ -119,7 +119,7 @@ def test_what_the_refusals_say() -> None:
     said = "breaching's own code needs a bias in the patch embedding; batched does not"
     assert refusal(bare, "april", engine="breaching") == said
     narrow = planted_model(distillation_token=True, embed_dim=66, num_heads=2)
-    assert refusal(narrow, "token_span").endswith("block 0's input (N + 3 < D is needed)")
+    assert refusal(narrow, "token_span").startswith("N + 4 = 68 unknowns > D = 66: block 0's")
 
 
 FEW = {"img_size": 16}  # 16 patches: block 0's equations determine them at width 96
