@@ -22,7 +22,8 @@ class FederateArguments:
     config: tyro.conf.Positional[Path]
     """A YAML file such as those in configs/federated."""
     data: Path
-    """Training images: class folders or a zip of them."""
+    """Training images: class folders, a zip of them, or `embedded`: photographs that every
+    installation has, each a class."""
     out: Path
     """Folder for metrics.jsonl, uploads/, model.safetensors, attack/ (an attacked run) and
     rounds.png."""
@@ -31,7 +32,8 @@ class FederateArguments:
     val: Path | None = None
     """Test images to evaluate on."""
     rounds: int | None = None
-    """Number of rounds, in place of the config's."""
+    """Number of rounds, in place of the config's; recorded rounds, warm-up and evaluations move in
+    proportion."""
     seed: int | None = None
     """Seed of all random choices, in place of the config's."""
     engine: Literal["inprocess", "flower", "flower-deployment"] = "inprocess"
@@ -39,6 +41,11 @@ class FederateArguments:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = None
     """CPU threads; on a CPU, results change slightly with their number."""
+    fresh: bool = False
+    """Make results again that an earlier version of their attack made; without this or --keep the
+    command stops where it finds any."""
+    keep: bool = False
+    """Keep such results and attack what is missing."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +61,25 @@ class CompareArguments:
 def federate(argv: list[str], usage: Usage) -> int:
     """`mjp federate`: train a federation, then attack its recorded uploads; the exit code."""
     arguments = usage.parse(FederateArguments, argv)
+    from mjp_privacy.experiment.other_code import stale_choice
     from mjp_privacy.federation.campaign import campaign
-    from mjp_privacy.federation.config import load_federation
+    from mjp_privacy.federation.config_files import load_federation
+    from mjp_privacy.federation.other_rounds import what_moved, with_rounds
 
-    changes = {"rounds": arguments.rounds, "seed": arguments.seed}
-    config = load_federation(arguments.config, arguments.row, **changes)
+    stale = stale_choice(arguments.fresh, arguments.keep)
+    whole = load_federation(arguments.config, arguments.row, seed=arguments.seed)
+    config = whole if arguments.rounds is None else with_rounds(whole, arguments.rounds)
+    if moved := what_moved(whole, config):
+        print(moved)
     use_threads(arguments.threads)
     return campaign(
-        config, arguments.data, arguments.out, arguments.val, arguments.device, arguments.engine
+        config,
+        arguments.data,
+        arguments.out,
+        arguments.val,
+        arguments.device,
+        arguments.engine,
+        stale,
     )
 
 

@@ -22,6 +22,7 @@ from mjp_privacy.federation.rounds import RESOLVED
 from mjp_privacy.metrics.shares import Share, wilson
 from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
 from mjp_privacy.report.charts.tradeoff_points import comparable, points_from_comparison
+from mjp_privacy.report.tables.text import DASH
 from mjp_privacy.training.journal import METRICS, read_metrics
 
 
@@ -95,6 +96,7 @@ def markdown(table: pd.DataFrame) -> str:
     for scope in SCOPES:
         heads += [f"PSNR, {scope} [95 %]", f"≥ {THRESHOLD:.0f} dB", "≥ 100 dB"]
     heads += ["grey", "n", "not reached, 1 upload", "any", "failed"]
+    heads += ["unshuffled, 1 upload", "any"]
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
     keys = ["run", "label", "batch", "steps", "round"]
     for _, scopes in table.groupby(keys, sort=False):
@@ -111,6 +113,7 @@ def markdown(table: pd.DataFrame) -> str:
         by_scope = scopes.set_index("scope")
         cells += [f"{by_scope.loc[scope, 'unreached']}" for scope in SCOPES]
         cells.append(f"{by_scope.loc[SCOPES[1], 'failed']}")
+        cells += [f"{by_scope.loc[scope, 'unshuffled']}" for scope in SCOPES]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines) + "\n\n" + NOTE
 
@@ -120,12 +123,16 @@ NOTE = (
     "the private image at hand, so an upper bound of what one attacker gets), capped at 100 in "
     "means. not reached: images that no attack applies to; they count as a uniform grey, as do "
     "images whose best attack is worse than that. failed: images for which some attack broke "
-    "down. round: the one whose uploads were attacked. top-1: accuracy of the final weights on "
-    "unshuffled test images, Wilson interval over the images; one training run a line.\n"
+    "down. unshuffled: images of which an attack read an upload in which no patch was masked, "
+    "which is a plain client's. round: the one whose uploads were attacked. top-1: accuracy of the "
+    "final weights on unshuffled test images, Wilson interval over the images; one training run a "
+    "line.\n"
 )
 
 
 def _top1(row: Any) -> str:
+    if math.isnan(row["top1"]):
+        return DASH
     return f"{row['top1']:.1f} [{row['top1_low']:.1f}, {row['top1_high']:.1f}]"
 
 

@@ -1,20 +1,15 @@
-"""The configuration of a federation: one YAML file with a base and named rows, checked once."""
+"""The configuration of a federation: its fields; `config_files` reads and checks it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mjp_privacy.client.config import ClientConfig, Share, check_client
-from mjp_privacy.core.config_rows import row_of
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import STRICT, parse
-from mjp_privacy.core.yaml_files import read_mapping
+from mjp_privacy.client.config import ClientConfig, Share
+from mjp_privacy.core.fields import STRICT
 from mjp_privacy.experiment.config import AttackConfig
 from mjp_privacy.training.config import (
     Architecture,
@@ -131,78 +126,6 @@ class FederationConfig:
     def setting(self) -> Literal["a", "c"]:
         """The paper's setting: c where clients shuffle, a where they do not."""
         return "c" if self.gamma else "a"
-
-
-_OWNERS: dict[str, Any] = {
-    "model": Architecture,
-    "initial": Initial,
-    "data": Storage,
-    "clients": Clients,
-    "client": ClientConfig,
-    "server": Server,
-    "record": Recording,
-    "attacks": AttackConfig,
-}
-
-
-def load_federation(
-    path: str | Path | Mapping[str, Any], row: str | None = None, **changes: Any
-) -> FederationConfig:
-    """A checked config: a file or mapping, with one of its `rows` laid over its base.
-
-    changes: new values of single fields, as in
-    `load_federation("configs/federated/cifar10.yaml", "mjp", rounds=10)`; None changes nothing.
-    """
-    content = dict(path) if isinstance(path, Mapping) else dict(read_mapping(Path(path)))
-    where = "the config" if isinstance(path, Mapping) else str(path)
-    content = row_of(content, row, where)
-    content.update({key: value for key, value in changes.items() if value is not None})
-    config = parse(FederationConfig, content, where, _OWNERS)
-    _check(config, where)
-    return config
-
-
-def _check(config: FederationConfig, where: str) -> None:
-    """Refuse values that do not fit together."""
-    check_client(config.client, config.client.batch, f"{where}, client")
-    clients = config.clients
-    if clients.per_round > clients.number:
-        raise UserError(
-            f"{where}, clients.per_round: expected at most clients.number ({clients.number}), got "
-            f"{clients.per_round}."
-        )
-    if config.gamma and not config.model.unknown_embedding and not config.initial:
-        raise UserError(
-            f"{where}: gamma {config.gamma} shuffles patches, but the model has no unknown "
-            "embedding to take the place of their position embeddings. Set "
-            "model.unknown_embedding: true, or gamma: 0."
-        )
-    if config.client.server_lr:
-        raise UserError(
-            f"{where}, client.server_lr: expected 0, got {config.client.server_lr}: in a "
-            "federation, the server's learning rate is server.lr. Set that."
-        )
-    if config.client.augment == "mixup":
-        raise UserError(
-            f"{where}, client.augment: expected none, flip or crop, got mixup, which would mix "
-            "images of different clients."
-        )
-    if late := [r for r in config.record.rounds if r + _longest(config) > config.rounds]:
-        raise UserError(
-            f"{where}, record.rounds: a probe's uploads take {_longest(config)} of {config.rounds} "
-            f"rounds; expected rounds from 0 on in which they can begin, got {late[0]}."
-        )
-    for place, probe in enumerate(config.record.probes):
-        if config.record.images % probe.batch:
-            raise UserError(
-                f"{where}, record.probes.{place}.batch: expected a divisor of record.images "
-                f"({config.record.images}), got {probe.batch}."
-            )
-
-
-def _longest(config: FederationConfig) -> int:
-    """The number of rounds that the longest probe takes."""
-    return max((probe.uploads for probe in config.record.probes), default=1)
 
 
 def plain(config: FederationConfig) -> dict[str, Any]:

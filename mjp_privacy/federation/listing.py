@@ -57,9 +57,9 @@ def _models() -> Mapping[str, str]:
 
 
 def _defenses() -> Mapping[str, str]:
-    from mjp_privacy.client.defenses.registry import DEFENSES
+    from mjp_privacy.client.defenses.registry import DEFENSES, defense_class
 
-    return {name: _first_line(DEFENSES[name]) for name in DEFENSES}
+    return {name: _first_line(defense_class(name)) for name in DEFENSES}
 
 
 def _metrics() -> Mapping[str, str]:

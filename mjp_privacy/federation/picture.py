@@ -3,12 +3,13 @@
 The leakage of a round is the worst case over its attacks: for each image the best standard PSNR
 (capped at 100 dB), among attacks on one upload and among all attacks. It is at least that of a
 uniform grey, which anybody can draw. Success is the share of images at or above 20 dB. Images that
-no attack applies to, and images for which one broke down, are counted in columns of their own.
+no attack applies to, images for which one broke down, and images of which an attack read an upload
+in which nothing was shuffled, are counted in columns of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,17 @@ from mjp_privacy.core.files import write_atomically
 from mjp_privacy.federation.rounds import ATTACK
 from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.unshuffled import unshuffled_images
 from mjp_privacy.training.journal import METRICS, read_metrics
 
 THRESHOLD = 20.0  # dB at which a person recognises the picture
 SCOPES = ("1 upload", "any number of uploads")
+TITLES = (
+    ("accuracy", "test top-1 (%)"),
+    ("psnr", "worst-case PSNR (dB, capped at 100)"),
+    ("success", f"images recovered at ≥ {THRESHOLD:.0f} dB (%)"),
+)
+UNSHUFFLED = "some uploads unshuffled"
 KEYS = ("client_label", "round", "batch", "steps")
 
 
@@ -72,7 +80,9 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
     floor = _floors(lines)
     best: dict[str, float] = {}
     failed: set[str] = set()
+    unshuffled: set[str] = set()
     for line in attacks:
+        unshuffled |= unshuffled_images(line)
         for image, value in _scored(line, "psnr", "standard").items():
             best[image] = max(best.get(image, -np.inf), value)
         failed |= set(line.rows.loc[line.rows["status"] == "failed", "image_id"].astype(str))
@@ -89,6 +99,7 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
         "floor": float(np.mean(list(floor.values()))) if floor else np.nan,
         "unreached": len(floor) - len(best.keys() & floor.keys()),
         "failed": len(failed),
+        "unshuffled": len(unshuffled),
     }
 
 
@@ -125,54 +136,62 @@ def _scored(line: Line, metric: str, variant: str) -> dict[str, float]:
 def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     """Write rounds.png and rounds.csv into `out`; the picture's path.
 
-    The panels show top-1, the worst-case PSNR and the share of recovered images, over the rounds.
+    The panels show top-1 (where test images were given), the worst-case PSNR and the share of
+    recovered images, over the rounds.
     """
     from matplotlib.figure import Figure
 
     table = leakage_table(runs)
     write_atomically(out / "rounds.csv", lambda path: table.to_csv(path, index=False))
-    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
-    accuracy, psnr, success = figure.subplots(1, 3)
+    accuracies = {run: _accuracies(run) for run in runs}
+    titles = dict(TITLES) if any(accuracies.values()) else dict(TITLES[1:])
+    figure = Figure(figsize=(1 + 2.83 * len(titles), 3.8), layout="constrained")
+    panels = dict(zip(titles, figure.subplots(1, len(titles)), strict=True))
     for number, run in enumerate(runs):
-        of_run = table[table["run"] == str(run)]
-        shade, label = colour(number), str(of_run["label"].iloc[0])
-        measured = [line for line in read_metrics(run / METRICS) if line["val_top1"] is not None]
-        accuracy.plot(
-            [line["round"] for line in measured],
-            [line["val_top1"] for line in measured],
-            color=shade,
-            label=label,
-        )
-        for scope, style in zip(SCOPES, ("--", "-"), strict=True):
-            shown = of_run[of_run["scope"] == scope]
-            shown = shown[shown["batch"] == of_run["batch"].min()]
-            shown = shown[shown["steps"] == shown["steps"].min()].sort_values("round")
-            psnr.plot(shown["round"], shown["psnr"], style, color=shade, marker="o", markersize=3)
-            psnr.fill_between(
-                shown["round"], shown["low"], shown["high"], color=shade, alpha=0.12, linewidth=0
-            )
-            success.plot(
-                shown["round"],
-                100 * shown["success"],
-                style,
-                color=shade,
-                marker="o",
-                markersize=3,
-            )
-    psnr.axhline(table["floor"].mean(), color="#888888", linewidth=0.8, linestyle=":")
-    for axes, title in (
-        (accuracy, "test top-1 (%)"),
-        (psnr, "worst-case PSNR (dB, capped at 100)"),
-        (success, f"images recovered at ≥ {THRESHOLD:.0f} dB (%)"),
-    ):
-        axes.set_title(title, fontsize=9)
+        of_run, shade = table[table["run"] == str(run)], colour(number)
+        label = str(of_run["label"].iloc[0])
+        next(iter(panels.values())).plot([], [], color=shade, label=label)
+        if "accuracy" in panels:
+            panels["accuracy"].plot(*zip(*accuracies[run], strict=True), color=shade)
+        _draw_leakage(panels, of_run, shade)
+    panels["psnr"].axhline(table["floor"].mean(), color="#888888", linewidth=0.8, linestyle=":")
+    for name, axes in panels.items():
+        axes.set_title(titles[name], fontsize=9)
         axes.set_xlabel("round")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    accuracy.legend(fontsize=7)
-    styles = (("--", SCOPES[0]), ("-", SCOPES[1]), (":", "uniform grey"))
-    keys = [psnr.plot([], [], style, color="#444444", label=text)[0] for style, text in styles]
+    next(iter(panels.values())).legend(fontsize=7)
+    styles = [("--", SCOPES[0]), ("-", SCOPES[1]), (":", "uniform grey")]
+    keys = [panels["psnr"].plot([], [], s, color="#444444", label=text)[0] for s, text in styles]
+    if (table["unshuffled"] > 0).any():
+        keys.append(panels["psnr"].plot([], [], "o", **_hollow("#444444"), label=UNSHUFFLED)[0])
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), fontsize=7)
     path = out / "rounds.png"
     write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=150))
     return path
+
+
+def _accuracies(run: Path) -> list[tuple[int, float]]:
+    """(round, top-1 in percent) of each evaluation; none without test images."""
+    lines = read_metrics(run / METRICS)
+    return [(line["round"], line["val_top1"]) for line in lines if line["val_top1"] is not None]
+
+
+def _draw_leakage(panels: Mapping[str, Any], of_run: pd.DataFrame, shade: str) -> None:
+    """A federation's PSNR and recovered images over the rounds, for the kind of client with the
+    smallest batch and the fewest steps."""
+    psnr, success = panels["psnr"], panels["success"]
+    for scope, style in zip(SCOPES, ("--", "-"), strict=True):
+        shown = of_run[of_run["scope"] == scope]
+        shown = shown[shown["batch"] == of_run["batch"].min()]
+        shown = shown[shown["steps"] == shown["steps"].min()].sort_values("round")
+        rounds, marked = shown["round"], shown[shown["unshuffled"] > 0]
+        psnr.plot(rounds, shown["psnr"], style, color=shade, marker="o", markersize=3)
+        psnr.plot(marked["round"], marked["psnr"], "o", **_hollow(shade))
+        psnr.fill_between(rounds, shown["low"], shown["high"], color=shade, alpha=0.12, linewidth=0)
+        success.plot(rounds, 100 * shown["success"], style, color=shade, marker="o", markersize=3)
+
+
+def _hollow(shade: str) -> dict[str, Any]:
+    """The marker of a round in which an attack read an unshuffled upload."""
+    return {"markersize": 5, "markerfacecolor": "white", "markeredgecolor": shade}

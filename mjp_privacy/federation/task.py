@@ -22,13 +22,14 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import spread_subset
 from mjp_privacy.federation.config import FederationConfig
+from mjp_privacy.federation.images import federation_images
 from mjp_privacy.federation.partition import dirichlet, iid
 from mjp_privacy.federation.server import ServerState, Weights, server_step
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.loading import RANDOM
 from mjp_privacy.training.config import Architecture
-from mjp_privacy.training.examples import Examples, find_examples
+from mjp_privacy.training.examples import Examples
 from mjp_privacy.training.memory_batches import decode_all
 
 TEST_BATCH = 250
@@ -62,9 +63,9 @@ class Task:
         val: str | Path | None = None,
         device: str | torch.device = "cpu",
     ) -> Task:
-        """With the images at `data`, in any layout that the trainer takes; `val`: test images."""
-        examples = find_examples(config.training(), Path(data), Path(val) if val else None)
-        return cls(config, *examples, torch.device(device))
+        """With the images at `data`, in any layout that the trainer takes, or `embedded`; `val`:
+        test images."""
+        return cls(config, *federation_images(config, data, val), torch.device(device))
 
     def _split(self) -> list[list[int]]:
         clients, seed = self.config.clients, self.config.seed

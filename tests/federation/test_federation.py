@@ -12,7 +12,8 @@ from mjp_privacy.client.positions import sinusoidal_table
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.yaml_files import read_mapping
 from mjp_privacy.federation import rounds
-from mjp_privacy.federation.config import Server, load_federation
+from mjp_privacy.federation.config import Server
+from mjp_privacy.federation.config_files import load_federation
 from mjp_privacy.federation.partition import dirichlet, iid
 from mjp_privacy.federation.rounds import Federation, federate
 from mjp_privacy.federation.server import ServerState, learning_rate, mean_gradient, server_step

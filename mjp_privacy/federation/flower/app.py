@@ -17,7 +17,8 @@ from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.lock import locked
-from mjp_privacy.federation.config import FederationConfig, load_federation
+from mjp_privacy.federation.config import FederationConfig
+from mjp_privacy.federation.config_files import load_federation
 from mjp_privacy.federation.flower.programs import MARK
 from mjp_privacy.federation.flower.records import arrays, read_order, reply_of
 from mjp_privacy.federation.flower.strategy import PARTITION, RecordingStrategy

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.federation.config import FederationConfig, load_federation, plain
+from mjp_privacy.federation.config import FederationConfig, plain
+from mjp_privacy.federation.config_files import load_federation
 from mjp_privacy.interfaces import ClientUpdate
 
 try:
@@ -29,6 +30,7 @@ except ImportError as error:
 
 CPU = torch.device("cpu")
 LONGEST = 300  # characters that are shown of a client's failure
+ALONE = ""  # the name of a field's only tensor; parameters have names
 NOT_SENT = "weights_before"  # the server has the weights that it gave
 
 
@@ -57,14 +59,16 @@ def reply_of(update: ClientUpdate, examples: int) -> RecordDict:
             continue
         if isinstance(value, torch.dtype):
             value = str(value).removeprefix("torch.")
-        if isinstance(value, Mapping):
+        if isinstance(value, Tensor):
+            content[field.name] = arrays({ALONE: value})
+        elif isinstance(value, Mapping):
             content[field.name] = arrays(value)
         elif isinstance(value, (bool, int, float, str)):
             fields[field.name] = value
         else:
             raise UserError(
-                f"ClientUpdate.{field.name}: expected a number, a string or tensors by name, as a "
-                f"Flower message can carry, got {type(value).__name__}. Use the in-process engine."
+                f"ClientUpdate.{field.name}: expected a number, a string or tensors, as a Flower "
+                f"message can carry, got {type(value).__name__}. Use the in-process engine."
             )
     content["upload"] = ConfigRecord(fields)
     return content
@@ -73,7 +77,9 @@ def reply_of(update: ClientUpdate, examples: int) -> RecordDict:
 def read_reply(content: RecordDict, device: torch.device) -> tuple[ClientUpdate, int]:
     """A reply's upload, on this device, and its number of images; unknown fields are an error."""
     fields: dict[str, Any] = dict(content.config_records["upload"])
-    fields |= {name: tensors(record, device) for name, record in content.array_records.items()}
+    for name, record in content.array_records.items():
+        by_name = tensors(record, device)
+        fields[name] = by_name.get(ALONE, by_name)
     expected = {field.name for field in dataclasses.fields(ClientUpdate)} - {NOT_SENT}
     if unknown := sorted(set(fields) - expected):
         raise UserError(

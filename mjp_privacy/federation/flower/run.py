@@ -21,6 +21,7 @@ from mjp_privacy.core.files import output_folder, write_json
 from mjp_privacy.core.lock import locked
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.flower.programs import superlink
+from mjp_privacy.federation.images import data_path
 from mjp_privacy.federation.rounds import RESOLVED
 from mjp_privacy.training.snapshots import MODEL
 
@@ -74,8 +75,8 @@ def run_flower(
     home = folder / HOME
     run: dict[str, str | float] = {
         "config": str(home / RESOLVED),
-        "data": str(Path(data).resolve()),
-        "val": str(Path(val).resolve()) if val else "",
+        "data": data_path(data),
+        "val": data_path(val) if val else "",
         "out": str(folder),
         **{name.replace("_", "-"): value for name, value in options.items()},
     }

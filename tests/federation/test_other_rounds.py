@@ -1,0 +1,134 @@
+"""--rounds: what a config says in rounds moves with it, and what cannot be is refused in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mjp_privacy.cli import main
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_json
+from mjp_privacy.core.yaml_files import read_mapping
+from mjp_privacy.federation.config_files import load_federation
+from mjp_privacy.federation.other_rounds import longest_probe, what_moved, with_rounds
+from mjp_privacy.federation.rounds import Federation
+from mjp_privacy.models import load_model
+from tests.helpers.federations import config, content, images, run
+
+QUICK = "configs/federated/quick.yaml"
+SHIPPED = [
+    (path, row)
+    for path in sorted(Path("configs/federated").glob("*.yaml"))
+    for row in (read_mapping(path).get("rows") or {None: None})
+]
+
+
+def test_a_shortened_training_takes_what_is_recorded_along() -> None:
+    whole = load_federation(QUICK)
+    short = with_rounds(whole, 10)
+    assert short == load_federation(QUICK, rounds=10)
+    assert (short.rounds, short.record.rounds) == (10, (0, 2, 4))
+    assert (short.server.warmup, short.evaluate_every) == (1, 2)
+    assert what_moved(whole, short) == (
+        "records rounds 0, 2, 4 instead of 0, 60, 110; warm-up 1 instead of 10; evaluation every 2 "
+        "instead of 20: --rounds 10 of 120"
+    )
+
+
+@pytest.mark.parametrize("rounds", [6, 7, 11, 119, 121, 1000])
+@pytest.mark.parametrize(("path", "row"), SHIPPED, ids=str)
+def test_every_shipped_config_can_have_another_length(
+    path: Path, row: str | None, rounds: int
+) -> None:
+    whole = load_federation(path, row)
+    other = load_federation(path, row, rounds=rounds)
+    starts, room = other.record.rounds, rounds - longest_probe(whole)
+    assert list(starts) == sorted(set(starts))
+    assert starts
+    assert starts[-1] <= room
+    assert (whole.record.rounds[0] == 0) <= (starts[0] == 0)
+    before = whole.record.rounds[-1] / (whole.rounds - longest_probe(whole))
+    assert abs(starts[-1] - before * room) <= 0.5
+    assert len(starts) == len(whole.record.rounds) or rounds < whole.rounds
+
+
+def test_the_latest_round_stays_the_latest() -> None:
+    whole = config(rounds=20, record={"rounds": [0, 18], "images": 2, "probes": [{"uploads": 2}]})
+    assert with_rounds(whole, 8).record.rounds == (0, 6)
+    assert with_rounds(whole, 2).record.rounds == (0,)
+    assert with_rounds(whole, 200).record.rounds == (0, 198)
+    assert what_moved(whole, with_rounds(whole, 2)).startswith("records round 0 instead of 0, 18;")
+
+
+def test_no_warm_up_stays_none_and_equal_lengths_change_nothing() -> None:
+    whole = config(record={})
+    assert with_rounds(whole, 40).server.warmup == 0
+    assert with_rounds(whole, whole.rounds) is whole
+    assert what_moved(whole, whole) == ""
+
+
+@pytest.mark.parametrize("rounds", [5, 1, 0, -3])
+def test_too_few_rounds_for_the_probes_are_refused(rounds: int) -> None:
+    with pytest.raises(UserError) as caught:
+        load_federation(QUICK, rounds=rounds)
+    assert str(caught.value) == (
+        "--rounds: expected at least 6, the rounds that a recorded client takes (record.probes), "
+        f"got {rounds}. Give --rounds 6 or more, or fewer uploads of a probe in the config."
+    )
+
+
+def test_without_a_record_one_round_is_enough() -> None:
+    whole = config(record={})
+    assert with_rounds(whole, 1).rounds == 1
+    with pytest.raises(UserError, match=r"expected at least 1, got 0\. Give --rounds 1 or more\."):
+        with_rounds(whole, 0)
+
+
+def test_the_command_says_what_moved_and_records_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(tmp_path / "config.yaml", content(rounds=20, evaluate_every=10))  # JSON is YAML
+    out = tmp_path / "out"
+    argv = [str(tmp_path / "config.yaml"), "--data", str(images(tmp_path / "data"))]
+    argv = ["federate", *argv, "--out", str(out), "--device", "cpu", "--rounds", "4"]
+    assert main(argv) == 0
+    said = "records round 0 instead of 1; evaluation every 2 instead of 10: --rounds 4 of 20"
+    assert capsys.readouterr().out.splitlines()[0] == said
+    recorded = {json.loads(path.read_text())["round"] for path in out.glob("uploads/*.json")}
+    assert recorded == {0, 1}
+    assert main([*argv[:-1], "1"]) == 2
+    assert "expected at least 2" in capsys.readouterr().err
+
+
+def test_a_killed_short_run_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = vars(load_federation(content(rounds=40), rounds=4))
+    assert short["record"].rounds == (0,)
+    changes = {"rounds": 4, "record": {"rounds": [0], "images": 2, "probes": [{"uploads": 2}]}}
+    whole = run(tmp_path, "whole", **changes)
+    monkeypatch.setattr("mjp_privacy.federation.rounds.CHECKPOINT_SECONDS", -1.0)
+    one_round = Federation._one_round
+
+    def dies(self: Federation) -> None:
+        if self.round == 2:
+            raise KeyboardInterrupt
+        one_round(self)
+
+    argv = ["federate", str(tmp_path / "config.yaml"), "--data", str(images(tmp_path / "data"))]
+    argv += ["--val", str(images(tmp_path / "data")), "--out", str(tmp_path / "killed")]
+    argv += ["--device", "cpu", "--rounds", "4"]
+    write_json(tmp_path / "config.yaml", content(rounds=40))
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "_one_round", dies)
+        assert main(argv) != 0
+    assert main(argv) == 0
+    models = [
+        load_model(checkpoint=tmp_path / o / "model.safetensors") for o in ("whole", "killed")
+    ]
+    for (name, one), (_, other) in zip(*(m.named_parameters() for m in models), strict=True):
+        assert torch.equal(one, other), name
+    assert whole == tmp_path / "whole"
