@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from mjp_privacy.core.version import commit
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.store import RunStore
 
+FILE_NAME = re.compile(r"[^A-Za-z0-9_-]")  # what an experiment's name may hold and a file's not
 PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image", "numpy", "pillow")
 
 
@@ -32,11 +34,14 @@ def provenance(device: torch.device) -> dict[str, str | int]:
 
 
 def write_provenance(store: RunStore, experiment: Experiment, device: torch.device) -> None:
-    """Write RUN/experiment.yaml: the complete experiment and the provenance of this command."""
+    """Write RUN/experiment.yaml, the complete experiment and the provenance of this command; and
+    RUN/experiments/NAME.yaml, since a folder may be filled by several experiments."""
     content = {"experiment": _plain(experiment), "made_with": provenance(device)}
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    path = store.root / "experiment.yaml"
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    name = FILE_NAME.sub("_", experiment.name)
+    for path in (store.root / "experiment.yaml", store.root / "experiments" / f"{name}.yaml"):
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def _plain(experiment: Experiment) -> dict[str, Any]:

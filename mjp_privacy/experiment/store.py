@@ -1,6 +1,7 @@
 """A run's folder: reading and writing its files.
 
-    RUN/experiment.yaml                  the resolved experiment
+    RUN/experiment.yaml                  the resolved experiment of the last command
+    RUN/experiments/NAME.yaml            that of every experiment that the folder was filled by
     RUN/cells.json                       the cells of the last command, then those of earlier ones
     RUN/images.csv                       one line per image: label, sha256, status, reason
     RUN/rows/<run_id>/<block>.parquet    one row per image, metric and variant

@@ -6,7 +6,7 @@ OUT/table.csv                  the figures at full precision, for both metric va
 OUT/samples.csv                every stored row
 OUT/choices.csv                which attack the worst case took for each image
 OUT/rounds.csv                 PSNR against the number of uploads
-OUT/config.yaml                the run's config, for `mjp attack`
+OUT/config.yaml                the run's config (config_1.yaml, … if several), for `mjp attack`
 OUT/figures/                   the card's pictures, the page's charts, the curve over uploads
 OUT/pictures/                  reconstructions as files, which `mjp score` can score
 
@@ -32,7 +32,7 @@ from mjp_privacy.report.export import latex, markdown, table_csv, write_samples
 from mjp_privacy.report.measures import image_counts, not_run
 from mjp_privacy.report.notes import Section, unfinished
 from mjp_privacy.report.page.gallery import Gallery, fill_gallery
-from mjp_privacy.report.page.reproduce import config_name, config_text, read_experiment
+from mjp_privacy.report.page.reproduce import config_text, run_configs
 from mjp_privacy.report.pictures.strip import write_strip
 from mjp_privacy.report.rounds import write_points, write_rounds
 
@@ -188,11 +188,9 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
         else:
             write_atomically(out / name, write)
             written.append(out / name)
-    for run in contents.runs:
-        config, _ = read_experiment(run)
-        if config:
-            name = config_name(contents.runs, run)
-            written.append(_write_text(out / name, config_text(config)))
+    for config in run_configs(contents.runs):
+        if config.fields:
+            written.append(_write_text(out / config.file, config_text(config.fields)))
     return written
 
 

@@ -16,7 +16,7 @@ from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import Line, load_runs
-from mjp_privacy.report.page.reproduce import commands, config_name, provenance, read_experiment
+from mjp_privacy.report.page.reproduce import commands, provenance, run_configs
 from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import HOSTILE, cell, small_run
 from tests.helpers.runs import TINY, attack, one_cell, photographs, same_rows
@@ -64,7 +64,8 @@ def test_they_stand_on_the_page(finished: Path) -> None:
 
 
 def test_the_config_is_the_runs_and_its_hash_is_told(finished: Path) -> None:
-    config, software = read_experiment(finished / "run")
+    (kept,) = run_configs([finished / "run"])
+    config, software = kept.fields, kept.software
     text = Path("config.yaml").read_bytes()
     assert yaml.safe_load(text) == config
     facts = dict(provenance([finished / "run"], load_runs([finished / "run"]).lines))
@@ -119,11 +120,28 @@ def test_several_runs_have_a_config_each(tmp_path: Path) -> None:
     assert second == "mjp attack config_2.yaml --out again/two"
     assert third == "mjp report again/one again/two --out again/report"
     write_report(runs, tmp_path / "out")
-    for run in runs:
-        written = yaml.safe_load((tmp_path / "out" / config_name(runs, run)).read_text())
-        assert written["name"] == run.name
+    for config in run_configs(runs):
+        written = yaml.safe_load((tmp_path / "out" / config.file).read_text())
+        assert written["name"] == config.run.name
     names = [name for name, _ in provenance(runs, load_runs(runs).lines)]
     assert {name.split(": ")[0] for name in names if "config" in name} == {"one", "two"}
+
+
+def test_a_folder_that_two_experiments_filled_has_a_command_for_each(tmp_path: Path) -> None:
+    """ladder.yaml and ladder_finetuned.yaml share a folder: both are needed to make it again."""
+    images = photographs(tmp_path / "images", 2)
+    for name, seen in (("first", "grey"), ("second", "patch_gradient")):
+        attack(images, tmp_path / "run", one_cell(name=name, attacks=[{"name": seen}]))
+    run = tmp_path / "run"
+    one, two, last = commands([run], load_runs([run]).lines).splitlines()
+    assert one.startswith("mjp attack config_1.yaml --out again/run --images IMAGES")
+    assert two.startswith("mjp attack config_2.yaml --out again/run --images IMAGES")
+    assert last == "mjp report again/run --out again/report"
+    write_report([run], tmp_path / "out")
+    names = [yaml.safe_load((tmp_path / f"out/config_{n}.yaml").read_text())["name"] for n in "12"]
+    assert names == ["first", "second"]
+    headings = [heading for heading, _ in provenance([run], load_runs([run]).lines)]
+    assert {"first: config, sha256", "second: config, sha256"} <= set(headings)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +151,8 @@ def test_a_run_whose_config_cannot_be_read_has_a_report(tmp_path: Path, text: st
     run = small_run(tmp_path / "run")
     if text is not None:
         (run / "experiment.yaml").write_text(text)
-    assert read_experiment(run) == ({}, {})
+    (kept,) = run_configs([run])
+    assert (kept.fields, kept.software) == ({}, {})
     assert commands([run], load_runs([run]).lines) == "mjp report again/run --out again/report"
     write_report([run], tmp_path / "out")
     assert not (tmp_path / "out/config.yaml").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -15,10 +16,35 @@ from mjp_privacy.report.loading import Line
 CONFIG = "config.yaml"
 
 
-def read_experiment(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The resolved config of a run and the software it was made with; empty where unreadable."""
+@dataclass(frozen=True)
+class RunConfig:
+    """An experiment that a run's folder was filled by; its fields are empty where unreadable."""
+
+    run: Path
+    file: str  # what the config is called beside the page
+    fields: dict[str, Any]
+    software: dict[str, Any]  # that it was made with
+
+
+def run_configs(runs: Sequence[Path]) -> list[RunConfig]:
+    """Every experiment of these run folders; runs of earlier versions have kept the last one."""
+    places = [(run, path) for run in runs for path in _kept(run)]
+    names = [CONFIG]
+    if len(places) > 1:
+        names = [f"config_{number}.yaml" for number in range(1, len(places) + 1)]
+    return [
+        RunConfig(run, name, *_read(path)) for name, (run, path) in zip(names, places, strict=True)
+    ]
+
+
+def _kept(run: Path) -> list[Path]:
+    return sorted((run / "experiments").glob("*.yaml")) or [run / "experiment.yaml"]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The resolved config and the software it was made with; empty where unreadable."""
     try:
-        content = yaml.safe_load((run / "experiment.yaml").read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}, {}
     if not isinstance(content, dict):
@@ -30,11 +56,6 @@ def read_experiment(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     )
 
 
-def config_name(runs: Sequence[Path], run: Path) -> str:
-    """The file beside the page that holds a run's config."""
-    return CONFIG if len(runs) == 1 else f"config_{[*runs].index(run) + 1}.yaml"
-
-
 def config_text(config: dict[str, Any]) -> str:
     """The config as `mjp attack` reads it."""
     return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
@@ -43,20 +64,29 @@ def config_text(config: dict[str, Any]) -> str:
 def provenance(runs: Sequence[Path], lines: Sequence[Line]) -> tuple[tuple[str, str], ...]:
     """Software, config hash, weights and images of every run, as (heading, text)."""
     facts: list[tuple[str, str]] = []
-    for run in runs:
-        config, software = read_experiment(run)
-        prefix = f"{run.resolve().name}: " if len(runs) > 1 else ""
-        facts += [(f"{prefix}{name}", str(value)) for name, value in software.items()]
-        if not config:
+    configs = run_configs(runs)
+    for config in configs:
+        prefix = _prefix(config, len(runs), len(configs))
+        facts += [(f"{prefix}{name}", str(value)) for name, value in config.software.items()]
+        if not config.fields:
             facts.append((f"{prefix}config", "experiment.yaml is missing or cannot be read"))
         else:
-            digest = hashlib.sha256(config_text(config).encode()).hexdigest()
+            digest = hashlib.sha256(config_text(config.fields).encode()).hexdigest()
             facts.append((f"{prefix}config, sha256", digest))
+    for run in runs:
+        prefix = f"{run.resolve().name}: " if len(runs) > 1 else ""
         images = run / "images.csv"
         if images.is_file():
             digest = hashlib.sha256(images.read_bytes()).hexdigest()
             facts.append((f"{prefix}list of images and their hashes (images.csv), sha256", digest))
     return (*facts, *_weights(lines))
+
+
+def _prefix(config: RunConfig, runs: int, configs: int) -> str:
+    """What tells the facts of one config from those of others."""
+    words = [config.run.resolve().name] if runs > 1 else []
+    words += [str(config.fields.get("name", config.file))] if configs > runs else []
+    return f"{', '.join(words)}: " if words else ""
 
 
 def _weights(lines: Sequence[Line]) -> list[tuple[str, str]]:
@@ -73,18 +103,14 @@ def _weights(lines: Sequence[Line]) -> list[tuple[str, str]]:
 
 def commands(runs: Sequence[Path], lines: Sequence[Line]) -> str:
     """Shell commands that attack and report again; words in capitals stand for your own files."""
-    parts = []
-    for run in runs:
-        config, _ = read_experiment(run)
-        if config:
-            name = config_name(runs, run)
-            parts.append(_attack(config, name, run.resolve().name, lines))
+    parts = [_attack(config, lines) for config in run_configs(runs) if config.fields]
     names = [f"again/{run.resolve().name}" for run in runs]
     parts.append(f"mjp report {' '.join(map(quote, names))} --out again/report")
     return "\n".join(parts)
 
 
-def _attack(config: dict[str, Any], name: str, run: str, lines: Sequence[Line]) -> str:
+def _attack(of_run: RunConfig, lines: Sequence[Line]) -> str:
+    config, name, run = of_run.fields, of_run.file, of_run.run.resolve().name
     own = [line for line in lines if line.run.endswith(run)]
     words = [f"mjp attack {name} --out {quote(f'again/{run}')}"]
     if any("round" in line.cell.other for line in own):
