@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attacks import ATTACKS, find_attack, traits_of
+from attacks.controls import mean_image
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.seeding import torch_generator
@@ -18,16 +19,17 @@ from mjp_privacy.experiment.gradient_residual import gradient_residual
 from mjp_privacy.experiment.refusals import refused_by_block
 from mjp_privacy.experiment.step_by_step import reconstruct
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Reconstruction
+from mjp_privacy.metrics.pixel import psnr
 from mjp_privacy.own.client import ClientStep, Kind
+from mjp_privacy.own.labels import Labels
 from mjp_privacy.own.leak import Leak
-from mjp_privacy.own.misfit import patch_misfit
+from mjp_privacy.own.misfit import check_patches
 from mjp_privacy.own.private_images import private_images
 from mjp_privacy.own.reading import Held
 from mjp_privacy.own.reconstructed import Reconstructed
 from mjp_privacy.own.uploads import Channels, Models, OwnUploads, own_uploads
 
 Images = Tensor | npt.NDArray[Any]
-Labels = int | Sequence[int] | Tensor
 
 
 def attack_gradients(
@@ -66,8 +68,12 @@ def attack_gradients(
     attacks    "all" (every closed form), names, or {name: options}
     images     the private images (B, 3, S, S) in [0, 1], to score against
     batch      images in a step; None: as many as there are labels or images, else 1
-    lr, steps, optimizer, momentum, weight_decay, dal_lambda, noise, rounding
-               what is public about the client: see `mjp_privacy.own.client.ClientStep`
+    lr, steps, optimizer, momentum, weight_decay
+               of the client's training, for weight differences
+    dal_lambda weight of MJP's extra loss, where the client's loss has it
+    noise      standard deviation, in the gradient's units, of what a defence added to every entry
+    rounding   the same for errors that leave a zero entry zero (quantised or dropped entries);
+               half-precision tensors need none
     """
     batch = images_in_step(batch, labels, images)
     client = ClientStep(
@@ -86,7 +92,13 @@ def attack_gradients(
         else:
             results[name] = outcome.scored(private)
     ordered = {name: refused[name] for name in ATTACKS if name in refused}
-    return Leak(results, ordered, view.labels, uploads.label_source, private)
+    floor = None if private is None else _floor(view, private)
+    return Leak(results, ordered, view.labels, uploads.label_source, private, floor, uploads.notes)
+
+
+def _floor(view: AttackerView, private: Tensor) -> float:
+    """The mean PSNR of the mean colour of photographs, for which no gradient is needed."""
+    return float(psnr(mean_image(view).double().cpu().expand_as(private), private).mean())
 
 
 def images_in_step(batch: int | None, labels: Labels | None, images: Images | None) -> int:
@@ -173,18 +185,19 @@ def _measured(
 ) -> Reconstructed:
     """The reconstruction with the checks that need no truth."""
     images = None if made.images is None else made.images.float().cpu()
-    residual = misfit = None
+    residual = check = None
     if images is not None:
         images[list(reasons)] = torch.nan
         residual = gradient_residual(view, images, made.mask, uploads.models[: len(view.updates)])
-        misfit = patch_misfit(view, images)
+        check = check_patches(view, images)
         if residual is not None:
             residual[list(reasons)] = torch.nan
     return Reconstructed(
         name,
         images,
         None if residual is None else residual.double(),
-        misfit,
+        None if check is None else check.misfits,
+        None if check is None else check.certain,
         seconds,
         mask=None if made.mask is None else made.mask.cpu(),
         diagnostics={key: values.cpu() for key, values in made.diagnostics.items()},

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from attacks.equations.weight_difference import INVERSIONS
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 
@@ -22,7 +23,8 @@ class ClientStep:
     lr, steps, optimizer, momentum, weight_decay
                of the client's training; they matter for weight differences alone
     dal_lambda weight of MJP's extra loss (DAL), where the client has it in its loss
-    noise      standard deviation of the noise that a defence added to every entry
+    noise      standard deviation, in the gradient's own units, of the noise that a defence added
+               to every entry; not relative to its size
     rounding   the same for errors that leave a zero entry zero: quantised or dropped entries
     """
 
@@ -38,28 +40,36 @@ class ClientStep:
     rounding: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("momentum", "weight_decay", "dal_lambda", "noise", "rounding"):
+            if not _is_number(value := getattr(self, name)) or not 0 <= value < math.inf:
+                raise UserError(f"{name}: expected 0 or a number above it, got {value!r}.")
+        for name in ("batch", "steps"):
+            if not isinstance(number := getattr(self, name), int) or number < 1:
+                raise UserError(f"{name}: expected a whole number from 1, got {number!r}.")
         if self.kind not in KINDS:
             raise unknown_name("kind", str(self.kind), KINDS)
-        if self.kind == "weight_difference" and not _above_zero(self.lr):
-            raise UserError(
-                "kind='weight_difference': a weight difference is a gradient times the client's "
-                f"learning rate; expected lr above 0, got {self.lr}. Give lr=… and steps=…."
-            )
-        if self.kind == "gradient" and (self.lr is not None or self.steps != 1):
+        if self.kind == "weight_difference":
+            self._check_difference()
+        elif self.lr is not None or self.steps != 1:
             raise UserError(
                 f"lr={self.lr}, steps={self.steps}: a gradient does not depend on them. If the "
                 "client sent weights, give kind='weight_difference' and the weights after the "
                 "step minus those before; else leave lr and steps out."
             )
-        for name in ("batch", "steps"):
-            if not isinstance(number := getattr(self, name), int) or number < 1:
-                raise UserError(f"{name}: expected a whole number from 1, got {number!r}.")
-        for name in ("momentum", "weight_decay", "dal_lambda", "noise", "rounding"):
-            if not (0 <= getattr(self, name) < math.inf):
-                raise UserError(
-                    f"{name}: expected 0 or a number above it, got {getattr(self, name)!r}."
-                )
+
+    def _check_difference(self) -> None:
+        if not _is_number(self.lr) or not 0 < float(self.lr or 0) < math.inf:
+            raise UserError(
+                "kind='weight_difference': a weight difference is a gradient times the client's "
+                f"learning rate; expected lr above 0, got {self.lr!r}. Give lr=… and steps=…."
+            )
+        if self.optimizer not in INVERSIONS:
+            raise UserError(
+                f"optimizer: expected {' or '.join(INVERSIONS)}, got {self.optimizer!r}. No attack "
+                "here reads the weight difference of another one, which is no evidence of safety. "
+                "Adam without weight decay moves weights as optimizer='adamw' does."
+            )
 
 
-def _above_zero(number: float | None) -> bool:
-    return number is not None and 0 < number < math.inf
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,19 @@ if TYPE_CHECKING:
 EXPLAINED = 1e-2
 """A residual below it is that of rounding and clipping: the picture has the uploaded gradient."""
 ROUNDING = 1e-5  # of float32: residuals below it do not tell two attacks from each other
-CAP = 100.0  # dB, to which a PSNR counts in means, as in the reports
+DIGITS = 2  # of a residual that count when attacks are ranked
+
+UNLIKE = (
+    "the loss (plain cross entropy; dropout, label smoothing and mixup change it), labels, sign, lr"
+)
+NOT_EXPLAINED = (
+    "None of these pictures explains the whole gradient: the nearest is {attack}'s ({check}). "
+    f"That is no evidence of safety: the attacks may not reach it, or {UNLIKE}, "
+    "batch, mean and std, or a defence's error are not as assumed."
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Leak:
     """What the gradients gave away, by attack: leak.best, leak["patch_gradient"], leak.refused."""
 
@@ -32,7 +41,9 @@ class Leak:
     refused: Mapping[str, str]  # {attack: why it does not apply or was not run}
     labels: Tensor | None  # (m,) of the images
     label_source: str  # given, read off the gradient, or unknown
-    private: Tensor | None = field(default=None, repr=False)
+    private: Tensor | None = None
+    floor: float | None = None  # mean PSNR of the mean colour of photographs, without any gradient
+    notes: tuple[str, ...] = ()  # what weakens these results or may be mistaken in the call
 
     def __getitem__(self, attack: str) -> Reconstructed:
         if attack in self.results:
@@ -49,8 +60,8 @@ class Leak:
 
     @property
     def best(self) -> Reconstructed:
-        """The attack whose pictures explain the gradient best: by residual, or by misfit where the
-        labels are unknown. The private images are not looked at."""
+        """The attack whose pictures explain the gradient best: those that are certain whatever the
+        loss, then by residual, then by misfit. The private images are not looked at."""
         ranked = self.ranked
         if not ranked:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
@@ -70,35 +81,36 @@ class Leak:
 
     @property
     def verdict(self) -> str:
-        """What the best attack's check says, in a sentence."""
+        """What came of it: the score where images were given, then what the checks say."""
         if not self.ranked:
             return "No attack made a picture."
         best = self.best
-        number = best.check
-        if math.isnan(number):
-            return f"{best.attack} made a picture that nothing here can check without the truth."
-        name = "residual" if best.residuals is not None else "misfit"
-        if number < EXPLAINED:
-            return f"{best.attack}'s picture has the uploaded gradient ({name} {number:.1e})."
+        return f"{self._score(best)}{_explained(best)}"
+
+    def _score(self, best: Reconstructed) -> str:
+        if best.scores is None:
+            return ""
+        floor = "" if self.floor is None else f" (floor {self.floor:.1f})"
         return (
-            f"No picture has the uploaded gradient: the nearest is {best.attack}'s ({name} "
-            f"{number:.2g}). The attacks do not reach it, or mean and std, labels, batch or loss "
-            "(cross entropy is assumed) are not the client's."
+            f"{best.attack}: {best.exact} of {len(best.scores)} exact, {best.psnr:.1f} dB{floor}. "
         )
 
     def __str__(self) -> str:
-        ranked = self.ranked
-        check = "misfit" if ranked and ranked[0].residuals is None else "residual"
-        lines = [_line("attack", check, "PSNR", "exact", "seconds")]
-        lines += [_described(made) for made in ranked]
+        lines = [_line("attack", "residual", "misfit", "PSNR", "exact", "seconds")]
+        lines += [_described(made) for made in self.ranked]
+        if self.floor is not None:
+            lines.append(_line("floor: mean colour", "–", "–", f"{self.floor:.1f}", "–", "–"))
         lines += [
             f"{made.attack:22} names {int(made.mask.sum())} masked positions"
             for made in self
             if made.images is None and made.mask is not None
         ]
         lines += [f"not {', '.join(n)}: {why}" for why, n in _by_reason(self.refused).items()]
-        labels = "unknown" if self.labels is None else str(self.labels.tolist())
-        return "\n".join([*lines, f"labels: {labels} ({self.label_source})", self.verdict])
+        labels = "" if self.labels is None else f"{self.labels.tolist()}, "
+        lines.append(f"labels: {labels}{self.label_source}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes), self.verdict])
+
+    __repr__ = __str__
 
     def show(self, path: str | Path | None = None) -> Figure:
         """A picture of all attacks, the best first, beside the original where it was given.
@@ -115,17 +127,49 @@ class Leak:
         return figure
 
 
+def _explained(best: Reconstructed) -> str:
+    """What the checks without truth say of the best attack's pictures."""
+    if best.residual < EXPLAINED:
+        return f"{best.attack}'s picture has the uploaded gradient (residual {best.residual:.1e})."
+    if best.is_certain:
+        solved = (
+            f"{best.attack}'s picture solves the equations of the patch embedding (misfit "
+            f"{best.misfit:.1e}), which only the client's picture does, up to mean and std."
+        )
+        if math.isnan(best.residual):
+            return solved
+        return (
+            f"{solved} The whole gradient is another (residual {best.residual:.2g}): {UNLIKE} or "
+            "weights are not as assumed, on which this picture does not depend."
+        )
+    if math.isnan(best.residual) and not best.misfit >= EXPLAINED:
+        return (
+            f"Without labels nothing here tells whether {best.attack}'s picture is the client's "
+            f"(misfit {best.misfit:.2g}): give labels=… if you know them."
+        )
+    unlabelled = math.isnan(best.residual)
+    check = f"misfit {best.misfit:.2g}" if unlabelled else f"residual {best.residual:.2g}"
+    return NOT_EXPLAINED.format(attack=best.attack, check=check)
+
+
 def _write(figure: Figure, path: Path) -> None:
-    if not path.parent.is_dir():
-        raise UserError(f"{path}: expected a folder that exists, got {path.parent}. Make it first.")
+    if not path.parent.is_dir() or path.is_dir():
+        raise UserError(
+            f"{path}: expected a file's name in a folder that exists. Give one such as leak.png."
+        )
     try:
         figure.savefig(path)
     except ValueError as error:  # a suffix that matplotlib does not know
         raise UserError(f"{path.name}: {error}. Give a name such as leak.png.") from error
 
 
-def _rank(made: Reconstructed) -> float:
-    return math.inf if math.isnan(made.check) else max(made.check, ROUNDING)
+def _rank(made: Reconstructed) -> tuple[bool, float, float]:
+    return not made.is_certain, _coarse(made.residual), _coarse(made.misfit)
+
+
+def _coarse(check: float) -> float:
+    """The number as far as it tells attacks from each other."""
+    return math.inf if math.isnan(check) else float(f"{max(check, ROUNDING):.{DIGITS}g}")
 
 
 def _by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
@@ -136,12 +180,13 @@ def _by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _described(made: Reconstructed) -> str:
-    number = "–" if math.isnan(made.check) else f"{made.check:.1e}"
-    if made.scores is None:
-        return _line(made.attack, number, "–", "–", f"{made.seconds:.2f}")
-    psnr = made.scores["psnr"].clip(upper=CAP).mean()
-    exact = f"{int(made.scores['exact'].sum())} of {len(made.scores)}"
-    return _line(made.attack, number, f"{psnr:.1f}", exact, f"{made.seconds:.2f}")
+    checks = [
+        "–" if math.isnan(check) else f"{check:.1e}" for check in (made.residual, made.misfit)
+    ]
+    scores = ["–", "–"]
+    if made.scores is not None:
+        scores = [f"{made.psnr:.1f}", f"{made.exact} of {len(made.scores)}"]
+    return _line(made.attack, *checks, *scores, f"{made.seconds:.2f}")
 
 
 def _line(*cells: str) -> str:

@@ -49,13 +49,13 @@ def _panel(place: Axes, image: Tensor, title: str) -> None:
 
 
 def _title(result: Reconstructed, row: int) -> str:
-    """The attack, its residual and, where known, its PSNR for one image."""
+    """The attack, its residual or misfit and, where known, its score for one image."""
     if row in result.reasons:
         return f"{result.attack}\n{result.reasons[row][:40]}"
-    parts = []
-    if result.checks is not None and not math.isnan(float(result.checks[row])):
-        name = "misfit" if result.residuals is None else "residual"
-        parts.append(f"{name} {float(result.checks[row]):.0e}")
+    parts: list[str] = []
+    for name, checks in (("residual", result.residuals), ("misfit", result.misfits)):
+        if checks is not None and not parts and not math.isnan(float(checks[row])):
+            parts.append(f"{name} {float(checks[row]):.0e}")
     if result.scores is not None:
         of_image = result.scores.loc[result.scores["image"] == row].iloc[0]
         parts.append("exact" if of_image["exact"] else f"{of_image['psnr']:.1f} dB")

@@ -13,8 +13,10 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics import METRICS, score
 from mjp_privacy.metrics.pixel import quantise
 
+CAP = 100.0  # dB, to which a PSNR counts in means, as in the reports
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Reconstructed:
     """What one attack gives, for the m images of the step."""
 
@@ -23,6 +25,7 @@ class Reconstructed:
     residuals: Tensor | None = None
     """(m,) || g(image) - g || / || g || of the patch embedding's gradient; None: labels unknown."""
     misfits: Tensor | None = None  # (m,) the same without the loss: see `own/misfit.py`
+    certain: Tensor | None = None  # (m,) bool: whatever the loss, only the client's picture fits
     seconds: float = 0.0
     mask: Tensor | None = None  # (m, N) the positions that MJP masked, as the attack names them
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
@@ -62,14 +65,30 @@ class Reconstructed:
         return replace(self, scores=table)
 
     @property
-    def checks(self) -> Tensor | None:
-        """The residuals or, where the labels are unknown, the misfits."""
-        return self.misfits if self.residuals is None else self.residuals
+    def is_certain(self) -> bool:
+        """Whether every picture is the only one that meets the patch embedding's equations."""
+        return self.certain is not None and bool(self.certain.all())
 
     @property
-    def check(self) -> float:
-        """The mean of `checks`, by which attacks are ranked; NaN where there is none."""
-        return _mean(self.checks)
+    def exact(self) -> int:
+        """How many pictures equal the private ones in every 8-bit value, where these were given."""
+        return 0 if self.scores is None else int(self.scores["exact"].sum())
+
+    @property
+    def psnr(self) -> float:
+        """The mean PSNR in dB, each capped at 100; NaN where no private images were given."""
+        return (
+            math.nan if self.scores is None else float(self.scores["psnr"].clip(upper=CAP).mean())
+        )
+
+    def __str__(self) -> str:
+        shape = "no picture" if self.images is None else f"images {tuple(self.images.shape)}"
+        score = "" if self.scores is None else f", {self.psnr:.1f} dB, {self.exact} exact"
+        return (
+            f"{self.attack}: {shape}, residual {self.residual:.1e}, misfit {self.misfit:.1e}{score}"
+        )
+
+    __repr__ = __str__
 
 
 def _mean(values: Tensor | None) -> float:

@@ -16,8 +16,9 @@ from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.client.recorded.loading import UNKNOWN_LABEL
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
-from mjp_privacy.own.attacking import Images, Labels, images_in_step
+from mjp_privacy.own.attacking import Images, images_in_step
 from mjp_privacy.own.client import ClientStep, Kind
+from mjp_privacy.own.labels import Labels
 from mjp_privacy.own.private_images import private_images
 from mjp_privacy.own.reading import Held, separate_uploads
 from mjp_privacy.own.uploads import Channels, own_uploads
@@ -57,7 +58,9 @@ def save_upload(
 
     name    of the upload's files; uploads of one folder have different names
     label   what tables call the client and its model; None: the folder's name
-    images  the private images (B, 3, S, S) in [0, 1], kept apart for scoring; may be absent
+    images  the private images (B, 3, S, S) in [0, 1], for scoring; may be absent. They are written
+            to FOLDER/truth: leave that out when you pass the folder on
+    labels  recorded only if given; else the attacker reads them off the gradient, as here
     series  uploads with the same series name hold the same images, for attacks on several
     gamma, recipe  MJP's ratio, and other fields of a client as the attack's configs have them
     All else as in `attack_gradients`.
@@ -80,8 +83,10 @@ def save_upload(
             f"save_upload writes one upload; the gradients hold {count} independent steps. Save "
             "gradients[name][i] for each i under a name of its own."
         )
+    if not 0 <= gamma <= 1:
+        raise UserError(f"gamma: expected MJP's ratio, a share from 0 to 1, got {gamma!r}.")
     root = UploadFolder(Path(folder))
-    known = None if own.labels is None else tuple(own.labels.tolist())
+    given = own.labels if own.label_source == "given" else None
     header = UploadHeader(
         label=label or Path(folder).resolve().name,
         weights=root.record_weights(loaded),
@@ -89,7 +94,7 @@ def save_upload(
         std=_three(loaded.card.std),
         gamma=gamma,
         recipe=dict(recipe or {}),
-        labels=known,
+        labels=None if given is None else tuple(given.tolist()),
         round=round,
     )
     header.client_config(name)  # raises for a recipe that no client can have
@@ -99,7 +104,7 @@ def save_upload(
         unknown = torch.full((batch,), UNKNOWN_LABEL)
         picture = series or name
         ids = [f"{picture} {place}" if batch > 1 else picture for place in range(batch)]
-        inputs = ClientInput(plain, unknown if own.labels is None else own.labels, ids)
+        inputs = ClientInput(plain, unknown if given is None else given, ids)
     paths = root.record(
         replace(update, round=round),
         header,

@@ -9,14 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attacks.equations.patch_system import gradient
-from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS, label_in_gradient
+from attacks.equations.names import TABLE
+from attacks.masked_span import WEIGHED
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Pixels
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.modules import load_module
 from mjp_privacy.own.client import ClientStep
+from mjp_privacy.own.labels import Labels, given_labels, told_labels
 from mjp_privacy.own.reading import Held, read_gradients, separate_uploads
 
 Channels = float | Sequence[float] | None
@@ -32,6 +33,7 @@ class OwnUploads:
     updates: Sequence[ClientUpdate]
     labels: Tensor | None  # (m,)
     label_source: LabelSource
+    notes: tuple[str, ...] = ()  # what may be mistaken in what was given
 
     @property
     def card(self) -> Pixels:
@@ -49,18 +51,13 @@ def own_uploads(
     gradients: Held,
     client: ClientStep,
     *,
-    labels: int | Sequence[int] | Tensor | None = None,
+    labels: Labels | None = None,
     mean: Channels = None,
     std: Channels = None,
 ) -> OwnUploads:
     """Read models and gradients, and the label off the gradient where none is given."""
     held = separate_uploads(gradients)
-    modules = [model] * len(held) if isinstance(model, nn.Module) else list(model)
-    if len(modules) != len(held):
-        raise UserError(
-            f"model: expected one model, or one for each of {len(held)} upload(s), got "
-            f"{len(modules)}. Give the model as it was before each upload, in the same order."
-        )
+    modules = _modules(model, len(held))
     loaded = {id(module): load_module(module, mean=mean, std=std) for module in modules}
     models = [loaded[id(module)] for module in modules]
     updates = [
@@ -74,16 +71,63 @@ def own_uploads(
             "expected the same number in each, because they are of the same images."
         )
     images = steps.pop() * client.batch
-    if labels is not None:
-        return OwnUploads(models, updates, _labels(labels, images), "given")
-    told = _told_labels(models[0], updates[0]) if client.batch == 1 else None
-    return OwnUploads(models, updates, told, "unknown" if told is None else "read off the gradient")
+    notes = _notes(updates, client)
+    classes = models[0].card.num_classes
+    told, doubt = told_labels(models[0], updates[0])
+    if labels is None:
+        source: LabelSource = "unknown" if told is None else "read off the gradient"
+        return OwnUploads(models, updates, told, source, (*notes, *doubt))
+    given = given_labels(labels, images, classes)
+    if told is not None and not torch.equal(told, given):
+        doubt = (
+            f"labels {given.tolist()} were given, and the classifier's gradient says "
+            f"{told.tolist()}: residuals are wrong if the given ones are",
+        )
+    return OwnUploads(models, updates, given, "given", (*notes, *doubt))
+
+
+def _modules(model: Models, uploads: int) -> list[nn.Module]:
+    """The model of each upload."""
+    if isinstance(model, nn.Module):
+        return [model] * uploads
+    modules = list(model) if isinstance(model, Sequence) else []
+    if not modules or not all(isinstance(module, nn.Module) for module in modules):
+        raise UserError(
+            "model: expected a network (torch.nn.Module), or a list of them, got "
+            f"{type(model).__name__}. Of a file: load_model(checkpoint=FILE); of a state_dict: the "
+            "network that it was taken from."
+        )
+    if len(modules) != uploads:
+        raise UserError(
+            f"model: expected one model, or one for each of {uploads} upload(s), got "
+            f"{len(modules)}. Give the model as it was before each upload, in the same order."
+        )
+    return modules
+
+
+def _notes(updates: Sequence[ClientUpdate], client: ClientStep) -> tuple[str, ...]:
+    notes = []
+    if client.batch > 1:
+        notes.append(
+            f"batch {client.batch}: closed forms return mixtures of the step's pictures, so low "
+            "scores here are no evidence of safety; attacks=['inverting_gradients'] matches the "
+            "gradient instead, in minutes"
+        )
+    if TABLE not in updates[0].grads:
+        notes.append(
+            f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
+            "taken as withheld"
+        )
+    return tuple(notes)
 
 
 def _update(
     sent: Mapping[str, Tensor], model: LoadedModel, client: ClientStep, round: int
 ) -> ClientUpdate:
-    """One upload; numbers of less than 32 bits become float32, with their rounding declared."""
+    """One upload; numbers of less than 32 bits become float32, with their rounding declared where
+    it is large enough to be weighed."""
+    if TABLE in sent and not bool(sent[TABLE].any()):  # a frozen table, sent as zeros
+        sent = {name: tensor for name, tensor in sent.items() if name != TABLE}
     double = any(tensor.dtype == torch.float64 for tensor in sent.values())
     dtype = torch.float64 if double else torch.float32
 
@@ -119,7 +163,8 @@ def _steps(grads: Mapping[str, Tensor]) -> int:
 
 
 def half_precision_error(sent: Tensor) -> Tensor:
-    """(n,) standard deviation of the rounding of numbers (n, *shape) of less than 32 bits; else 0.
+    """(n,) standard deviation of the rounding of numbers (n, *shape) of less than 32 bits; 0 where
+    it is so small that exact equations serve better (float16, but not bfloat16).
 
     The error of each entry is uniform over the distance to the next number of its precision.
     """
@@ -129,23 +174,5 @@ def half_precision_error(sent: Tensor) -> Tensor:
     size = sent.double().abs().flatten(1)
     power = 2.0 ** (torch.frexp(size).exponent.double() - 1)
     step = torch.where(size == 0, 0.0, kind.eps * power.clamp(min=kind.tiny))
-    return (step.square().mean(1) / 12).sqrt()
-
-
-def _labels(labels: int | Sequence[int] | Tensor, images: int) -> Tensor:
-    classes = torch.as_tensor(labels).reshape(-1).cpu()
-    if classes.is_floating_point() or len(classes) != images or bool((classes < 0).any()):
-        raise UserError(
-            f"labels: expected a class index for each of {images} image(s), got {labels!r}. "
-            "Give labels=[3] or labels=torch.tensor([3]); batch=… says how many images a step has."
-        )
-    return classes.long()
-
-
-def _told_labels(model: LoadedModel, update: ClientUpdate) -> Tensor | None:
-    """The labels as the classifier's gradient tells them, or None."""
-    view = AttackerView(model, [update], Pixels(0, (), ()))
-    names = [name for name in (HEAD, HEAD_BIAS) if name in update.grads]
-    if update.kind == "weight_difference" and update.optimizer != "sgd":
-        return None
-    return label_in_gradient({name: gradient(view, update, name) for name in names})
+    error = (step.square().mean(1) / 12).sqrt()
+    return torch.where(error < WEIGHED * size.square().mean(1).sqrt(), 0.0, error)

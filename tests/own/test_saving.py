@@ -30,7 +30,7 @@ def test_what_is_saved_is_attacked_like_the_gradients(tmp_path: Path) -> None:
     assert path == folder / "round_3.safetensors"
     (upload,) = UploadFolder(folder).entries()
     assert upload.header.round == 3
-    assert upload.header.labels == (3,)
+    assert upload.header.labels is None  # nobody gave it: the attacker reads it off the gradient
     text, usable = check_uploads(folder)
     assert usable
     assert "private images known" in text
@@ -47,8 +47,9 @@ def test_what_is_saved_is_attacked_like_the_gradients(tmp_path: Path) -> None:
 def test_without_images_there_is_no_truth(tmp_path: Path) -> None:
     model = planted_model()
     gradients = gradient_of(model, planted_images(1), torch.tensor([3]))
-    save_upload(tmp_path, model, gradients, series="cat", label="my client")
+    save_upload(tmp_path, model, gradients, series="cat", label="my client", labels=3)
     (upload,) = UploadFolder(tmp_path).entries()
+    assert upload.header.labels == (3,)
     assert upload.truth() is None
     assert (upload.header.series, upload.header.label) == ("cat", "my client")
 
@@ -88,5 +89,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     two = {name: torch.stack([g, g]) for name, g in gradients.items()}
     with pytest.raises(UserError, match="the gradients hold 2 independent steps"):
         save_upload(tmp_path, model, two, name="b")
+    with pytest.raises(UserError, match="gamma: expected MJP's ratio, a share from 0 to 1, got 27"):
+        save_upload(tmp_path, model, gradients, name="b", gamma=27)
     with pytest.raises(UserError, match="Did you mean dal"):
         save_upload(tmp_path, model, gradients, name="b", recipe={"dall": True})
