@@ -98,6 +98,9 @@ def check_choice(key: str, value: str | None, kind: Any) -> None:
         raise unknown_name(key, str(value), list(get_args(kind)))
 
 
+LARGEST = 2.0  # a mean or std beyond it is not of pixels in [0, 1]
+
+
 def three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]:
     """Per-channel mean or std from one number or three."""
     try:
@@ -109,6 +112,11 @@ def three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]
     if len(numbers) != 3 or not all(math.isfinite(n) and (key == "mean" or n > 0) for n in numbers):
         kind = "number" if key == "mean" else "positive number"
         raise UserError(f"{key}: expected one {kind} or three, one per channel; got {value!r}.")
+    if max(map(abs, numbers)) > LARGEST:
+        raise UserError(
+            f"{key}: expected that of pixels from 0 to 1, got {value!r}, as of pixels from 0 to "
+            f"255. Give {key}={[round(n / 255, 4) for n in numbers]}."
+        )
     return tuple(numbers)
 
 

@@ -21,7 +21,7 @@ from mjp_privacy.experiment.step_by_step import reconstruct
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Reconstruction
 from mjp_privacy.metrics.pixel import psnr
 from mjp_privacy.own.client import ClientStep, Kind
-from mjp_privacy.own.labels import Labels
+from mjp_privacy.own.labels import Labels, number_of
 from mjp_privacy.own.leak import Leak
 from mjp_privacy.own.misfit import check_patches
 from mjp_privacy.own.private_images import private_images
@@ -67,7 +67,7 @@ def attack_gradients(
     mean, std  with which the client normalised its images: one number or three; never guessed
     attacks    "all" (every closed form), names, or {name: options}
     images     the private images (B, 3, S, S) in [0, 1], to score against
-    batch      images in a step; None: as many as there are labels or images, else 1
+    batch      images in a step; None: as the number of labels or images says, else 1
     lr, steps, optimizer, momentum, weight_decay
                of the client's training, for weight differences
     dal_lambda weight of MJP's extra loss, where the client's loss has it
@@ -75,14 +75,22 @@ def attack_gradients(
     rounding   the same for errors that leave a zero entry zero (quantised or dropped entries);
                half-precision tensors need none
     """
-    batch = images_in_step(batch, labels, images)
     client = ClientStep(
-        kind, batch, lr, steps, optimizer, momentum, weight_decay, dal_lambda, noise, rounding
+        kind,
+        1 if batch is None else batch,
+        lr,
+        steps,
+        optimizer,
+        momentum,
+        weight_decay,
+        dal_lambda,
+        noise,
+        rounding,
     )
-    uploads = own_uploads(model, gradients, client, labels=labels, mean=mean, std=std)
+    given = images_given(labels, images) if batch is None else None
+    uploads = own_uploads(model, gradients, client, labels=labels, mean=mean, std=std, images=given)
     view = uploads.view()
-    pictures = len(next(iter(view.updates[0].grads.values()))) * batch
-    private = None if images is None else private_images(images, pictures, view.pixels.size)
+    private = None if images is None else private_images(images, uploads.images, view.pixels.size)
     chosen, refused = _chosen(attacks, len(uploads.updates))
     results: dict[str, Reconstructed] = {}
     for name, attack in chosen.items():
@@ -101,29 +109,19 @@ def _floor(view: AttackerView, private: Tensor) -> float:
     return float(psnr(mean_image(view).double().cpu().expand_as(private), private).mean())
 
 
-def images_in_step(batch: int | None, labels: Labels | None, images: Images | None) -> int:
-    """The number of images in a step, as far as what was given says it."""
-    if batch is not None:
-        return batch
+def images_given(labels: Labels | None, images: Images | None) -> int | None:
+    """How many images a call is about, as far as what was given says it."""
     if images is not None and getattr(images, "ndim", 0) == 4:
         return len(images)
-    if labels is not None:
-        return int(torch.as_tensor(labels).numel())
-    return 1
+    return None if labels is None else number_of(labels)
 
 
 def _chosen(
     attacks: str | Sequence[str] | Mapping[str, Mapping[str, Any]], uploads: int
 ) -> tuple[dict[str, Attack], dict[str, str]]:
     """The attacks to run, built, and the reasons why others are not."""
-    everything = attacks == "all"
-    if isinstance(attacks, str):
-        attacks = ATTACKS.names() if everything else [attacks]
-    options: Mapping[str, Mapping[str, Any]] = (
-        attacks if isinstance(attacks, Mapping) else {name: {} for name in attacks}
-    )
-    if not options:
-        raise UserError("attacks: expected 'all' or at least one name, got none.")
+    everything = isinstance(attacks, str) and attacks == "all"
+    options = _options(ATTACKS.names() if everything else attacks)
     chosen: dict[str, Attack] = {}
     refused: dict[str, str] = {}
     for name, given in options.items():
@@ -145,6 +143,23 @@ def _chosen(
         else:
             chosen[name] = attack
     return chosen, refused
+
+
+def _options(
+    attacks: str | Sequence[str] | Mapping[str, Mapping[str, Any]],
+) -> Mapping[str, Mapping[str, Any]]:
+    """Options by attack; none for attacks that were only named."""
+    if isinstance(attacks, str):
+        return {attacks: {}}
+    options = attacks if isinstance(attacks, Mapping) else {}
+    if isinstance(attacks, list | tuple | set) and all(isinstance(n, str) for n in attacks):
+        options = {name: {} for name in attacks}
+    if not options or not all(isinstance(given, Mapping) for given in options.values()):
+        raise UserError(
+            f"attacks: expected 'all', a name, a list of names or {{name: options}}, got "
+            f"{attacks!r}. `mjp list attacks` has the names."
+        )
+    return options
 
 
 def _run(

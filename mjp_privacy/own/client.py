@@ -8,7 +8,7 @@ from typing import Literal
 
 from attacks.equations.weight_difference import INVERSIONS
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.registry import did_you_mean, unknown_name
 
 Kind = Literal["gradient", "weight_difference"]
 KINDS = ("gradient", "weight_difference")
@@ -50,12 +50,18 @@ class ClientStep:
             raise unknown_name("kind", str(self.kind), KINDS)
         if self.kind == "weight_difference":
             self._check_difference()
-        elif self.lr is not None or self.steps != 1:
+        elif given := self._of_training():
             raise UserError(
-                f"lr={self.lr}, steps={self.steps}: a gradient does not depend on them. If the "
-                "client sent weights, give kind='weight_difference' and the weights after the "
-                "step minus those before; else leave lr and steps out."
+                f"{', '.join(given)}: a gradient does not depend on them. If the client sent "
+                "weights, give kind='weight_difference' and the weights after the step minus those "
+                "before; else leave them out."
             )
+
+    def _of_training(self) -> list[str]:
+        """What was given of the client's training, as name=value."""
+        fields = ("lr", "steps", "optimizer", "momentum", "weight_decay")
+        values = {name: getattr(self, name) for name in fields}
+        return [f"{n}={value}" for n, value in values.items() if value != getattr(ClientStep, n)]
 
     def _check_difference(self) -> None:
         if not _is_number(self.lr) or not 0 < float(self.lr or 0) < math.inf:
@@ -63,9 +69,12 @@ class ClientStep:
                 "kind='weight_difference': a weight difference is a gradient times the client's "
                 f"learning rate; expected lr above 0, got {self.lr!r}. Give lr=… and steps=…."
             )
+        if self.momentum > 1:
+            raise UserError(f"momentum: expected a share from 0 to 1, got {self.momentum!r}.")
         if self.optimizer not in INVERSIONS:
             raise UserError(
-                f"optimizer: expected {' or '.join(INVERSIONS)}, got {self.optimizer!r}. No attack "
+                f"optimizer: expected {' or '.join(INVERSIONS)}, got {self.optimizer!r}."
+                f"{did_you_mean(str(self.optimizer).lower(), INVERSIONS)} No attack "
                 "here reads the weight difference of another one, which is no evidence of safety. "
                 "Adam without weight decay moves weights as optimizer='adamw' does."
             )

@@ -19,12 +19,8 @@ SEVERAL = 0.2  # share of the strongest class's gradient from which another one'
 
 def given_labels(labels: Labels, images: int, classes: int) -> Tensor:
     """The labels (m,) that a user gave, or a UserError."""
-    try:
-        given = torch.as_tensor(labels).reshape(-1).cpu()
-    except (TypeError, ValueError, RuntimeError):  # torch's, for text and for ragged lists
-        given = torch.empty(0)
-    whole = not given.is_floating_point() and given.dtype != torch.bool
-    if not whole or len(given) != images or int(given.min()) < 0 or int(given.max()) >= classes:
+    given = _flat(labels)
+    if len(given) != images or int(given.min()) < 0 or int(given.max()) >= max(classes, 1):
         example = list(range(min(images, 4)))
         raise UserError(
             f"labels: expected a class index from 0 to {classes - 1} for each of {images} "
@@ -32,6 +28,29 @@ def given_labels(labels: Labels, images: int, classes: int) -> Tensor:
             "has."
         )
     return given.long()
+
+
+def number_of(labels: Labels) -> int:
+    """How many labels these are."""
+    return len(_flat(labels))
+
+
+def _flat(labels: Labels) -> Tensor:
+    """(m,) whole numbers; a UserError for anything else."""
+    try:
+        given = torch.as_tensor(labels).reshape(-1).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, for text and ragged lists
+        raise _no_labels(labels) from error
+    if given.is_floating_point() or given.dtype == torch.bool:
+        raise _no_labels(labels)
+    return given
+
+
+def _no_labels(labels: Labels) -> UserError:
+    return UserError(
+        f"labels: expected class indices, got {labels!r}. Give labels=[3], or a tensor of whole "
+        "numbers with one for each image."
+    )
 
 
 def told_labels(model: LoadedModel, update: ClientUpdate) -> tuple[Tensor | None, tuple[str, ...]]:

@@ -24,7 +24,8 @@ ROUNDING = 1e-5  # of float32: residuals below it do not tell two attacks from e
 DIGITS = 2  # of a residual that count when attacks are ranked
 
 UNLIKE = (
-    "the loss (plain cross entropy; dropout, label smoothing and mixup change it), labels, sign, lr"
+    "the loss (plain cross entropy; dropout, label smoothing and mixup change it), labels, sign, "
+    "scale (lr, loss scale)"
 )
 NOT_EXPLAINED = (
     "None of these pictures explains the whole gradient: the nearest is {attack}'s ({check}). "
@@ -60,8 +61,9 @@ class Leak:
 
     @property
     def best(self) -> Reconstructed:
-        """The attack whose pictures explain the gradient best: those that are certain whatever the
-        loss, then by residual, then by misfit. The private images are not looked at."""
+        """The attack whose pictures explain the gradient best: one with a picture of every image,
+        then those that are certain whatever the loss, then by residual, then by misfit. The private
+        images are not looked at."""
         ranked = self.ranked
         if not ranked:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
@@ -91,8 +93,11 @@ class Leak:
         if best.scores is None:
             return ""
         floor = "" if self.floor is None else f" (floor {self.floor:.1f})"
+        assert self.private is not None
+        lost = f", {len(best.reasons)} without a picture" if best.reasons else ""
         return (
-            f"{best.attack}: {best.exact} of {len(best.scores)} exact, {best.psnr:.1f} dB{floor}. "
+            f"{best.attack}: {best.exact} of {len(self.private)} exact{lost}, {best.psnr:.1f} dB"
+            f"{floor}. "
         )
 
     def __str__(self) -> str:
@@ -130,11 +135,15 @@ class Leak:
 def _explained(best: Reconstructed) -> str:
     """What the checks without truth say of the best attack's pictures."""
     if best.residual < EXPLAINED:
-        return f"{best.attack}'s picture has the uploaded gradient (residual {best.residual:.1e})."
+        return (
+            f"{best.attack}'s picture has the uploaded gradient (residual {best.residual:.1e}), "
+            "mean and std taken as given."
+        )
     if best.is_certain:
         solved = (
             f"{best.attack}'s picture solves the equations of the patch embedding (misfit "
-            f"{best.misfit:.1e}), which only the client's picture does, up to mean and std."
+            f"{best.misfit:.1e}), which only the client's picture does, mean and std taken as "
+            "given."
         )
         if math.isnan(best.residual):
             return solved
@@ -163,8 +172,8 @@ def _write(figure: Figure, path: Path) -> None:
         raise UserError(f"{path.name}: {error}. Give a name such as leak.png.") from error
 
 
-def _rank(made: Reconstructed) -> tuple[bool, float, float]:
-    return not made.is_certain, _coarse(made.residual), _coarse(made.misfit)
+def _rank(made: Reconstructed) -> tuple[int, bool, float, float]:
+    return len(made.reasons), not made.is_certain, _coarse(made.residual), _coarse(made.misfit)
 
 
 def _coarse(check: float) -> float:
@@ -185,7 +194,7 @@ def _described(made: Reconstructed) -> str:
     ]
     scores = ["–", "–"]
     if made.scores is not None:
-        scores = [f"{made.psnr:.1f}", f"{made.exact} of {len(made.scores)}"]
+        scores = [f"{made.psnr:.1f}", f"{made.exact} of {len(made.scores) + len(made.reasons)}"]
     return _line(made.attack, *checks, *scores, f"{made.seconds:.2f}")
 
 

@@ -38,6 +38,8 @@ def separate_uploads(gradients: Held) -> list[Held]:
             "{name: p.grad for name, p in model.named_parameters()}."
         )
     entries = list(gradients)
+    if entries and all(_is_pair(entry) for entry in entries):
+        return [dict(entries)]
     if not entries:
         raise UserError("gradients: expected at least one tensor, got an empty list.")
     if any(isinstance(entry, Mapping | nn.Module | list | tuple) for entry in entries):
@@ -48,6 +50,11 @@ def separate_uploads(gradients: Held) -> list[Held]:
             )
         return entries
     return [entries]
+
+
+def _is_pair(entry: Any) -> bool:
+    """Whether it is a name with its tensor, as named_parameters() gives them."""
+    return isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)
 
 
 def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[str, Tensor]:
@@ -66,6 +73,11 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
     own = {_bare(name): p for name, p in module.named_parameters()}
     buffers = {_bare(name) for name, _ in module.named_buffers()}
     sent = {name: tensor for name, tensor in sent.items() if name not in buffers - own.keys()}
+    if sent and all(name in own and _are_equal(g, own[name]) for name, g in sent.items()):
+        raise UserError(
+            "gradients: these are the model's weights. Expected their gradients: "
+            "{name: p.grad for name, p in model.named_parameters()}."
+        )
     if sent.keys() <= own.keys():
         shaped = _with_step_axis(sent, {name: own[name] for name in sent}, "the model's")
         named = recognised(own).to_own(shaped, axes=1)
@@ -75,6 +87,10 @@ def read_gradients(held: Held, module: nn.Module, model: LoadedModel) -> dict[st
     named = {name: tensor for name, tensor in named.items() if name in parameters}
     _check_numbers(named)
     return named
+
+
+def _are_equal(sent: Tensor, parameter: Tensor) -> bool:
+    return sent.shape == parameter.shape and torch.equal(sent, parameter.detach().cpu().to(sent))
 
 
 def _of_another_layout(
@@ -138,8 +154,8 @@ def _bare(name: str) -> str:
 
 
 def _tensor(name: str, value: Any) -> Tensor:
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
+    if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating):
+        value = torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
     if not isinstance(value, Tensor):
         raise UserError(
             f"gradients: {name} is a {_kind(value)}; expected a tensor of floating-point numbers."

@@ -34,15 +34,15 @@ class Reconstructed:
 
     @property
     def image(self) -> Tensor:
-        """The first image (3, S, S) in [0, 1]."""
+        """The first image (3, S, S) in [0, 1] that there is."""
         if self.images is None:
             raise UserError(f"{self.attack} names the masked positions (.mask) and no picture.")
-        return self.images[0]
+        return self.images[next(at for at in range(len(self.images)) if at not in self.reasons)]
 
     @property
     def residual(self) -> float:
-        """The mean of `residuals`: near 0, the pictures have the gradient that was sent. NaN where
-        the labels are not known."""
+        """The mean of `residuals` over the images that have a picture: near 0, these have the
+        gradient that was sent. NaN where the labels are not known."""
         return _mean(self.residuals)
 
     @property
@@ -66,8 +66,9 @@ class Reconstructed:
 
     @property
     def is_certain(self) -> bool:
-        """Whether every picture is the only one that meets the patch embedding's equations."""
-        return self.certain is not None and bool(self.certain.all())
+        """Whether every image has a picture, and each is the only one that meets the patch
+        embedding's equations."""
+        return self.certain is not None and not self.reasons and bool(self.certain.all())
 
     @property
     def exact(self) -> int:

@@ -16,7 +16,7 @@ from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.client.recorded.loading import UNKNOWN_LABEL
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
-from mjp_privacy.own.attacking import Images, images_in_step
+from mjp_privacy.own.attacking import Images, images_given
 from mjp_privacy.own.client import ClientStep, Kind
 from mjp_privacy.own.labels import Labels
 from mjp_privacy.own.private_images import private_images
@@ -71,20 +71,37 @@ def save_upload(
             "save_upload writes one upload; got a list of several. Call it once for each, with a "
             "name of its own and the same series=…."
         )
-    batch = images_in_step(batch, labels, images)
     client = ClientStep(
-        kind, batch, lr, steps, optimizer, momentum, weight_decay, 0.0, noise, rounding
+        kind,
+        1 if batch is None else batch,
+        lr,
+        steps,
+        optimizer,
+        momentum,
+        weight_decay,
+        0.0,
+        noise,
+        rounding,
     )
-    own = own_uploads(model, gradients, client, labels=labels, mean=mean, std=std)
+    count = images_given(labels, images) if batch is None else None
+    own = own_uploads(model, gradients, client, labels=labels, mean=mean, std=std, images=count)
     loaded, update = own.models[0], own.updates[0]
-    count = len(next(iter(update.grads.values())))
-    if count != 1:
+    batch = update.batch
+    steps_sent = len(next(iter(update.grads.values())))
+    if steps_sent != 1:
         raise UserError(
-            f"save_upload writes one upload; the gradients hold {count} independent steps. Save "
-            "gradients[name][i] for each i under a name of its own."
+            f"save_upload writes one upload; the gradients hold {steps_sent} independent steps. "
+            "Save gradients[name][i] for each i under a name of its own."
         )
-    if not 0 <= gamma <= 1:
+    if not loaded.card.num_classes:
+        raise UserError(
+            "save_upload: the model has no classifier, and `mjp attack` reads models with one. "
+            "attack_gradients attacks it as it is."
+        )
+    if not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
         raise UserError(f"gamma: expected MJP's ratio, a share from 0 to 1, got {gamma!r}.")
+    if not isinstance(round, int) or round < 0:
+        raise UserError(f"round: expected a whole number from 0, got {round!r}.")
     root = UploadFolder(Path(folder))
     given = own.labels if own.label_source == "given" else None
     header = UploadHeader(
@@ -123,6 +140,8 @@ def _check_free(root: Path, name: str) -> None:
             f"name: expected letters, digits, '.', '-' and '_', got {name!r}. It becomes the "
             "upload's file name, such as round_3_client_7."
         )
+    if root.exists() and not root.is_dir():
+        raise UserError(f"{root}: expected a folder or a name for one, got a file.")
     if (root / f"{name}.json").exists():
         raise UserError(
             f"{root / name}.json exists already, and nothing is overwritten. Give another name=…, "

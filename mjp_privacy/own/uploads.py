@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,14 +37,15 @@ class OwnUploads:
     notes: tuple[str, ...] = ()  # what may be mistaken in what was given
 
     @property
-    def card(self) -> Pixels:
-        """The public facts about the pixels."""
-        card = self.models[0].card
-        return Pixels(card.img_size, card.mean, card.std)
+    def images(self) -> int:
+        """The number of images m of all steps."""
+        return _steps(self.updates[0].grads) * self.updates[0].batch
 
     def view(self) -> AttackerView:
         """Everything that an attacker may use."""
-        return AttackerView(self.models[0], self.updates, self.card, self.labels, "plain")
+        card = self.models[0].card
+        pixels = Pixels(card.img_size, card.mean, card.std)
+        return AttackerView(self.models[0], self.updates, pixels, self.labels, "plain")
 
 
 def own_uploads(
@@ -54,23 +56,28 @@ def own_uploads(
     labels: Labels | None = None,
     mean: Channels = None,
     std: Channels = None,
+    images: int | None = None,
 ) -> OwnUploads:
-    """Read models and gradients, and the label off the gradient where none is given."""
+    """Read models and gradients, and the label off the gradient where none is given.
+
+    images  how many there are in all, from which the batch follows; None: `client` has the batch
+    """
     held = separate_uploads(gradients)
     modules = _modules(model, len(held))
-    loaded = {id(module): load_module(module, mean=mean, std=std) for module in modules}
+    loaded = {id(module): _on_cpu(load_module(module, mean=mean, std=std)) for module in modules}
     models = [loaded[id(module)] for module in modules]
-    updates = [
-        _update(read_gradients(one, module, own), own, client, round)
-        for round, (one, module, own) in enumerate(zip(held, modules, models, strict=True))
+    sent = [
+        read_gradients(one, module, own)
+        for one, module, own in zip(held, modules, models, strict=True)
     ]
-    steps = {_steps(update.grads) for update in updates}
-    if len(steps) > 1:
-        raise UserError(
-            f"gradients: the uploads hold {', '.join(map(str, sorted(steps)))} independent steps; "
-            "expected the same number in each, because they are of the same images."
-        )
-    images = steps.pop() * client.batch
+    steps = _same_steps(sent)
+    if images is not None:
+        client = replace(client, batch=_batch(images, steps))
+    updates = [
+        _update(one, own, client, round)
+        for round, (one, own) in enumerate(zip(sent, models, strict=True))
+    ]
+    images = steps * client.batch
     notes = _notes(updates, client)
     classes = models[0].card.num_classes
     told, doubt = told_labels(models[0], updates[0])
@@ -103,6 +110,33 @@ def _modules(model: Models, uploads: int) -> list[nn.Module]:
             f"{len(modules)}. Give the model as it was before each upload, in the same order."
         )
     return modules
+
+
+def _on_cpu(model: LoadedModel) -> LoadedModel:
+    """The model where the gradients are."""
+    on_cpu = model.cls_token.device.type == "cpu"
+    return model if on_cpu else copy.deepcopy(model).to("cpu")
+
+
+def _same_steps(sent: Sequence[Mapping[str, Tensor]]) -> int:
+    """The number of independent steps, the same in every upload."""
+    steps = {_steps(one) for one in sent}
+    if len(steps) > 1:
+        raise UserError(
+            f"gradients: the uploads hold {', '.join(map(str, sorted(steps)))} independent steps; "
+            "expected the same number in each, because they are of the same images."
+        )
+    return steps.pop()
+
+
+def _batch(images: int, steps: int) -> int:
+    """The number of images in a step, of as many images as labels or pictures were given."""
+    if not images or images % steps:
+        raise UserError(
+            f"labels, images: expected as many for each of {steps} independent step(s), got "
+            f"{images} in all. Their first axis counts the images of all steps, in order."
+        )
+    return images // steps
 
 
 def _notes(updates: Sequence[ClientUpdate], client: ClientStep) -> tuple[str, ...]:

@@ -161,6 +161,21 @@ def test_own_models_are_returned_and_precision_is_kept() -> None:
     assert (plain.position_embedding, plain.card.img_size) == ("strict", SIDE)
 
 
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.01 * x
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_does_not_hide_another_network(dtype: torch.dtype) -> None:
+    """bfloat16 rounds by more than this scale changes the outputs."""
+    module: Any = randomised(timm_vit()).to(dtype)
+    module.blocks[0].ls1 = Scaled()
+    with pytest.raises(UserError, match="the blocks compute something else"):
+        loaded(module)
+    assert next(module.parameters()).dtype == dtype
+
+
 # refusals -----------------------------------------------------------------------------------------
 
 
@@ -169,6 +184,8 @@ def test_mean_and_std_are_never_guessed() -> None:
         load_module(torchvision_vit())
     module: Any = timm_vit()
     module.pretrained_cfg = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.5)}
+    with pytest.raises(UserError, match=r"mean: expected that of pixels from 0 to 1, got 127\.5"):
+        load_module(module, mean=127.5, std=127.5)
     with pytest.raises(UserError, match=r"expected std=….* declares std=\(0.5, 0.5, 0.5\): give"):
         load_module(module, mean=0.5)
     tower: Any = open_clip_tower()

@@ -113,6 +113,45 @@ def test_independent_steps_share_a_leading_axis(model: LoadedModel) -> None:
     assert leak.labels.tolist() == [3, 5]
 
 
+def test_labels_and_images_of_stacked_steps_say_the_batch(model: LoadedModel) -> None:
+    images, labels = planted_images(4), torch.tensor([3, 5, 1, 2])
+    each = [gradient_of(model, images[i : i + 2], labels[i : i + 2]) for i in (0, 2)]
+    both = {name: torch.stack([g[name] for g in each]) for name in each[0]}
+    leak = attack_gradients(model, both, attacks="patch_gradient", images=images, labels=labels)
+    assert leak.best.images is not None
+    assert len(leak.best.images) == 4
+    with pytest.raises(UserError, match=r"as many for each of 2 independent step\(s\), got 3"):
+        attack_gradients(model, both, labels=labels[:3])
+
+
+def test_an_attack_without_a_picture_of_every_image_is_not_the_best() -> None:
+    """plain_step has no picture of the image that was masked in both uploads."""
+    model = planted_model(unknown_embedding=True)
+    masked, label = masked_uploads(model, 2), torch.tensor([3])
+    plain = [gradient_of(model, planted_images(2)[1:], label)] * 2
+    both = [
+        {n: torch.stack([g, other.get(n, torch.zeros_like(g))]) for n, g in one.items()}
+        for one, other in zip(masked, plain, strict=True)
+    ]
+    chosen = {"plain_step": {}, "masked_span": STATIONARY}
+    leak = attack_gradients(model, both, attacks=chosen, images=planted_images(2))
+    assert leak.best.attack == "masked_span"
+    assert leak["plain_step"].image.isfinite().all()
+    assert "1 of 2" in str(leak)
+    assert "plain_step: images (2, 3, 32, 32)" in repr(leak["plain_step"])
+
+
+@pytest.mark.parametrize("factor", [128.0, -0.01])
+def test_a_factor_on_the_whole_gradient_changes_nothing(
+    model: LoadedModel, gradients: dict[str, Tensor], factor: float
+) -> None:
+    """Such as a loss scale that was not undone, or another learning rate."""
+    scaled = {name: factor * g for name, g in gradients.items()}
+    leak = attack_gradients(model, scaled, labels=3, attacks=["patch_gradient", "token_span"])
+    assert leak.best.attack == "patch_gradient"
+    assert "scale (lr, loss scale)" in leak.verdict
+
+
 def masked_uploads(model: LoadedModel, rounds: int) -> list[dict[str, Tensor]]:
     """Uploads of one picture, each with a fresh mask of 16 of its 64 patches."""
     generator = torch.Generator().manual_seed(4)
@@ -290,20 +329,31 @@ def test_the_picture_is_written(
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "attack": ({"attacks": "patch_gradients"}, "Did you mean patch_gradient"),
-    "no attack": ({"attacks": []}, "expected 'all' or at least one name"),
+    "no attack": ({"attacks": []}, r"attacks: expected 'all', a name, .* got \[\]"),
+    "number of attacks": ({"attacks": 3}, "attacks: expected 'all', a name, .* got 3"),
+    "no options": ({"attacks": {"patch_gradient": None}}, "or {name: options}, got"),
     "kind": ({"kind": "gradients"}, "Unknown kind 'gradients'. Did you mean gradient"),
     "no rate": ({"kind": "weight_difference"}, "expected lr above 0, got None"),
-    "rate": ({"lr": 0.1}, "a gradient does not depend on them"),
+    "rate": ({"lr": 0.1}, "lr=0.1: a gradient does not depend on them"),
+    "momentum": ({"momentum": 0.9}, "momentum=0.9: a gradient does not depend on them"),
+    "large momentum": (
+        {"kind": "weight_difference", "lr": 0.1, "momentum": 1.5},
+        "momentum: expected a share from 0 to 1, got 1.5",
+    ),
+    "torch's name": (
+        {"kind": "weight_difference", "lr": 0.1, "optimizer": "SGD"},
+        r"got 'SGD'\. Did you mean sgd\?",
+    ),
     "batch": ({"batch": 0}, "batch: expected a whole number from 1, got 0"),
     "noise": ({"noise": -1.0}, "noise: expected 0 or a number above it, got -1"),
     "labels": ({"labels": [1, 2], "batch": 1}, r"from 0 to 9 for each of 1 image\(s\), got \[1, 2"),
     "class": ({"labels": 1000}, "a class index from 0 to 9 .* got 1000"),
-    "word": ({"labels": "cat", "batch": 1}, "a class index from 0 to 9 .* got 'cat'"),
+    "word": ({"labels": "cat", "batch": 1}, "expected class indices, got 'cat'"),
     "text rate": ({"kind": "weight_difference", "lr": "0.1"}, "expected lr above 0, got '0.1'"),
     "text rounding": ({"rounding": "float16"}, "rounding: expected 0 or a number .* got 'float16'"),
     "optimizer": (
         {"kind": "weight_difference", "lr": 0.1, "optimizer": "adam"},
-        "expected sgd or adamw, got 'adam'. No attack here reads .* no evidence of safety",
+        "expected sgd or adamw, got 'adam'.* No attack here reads .* no evidence of safety",
     ),
     "size": ({"images": torch.rand(1, 3, 8, 8)}, r"expected the shape \(1, 3, 32, 32\)"),
     "range": ({"images": torch.randn(1, 3, 32, 32)}, "before normalisation"),

@@ -39,11 +39,14 @@ def test_every_form_reads_the_same(model: LoadedModel) -> None:
         "NumPy": {name: g.numpy() for name, g in by_name.items()},
         "model": model,
         ".grad": None,
+        "pairs": [(name, p.grad) for name, p in model.named_parameters()],
+        "big-endian NumPy": {name: g.numpy().astype(">f4") for name, g in by_name.items()},
         "with None": {**by_name, "head.bias": None, "cls_token": None},
     }
     expected = read_gradients(by_name, model, model)
     assert set(expected) == set(by_name)
     for form, held in forms.items():
+        (held,) = separate_uploads(held)
         read = read_gradients(held, model, model)
         assert all(torch.equal(read[name], by_name[name].unsqueeze(0)) for name in read), form
         assert len(read) == len(by_name) - (2 if form == "with None" else 0), form
@@ -92,6 +95,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "head.bias holds int8; expected floating-point numbers",
     ),
     "text": ({"head__bias": "zeros"}, "head.bias is a str; expected a tensor"),
+    "objects": ({"head__bias": np.array([None] * 5)}, "head.bias is a ndarray; expected a tensor"),
     "unknown name": (
         {"hed__bias": torch.ones(5)},
         r"1 of \d+ names are not parameters of the model: hed\.bias\. Did you mean head\.bias",
@@ -116,6 +120,8 @@ def test_nothing_to_read_is_said(model: LoadedModel) -> None:
     zeros = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     with pytest.raises(UserError, match=r"every number is zero.*zero_grad"):
         read_gradients(zeros, model, model)
+    with pytest.raises(UserError, match="these are the model's weights"):
+        read_gradients(dict(model.named_parameters()), model, model)
     with pytest.raises(UserError, match="empty list"):
         separate_uploads([])
     for wrong in ("gradients.pt", 3, torch.ones(2), np.ones(2)):

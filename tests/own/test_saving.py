@@ -91,5 +91,26 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         save_upload(tmp_path, model, two, name="b")
     with pytest.raises(UserError, match="gamma: expected MJP's ratio, a share from 0 to 1, got 27"):
         save_upload(tmp_path, model, gradients, name="b", gamma=27)
+    with pytest.raises(UserError, match="round: expected a whole number from 0, got -1"):
+        save_upload(tmp_path, model, gradients, name="b", round=-1)
+    with pytest.raises(UserError, match="expected a folder or a name for one, got a file"):
+        save_upload(tmp_path / "upload.json", model, gradients, name="b")
+    with pytest.raises(UserError, match=r"a class index from 0 to 9 .* got 99"):
+        save_upload(tmp_path, model, gradients, name="b", labels=99)
     with pytest.raises(UserError, match="Did you mean dal"):
         save_upload(tmp_path, model, gradients, name="b", recipe={"dall": True})
+
+
+def test_a_model_without_a_classifier_is_attacked_but_not_saved(tmp_path: Path) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, patch_size=8, depth=2, num_classes=0
+    )
+    image = planted_images(1, 64).float()
+    model((image - 0.5) / 0.5).square().sum().backward()
+    leak = attack_gradients(model, mean=0.5, std=0.5, images=image, attacks="patch_gradient")
+    assert leak.best.is_certain
+    with pytest.raises(UserError, match=r"no classifier.*attack_gradients attacks it as it is"):
+        save_upload(tmp_path, model, mean=0.5, std=0.5)
