@@ -379,6 +379,8 @@ def test_every_name_is_listed_with_a_line(place: Workplace) -> None:
     assert set(listed) == set(NAMES)
     assert all(line for names in listed.values() for line in names.values())
     assert set(listed["attacks"]) == {*ATTACKS, *CONTROLS}
+    assert listed["defenses"]["int8"].startswith("Rounds each tensor to 255 even levels")
+    assert len(set(listed["defenses"].values())) == len(listed["defenses"])  # each its own line
     assert "configs/demo.yaml" in listed["configs"]
     code, said = place.command("list", "engines")
     assert (code, said.splitlines()[0]) == (0, "engines")

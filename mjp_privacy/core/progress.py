@@ -22,6 +22,7 @@ class RunProgress:
 
     def __init__(self, total: int, log: Path | None = None) -> None:
         self.total, self.done, self.fresh, self.of_other_code = total, 0, 0, 0
+        self.unrecorded = 0
         self.started = self.last_line = time.monotonic()
         self.log = log
         self.console = Console(stderr=True)
@@ -52,13 +53,16 @@ class RunProgress:
             self._line("attack")
         if not error and not self.fresh:
             other = f", {self.of_other_code} of them by other code" if self.of_other_code else ""
-            self.say(f"all {self.total} units are finished already{other}; nothing to do")
+            before = f", {self.unrecorded} of them before code was recorded"
+            earlier = f"{other}{before if self.unrecorded else ''}"
+            self.say(f"all {self.total} units are finished already{earlier}; nothing to do")
 
-    def skip(self, units: int, of_other_code: int = 0) -> None:
+    def skip(self, units: int, of_other_code: int = 0, unrecorded: int = 0) -> None:
         """Count units that an earlier command finished, and how many of these by other code than
-        this command's; they do not enter the speed."""
+        this command's, or by code that was not recorded; they do not enter the speed."""
         self.done += units
         self.of_other_code += of_other_code
+        self.unrecorded += unrecorded
 
     def advance(self, units: int, what: str) -> None:
         """Count units that were finished just now; `what` they belong to is shown."""

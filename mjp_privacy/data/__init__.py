@@ -4,7 +4,7 @@ from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.embedded import EmbeddedSource, embedded_images
 from mjp_privacy.data.images import LoadedImage, load_images, open_images
 from mjp_privacy.data.source import ImageRecord, ImageSource
-from mjp_privacy.data.subset import spread_subset
+from mjp_privacy.data.subset import readable_subset, spread_subset
 from mjp_privacy.data.transforms import Preprocessing
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "embedded_images",
     "load_images",
     "open_images",
+    "readable_subset",
     "spread_subset",
 ]

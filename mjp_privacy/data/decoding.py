@@ -15,6 +15,8 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
@@ -75,17 +77,33 @@ def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
 
     `min_side`: the smallest allowed short side in pixels, one patch of the model that will see it.
     """
+    with _opened(content) as image:
+        _check_sides(image.size, min_side)
+        image.load()
+        turn = _TURN.get(_orientation(image))
+        picture = _to_rgb(image)
+        return picture if turn is None else picture.transpose(turn)
+
+
+def check_header(content: bytes) -> None:
+    """Raise ImageError where the file's first bytes show that it is no image of a usable size.
+
+    Nothing is decoded, so a file that is damaged further on passes.
+    """
+    with _opened(content) as image:
+        _check_sides(image.size, 1)
+
+
+@contextmanager
+def _opened(content: bytes) -> Iterator[Image.Image]:
+    """The image as Pillow opens it; what Pillow raises on damaged files becomes an ImageError."""
     if not content:
         raise ImageError("the file is empty (0 bytes)")
     # Importing breaching makes Pillow fill up truncated files with grey, in the whole process.
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
         with Image.open(io.BytesIO(content)) as image:
-            _check_sides(image.size, min_side)
-            image.load()
-            turn = _TURN.get(_orientation(image))
-            picture = _to_rgb(image)
-            return picture if turn is None else picture.transpose(turn)
+            yield image
     except UnidentifiedImageError as error:
         raise ImageError("not an image in a format that Pillow can read") from error
     except Image.DecompressionBombError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from mjp_privacy.data.decoding import ImageError, decode_image
+from mjp_privacy.data.decoding import ImageError, check_header, decode_image
 from mjp_privacy.data.files import Files
 from mjp_privacy.data.labels import LabelSource
 
@@ -46,6 +46,14 @@ class ImageSource:
         """The image file as stored. Raises ImageError if it cannot be read."""
         try:
             return self.files.read(record.image_id)
+        except ImageError as error:
+            raise ImageError(error.reason, record.image_id) from error
+
+    def check_header(self, record: ImageRecord) -> None:
+        """Raise ImageError with the reason where the file's header is that of no usable image."""
+        content = self.read_bytes(record)
+        try:
+            check_header(content)
         except ImageError as error:
             raise ImageError(error.reason, record.image_id) from error
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from mjp_privacy.data import ImageRecord
 
+IN_STEP_OF = "its client step also holds"
+"""How the reason of an image begins that was lost with another one of its step."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -25,7 +28,7 @@ class Block:
         reasons: dict[ImageRecord, str] = {}
         for step in self.steps(batch):
             bad = [record.image_id for record in step if record in lost]
-            reason = f"its client step also holds {', '.join(bad)}, which cannot be used"
+            reason = f"{IN_STEP_OF} {', '.join(bad)}, which cannot be used"
             reasons |= {record: reason for record in step if bad and record not in lost}
         return reasons
 
@@ -36,5 +39,10 @@ class ImageNote:
 
     record: ImageRecord
     sha256: str  # of the file; "" if there is no file
-    pixel_sha256: str
+    pixel_sha256: str  # "" if there are no pixels
     reason: str = ""  # why it cannot be used; "" if it can
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether the file is no image, in contrast to one whose recorded upload is faulty."""
+        return bool(self.reason) and not self.pixel_sha256

@@ -224,7 +224,8 @@ class CellWork:
         chosen = {name: values.cpu()[list(places)] for name, values in diagnostics.items()}
         rows = scored_rows(self.facts, records, {}, chosen, {})
         reasons = dict.fromkeys(records, reason)
-        return pd.concat([rows, reasoned_rows(self.facts, reasons, "unscored")])
+        parts = rows, reasoned_rows(self.facts, reasons, "unscored")
+        return pd.concat([part for part in parts if len(part)])
 
     def _accuracy(self, scene: Scene, labelled: bool) -> dict[str, Tensor | None]:
         """Whether the intact and the altered model classify each input correctly, (m,) each; None

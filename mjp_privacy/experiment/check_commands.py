@@ -30,6 +30,17 @@ class CheckArguments:
     """Parameters whose gradient the client keeps, such as pos_embed."""
     mjp: bool = False
     """Ask about an MJP client, also of a model that has no unknown embedding."""
+    num_heads: int | None = None
+    """Taken as `mjp attack own` takes it, and without effect: what applies does not depend on it,
+    nor on --mean and --std."""
+    mean: tuple[float, ...] = ()
+    """Without effect, as --num-heads."""
+    std: tuple[float, ...] = ()
+    """Without effect, as --num-heads."""
+
+
+IDLE = ("num_heads", "mean", "std")
+"""Options that are taken so that a command line of `mjp attack own` can be asked about."""
 
 
 def check(argv: list[str], usage: Usage) -> int:
@@ -46,6 +57,8 @@ def check(argv: list[str], usage: Usage) -> int:
 
         asked = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(ModelQuestion)}
         print(check_model(ModelQuestion(**asked)))
+        if idle := [f"--{n.replace('_', '-')}" for n in IDLE if getattr(arguments, n)]:
+            print(f"{', '.join(idle)}: of no effect here, what applies does not depend on it")
         return DONE
     from mjp_privacy.experiment.check_uploads import check_uploads
 
@@ -59,7 +72,7 @@ def check(argv: list[str], usage: Usage) -> int:
 def _refuse_model_options(arguments: CheckArguments) -> None:
     """Raise for options that say nothing of recorded uploads."""
     blank = CheckArguments()
-    for name in ("img_size", "batch", "withhold", "mjp"):
+    for name in ("img_size", "batch", "withhold", "mjp", *IDLE):
         if getattr(arguments, name) != getattr(blank, name):
             raise UserError(
                 f"mjp check: expected --{name.replace('_', '-')} with --model NAME|FILE, got a "

@@ -19,6 +19,7 @@ from mjp_privacy.models.checkpoint_files import (
     PACKAGED_PREFIX,
     PYTORCH_SUFFIXES,
     TIMM_PREFIX,
+    check_is_there,
 )
 from mjp_privacy.models.loading import RANDOM
 from mjp_privacy.models.outline import outline_model, outline_spec
@@ -46,7 +47,10 @@ class ModelQuestion:
     def arguments(self) -> dict[str, object]:
         """The arguments of `outline_model`."""
         shared = {"img_size": self.img_size}
-        if "/" in self.model or self.model.endswith(FILES) or self.model.startswith(PREFIXES):
+        if self.model.startswith(PREFIXES):
+            return {"checkpoint": self.model, **shared}
+        if "/" in self.model or self.model.endswith(FILES):
+            check_is_there(self.model, "--model")
             return {"checkpoint": self.model, **shared}
         try:
             checkpoint = spec_by_name(self.model).checkpoint or RANDOM

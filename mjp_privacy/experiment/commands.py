@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -53,8 +54,9 @@ class AttackArguments:
     """A YAML file, such as configs/table5.yaml, or a stock config's name, such as table5."""
     overrides: Annotated[Overrides, tyro.conf.arg(name="")]
     out: Path | None = None
-    """The run folder; results/NAME if left out (results/own/WEIGHTS for `own`). If it holds an
-    interrupted run, that run is continued."""
+    """The run folder; results/NAME if left out (for `own` results/own/WEIGHTS, with six digits
+    behind it where that is the folder of another model). If it holds an interrupted run, that run
+    is continued."""
     images: str | None = None
     """A folder, a zip, or `embedded`: photographs every installation has."""
     weights: tuple[str, ...] = ()
@@ -84,7 +86,8 @@ class AttackArguments:
     """Where gradients are computed; auto takes CUDA if there is a GPU."""
     fresh: bool = False
     """Make results again that an earlier version of their attack or defence made; without this or
-    --keep the command stops where it finds any."""
+    --keep the command stops where it finds any. Also results from before code was recorded, which
+    are kept otherwise."""
     keep: bool = False
     """Keep such results and do what is missing; rows say in `code` what made them."""
 
@@ -124,10 +127,12 @@ def _further(number: int) -> list[str]:
 
 def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
     from mjp_privacy.experiment.other_code import stale_choice
-    from mjp_privacy.experiment.overrides import run_folder
     from mjp_privacy.experiment.run import attack_uploads, run_experiment
 
-    out = arguments.out or run_folder(experiment, arguments.weights)
+    if arguments.uploads is not None:
+        _refuse_idle_options(arguments, arguments.uploads)
+    fields = {name: getattr(arguments, name) for name in MODEL_OPTIONS}
+    out = arguments.out or _default_folder(arguments, experiment, fields)
     stale = stale_choice(arguments.fresh, arguments.keep)
     if arguments.uploads is None:
         return run_experiment(
@@ -138,11 +143,10 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
             labels=arguments.labels,
             limit=arguments.limit,
             gamma=arguments.gamma,
-            model={name: getattr(arguments, name) for name in MODEL_OPTIONS},
+            model=fields,
             device=arguments.device,
             stale=stale,
         )
-    _refuse_idle_options(arguments, arguments.uploads)
     return attack_uploads(
         experiment,
         arguments.uploads,
@@ -151,6 +155,19 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
         device=arguments.device,
         stale=stale,
     )
+
+
+def _default_folder(
+    arguments: AttackArguments, experiment: Experiment, fields: Mapping[str, Any]
+) -> Path:
+    """The folder of a command without --out; says so where it is not the one of the weights'
+    name."""
+    from mjp_privacy.experiment.run_folder import run_folder
+
+    folder = run_folder(experiment, arguments.weights, gamma=arguments.gamma, model=fields)
+    if folder.remark:
+        print(folder.remark, file=sys.stderr)
+    return folder.path
 
 
 def _refuse_idle_options(arguments: AttackArguments, uploads: Path) -> None:

@@ -6,14 +6,14 @@ which files differ; `stale` decides what happens then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, get_args
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.code_ledger import read_codes
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.description import describe
-from mjp_privacy.experiment.finished import Finished
+from mjp_privacy.experiment.finished import UNRECORDED, Finished
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.experiment.source_code import SourceCode, SourceReader
@@ -74,6 +74,7 @@ def refuse_other_code(
                 digest
                 for block in blocks
                 for digest in finished.of_other_code(run_id, block, code.digest).values()
+                if digest != UNRECORDED
             }
             cells += bool(made)
             for digest in sorted(made):
@@ -87,8 +88,25 @@ def refuse_other_code(
 
 def cells_of_other_code(count: int, plan: Plan) -> str:
     """How many cells have results of other code, as messages begin."""
-    holding = f"{count} of {len(plan.cells)} cells hold{'s' if count == 1 else ''}"
-    return f"{holding} results made by other code"
+    return f"{_holding(count, plan)} results made by other code"
+
+
+def _holding(count: int, plan: Plan) -> str:
+    return f"{count} of {len(plan.cells)} cells hold{'s' if count == 1 else ''}"
+
+
+def kept_cells(of_other_code: Collection[str], unrecorded: Collection[str], plan: Plan) -> str:
+    """What is said at the end of cells whose results were kept though other code made them, or code
+    that was not recorded; empty if there are none.
+
+    of_other_code, unrecorded: the run_ids of these cells
+    """
+    said = []
+    if of_other_code:
+        said.append(f"{cells_of_other_code(len(of_other_code), plan)}, which were kept")
+    if unrecorded:
+        said.append(f"{_holding(len(unrecorded), plan)} results made before code was recorded")
+    return f"{'; '.join(said)}; --fresh makes them again" if said else ""
 
 
 def _run_ids(plan: Plan, source: UploadSource, model: str) -> dict[Cell, str]:

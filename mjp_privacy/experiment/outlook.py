@@ -134,7 +134,8 @@ def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Ref
         return refusal
     fewest = min(len(each.uploads) for each in series)
     if fewest < attack.uploads:
-        text = f"it needs {attack.uploads} uploads of the same images; {fewest} are recorded"
+        are = "is" if fewest == 1 else "are"
+        text = f"it needs {attack.uploads} uploads of the same images; {fewest} {are} recorded"
         return Refusal("uploads", text)
     return None
 

@@ -13,8 +13,19 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.experiment.config import Experiment, GridEntry, attacks_of, client_fields
 
-SHIPPED = ("packaged:", "timm:")
-GENERIC_STEMS = ("model", "pytorch_model", "open_clip_model")  # names that all weights have
+
+def with_changes(
+    experiment: Experiment,
+    *,
+    weights: Sequence[str] = (),
+    gamma: float | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> Experiment:
+    """The experiment with everything that a command line changes; None and () change nothing."""
+    changed = with_model_fields(experiment, model or {})
+    if gamma is not None:
+        changed = with_gamma(changed, gamma)
+    return with_weights(changed, tuple(weights))
 
 
 def with_gamma(experiment: Experiment, gamma: float) -> Experiment:
@@ -86,27 +97,6 @@ def with_model_fields(experiment: Experiment, fields: Mapping[str, Any]) -> Expe
         label: dataclasses.replace(config, **given) for label, config in experiment.models.items()
     }
     return dataclasses.replace(experiment, models=models)
-
-
-def run_folder(experiment: Experiment, weights: Sequence[str]) -> Path:
-    """Where a run goes if no folder is given: results/NAME, and for a config whose models are
-    whatever the weights are, results/NAME/WEIGHTS.
-
-    run_folder(load_experiment("own"), ["vit.safetensors"])  # results/own/vit
-
-    A file called model.safetensors, as trainings write it, is known by its folder's name.
-    """
-    folder = Path("results") / experiment.name
-    if any(model.model or model.checkpoint for model in experiment.models.values()):
-        return folder
-    checkpoints = {m.checkpoint for m in with_weights(experiment, tuple(weights)).models.values()}
-    name = next(iter(checkpoints), None) if len(checkpoints) == 1 else None
-    if name is None:
-        return folder
-    if name.startswith(SHIPPED):
-        return folder / name.partition(":")[2]
-    path = Path(name).resolve()
-    return folder / (path.parent.name if path.stem in GENERIC_STEMS else path.stem)
 
 
 def _model_of(item: str, labels: list[str]) -> str | None:

@@ -22,8 +22,10 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.lock import locked
 from mjp_privacy.core.progress import RunProgress
-from mjp_privacy.data import ImageRecord, ImageSource, open_images, spread_subset
+from mjp_privacy.data import open_images
 from mjp_privacy.experiment.applicability import Forecast, Refusals, forecast
+from mjp_privacy.experiment.block import ImageNote
+from mjp_privacy.experiment.chosen_images import chosen_images
 from mjp_privacy.experiment.conditions import decided
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.config_files import load_experiment
@@ -33,15 +35,16 @@ from mjp_privacy.experiment.finished import Finished
 from mjp_privacy.experiment.inventory import Inventory
 from mjp_privacy.experiment.other_code import (
     Stale,
-    cells_of_other_code,
     check_stale,
     code_of_cells,
+    kept_cells,
     refuse_other_code,
 )
-from mjp_privacy.experiment.overrides import with_gamma, with_model_fields, with_weights
+from mjp_privacy.experiment.overrides import with_changes
 from mjp_privacy.experiment.plan import Plan, make_plan
 from mjp_privacy.experiment.provenance import provenance, write_provenance
 from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
+from mjp_privacy.experiment.replaced import replaced_cells
 from mjp_privacy.experiment.save import Saver
 from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.source import UploadSource
@@ -70,6 +73,7 @@ class RunSummary:
     inapplicable: tuple[str, ...] = ()  # why attacks were refused, with the number of images
     failed_because: tuple[str, ...] = ()  # the failures by reason, each reason once
     of_other_code: int = 0  # number of cells with kept results that other code made
+    unrecorded: int = 0  # and of those with results of code that was not recorded
 
     @property
     def exit_code(self) -> int:
@@ -97,19 +101,17 @@ def run_experiment(
     config   a YAML file, a mapping or an Experiment
     images   a folder, a zip, or "embedded"; None: what the config says
     weights  "PATH", "NAME=PATH" or {NAME: PATH}: checkpoints of the config's models
-    limit    number of images: a seeded subset spread over the classes, part of any larger one
+    limit    number of images: a seeded subset spread over the classes, part of any larger one; a
+             file that is no image is a failure, and another one is taken in its place
     gamma    shuffle ratio of all cells in settings b and c; None: what the config says
     model    fields of `ModelConfig` for all models: {"img_size": 192, "mean": (0.5,)}
     stale    what to do with finished images whose attack or defence has other code now: "ask", that
              is stop and name the files that changed; "fresh": make them again; "keep" them
     """
     check_stale(stale)
-    experiment = with_model_fields(load_experiment(config), model or {})
-    if gamma is not None:
-        experiment = with_gamma(experiment, gamma)
     if isinstance(weights, Mapping):
         weights = [f"{name}={path}" for name, path in weights.items()]
-    experiment = with_weights(experiment, tuple(weights))
+    experiment = with_changes(load_experiment(config), weights=weights, gamma=gamma, model=model)
     if not experiment.grid:
         raise UserError(
             f"The config {experiment.name!r} holds no models: expected `models` and `grid`, or "
@@ -120,10 +122,12 @@ def run_experiment(
         raise UserError("No images given: expected --images PATH (a folder, a zip or 'embedded').")
     experiment, remarks = decided(experiment)
     opened = open_images(path, labels)
-    chosen = spread_subset(_of_classes(opened, experiment), limit, experiment.seed)
+    chosen, passed_over = chosen_images(opened, experiment, limit)
     source = Simulated(experiment, opened, chosen, pick_device(device))
     root = output_folder(Path(out))
-    return _execute(experiment, source, len(chosen), root, source.device, stale, remarks)
+    return _execute(
+        experiment, source, len(chosen), root, source.device, stale, remarks, passed_over
+    )
 
 
 def attack_uploads(
@@ -153,21 +157,6 @@ def attack_uploads(
     return _execute(named, source, images, root, source.device, stale)
 
 
-def _of_classes(source: ImageSource, experiment: Experiment) -> tuple[ImageRecord, ...]:
-    """The images of the experiment's classes; an image without a label belongs to every class."""
-    choice = experiment.classes
-    if choice is None:
-        return source.records
-    chosen = tuple(r for r in source.records if r.label is None or choice.holds(r.label))
-    if not chosen:
-        raise UserError(
-            f"None of the {len(source.records)} images of {source.path} has a class index that "
-            f"leaves {', '.join(map(str, choice.remainders))} when divided by {choice.modulo} "
-            "(the config's `classes`). Give images of these classes, or remove `classes`."
-        )
-    return chosen
-
-
 def _execute(
     experiment: Experiment,
     source: UploadSource,
@@ -176,10 +165,12 @@ def _execute(
     device: torch.device,
     stale: Stale,
     remarks: Sequence[str] = (),
+    passed_over: Sequence[ImageNote] = (),
 ) -> RunSummary:
     """Plan, work and save; a lock keeps other processes out of the folder.
 
-    remarks: what is said at the start about the experiment
+    remarks      what is said at the start about the experiment
+    passed_over  files that are no images and are left out of the plan: failures without rows
     """
     with locked(root):
         store = RunStore(root)
@@ -197,24 +188,30 @@ def _execute(
         ]
         saver = Saver(store, inventory, planned, device, tuple(codes.values()))
         saver.begin()
-        failures: list[Failure] = []
+        if passed_over:
+            inventory.note(passed_over)
+        failures = [Failure(note.reason, image=note.record.image_id) for note in passed_over]
         refusals = Refusals()
         kept: set[str] = set()  # run_ids of cells that hold results of other code
+        unrecorded: set[str] = set()  # and of code that was not recorded
         with RunProgress(plan.units, root / "log.jsonl") as progress:
             _say_start(progress, plan, images, store, device, absent)
             foreseen = forecast(plan, source)
             _say_foreseen(progress, remarks, foreseen)
             for result in work(plan, source, finished, codes):
+                if isinstance(result, ModelOpened) and (lost := replaced_cells(store, result)):
+                    progress.say(lost)
                 saver.save(result)
                 _say(progress, result, foreseen)
                 failures += failures_of(result)
                 refusals.add(result)
-                kept |= result.of_other_code.keys() if isinstance(result, BlockSkipped) else set()
-            if kept:
-                said = cells_of_other_code(len(kept), plan)
-                progress.say(f"{said}, which were kept; --fresh makes them again")
+                if isinstance(result, BlockSkipped):
+                    kept |= result.of_other_code.keys()
+                    unrecorded |= result.unrecorded.keys()
+            if said := kept_cells(kept, unrecorded, plan):
+                progress.say(said)
     each = tuple(dict.fromkeys(map(str, failures)))
-    counts = refusals.lines(), failure_lines(failures), len(kept)
+    counts = refusals.lines(), failure_lines(failures), len(kept), len(unrecorded)
     return RunSummary(root, len(plan.cells), images, each, *counts)
 
 
@@ -263,7 +260,9 @@ def _say_foreseen(progress: RunProgress, remarks: Sequence[str], foreseen: Forec
 
 def _say(progress: RunProgress, result: Result, foreseen: Forecast) -> None:
     if isinstance(result, BlockSkipped):
-        progress.skip(result.units, sum(result.of_other_code.values()))
+        progress.skip(
+            result.units, sum(result.of_other_code.values()), sum(result.unrecorded.values())
+        )
     elif isinstance(result, BlockResult):
         facts = result.facts
         progress.advance(result.units, f"{facts.model.label} {facts.setting} {facts.dtype}")

@@ -49,7 +49,7 @@ class Saver:
         Images that another block's files hold are removed from these when they are safe here.
         """
         run_id, index, made = result.facts.run_id, result.block.index, result.made
-        kept = result.before.kept
+        kept = result.before.kept.keys()
         order = [record.image_id for record in result.block.records]
         places = [at for at, image_id in enumerate(made.image_ids) if image_id not in kept]
         pictured = [made.image_ids[at] for at in places]

@@ -98,14 +98,15 @@ class SimulatedModel:
             try:
                 picture = source.decode(record, min_side=self.model.patch_size)
             except ImageError as error:
-                notes.append(ImageNote(record, _file_sha256(source, record), "", error.reason))
+                notes.append(ImageNote(record, file_sha256(source, record), "", error.reason))
                 continue
             images[record] = prepare(picture)
-            notes.append(ImageNote(record, _file_sha256(source, record), pixel_sha256(picture)))
+            notes.append(ImageNote(record, file_sha256(source, record), pixel_sha256(picture)))
         return SimulatedBlock(self.variants, self.source.experiment.seed, images, notes)
 
 
-def _file_sha256(source: ImageSource, record: ImageRecord) -> str:
+def file_sha256(source: ImageSource, record: ImageRecord) -> str:
+    """The SHA-256 of an image's file; "" where the file cannot be read."""
     try:
         return hashlib.sha256(source.read_bytes(record)).hexdigest()
     except ImageError:

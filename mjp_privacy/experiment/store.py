@@ -55,6 +55,10 @@ ROW_COLUMNS = (
 )
 """Columns of a row. New columns are added to CELL_COLUMNS; none is ever renamed."""
 
+NOT_DONE = ("failed", "unreadable")
+"""Statuses of rows that the next command makes again. `unreadable`: the image's file, or one of its
+client step, is no image, so that nothing was attacked; such rows are in no figure."""
+
 CELL_COLUMNS = (
     "trained_gamma",
     "position_embedding",
@@ -124,7 +128,7 @@ class RunStore:
         keys = ["image_id", "metric", "variant"]
         if not {*keys, "status"} <= set(rows):
             return rows  # not rows of this project; whoever reads them reports it
-        failed = rows["status"] == "failed"
+        failed = rows["status"].isin(NOT_DONE)
         if not failed.any():
             return rows
         failed_first = rows.loc[(~failed).sort_values(kind="stable").index]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.store import NOT_DONE
 
 
 class StoredUnit(NamedTuple):
@@ -14,8 +15,8 @@ class StoredUnit(NamedTuple):
 
     image_id: str
     block: int
-    failed: bool
-    code: str  # the digest of the code that made it; "" in files of earlier versions
+    failed: bool  # or its file could not be read, so that it is to be done again
+    code: str  # the digest of the code that made it; "" if it was not recorded
 
 
 def read_units(files: Sequence[Path]) -> Iterator[StoredUnit]:
@@ -32,6 +33,6 @@ def read_units(files: Sequence[Path]) -> Iterator[StoredUnit]:
             ) from error
         ids, statuses = columns["image_id"], columns["status"]
         codes = columns.get("code", [None] * len(ids))
-        failed = {name for name, status in zip(ids, statuses, strict=True) if status == "failed"}
+        failed = {name for name, status in zip(ids, statuses, strict=True) if status in NOT_DONE}
         for image_id, code in dict(zip(ids, codes, strict=True)).items():
             yield StoredUnit(image_id, int(path.stem), image_id in failed, code or "")

@@ -6,6 +6,7 @@ were not uploaded. What makes an upload unusable altogether is in `client.record
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +30,7 @@ from mjp_privacy.client.recorded.loading import (
 )
 from mjp_privacy.experiment.outlook import lacking
 from mjp_privacy.experiment.unshuffled import shows_no_mask
-from mjp_privacy.interfaces import AttackerView, Control, Pixels
+from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.jigsaw import to_images
@@ -38,6 +39,7 @@ OUTSIDE = 0.02  # how far pixels may leave [0, 1] by rounding under the right no
 EIGHT_BIT = 0.02  # largest distance to a whole grey level, in grey levels
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
 SHOWN = 3  # number of unshuffled uploads that are named
+LEAST = 2  # uploads that an attack on several is asked with
 TRIED = 5  # number of series whose pixels are looked at
 
 
@@ -89,7 +91,7 @@ def _is_unshuffled(upload: RecordedUpload, group: Group, model: LoadedModel) -> 
     series = Series((upload,), group.series[0].records)
     view = view_of(series, model if own else load_recorded(upload))
     shown = shows_no_mask(view, view.updates[0])
-    return shown is not None and bool(shown.all())
+    return shown is not None and bool((shown == 1).all())
 
 
 def _difference_remarks(group: Group) -> Iterator[str]:
@@ -193,13 +195,30 @@ def view_of(series: Series, model: LoadedModel, uploads: int | None = None) -> A
 
 
 def applicability(group: Group, model: LoadedModel) -> dict[str, str]:
-    """{name of an attack: why it does not apply to this group, "" if it does}, for all attacks."""
+    """{attack: why it does not apply to this group, "" if it does}, for all attacks.
+
+    An attack on several uploads is asked with those that are recorded, at least two; its name says
+    so: "multi_round with the 2 recorded (6 by default)".
+    """
     reasons: dict[str, str] = {}
+    recorded = min(len(series.uploads) for series in group.series)
     for name in ATTACKS:
-        attack = find_attack(name)
-        assert not isinstance(attack, Control)
+        attack, title = _with_recorded(name, recorded)
         refusal = lacking(group.series, attack, model)
         if refusal is None:
             refusal = attack.unsupported(view_of(group.series[0], model, attack.uploads))
-        reasons[name] = "" if refusal is None else refusal.text
+        reasons[title if refusal is None else name] = "" if refusal is None else refusal.text
     return reasons
+
+
+def _with_recorded(name: str, recorded: int) -> tuple[Attack, str]:
+    """The attack on at most so many uploads, if their number is an option; and what to call it."""
+    attack = find_attack(name)
+    assert not isinstance(attack, Control)
+    default, uploads = attack.uploads, max(LEAST, recorded)
+    is_option = "uploads" in {field.name for field in dataclasses.fields(attack)}  # type: ignore[arg-type]
+    if default <= uploads or not is_option:
+        return attack, name
+    fewer = find_attack(name, {"uploads": uploads})
+    assert not isinstance(fewer, Control)
+    return fewer, f"{name} with the {uploads} recorded ({default} by default)"

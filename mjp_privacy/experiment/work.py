@@ -22,7 +22,7 @@ from mjp_privacy.experiment.cell import CellRows, CellWork
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.description import describe
-from mjp_privacy.experiment.finished import BlockState, Finished
+from mjp_privacy.experiment.finished import UNRECORDED, BlockState, Finished
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.rows import reasoned_rows
 from mjp_privacy.experiment.source import BlockUploads, ModelUploads, UploadSource
@@ -47,6 +47,8 @@ class BlockSkipped:
     units: int
     of_other_code: Mapping[str, int] = field(default_factory=dict)
     """How many of them other code made, by run_id of their cell."""
+    unrecorded: Mapping[str, int] = field(default_factory=dict)
+    """How many were made by code that was not recorded, by run_id of their cell."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def _work_block(
     }
     yield BlockSkipped(
         sum(len(block.records) - state.left for state in states.values()),
-        {facts[cell].run_id: len(state.kept) for cell, state in states.items() if state.kept},
+        of_other_code=_kept(states, facts, recorded=True),
+        unrecorded=_kept(states, facts, recorded=False),
     )
     pending = [cell for cell, state in states.items() if state.left]
     if not pending:
@@ -154,6 +157,20 @@ def _work_block(
         yield _work_cell(
             plan, opened, uploads, block, cell, facts[cell], states[cell], codes[cell].digest
         )
+
+
+def _kept(
+    states: Mapping[Cell, BlockState], facts: Mapping[Cell, CellFacts], *, recorded: bool
+) -> dict[str, int]:
+    """The number of kept images of each cell, by its run_id: those whose code was recorded, or the
+    others; cells without any are left out."""
+    numbers = {
+        facts[cell].run_id: sum(
+            (digest != UNRECORDED) == recorded for digest in state.kept.values()
+        )
+        for cell, state in states.items()
+    }
+    return {run_id: number for run_id, number in numbers.items() if number}
 
 
 def _work_cell(
@@ -171,11 +188,12 @@ def _work_cell(
     float32 results depend slightly on what is computed together, and those of a continued run must
     equal those of a run that never stopped.
     """
-    unreadable = {note.record: note.reason for note in uploads.notes if note.reason}
-    lost: dict[ImageRecord, str] = {**unreadable, **block.broken(unreadable, cell.client.batch)}
+    unusable = {note.record: note.reason for note in uploads.notes if note.reason}
+    lost: dict[ImageRecord, str] = {**unusable, **block.broken(unusable, cell.client.batch)}
     usable = [record for record in block.records if record not in lost]
     reasons = {record: lost[record] for record in block.records if record in lost}
-    parts = [reasoned_rows(facts, reasons, "failed")]
+    no_image = any(note.unreadable for note in uploads.notes)
+    parts = [reasoned_rows(facts, reasons, "unreadable" if no_image else "failed")]
     gradients = plan.gradients(cell, opened.model)
     attacked = CellRows(parts[0])
     if usable:

@@ -55,6 +55,11 @@ class WeightFile:
     metadata: dict[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # other entries of the file: optimizer, config, ...
 
+    @property
+    def shown(self) -> str:
+        """What messages call it: its name, after its folder's where all weights have that name."""
+        return str(Path(*self.path.parts[-2:])) if self.path.name in IN_FOLDERS else self.path.name
+
 
 def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> WeightFile:
     """Read a file, or `packaged:NAME`: one of the small models that come with this package.
@@ -63,11 +68,7 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
                  is no sha256: quick for safetensors, of which only the header is read
     """
     path = located(source)
-    if not path.is_file():
-        raise UserError(
-            f"No checkpoint at {path}: expected a .safetensors, .pth or .pt file. "
-            "Check the path given to --weights or `checkpoint:`."
-        )
+    check_is_there(source, "--weights or `checkpoint:`")
     content: Mapping[str, Any]
     metadata: dict[str, str] = {}
     suffix = path.suffix.lower()
@@ -90,6 +91,16 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
         tensors = {name: tensor.to("meta") for name, tensor in tensors.items()}
         return WeightFile(path, "", tensors, metadata, beside)
     return WeightFile(path, file_sha256(path), tensors, metadata, beside)
+
+
+def check_is_there(source: str | Path, option: str) -> None:
+    """Raise a UserError unless there is a file of weights; option: where the path was given."""
+    path = located(source)
+    if not path.is_file():
+        raise UserError(
+            f"No checkpoint at {path}: expected a .safetensors, .pth or .pt file. "
+            f"Check the path given to {option}."
+        )
 
 
 def read_metadata(source: str | Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from mjp_privacy.models.checkpoint_tables import (
     position_notes,
     resampled,
 )
-from mjp_privacy.models.layouts import Layout, fitting
+from mjp_privacy.models.layouts import LAYOUTS, Layout, fitting
 from mjp_privacy.models.layouts.known import TIMM
 from mjp_privacy.models.localization import DalKind
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
@@ -29,6 +30,8 @@ KNOWN_LAYOUTS = (
     "Give a checkpoint in timm, DeiT or MJP layout, or in torchvision's, open_clip's or Hugging "
     "Face's (ViT, DeiT, CLIP)."
 )
+KNOWN_NETWORKS = f"Known are the layouts of {'; '.join(layout.title for layout in LAYOUTS)}."
+SECOND_HEAD = re.compile(r"(?:.*\.)?(head_dist|cls_classifier|distillation_classifier)\.weight")
 TABLES = ("pos_embed", "index_embed")
 LAYERS = ("patch_embed.", "norm_pre.", "blocks.", "norm.", "fc_norm.", "pre_logits.", "head.")
 
@@ -84,7 +87,7 @@ def shape_of(state: Mapping[str, Tensor], source: str, *, classifies: bool = Tru
 
     classifies  whether a network without a head is refused
     """
-    _check_plain(state, source, [name for name in AXES if classifies or name != HEAD])
+    _check_plain(state, source, classifies=classifies)
     projection = state["patch_embed.proj.weight"]
     blocks = {int(n.split(".")[1]) for n in state if n.startswith("blocks.")}
     table = state.get("pos_embed")
@@ -109,13 +112,18 @@ def shape_of(state: Mapping[str, Tensor], source: str, *, classifies: bool = Tru
     )
 
 
-def _check_plain(state: Mapping[str, Tensor], source: str, needed: Sequence[str]) -> None:
-    """Raise unless the tensors are those of a plain ViT in one of the known layouts."""
-    for name in needed:
-        if name not in state:
+def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) -> None:
+    """Raise unless the tensors are those of a plain ViT in one of the known layouts.
+
+    classifies  they are of a file, which holds a classifier; else of a live network
+    """
+    _check_one_head(state, source)
+    kind, advice = ("ViT classifier", KNOWN_LAYOUTS) if classifies else ("ViT", KNOWN_NETWORKS)
+    for name in AXES:
+        if name not in state and (classifies or name != HEAD):
             raise UserError(
-                f"{source} is not a plain ViT classifier: expected a tensor {name!r}, got "
-                f"{', '.join(sorted(state)[:6])}, … {KNOWN_LAYOUTS}"
+                f"{source} is not a plain {kind}: expected a tensor {name!r}, got "
+                f"{', '.join(sorted(state)[:6])}, … {advice}"
             )
     # timm's distilled DeiT answers with two heads, so it has no position of the token apart.
     distilled = () if "dist_pos_embed" in state else ("dist_token",)
@@ -129,13 +137,25 @@ def _check_plain(state: Mapping[str, Tensor], source: str, needed: Sequence[str]
         if name in state and state[name].ndim != axes:
             raise UserError(
                 f"{source}: tensor {name!r} has shape {tuple(state[name].shape)}, expected {axes} "
-                f"axes. {KNOWN_LAYOUTS}"
+                f"axes. {advice}"
             )
     kernel = state["patch_embed.proj.weight"].shape[1:]
     if kernel[0] != COLOURS or kernel[1] != kernel[2]:
         raise UserError(
             f"{source} embeds patches of {kernel[1]}×{kernel[2]} pixels in {kernel[0]} colours: "
             f"expected square patches of {COLOURS} colours. Give a model of RGB pictures."
+        )
+
+
+def _check_one_head(state: Mapping[str, Tensor], source: str) -> None:
+    """Raise for a model that was distilled through a second head."""
+    second = [match[1] for name in state if (match := SECOND_HEAD.fullmatch(name))]
+    if second:
+        heads = ", ".join(dict.fromkeys([*(["head"] if HEAD in state else []), *second]))
+        token = "holds 'dist_token' and " if "dist_token" in state else ""
+        raise UserError(
+            f"{source} {token}has two heads ({heads}): a model that answers with two heads is not "
+            "supported. Expected one with a single head (ViT, DeiT without distillation, MJP)."
         )
 
 
@@ -156,7 +176,7 @@ def load_into(
 
     A tensor that is missing, misshapen or of a layer that the model lacks is an error; but E_unk is
     filled as `unknown_init` says, and an `exposed` position table with zeros."""
-    source = file.path.name
+    source = file.shown
     state, notes, filled = dict(state), list[str](), list[str]()
     position_notes(model, state, notes)
     if model.position_embedding == "exposed":
@@ -177,7 +197,7 @@ def load_into(
         for name, parameter in expected.items():
             parameter.copy_(state[name])
     return CheckpointReport(
-        source,
+        file.path.name,
         file.sha256,
         layout.name,
         tuple(filled),

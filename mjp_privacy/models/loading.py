@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from mjp_privacy.models.spec import (
     with_metadata,
 )
 from mjp_privacy.models.variant import Variant
-from mjp_privacy.models.zoo import spec_by_name, timm_spec
+from mjp_privacy.models.zoo import declared_normalisation, spec_by_name, timm_spec
 
 RANDOM = "random"
 NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
@@ -118,7 +118,7 @@ def load_model(
         file = download_timm(source.removeprefix(TIMM_PREFIX))
     else:
         file = read_weight_file(source)
-    named, source = spec, file.path.name
+    named, source = spec, file.shown
     spec, state = read_off(named, file, overrides)
     check_complete(spec, source)
     check_same_model(named, shape_of(state, source), source)
@@ -158,7 +158,7 @@ def read_off(
     tensors' values are not read.
     """
     state, layout = to_own_names(file.tensors), layout_of(file.tensors)
-    shape = shape_of(state, file.path.name)
+    shape = shape_of(state, file.shown)
     spec = with_facts_beside(spec, file.path, layout, shape)
     spec = overridden(with_metadata(spec, file), overrides)
     return completed(spec, shape, layout), state
@@ -170,12 +170,23 @@ def check_complete(spec: ModelSpec, source: str) -> None:
     missing = [key for key in needed if getattr(spec, key) is None]
     if missing:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
+        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
         raise UserError(
-            f"{source}: {', '.join(missing)} cannot be read off the checkpoint and are never "
-            f"guessed. Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give them to "
-            "load_model or in the model's part of the config"
+            f"{source}: {', '.join(missing)} cannot be read off the checkpoint and {are} never "
+            f"guessed. Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give {them} "
+            "to load_model or in the model's part of the config"
             + (f", or to `mjp attack` as {options}." if options else ".")
+            + _declared_pixels(spec.name, missing)
         )
+
+
+def _declared_pixels(name: str, missing: Sequence[str]) -> str:
+    """A sentence with the mean and std that timm declares for a model of this name, if it does."""
+    declared = {key: value for key, value in declared_normalisation(name).items() if key in missing}
+    if not declared:
+        return ""
+    stated = ", ".join(f"{key}={value}" for key, value in declared.items())
+    return f" timm declares {stated} for {name}: give that if the client used it."
 
 
 def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedModel:

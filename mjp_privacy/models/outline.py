@@ -85,8 +85,8 @@ def outline_spec(
         return declared_by_timm(named, source), source
     file = read_weight_file(source, shapes_only=True)
     spec, state = read_off(named, file, overrides)
-    check_same_model(named, shape_of(state, file.path.name), file.path.name)
-    return spec, file.path.name
+    check_same_model(named, shape_of(state, file.shown), file.shown)
+    return spec, file.shown
 
 
 def check_names(name: str | None, checkpoint: str | None) -> None:

@@ -47,8 +47,8 @@ def check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | N
         raise UserError(
             f"{type(module).__name__}: the blocks compute something else than those of a plain ViT "
             f"with these weights: outputs differ by {max(errors):.1e} of the largest, expected at "
-            f"most {TOLERANCE:.0e}. Layer scale, another activation, eps, pooling or attention would "
-            "do that. Its gradients cannot be attacked as a plain ViT's."
+            f"most {TOLERANCE:.0e}. Layer scale, another activation, eps, pooling or attention "
+            "would do that. Its gradients cannot be attacked as a plain ViT's."
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from mjp_privacy.core.registry import Registry, unknown_name
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import Registry, did_you_mean, unknown_name
 from mjp_privacy.models.spec import ModelSpec
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -123,7 +124,7 @@ def spec_by_name(name: str) -> ModelSpec:
         return _plain_vit(name, _TORCHVISION_SIZE, patch, width, depth, heads)
     match = _TIMM_NAME.fullmatch(name)
     if not match:
-        return NAMED_MODELS[name]  # raises an error that suggests the nearest name
+        raise _unknown_model(name)
     return timm_spec(name) if match["tag"] else architecture(name)
 
 
@@ -168,14 +169,72 @@ def timm_spec(name: str) -> ModelSpec:
     )
 
 
+def declared_normalisation(name: str) -> dict[str, tuple[float, ...]]:
+    """The mean and std that timm declares for a plain ViT's weights; empty for other names.
+
+    declared_normalisation("vit_tiny_patch16_224")["mean"] is (0.5, 0.5, 0.5)
+    """
+    from timm.models import get_pretrained_cfg, is_model
+
+    if not _TIMM_NAME.fullmatch(name) or not is_model(name.partition(".")[0]):
+        return {}
+    declared = get_pretrained_cfg(name, allow_unregistered=False)
+    if declared is None:
+        return {}
+    return {"mean": tuple(declared.mean), "std": tuple(declared.std)}
+
+
 def check_timm_name(name: str) -> None:
     """Raise unless timm has this model and, if the name has one, this tag."""
     import timm
 
     base, _, tag = name.partition(".")
     if not timm.is_model(base):
-        plain = [n for n in timm.list_models(["vit_*", "deit_*"]) if _TIMM_NAME.fullmatch(n)]
-        raise unknown_name("timm model", base, plain)
+        raise unknown_name("timm model", base, _plain_timm_names())
     tagged = timm.list_pretrained(f"{base}.*")
     if tag and name not in tagged:
         raise unknown_name("timm model", name, tagged)
+
+
+MORE_THAN_PLAIN = {
+    "blocks.0.ls1.gamma": "layer scale",
+    "reg_token": "register tokens",
+    "dist_token": "a distillation token and two heads",
+}
+"""Parameters by which a timm ViT differs from a plain one, with the words for them."""
+
+
+def _plain_timm_names() -> list[str]:
+    import timm
+
+    return [name for name in timm.list_models(["vit_*", "deit_*"]) if _TIMM_NAME.fullmatch(name)]
+
+
+def _unknown_model(name: str) -> UserError:
+    """The error for a name that is none of the named models and no plain ViT."""
+    import timm
+
+    base = name.partition(".")[0]
+    if timm.is_model(base):
+        hint = f" timm has it, but it is no plain ViT{_differs(base)}."
+    else:
+        hint = did_you_mean(name, [*NAMED_MODELS, *_TORCHVISION, *_plain_timm_names()])
+    return UserError(
+        f"Unknown model {name!r}.{hint} Available: {', '.join(NAMED_MODELS)}; and every plain timm "
+        "ViT or DeiT by its name, such as vit_tiny_patch16_224."
+    )
+
+
+def _differs(base: str) -> str:
+    """What a timm model has that a plain ViT has not, as far as its parameters tell."""
+    import timm
+    import torch
+
+    try:
+        with torch.device("meta"):
+            network = timm.create_model(base)
+    except Exception:  # any of timm's families may need values; then it is not said how it differs
+        return ""
+    names = dict(network.named_parameters())
+    parts = [words for parameter, words in MORE_THAN_PLAIN.items() if parameter in names]
+    return f": it has {' and '.join(parts)}" if parts else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.card.text import console_card
-from mjp_privacy.report.pictures.pixels import one_line, shorten
+from mjp_privacy.report.pictures.pixels import one_line
 from mjp_privacy.report.tables.figures import Table
 from mjp_privacy.report.tables.text import (
     DASH,
@@ -34,6 +35,9 @@ WIDTH = 120
 REASONS_SHOWN = 4
 """Reasons of missing scores that are printed without `--all`."""
 
+LINES_SHOWN = 30
+"""Letters of the numbers of lines that a reason which is cut keeps."""
+
 COLUMNS = (
     *("#", "Model", "Set", "γ", "Attack", "dtype", "n", "fail", "PSNR", "exact", "≥20", "grey"),
     *("SSIM", "LPIPS", "Acc"),
@@ -52,11 +56,20 @@ def console_text(card: Card, reasons: Sequence[str], table: Table | None = None)
     if shown:
         more = len(reasons) - len(shown)
         tail = [f"and {more} further reasons: see the page"] if more else []
-        said = (shorten(one_line(reason), WIDTH) for reason in (*shown, *tail))
+        said = [_cut(one_line(reason)) for reason in (*shown, *tail)]
         parts.append("\n".join(said) + "\n")
     if table is not None:
         parts.append(console_table(table, many_runs=table.frame["run"].nunique() > 1))
     return "\n".join(parts)
+
+
+def _cut(reason: str) -> str:
+    """A reason on one line, cut between words; the lines it holds for stay at its end."""
+    if len(reason) <= WIDTH:
+        return reason
+    text, bracket, lines = reason.rpartition(" (lines ")
+    end = f"{bracket}{lines}" if len(lines) < LINES_SHOWN else ""
+    return textwrap.shorten(text if end else reason, WIDTH - len(end), placeholder=" …") + end
 
 
 def console_table(table: Table, *, many_runs: bool) -> str:

@@ -141,7 +141,8 @@ def write_samples(lines: Sequence[Line], path: Path, *, many_runs: bool) -> None
     names = dict.fromkeys([*SAMPLE_COLUMNS, *(name for line in lines for name in line.rows), *run])
     with path.open("w", encoding="utf-8", newline="") as file:
         for line in lines:
-            rows = line.rows if len(line.rows) else _rowless(line)
+            stored = [rows for rows in (line.rows, line.unreadable) if len(rows)]
+            rows = pd.concat(stored) if stored else _rowless(line)
             rows = rows.assign(run=line.run) if many_runs else rows
             first = line is lines[0]
             columns = rows.reindex(columns=list(names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,19 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table: a cell of a run and the rows stored for it."""
+    """One line of the table: a cell of a run and the rows stored for it.
+
+    Images that could not be read have no part in `rows` nor in the number of planned images: they
+    say nothing of what leaks, and a share that counted them would flatter the client.
+    """
 
     number: int  # from 1, over all runs; the notes refer to it
     run: str  # name of the run folder, made unique
     cell: CellFacts
     rows: pd.DataFrame
     store: RunStore
+    unreadable: pd.DataFrame = field(default_factory=pd.DataFrame, kw_only=True)
+    """The stored rows of images that could not be read."""
 
     @property
     def run_id(self) -> str:
@@ -68,6 +74,11 @@ class Line:
         return self.cell.attack.uploads or 1
 
     @property
+    def stored(self) -> bool:
+        """Whether any rows are stored."""
+        return len(self.rows) + len(self.unreadable) > 0
+
+    @property
     def status(self) -> str:
         """The cell's status; `failed` where a cell marked ok has no rows: its run was cut off."""
         if self.cell.outcome.status == "ok" and self.rows.empty:
@@ -79,6 +90,8 @@ class Line:
         """Why the line has no scores, even if it has diagnostics; empty if it has some."""
         if self.cell.outcome.reason:
             return self.cell.outcome.reason
+        if self.rows.empty and len(self.unreadable):
+            return "none of its images could be read"
         if self.rows.empty:
             return "no rows stored: the run ended before this cell; run the same command again"
         scores = self.rows[self.rows["variant"] != "diagnostic"]
@@ -162,7 +175,7 @@ def load_runs(runs: Sequence[Path]) -> Loaded:
         store = RunStore(run)
         cells = _read_cells(store)
         loaded = [_line(store, name, cell, len(lines) + i) for i, cell in enumerate(cells, 1)]
-        if all(line.rows.empty and line.cell.outcome.status == "ok" for line in loaded):
+        if all(not line.stored and line.cell.outcome.status == "ok" for line in loaded):
             raise UserError(
                 f"{run} is an empty run: expected rows of its {len(cells)} cell(s) under "
                 f"{run / 'rows'}, but there are none. Run the attack again; it continues where it "
@@ -245,4 +258,10 @@ def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
             f"{row['image_id']!r} twice for {row['metric']} ({row['variant']}). Delete that folder "
             "and run the attack again."
         )
-    return Line(number, name, cell, rows, store)
+    no_image = rows["status"] == "unreadable"
+    unreadable = rows[no_image].reset_index(drop=True)
+    outcome = cell.outcome
+    left = max(0, outcome.planned_images - unreadable["image_id"].nunique())
+    counted = replace(cell, outcome=replace(outcome, planned_images=left))
+    rows = rows[~no_image].reset_index(drop=True)
+    return Line(number, name, counted, rows, store, unreadable=unreadable)

@@ -15,6 +15,7 @@ from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import ceiling_distance, not_run
 from mjp_privacy.report.published import CAVEATS
 from mjp_privacy.report.tables.figures import paper_row, rank_bound
+from mjp_privacy.report.unreadable import unreadable_notes
 from mjp_privacy.report.unshuffled import unshuffled_note
 
 REASONS_SHOWN = 30
@@ -217,17 +218,21 @@ def _several_codes(line: Line) -> Iterable[str]:
     """Images that different versions of the attack's or the defence's code made."""
     if line.role not in STORED_ROLES or "code" not in line.rows:
         return
-    counts = line.rows.drop_duplicates("image_id")["code"].replace("", None).value_counts()
-    if len(counts) > 1:
+    codes = line.rows.drop_duplicates("image_id")["code"].fillna("")
+    recorded = codes[codes != ""].value_counts()
+    unrecorded = int((codes == "").sum())
+    if (versions := len(recorded) + bool(unrecorded)) > 1:
+        earlier = f", and {unrecorded} from before code was recorded" if unrecorded else ""
         yield (
-            f"MIXED CODE: its images were made by {len(counts)} versions of the attack's or the "
-            f"defence's code ({', '.join(map(str, counts))} images). `mjp attack … --fresh` makes "
-            "those of earlier versions again."
+            f"MIXED CODE: its images were made by {versions} versions of the attack's or the "
+            f"defence's code ({', '.join(map(str, recorded))} images{earlier}). `mjp attack … "
+            "--fresh` makes those of earlier versions again."
         )
 
 
 def not_scored(lines: Sequence[Line]) -> list[str]:
-    """Reasons of failed, unsupported and unscored lines and images: each once, with its counts.
+    """Files that are no images; then reasons of failed, unsupported and unscored lines and images:
+    each once, with its counts.
 
     For example `6 images unsupported: a batch of 2 (lines 3, 5)`.
     """
@@ -242,7 +247,7 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
         for pair, count in image_reasons(line).items():
             if pair != (line.status, line.reason):
                 single.setdefault(pair, {})[line.number] = (line, count)
-    sentences = [
+    sentences = unreadable_notes(lines) + [
         f"{_plural(len(of), 'line')} {status}: {reason} ({which(of, lines)})"
         for (status, reason), of in whole.items()
     ]

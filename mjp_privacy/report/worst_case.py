@@ -118,14 +118,15 @@ def derive(attacks: Sequence[Line]) -> list[DerivedLine]:
     """The derived lines of one group, all numbered 0; none with fewer than two attacks.
 
     Where some attacks use several uploads there are two lines for each rule: one over the attacks
-    that use a single upload, one over all of them.
+    that use a single upload, one over all of them. An attack that was refused or failed on every
+    image uses none.
     """
     members = tuple(line for line in adaptive_attacks(attacks) if len(line.rows))
     if len(members) < 2:
         return []
     once = adaptive_attacks(attacks, single=True)
     single = tuple(line for line in once if len(line.rows))
-    several = any(line.uploads > 1 for line in members)
+    several = any(line.uploads > 1 and reconstructs(line) for line in members)
     scopes = [(single, "1 upload")] if single else []
     scopes += [(members, "any number of uploads")] if several else []
     derived = []
@@ -185,7 +186,7 @@ def _line(
     members: tuple[Line, ...], chosen: Mapping[str, Line], rule: Rule, label: str
 ) -> DerivedLine:
     first = members[0]
-    uploads = max(line.uploads for line in members)
+    uploads = max((line.uploads for line in members if reconstructs(line)), default=1)
     planned = max(line.cell.outcome.planned_images for line in members)
     cell = replace(
         first.cell,
@@ -204,9 +205,7 @@ def _rows(members: Sequence[Line], chosen: Mapping[str, Line]) -> pd.DataFrame:
 
     Diagnostics of the image come from the chosen line too, or else from the first that has them.
     """
-    stacked = pd.concat(
-        [line.rows.assign(_member=line.number) for line in members], ignore_index=True
-    )
+    stacked = _stacked([line.rows.assign(_member=line.number) for line in members])
     of_choice = stacked["image_id"].astype(str).map({i: line.number for i, line in chosen.items()})
     taken = stacked["_member"] == of_choice
     metric, variant = stacked["metric"], stacked["variant"]
@@ -222,9 +221,16 @@ def _rows(members: Sequence[Line], chosen: Mapping[str, Line]) -> pd.DataFrame:
         _without_choice(members, stacked[of_choice.isna() & score]),
         stacked.iloc[order][image.iloc[order]].drop_duplicates(KEYS),
     ]
-    joined = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    joined = _stacked(parts)
     rows = joined.sort_values("image_id", kind="stable").drop(columns="_member")
     return rows.reset_index(drop=True)
+
+
+def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The frames below one another; a column without any value has no say in the column's type."""
+    columns = dict.fromkeys(name for frame in frames for name in frame)
+    known = [frame.dropna(axis="columns", how="all") for frame in frames if len(frame)]
+    return pd.concat(known, ignore_index=True).reindex(columns=list(columns))
 
 
 def _without_choice(members: Sequence[Line], rows: pd.DataFrame) -> pd.DataFrame:

@@ -35,6 +35,7 @@ from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.page.reproduce import config_text, run_configs
 from mjp_privacy.report.pictures.strip import write_strip
 from mjp_privacy.report.rounds import write_points, write_rounds
+from mjp_privacy.report.unreadable import unreadable_images
 
 __all__ = ["ReportSummary", "write_report"]
 
@@ -102,6 +103,7 @@ def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> 
         failed_lines=sum(line.status == "failed" for line in lines),
         failed_images=sum(
             max(image_counts(line, variant).failed for variant in ("paper", "standard"))
+            + len(unreadable_images([line]))
             for line in lines
         ),
         not_run=sum(not_run(line) for line in lines),

@@ -70,14 +70,20 @@ def test_percentile_privacy_does_what_nvflares_filter_does(
 
 
 def test_percentile_privacy_leaves_single_numbers_alone_and_says_what_it_cannot_know() -> None:
-    numbers = torch.linspace(-1, 1, 101, dtype=torch.float64).expand(2, 101)
-    given = {"scale": torch.tensor([5.0, 6.0]), "weight": numbers, "bias": numbers[:, -20:] + 1}
+    numbers = torch.linspace(-0.5001, 0.5001, 10_001, dtype=torch.float64).expand(2, 10_001)
+    given = {
+        "scale": torch.tensor([5.0, 6.0]),
+        "weight": numbers,
+        "half": 2 * numbers,
+        "bias": numbers[:, -20:] + 1,
+    }
     draws = Draws(0, ["a", "b"], 0)
     filter_ = PercentilePrivacy(percentile=10, gamma=0.5)
     altered = filter_.apply(given, draws)
     assert altered.sent["scale"].equal(given["scale"])
     assert {name: known.tolist() for name, known in altered.unknown.items()} == {
-        "weight": [False, False],
+        "weight": [False, False],  # 4 of 10,001 entries were cut
+        "half": [True, True],
         "bias": [True, True],  # all of it was cut
     }
     assert altered.undeclared(given)["bias"].tolist() == [True, True]

@@ -1,19 +1,24 @@
-"""Uploads on which the contract measures what a defence does: made up, so that the error is known.
+"""Uploads on which the contract measures what a defence does, so that its error is known.
 
-Tensors have a ViT's shapes. The error of a small tensor says little, that of a large one much.
+All but one are made up, of tensors with a ViT's shapes. The error of a small tensor says little,
+that of a large one much. The last one is of a trained ViT, whose entries have longer tails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
 
+from mjp_privacy import load_images, load_model
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.defenses.disturbance import Draws
+from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.interfaces import ClientInput
 
 CLIENTS = 3
 SHAPES: Mapping[str, tuple[int, ...]] = {
@@ -25,17 +30,26 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
 }
 MASKED_ROWS = slice(10, 28)
 
+REAL_MODEL, REAL_SIZE = "cifar_vit_mjp", 56
+REAL = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.3.mlp.fc1.weight", "head.bias")
+
 
 @dataclass(frozen=True, eq=False)  # hashable by identity
 class PlantedUpload:
     """What three clients would send without a defence: (3, *shape) by parameter name."""
 
     name: str
-    sent: dict[str, Tensor]
+    make: Callable[[], dict[str, Tensor]]
     steps: int = 1  # local steps behind a weight difference
+    real: bool = False  # of a trained network
 
     def __str__(self) -> str:
         return self.name
+
+    @cached_property
+    def sent(self) -> dict[str, Tensor]:
+        """The tensors, made when a test first asks for them."""
+        return self.make()
 
     def draws(self, seed: int = 0) -> Draws:
         """The random numbers that a defence may use."""
@@ -72,6 +86,13 @@ def _upload(
     steps: int = 1,
 ) -> PlantedUpload:
     """uneven: each tensor is e^uneven times larger or smaller than the one before, in turn."""
+    make = partial(_tensors, name, draw, scale, dtype, uneven, masked)
+    return PlantedUpload(name, make, steps)
+
+
+def _tensors(
+    name: str, draw: Drawing, scale: float, dtype: torch.dtype, uneven: float, masked: bool
+) -> dict[str, Tensor]:
     generator = torch_generator("planted upload", name)
     sent = {}
     for place, (parameter, shape) in enumerate(SHAPES.items()):
@@ -79,7 +100,18 @@ def _upload(
         sent[parameter] = (factor * draw(generator, (CLIENTS, *shape))).to(dtype)
     if masked:
         sent["pos_embed"][:, :, MASKED_ROWS] = 0
-    return PlantedUpload(name, sent, steps)
+    return sent
+
+
+def _real_tensors() -> dict[str, Tensor]:
+    """Gradients of a packaged MJP model on three photographs, of which MJP masked 18 patches."""
+    loaded = load_images("embedded", size=REAL_SIZE, limit=CLIENTS)
+    mask = torch.zeros(CLIENTS, 64, dtype=torch.bool)
+    mask[:, MASKED_ROWS] = True
+    names = [f"image {place}" for place in range(CLIENTS)]
+    images = torch.stack([image for image, *_ in loaded])
+    inputs = ClientInput(images, torch.tensor([1, 4, 7]), names, mask)
+    return dict(make_upload(load_model(REAL_MODEL), [inputs], ClientConfig(), names=REAL).grads)
 
 
 @cache
@@ -97,4 +129,5 @@ def planted_uploads() -> tuple[PlantedUpload, ...]:
         _upload("gradient that is zero", scale=0.0),
         _upload("weight difference of five steps", scale=0.05, dtype=torch.float32, steps=5),
         _upload("heavy-tailed weight difference", heavy_tailed, scale=0.02, steps=3),
+        PlantedUpload("gradient of a trained ViT", _real_tensors, real=True),
     )

@@ -28,6 +28,7 @@ from tests.contract.defense_errors import (
     complaints,
     copied,
     declared,
+    deviation,
     step_complaints,
 )
 from tests.contract.planted_uploads import CLIENTS, PlantedUpload, planted_uploads
@@ -120,6 +121,16 @@ def test_it_declares_the_error_that_it_makes(line: str, upload: PlantedUpload) -
     assert isinstance(defense, UploadDefense)
     if sentences := list(complaints(defense, upload)):
         pytest.fail("\n".join([*sentences[:SHOWN], HOW_TO_DECLARE]), pytrace=False)
+
+
+@pytest.mark.parametrize("name", defense_targets.ON_REAL_GRADIENTS)
+def test_a_wider_bound_on_real_gradients_is_what_the_defence_reaches(name: str) -> None:
+    (upload,) = (upload for upload in planted_uploads() if upload.real)
+    altered = applied(name, upload)
+    made = {n: deviation(altered.sent[n] - before) for n, before in upload.sent.items()}
+    times = max(float((error / declared(altered, n)).max()) for n, error in made.items())
+    bound = defense_targets.ON_REAL_GRADIENTS[name]
+    assert 0.97 * bound < times <= bound, f"{name}: {times:.2f}"
 
 
 @each_whole

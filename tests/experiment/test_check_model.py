@@ -99,6 +99,21 @@ def test_files_of_weights(tmp_path: Path) -> None:
     [
         ({"model": "deit_smal"}, "Unknown model 'deit_smal'. Did you mean deit_small?"),
         ({"model": "nowhere.safetensors"}, "No checkpoint at nowhere.safetensors"),
+        ({"model": "nowhere.safetensors"}, "Check the path given to --model."),
+        ({"model": "no/where"}, "Check the path given to --model."),
+        (
+            {"model": "vit_tinny_patch16_224"},
+            "Unknown model 'vit_tinny_patch16_224'. Did you mean vit_tiny_patch16_224?",
+        ),
+        (
+            {"model": "vit_tinny_patch16_224"},
+            "and every plain timm ViT or DeiT by its name, such as vit_tiny_patch16_224.",
+        ),
+        (
+            {"model": "deit3_small_patch16_224"},
+            "'deit3_small_patch16_224'. timm has it, but it is no plain ViT: it has layer scale.",
+        ),
+        ({"model": "resnet50"}, "'resnet50'. timm has it, but it is no plain ViT. Available: "),
         ({"model": "cifar_vit", "batch": 0}, "--batch: expected 1 or more images, got 0."),
         (
             {"model": "cifar_vit", "withhold": ("pos_embd",)},
@@ -130,6 +145,12 @@ def test_a_file_that_is_no_vit(tmp_path: Path) -> None:
         (["uploads", "--model", "cifar_vit"], 2, "got both. Give one of the two."),
         (["uploads", "--img-size", "64"], 2, "expected --img-size with --model NAME|FILE, got a "),
         (["--model", "cifar_vitt"], 2, "Did you mean cifar_vit?"),
+        (
+            ["--model", "cifar_vit", "--num-heads", "3", "--mean", "0.5", "--std", "0.5"],
+            0,
+            "--num-heads, --mean, --std: of no effect here, what applies does not depend on it",
+        ),
+        (["uploads", "--num-heads", "3"], 2, "expected --num-heads with --model NAME|FILE"),
     ],
 )
 def test_the_command(

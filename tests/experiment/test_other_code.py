@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import yaml
 
@@ -140,19 +139,6 @@ def test_only_cells_of_this_command_are_asked_about(
 ) -> None:
     bench.edit("levels", "0.5", "0.25")
     assert attack(images, run, one_cell(attacks=[{"name": "grey"}])).exit_code == 0
-
-
-def test_a_run_of_a_version_without_digests_is_finished(
-    bench: Workbench, run: Path, images: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (run / "code.json").unlink()
-    for path in run.glob("rows/*/*.parquet"):
-        pd.read_parquet(path).drop(columns="code").to_parquet(path, index=False)
-    before = written(run)
-    bench.edit("levels", "0.5", "0.25")
-    attack(images, run, TWO)
-    assert written(run) == before
-    assert "all 12 units are finished already; nothing to do" in capsys.readouterr().err
 
 
 def test_without_code_json_the_files_are_not_known(

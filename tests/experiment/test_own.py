@@ -15,12 +15,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.conditions import decided
 from mjp_privacy.experiment.config import Experiment, expand
 from mjp_privacy.experiment.config_files import find_config, load_experiment
-from mjp_privacy.experiment.overrides import (
-    run_folder,
-    with_gamma,
-    with_model_fields,
-    with_weights,
-)
+from mjp_privacy.experiment.overrides import with_gamma, with_model_fields, with_weights
+from mjp_privacy.experiment.run_folder import run_folder
 from tests.helpers.runs import TINY, cells, photographs
 
 FACTS = {"mean": 0.5, "std": 0.5, "num_heads": 3}
@@ -192,7 +188,7 @@ def test_runs_have_a_folder(tmp_path: Path) -> None:
         "results/own/cifar_vit": run_folder(own_config, ["packaged:cifar_vit"]),
         "results/ladder": run_folder(ladder, ["vit.safetensors"]),
     }
-    assert {str(folder) for folder in folders.values()} == set(folders)
+    assert {str(folder.path) for folder in folders.values()} == set(folders)
 
 
 def test_fields_of_all_models() -> None:

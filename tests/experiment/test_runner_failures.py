@@ -63,7 +63,7 @@ def test_images_that_cannot_be_used_are_rows_with_a_reason(images: Path, tmp_pat
     said = outcome(run)
     assert {name: status for name, (status, _) in said.items()} == {
         "0.png": "ok",
-        **dict.fromkeys(good, "failed"),
+        **dict.fromkeys(good, "unreadable"),
         "5.png": "ok",
     }
     expected = {
@@ -75,7 +75,7 @@ def test_images_that_cannot_be_used_are_rows_with_a_reason(images: Path, tmp_pat
     for name, text in expected.items():
         assert text in said[name][1]
         assert any(failure.startswith(f"{name}: ") for failure in summary.failures)
-    failed = rows(run)[lambda r: r["status"] == "failed"]
+    failed = rows(run)[lambda r: r["status"] == "unreadable"]
     assert len(failed) == 4 * 12  # ten scores and two accuracies
     assert failed["value"].isna().all()
     assert set(tensors(run, cells(run)[0]["run_id"])) == {"0.png", "5.png"}
@@ -114,7 +114,7 @@ def test_an_image_too_small_for_one_model_is_scored_by_the_other(tmp_path: Path)
         )
         assert attack(folder, run, config).exit_code == 3
         assert outcome(run, cell(run, model="8")["run_id"])["small.png"] == ("ok", "")
-        assert outcome(run, cell(run, model="16")["run_id"])["small.png"][0] == "failed"
+        assert outcome(run, cell(run, model="16")["run_id"])["small.png"][0] == "unreadable"
         assert "small.png,,none" in (run / "images.csv").read_text()
         assert ",failed," not in (run / "images.csv").read_text()
 
@@ -147,9 +147,9 @@ def test_a_client_step_falls_with_its_image(
     assert attack(images, tmp_path / "run", config).exit_code == 3
     assert fed.pop() == (*order[:2], *order[4:])
     said = outcome(tmp_path / "run")
-    assert said[order[2]] == ("failed", "the file is empty (0 bytes)")
+    assert said[order[2]] == ("unreadable", "the file is empty (0 bytes)")
     reason = f"its client step also holds {order[2]}, which cannot be used"
-    assert said[order[3]] == ("failed", reason)
+    assert said[order[3]] == ("unreadable", reason)
     (images / order[2]).write_bytes(good)
     assert attack(images, tmp_path / "run", config).exit_code == 0
     assert fed.pop() == tuple(order)  # the whole block again: its numbers move with the batch

@@ -69,6 +69,19 @@ def test_attacks_whose_prior_is_derived_for_the_patches_apply(folder: Path) -> N
     assert all("patch_prior" in line for line in applies)
 
 
+def test_attacks_on_several_uploads_are_asked_with_those_that_are_recorded(folder: Path) -> None:
+    applies = [line for line in check_uploads(folder)[0].splitlines() if "applies: " in line]
+    for line in applies:
+        assert ", multi_round with the 2 recorded (6 by default), " in line
+        assert ", plain_step with the 2 recorded (4 by default), " in line
+    single = [path for path in folder.glob("*.json") if "at00001" not in path.name]
+    for path in single:
+        path.unlink()
+        path.with_suffix(".safetensors").unlink()
+    text = check_uploads(folder)[0]
+    assert "not multi_round: it needs 2 uploads of the same images; 1 is recorded" in text
+
+
 def test_labels_are_read_off_as_the_attack_reads_them(folder: Path) -> None:
     assert "inverting_gradients" in next(
         line for line in check_uploads(folder)[0].splitlines() if "applies:" in line

@@ -13,6 +13,7 @@ from torch import nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
+from mjp_privacy.models.checkpoints import shape_of
 from tests.helpers.models import ARCHITECTURE, KNOWN, MEAN, State, saved, state_of
 
 # never guessed ------------------------------------------------------------------------------------
@@ -22,7 +23,8 @@ from tests.helpers.models import ARCHITECTURE, KNOWN, MEAN, State, saved, state_
 def test_what_a_file_does_not_say_must_be_given(tmp_path: Path, missing: str) -> None:
     path = saved(tmp_path, state_of())
     known = {key: value for key, value in KNOWN.items() if key != missing}
-    with pytest.raises(UserError, match=rf"weights.pth: {missing} cannot be read.*{missing}=…"):
+    words = rf"weights.pth: {missing} cannot be read .* and is never guessed.*{missing}=….*Give it"
+    with pytest.raises(UserError, match=words):
         load_model(checkpoint=path, **known)
 
 
@@ -272,6 +274,27 @@ def test_a_distilled_deit_is_refused(tmp_path: Path) -> None:
     message = refusal(tmp_path, VisionTransformerDistilled(**ARCHITECTURE).state_dict())
     assert "holds 'dist_token'" in message
     assert "DeiT without distillation" in message
+    assert "has two heads (head, head_dist): a model that answers with two heads is" in message
+
+
+def test_hugging_faces_distilled_deit_has_two_heads(tmp_path: Path) -> None:
+    state = state_of()
+    heads = {"cls_classifier.weight": state["head.weight"]}
+    heads |= {"distillation_classifier.weight": state["head.weight"]}
+    del state["head.weight"]
+    message = refusal(tmp_path, {**state, **heads})
+    assert "has two heads (cls_classifier, distillation_classifier): a model that ans" in message
+    assert "is not supported. Expected one with a single head" in message
+
+
+def test_a_live_network_is_told_which_layouts_are_known() -> None:
+    state = state_of()
+    del state["cls_token"]
+    with pytest.raises(UserError) as caught:
+        shape_of(state, "MyViT", classifies=False)
+    assert "MyViT is not a plain ViT: expected a tensor 'cls_token', got" in str(caught.value)
+    assert "Known are the layouts of the authors' MJP; timm, DeiT's authors" in str(caught.value)
+    assert "Give a checkpoint" not in str(caught.value)
 
 
 def test_a_tensor_of_other_axes_is_named(tmp_path: Path) -> None:

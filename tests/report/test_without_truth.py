@@ -15,7 +15,10 @@ from mjp_privacy.client.recorded.loading import load_recorded
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.page.build import page_content
+from mjp_privacy.report.page.gallery import Gallery
 from mjp_privacy.report.pictures.files import write_pictures
 from mjp_privacy.report.tables.without_truth import (
     HEADER,
@@ -57,6 +60,13 @@ def by_title(folder: Path) -> dict[str, Line]:
 
 
 # recorded uploads ---------------------------------------------------------------------------------
+
+
+def test_an_attack_without_pictures_and_scores_stores_values_as_numbers(recorded: Path) -> None:
+    """Else pandas warns wherever its rows are joined with others."""
+    locator = by_title(recorded / "blind_run")["mask_locator"]
+    assert locator.rows["value"].dtype == np.float64
+    assert locator.rows["dal_lambda"].dtype == np.float64
 
 
 def test_pictures_and_residuals_of_uploads_without_truth_are_stored(recorded: Path) -> None:
@@ -278,3 +288,14 @@ def test_a_line_that_says_nothing_is_not_taken_for_one_without_truth(tmp_path: P
         assert has_truth(line)
         assert picture_ids(line) == []
     assert residual_table(reduced_groups(load_runs([tmp_path]).lines)) is None
+
+
+def test_the_pages_lines_have_the_residual_beside_the_scores(recorded: Path) -> None:
+    """In a table that has the column, because single pictures have it."""
+    contents = read_contents([recorded / "seen_run"])
+    lines = {line.attack: line for line in page_content(contents, Gallery(), []).lines}
+    mean, low, high = lines["masked_span"].scores["gradient_residual"]
+    line = by_title(recorded / "seen_run")["masked_span"]
+    assert mean == pytest.approx(line.scored("gradient_residual", "diagnostic").mean())
+    assert low <= mean <= high
+    assert "gradient_residual" not in lines["mask_locator"].scores

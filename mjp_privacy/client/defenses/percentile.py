@@ -26,6 +26,14 @@ from mjp_privacy.client.defenses.disturbance import (
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import Grads
 
+FEW_CUT = 1e-3
+"""The share of a tensor's entries that may be cut before its error counts as not known.
+
+On gradients of trained ViTs (`cifar_vit`, `cifar_vit_mjp`) the error is above 1.4 times the
+declared one in 3 % of the tensors of which nothing was cut, in 6 % of those with less than this
+share, and in 12 to 42 % of those with more, up to 50 times.
+"""
+
 
 @dataclass(frozen=True)
 class PercentilePrivacy:
@@ -72,9 +80,10 @@ def cut_error(sizes: Tensor, gamma: float, threshold: Tensor) -> tuple[Tensor, T
     """The deviation (n,) of what was cut off at gamma, and whether the upload does not tell it.
 
     What lies above gamma is taken to fall exponentially, at the rate of the sizes (n, k) below it
-    that can be seen: of those in [start, gamma) as many as still are at gamma. Where the tensor has
-    nothing below gamma, or the whole upload shows no number below it, all that is known is that
-    something was cut.
+    that can be seen: of those in [start, gamma) as many as still are at gamma. That is a guess, and
+    of the gradients of trained networks too small a one: where more than a few entries were cut,
+    the upload does not tell how far they went. Where the tensor has nothing below gamma, or the
+    whole upload shows no number below it, all that is known is that something was cut.
 
     threshold (n,): the smallest magnitude in the whole upload that is not zero
     """
@@ -87,7 +96,8 @@ def cut_error(sizes: Tensor, gamma: float, threshold: Tensor) -> tuple[Tensor, T
     rate = ((below + number + 0.5) / (number + 0.5)).log()
     scale = torch.where(seen, (gamma - start) / rate, gamma)
     deviation = scale * (2 * number / sizes.shape[1]).sqrt()
-    return torch.where(number > 0, deviation, 0.0), (number > 0) & ~seen
+    unknown = (number > FEW_CUT * sizes.shape[1]) | ((number > 0) & ~seen)
+    return torch.where(number > 0, deviation, 0.0), unknown
 
 
 def percentile(sizes: Tensor, share: float) -> Tensor:

@@ -142,8 +142,12 @@ class UploadFolder:
     # writing ----------------------------------------------------------------------------------
 
     def record_weights(self, model: LoadedModel) -> str:
-        """Store the model's weights unless they are there already; their file, in the folder."""
-        digest = hashlib.sha256()
+        """Store the model's weights unless they are there already; their file, in the folder.
+
+        It is named after the tensors and the metadata: equal tensors with other heads, another
+        activation or normalisation are another model.
+        """
+        digest = hashlib.sha256(json.dumps(_card_metadata(model), sort_keys=True).encode())
         for name, parameter in sorted(model.named_parameters()):
             digest.update(name.encode() + stored(parameter).numpy().tobytes())
         place = f"{WEIGHTS}/{digest.hexdigest()[:16]}.safetensors"

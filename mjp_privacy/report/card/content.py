@@ -38,6 +38,8 @@ class CardRow:
     floor: CardFigure | None
     flags: tuple[Flag, ...] = ()
     accuracy_n: int = 0  # images behind the accuracy
+    absent: tuple[str, ...] = ("not run",) * 4
+    """Why there is no published, one_upload, any_uploads or floor; read where that is None."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,14 @@ CARD_ROWS = 5
 NAMED = 2
 """Attacks of a worst case that the card names."""
 
+ABSENT = {
+    "ok": "no attack that knows this client",
+    "unscored": "not scored",
+    "failed": "failed",
+    "unsupported": "does not apply",
+}
+"""What stands in place of a figure, by the statuses of the attacks' rows; the first that occurs."""
+
 PUBLISHED = "april"
 PLAIN_TO_SEE = 20
 """PSNR in dB from which the content of a picture is plain to see."""
@@ -95,7 +103,27 @@ def card_row(client: Client, title: str, others: Sequence[Client] = ()) -> CardR
         any_uploads=figures[2],
         floor=_floor_figure(client, floor),
         flags=client_flags(client, others),
+        absent=_absences(client),
     )
+
+
+def _absences(client: Client) -> tuple[str, ...]:
+    """In a few words why the card has no figure, for each of its columns."""
+    attacks = client.group.attacks
+    published = [line for line in attacks if line.cell.attack.known_as == PUBLISHED]
+    single = [line for line in attacks if line.uploads == 1]
+    several = [line for line in attacks if line.uploads > 1]
+    return (*map(_absence, (published, single, several)), "not run")
+
+
+def _absence(lines: Sequence[Line]) -> str:
+    """Why none of these attacks has a figure."""
+    rows = [line.scores("psnr", "standard") for line in lines]
+    statuses = {str(status) for of_line in rows for status in of_line["status"]}
+    for status, words in ABSENT.items():
+        if status in statuses:
+            return words
+    return "not run"
 
 
 def card_rows(clients: Sequence[Client], groups: Sequence[Group]) -> tuple[CardRow, ...]:

@@ -9,19 +9,30 @@ from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.circumstances import circumstances
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.card.content import CardFigure, CardRow
-from mjp_privacy.report.card.flags import ALTERED_BLOCK, ASSUMES_8_BIT, BELOW_FLOOR
+from mjp_privacy.report.card.flags import (
+    ALTERED_BLOCK,
+    ASSUMES_8_BIT,
+    BELOW_FLOOR,
+    RESIDUAL_CONVERGED,
+)
 from mjp_privacy.report.card.rows import any_uploads_line
 from mjp_privacy.report.tables.text import number
 from mjp_privacy.report.tables.without_truth import has_truth
 
+DEFENDED_NAMED = 2
+"""Defended clients that are named after an undefended one."""
+
+MATCHES = 1e-2
+"""Residual below which a picture has the uploaded gradient for all purposes."""
+
 
 def main_row(clients: Sequence[Client], rows: Sequence[CardRow]) -> int:
-    """The row the sentence is about: a client with MJP on which a matching attack was run, else a
-    defended one, else the first."""
+    """The row the sentence is about: a client with MJP on which a matching attack was run, else the
+    undefended one, else the first."""
 
     def rank(place: int) -> tuple[bool, bool, bool, int]:
         client = clients[place]
-        return not client.matching, not client.masks, not client.defended, place
+        return not client.matching, not client.masks, client.defended, place
 
     return min(range(len(rows)), key=rank)
 
@@ -36,9 +47,14 @@ def sentence(clients: Sequence[Client], rows: Sequence[CardRow]) -> str:
 
 
 def beside(clients: Sequence[Client], rows: Sequence[CardRow]) -> str:
-    """What more uploads give, and what the undefended client gives."""
+    """What more uploads give, and what the undefended client gives; beside that one, what defended
+    ones give."""
     row = rows[place := main_row(clients, rows)]
     parts = [_more_uploads(clients[place], row)]
+    if not row.defended:
+        defended = [(other, other.one_upload) for other in rows if other.defended]
+        given = [(other, figure) for other, figure in defended if figure is not None]
+        parts += [_defended(other, figure) for other, figure in given[:DEFENDED_NAMED]]
     for client, other in zip(clients, rows, strict=True):
         if not other.defended and other.one_upload and other is not row:
             alike = circumstances(client) == circumstances(clients[place])
@@ -64,8 +80,21 @@ def _answer(client: Client, row: CardRow, best: CardFigure | None) -> str:
         return without_truth(client, who)
     who = f"{who}, whose pixels are taken to be 8-bit," if ASSUMES_8_BIT in best.flags else who
     uploads = "one upload" if row.one_upload else "several uploads"
-    failed = ", and stays below the floor in the mean" if BELOW_FLOOR in best.flags else ""
+    failed = _failed(best, defended=row.defended)
     return f"From {uploads} of {who} the best attack recovers {_recovered(best)}{failed}"
+
+
+def _failed(figure: CardFigure, *, defended: bool) -> str:
+    """What is said of an attack that a picture made without any gradient beats; else nothing."""
+    if BELOW_FLOOR not in figure.flags:
+        return ""
+    meaning = ": the attack failed there, which is no measure of protection" if defended else ""
+    return f", and stays below the floor in the mean{meaning}"
+
+
+def _defended(row: CardRow, figure: CardFigure) -> str:
+    """What the best attack gets from one upload of a further, defended client."""
+    return f"Defended ({row.client}): {_recovered(figure)}{_failed(figure, defended=True)}."
 
 
 def _recovered(figure: CardFigure) -> str:
@@ -108,12 +137,37 @@ def without_truth(client: Client, who: str) -> str:
         line.scored("gradient_residual", "diagnostic").median() for line in client.matching
     ]
     known = [value for value in residuals if not math.isnan(value)]
-    smallest = (
-        f"; the best attack's pictures leave {min(known):.2g} of the gradient unexplained (median)"
-        if known
-        else ""
-    )
+    one = len(ids) == 1
+    meaning = f"; {_explained(min(known), one=one, masks=client.masks)}" if known else ""
     return (
-        f"{len(ids)} picture{'' if len(ids) == 1 else 's'} were reconstructed from uploads of {who}"
-        f"{smallest}. The private images are not known here, so nothing was scored"
+        f"{len(ids)} {'picture was' if one else 'pictures were'} reconstructed from uploads of "
+        f"{who}{meaning}. The private images are not known here, so nothing was scored"
+    )
+
+
+def _explained(residual: float, *, one: bool, masks: bool) -> str:
+    """What the smallest gradient residual of an attack says of its pictures.
+
+    one: there is a single picture, and no median of several
+    """
+    pictures = "picture" if one else "pictures"
+    if residual < MATCHES:
+        match = "the best attack's picture has" if one else "in the median the best attack's have"
+        meaning = (
+            "where patches are masked that is no proof of a good picture"
+            if masks
+            else f"almost certainly the client's {pictures}"
+        )
+        return f"{match} the uploaded gradient to {residual:.2g}: {meaning}"
+    median = "" if one else " in the median"
+    gap = (
+        f"the gradient of the best attack's {pictures} differs from the uploaded one by "
+        f"{residual:.2g} of its size{median}"
+    )
+    if residual < RESIDUAL_CONVERGED:
+        return gap
+    return (
+        f"{gap}, which is no evidence of safety: the attacks do not reach it, or the client's loss "
+        "(dropout, label smoothing, mixup), labels, mean and std or batch differ from what the "
+        "header says"
     )

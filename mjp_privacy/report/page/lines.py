@@ -20,10 +20,9 @@ def page_line(line: Line, client: Client, title: str, flags: Sequence[Flag]) -> 
     """One line; `title` is what the report calls its client."""
     counts = image_counts(line, "standard")
     scores = {}
-    for metric in METRICS:
-        score = summary(
-            line, metric, "standard", cap=PSNR_CAP if metric == "psnr" else float("inf")
-        )
+    for metric in PER_IMAGE:
+        cap = PSNR_CAP if metric == "psnr" else float("inf")
+        score = summary(line, metric, _variant(metric), cap=cap)
         if score.n:
             scores[metric] = (score.mean, score.low, score.high)
     return PageLine(
@@ -50,6 +49,10 @@ def page_line(line: Line, client: Client, title: str, flags: Sequence[Flag]) -> 
     )
 
 
+def _variant(metric: str) -> str:
+    return "standard" if metric in METRICS else "diagnostic"
+
+
 def line_flags(line: Line, client: Client) -> tuple[Flag, ...]:
     """The flags of an attack's line or a worst case; controls have none."""
     if line.role in ("floor", "ceiling"):
@@ -69,8 +72,7 @@ def scores_by_line(
     for line in lines:
         of_line = {}
         for metric in PER_IMAGE:
-            variant = "diagnostic" if metric == "gradient_residual" else "standard"
-            values = line.scored(metric, variant)
+            values = line.scored(metric, _variant(metric))
             if len(values):
                 known: Mapping[str, float] = values.to_dict()
                 of_line[metric] = tuple(known.get(image) for image in image_ids)

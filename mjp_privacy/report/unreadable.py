@@ -1,0 +1,43 @@
+"""Files among the images that are no images: named once, and counted in no figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mjp_privacy.experiment.block import IN_STEP_OF
+from mjp_privacy.report.loading import Line
+
+NAMED = 3
+"""Files that are called by their names."""
+
+
+def unreadable_images(lines: Sequence[Line]) -> dict[str, str]:
+    """Why images could not be read, by image_id."""
+    reasons: dict[str, str] = {}
+    for line in lines:
+        if len(line.unreadable):
+            rows = line.unreadable.drop_duplicates("image_id")
+            pairs = zip(rows["image_id"].astype(str), rows["reason"].astype(str), strict=True)
+            reasons |= dict(pairs)
+    return reasons
+
+
+def unreadable_notes(lines: Sequence[Line]) -> list[str]:
+    """Which files are no images, and which images were lost with one of them."""
+    reasons = unreadable_images(lines)
+    lost = [name for name, reason in reasons.items() if reason.startswith(IN_STEP_OF)]
+    files = [f"{name} ({reason})" for name, reason in reasons.items() if name not in lost]
+    sentences = []
+    if files:
+        what = "file is no readable image" if len(files) == 1 else "files are no readable images"
+        sentences.append(f"{len(files)} {what}: {_first(files)}; in no figure")
+    if lost:
+        images = "1 image is" if len(lost) == 1 else f"{len(lost)} images are"
+        sentences.append(
+            f"{images} in a client step with such a file: {_first(lost)}; in no figure"
+        )
+    return sentences
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
