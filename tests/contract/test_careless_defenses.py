@@ -17,6 +17,8 @@ from tests.contract.defense_errors import complaints, copied, declared, step_com
 from tests.contract.planted_uploads import planted_uploads
 from tests.contract.test_defenses import each_line, each_whole
 
+SILENT = "and declares no error."
+
 
 @dataclass(frozen=True)
 class Careless:
@@ -75,7 +77,12 @@ def test_half_of_the_error_is_too_little(line: str) -> None:
             pytest.skip("it adds no noise")
         careless, expected = CarelessStep(defense, 0.5), "adds noise of"
     else:
+        if any(text.endswith(SILENT) for text in _all_complaints(defense)):
+            pytest.skip("it declares no error; another test says so")
         careless, expected = Careless(defense, 0.5), "makes an error of"
+        nearly_silent = _all_complaints(Careless(defense, 1e-9))
+        if not any(expected in text for text in nearly_silent):
+            pytest.skip("it says of every tensor that its error is not known")
     sentences = list(_all_complaints(careless))
     assert any(expected in sentence for sentence in sentences), (
         f"{line} declares far more than the error that it makes, on every planted upload: half of "
@@ -86,7 +93,7 @@ def test_half_of_the_error_is_too_little(line: str) -> None:
 @each_whole
 def test_silence_is_found(line: str) -> None:
     sentences = list(_all_complaints(Careless(defense_of(line), 0.0)))
-    assert any(text.endswith("and declares no error.") for text in sentences)
+    assert any(text.endswith(SILENT) for text in sentences)
 
 
 @dataclass(frozen=True)
