@@ -76,7 +76,7 @@ class AttackArguments:
     """A label file; without one, labels are looked for beside the images."""
     limit: int | None = None
     """Attack only this many images: a seeded subset spread over the classes, which is part of the
-    subset of any larger limit."""
+    subset of any larger limit; a file that is no image is replaced by another."""
     uploads: Path | None = None
     """A folder of recorded uploads to attack instead of clients simulated from the config's models
     and images."""

@@ -152,7 +152,7 @@ def _check_one_head(state: Mapping[str, Tensor], source: str) -> None:
     second = [match[1] for name in state if (match := SECOND_HEAD.fullmatch(name))]
     if second:
         heads = ", ".join(dict.fromkeys([*(["head"] if HEAD in state else []), *second]))
-        token = "holds 'dist_token' and " if "dist_token" in state else ""
+        token = "holds 'dist_token' and " if "head_dist" in second and "dist_token" in state else ""
         raise UserError(
             f"{source} {token}has two heads ({heads}): a model that answers with two heads is not "
             "supported. Expected one with a single head (ViT, DeiT without distillation, MJP)."
