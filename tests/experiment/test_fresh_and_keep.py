@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +14,7 @@ from mjp_privacy.experiment import store as store_module
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.notes import bounds
-from tests.helpers.edited_code import TWO, Workbench, refusal, workbench
+from tests.helpers.edited_code import TWO, Workbench, refusal
 from tests.helpers.runs import (
     KEYS,
     attack,
@@ -26,24 +26,6 @@ from tests.helpers.runs import (
     values,
     written,
 )
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    with workbench(tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photographs(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture
-def run(bench: Workbench, images: Path, tmp_path: Path) -> Path:
-    """A finished run of `tone` and `grey`, two blocks of three images each."""
-    attack(images, tmp_path / "run", TWO)
-    return tmp_path / "run"
 
 
 def codes(out: Path, name: str = "tone") -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,34 +14,15 @@ from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.other_code import code_of_cells, differences
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.run import attack_uploads
-from tests.helpers.edited_code import TWO, Workbench, refusal, workbench
+from tests.helpers.edited_code import TWO, Workbench, refusal
 from tests.helpers.federations import run as federation
 from tests.helpers.runs import (
     attack,
     one_cell,
-    photographs,
     written,
 )
 
 DEFENDED = {**TWO, "client": {"defenses": ["dimmed"]}}
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    with workbench(tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photographs(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture
-def run(bench: Workbench, images: Path, tmp_path: Path) -> Path:
-    """A finished run of `tone` and `grey`, two blocks of three images each."""
-    attack(images, tmp_path / "run", TWO)
-    return tmp_path / "run"
 
 
 # stop ---------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -10,21 +9,10 @@ import pytest
 
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.notes import bounds
-from tests.helpers.edited_code import TWO, Workbench, workbench
-from tests.helpers.runs import attack, cell, photographs, rows, tensors, values, written
+from tests.helpers.edited_code import TWO, Workbench
+from tests.helpers.runs import attack, cell, rows, tensors, values, written
 
 AT_THE_END = "2 of 2 cells hold results made before code was recorded; --fresh makes them again"
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    with workbench(tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photographs(tmp_path_factory.mktemp("images"))
 
 
 def old_run(images: Path, out: Path, limit: int) -> Path:

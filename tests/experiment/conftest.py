@@ -1,0 +1,29 @@
+"""What tests of edited code share: a workbench of attacks of their own, and a run with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.edited_code import TWO, Workbench, workbench
+from tests.helpers.runs import attack, photographs
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
+    with workbench(tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photographs(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture
+def run(bench: Workbench, images: Path, tmp_path: Path) -> Path:
+    """A finished run of `tone` and `grey`, two blocks of three images each."""
+    attack(images, tmp_path / "run", TWO)
+    return tmp_path / "run"
