@@ -51,7 +51,7 @@ class RunProgress:
             self.bar.stop()
         elif self.fresh:
             self._line("attack")
-        if not error and not self.fresh:
+        if not error and not self.fresh and self.done == self.total:
             other = f", {self.of_other_code} of them by other code" if self.of_other_code else ""
             before = f", {self.unrecorded} of them before code was recorded"
             earlier = f"{other}{before if self.unrecorded else ''}"

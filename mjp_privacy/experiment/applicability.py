@@ -7,30 +7,28 @@ from dataclasses import dataclass, field
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import Cell
+from mjp_privacy.experiment.messages import CellDone, Message
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.source import Outlook, UploadSource
-from mjp_privacy.experiment.work import BlockResult, Result
 
 
 @dataclass
 class Refusals:
     """Counts the images that attacks refused, by reason.
 
-    refusals.add(result); refusals.lines()  # ("40 images in 2 cells: a batch of 2",)
+    refusals.add(message); refusals.lines()  # ("40 images in 2 cells: a batch of 2",)
     """
 
     images: dict[str, int] = field(default_factory=dict)
     cells: dict[str, set[str]] = field(default_factory=dict)
 
-    def add(self, result: Result) -> None:
-        """Count what a block's result refused; every image once for each reason."""
-        if not isinstance(result, BlockResult):
+    def add(self, message: Message) -> None:
+        """Count what a cell's block refused; every image once for each reason."""
+        if not isinstance(message, CellDone):
             return
-        rows = result.rows[result.rows["status"] == "unsupported"]
-        pairs = rows[["image_id", "reason"]].drop_duplicates()
-        for reason, count in pairs["reason"].astype(str).value_counts().items():
-            self.images[str(reason)] = self.images.get(str(reason), 0) + int(count)
-            self.cells.setdefault(str(reason), set()).add(result.facts.run_id)
+        for reason, count in message.refused.items():
+            self.images[reason] = self.images.get(reason, 0) + count
+            self.cells.setdefault(reason, set()).add(message.run_id)
 
     def lines(self) -> tuple[str, ...]:
         """A line for each reason, the commonest first."""

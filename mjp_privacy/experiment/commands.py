@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +22,7 @@ from mjp_privacy.experiment.config_files import (
     find_config,
     load_experiment,
 )
+from mjp_privacy.experiment.engines.options import EngineOptions
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.run import RunSummary
@@ -90,6 +91,9 @@ class AttackArguments:
     are kept otherwise."""
     keep: bool = False
     """Keep such results and do what is missing; rows say in `code` what made them."""
+    by: Annotated[EngineOptions, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=EngineOptions
+    )
 
 
 def attack(argv: list[str], usage: Usage) -> int:
@@ -114,15 +118,22 @@ def attack(argv: list[str], usage: Usage) -> int:
         print(
             f"{len(summary.failures)} failure(s); each is a row with its reason:", file=sys.stderr
         )
-        reasons = summary.failed_because
-        shown = [*reasons[:REASONS_SHOWN], *_further(len(reasons) - REASONS_SHOWN)]
+        print("\n".join(_shown(summary.failed_because)), file=sys.stderr)
+    if summary.not_done:
+        print("Not done; the same command goes on with these blocks:", file=sys.stderr)
+        shown = [
+            *summary.not_done[:REASONS_SHOWN],
+            *_further(len(summary.not_done) - REASONS_SHOWN),
+        ]
         print("\n".join(f"  {line}" for line in shown), file=sys.stderr)
-    return SOME_FAILED if summary.failures else DONE
+    return DONE if summary.exit_code == 0 else SOME_FAILED
 
 
-def _further(number: int) -> list[str]:
-    """The line that stands for reasons that are not shown; none if all are."""
-    return [f"… and {number} further reason(s), in the rows"] if number > 0 else []
+def _shown(reasons: Sequence[str]) -> list[str]:
+    """Lines of the first reasons, and one that stands for the others."""
+    further = len(reasons) - REASONS_SHOWN
+    rest = [f"… and {further} further reason(s)"] if further > 0 else []
+    return [f"  {line}" for line in (*reasons[:REASONS_SHOWN], *rest)]
 
 
 def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
@@ -134,6 +145,7 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
     fields = {name: getattr(arguments, name) for name in MODEL_OPTIONS}
     out = arguments.out or _default_folder(arguments, experiment, fields)
     stale = stale_choice(arguments.fresh, arguments.keep)
+    engine = arguments.by.config()
     if arguments.uploads is None:
         return run_experiment(
             experiment,
@@ -146,6 +158,7 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
             model=fields,
             device=arguments.device,
             stale=stale,
+            engine=engine,
         )
     return attack_uploads(
         experiment,
@@ -154,6 +167,7 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
         limit=arguments.limit,
         device=arguments.device,
         stale=stale,
+        engine=engine,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mjp_privacy.experiment.work import BlockRead, BlockResult, ModelOpened, Result
+from mjp_privacy.experiment.messages import BlockRead, CellDone, Message, ModelOpened
 
 NAMED = 3  # images of a line that are called by their names
 SAID = "not loaded, for the reason above; all of its rows failed"
@@ -30,17 +30,15 @@ class Failure:
         return ", ".join(part for part in (self.model, self.setting, self.image) if part)
 
 
-def failures_of(result: Result) -> list[Failure]:
-    """Every model, image or reconstruction that failed in this result."""
-    if isinstance(result, ModelOpened) and result.reason:
-        return [Failure(result.reason, result.model)]
-    if isinstance(result, BlockRead):
-        return [Failure(n.reason, image=n.record.image_id) for n in result.notes if n.reason]
-    if isinstance(result, BlockResult):
-        facts = result.facts
-        where = {"model": facts.model.label, "setting": facts.setting, "cell": facts.run_id}
-        failed = result.made.failed.items()
-        return [Failure(reason, image=r.image_id, **where) for r, reason in failed]
+def failures_of(message: Message) -> list[Failure]:
+    """Every model, image or reconstruction that failed in this message."""
+    if isinstance(message, ModelOpened) and message.reason:
+        return [Failure(message.reason, message.model)]
+    if isinstance(message, BlockRead):
+        return [Failure(n.reason, image=n.record.image_id) for n in message.notes if n.reason]
+    if isinstance(message, CellDone):
+        where = {"model": message.model, "setting": message.setting, "cell": message.run_id}
+        return [Failure(reason, image=name, **where) for name, reason in message.failed.items()]
     return []
 
 

@@ -21,22 +21,24 @@ FILE_NAME = re.compile(r"[^A-Za-z0-9_-]")  # what an experiment's name may hold 
 PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image", "numpy", "pillow")
 
 
-def provenance(device: torch.device) -> dict[str, str | int]:
-    """Versions of the packages, the commit, the device and the number of CPU threads."""
+def provenance(device: torch.device, threads: int) -> dict[str, str | int]:
+    """Versions of the packages, the commit, the device and the CPU threads of each process."""
     facts: dict[str, str | int] = {name: version(name) for name in PACKAGES}
     facts["python"] = platform.python_version()
     facts["commit"] = commit()
     facts["device"] = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     )
-    facts["threads"] = torch.get_num_threads()
+    facts["threads"] = threads
     return facts
 
 
-def write_provenance(store: RunStore, experiment: Experiment, device: torch.device) -> None:
+def write_provenance(
+    store: RunStore, experiment: Experiment, made_with: dict[str, str | int]
+) -> None:
     """Write RUN/experiment.yaml, the complete experiment and the provenance of this command; and
     RUN/experiments/NAME.yaml, since a folder may be filled by several experiments."""
-    content = {"experiment": _plain(experiment), "made_with": provenance(device)}
+    content = {"experiment": _plain(experiment), "made_with": made_with}
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     name = FILE_NAME.sub("_", experiment.name)
     for path in (store.root / "experiment.yaml", store.root / "experiments" / f"{name}.yaml"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
+from mjp_privacy.experiment.messages import ModelOpened
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.experiment.work import ModelOpened
 
 SHOWN = 3  # number of replaced cells that are named
 

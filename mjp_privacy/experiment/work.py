@@ -2,7 +2,7 @@
 
     open the model -> read a block's images -> in every cell: observe, attack, score (`cell`)
 
-Each result is yielded as soon as it is there, and `save` writes it down. A unit, one image in one
+Each result is given as soon as it is there, and `save` writes it down. A unit, one image in one
 cell, is finished when its rows are on disk (`finished`). The config fixes the blocks, so a run that
 was killed continues where it stopped and ends with the same rows. Each result names its code.
 """
@@ -10,59 +10,24 @@ was killed continues where it stopped and ends with the same rows. Each result n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pandas as pd
 
 from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.experiment.block import Block, ImageNote
+from mjp_privacy.experiment.block import Block
 from mjp_privacy.experiment.cell import CellRows, CellWork
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.description import describe
 from mjp_privacy.experiment.finished import UNRECORDED, BlockState, Finished
+from mjp_privacy.experiment.messages import BlockRead, BlockSkipped, CellDone, ModelOpened
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.rows import reasoned_rows
 from mjp_privacy.experiment.source import BlockUploads, ModelUploads, UploadSource
 from mjp_privacy.experiment.source_code import SourceCode
-from mjp_privacy.models.checkpoints import CheckpointReport
-
-
-@dataclass(frozen=True)
-class ModelOpened:
-    """A model was loaded, or could not be: now all facts of its cells are known."""
-
-    model: str
-    facts: Sequence[CellFacts]
-    report: CheckpointReport | None  # None: it could not be loaded
-    reason: str = ""  # why not
-
-
-@dataclass(frozen=True)
-class BlockSkipped:
-    """Units of a block that an earlier command finished."""
-
-    units: int
-    of_other_code: Mapping[str, int] = field(default_factory=dict)
-    """How many of them other code made, by run_id of their cell."""
-    unrecorded: Mapping[str, int] = field(default_factory=dict)
-    """How many were made by code that was not recorded, by run_id of their cell."""
-
-
-@dataclass(frozen=True)
-class BlockRead:
-    """A block's images were read."""
-
-    facts: CellFacts  # of the block's first cell, under which the time is recorded
-    notes: Sequence[ImageNote]
-    seconds: float
-
-    @property
-    def usable(self) -> int:
-        """How many of the images can be attacked."""
-        return sum(not note.reason for note in self.notes)
 
 
 @dataclass(frozen=True)
@@ -77,16 +42,61 @@ class BlockResult:
     before: BlockState  # what was on disk
     code: str  # the digest of the code that made it
 
-    @property
-    def units(self) -> int:
-        """Number of images that were not finished before."""
-        return self.before.left
+    def message(self) -> CellDone:
+        """What is told of it once it is on disk."""
+        facts = self.facts
+        refused = self.rows.loc[self.rows["status"] == "unsupported", ["image_id", "reason"]]
+        reasons = refused.drop_duplicates()["reason"].astype(str).value_counts(sort=False)
+        return CellDone(
+            run_id=facts.run_id,
+            model=facts.model.label,
+            setting=facts.setting,
+            dtype=facts.dtype,
+            block=self.block.index,
+            units=self.before.left,
+            images=self.images,
+            failed={record.image_id: reason for record, reason in self.made.failed.items()},
+            refused={str(reason): int(count) for reason, count in reasons.items()},
+            seconds=dict(self.made.seconds),
+            elsewhere={block: sorted(ids) for block, ids in self.before.elsewhere.items()},
+        )
 
 
 Result = ModelOpened | BlockSkipped | BlockRead | BlockResult
 
 
 Codes = Mapping[Cell, SourceCode]
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model of the plan, loaded or not, and the facts of its cells."""
+
+    name: str
+    uploads: ModelUploads | None  # None: it could not be loaded
+    facts: Mapping[Cell, CellFacts]
+    reason: str = ""  # why it could not be loaded
+
+    @staticmethod
+    def of(plan: Plan, source: UploadSource, name: str) -> OpenModel:
+        """Load a model."""
+        uploads: ModelUploads | None = None
+        reason = ""
+        try:
+            uploads = source.open(name)
+        except UserError as error:
+            reason = str(error)
+        loaded = None if uploads is None else uploads.model
+        facts = {
+            cell: describe(cell, plan.experiment, plan.attacks[cell], source, loaded, reason)
+            for cell in plan.cells_of(name)
+        }
+        return OpenModel(name, uploads, facts, reason)
+
+    def message(self) -> ModelOpened:
+        """What is told of it."""
+        report = None if self.uploads is None else self.uploads.model.card.checkpoint
+        return ModelOpened(self.name, list(self.facts.values()), report, self.reason)
 
 
 def work(plan: Plan, source: UploadSource, finished: Finished, codes: Codes) -> Iterator[Result]:
@@ -101,25 +111,56 @@ def work(plan: Plan, source: UploadSource, finished: Finished, codes: Codes) -> 
 def _work_model(
     plan: Plan, source: UploadSource, model: str, finished: Finished, codes: Codes
 ) -> Iterator[Result]:
-    opened: ModelUploads | None = None
-    reason = ""
-    try:
-        opened = source.open(model)
-    except UserError as error:
-        reason = str(error)
-    loaded = None if opened is None else opened.model
-    facts = {
-        cell: describe(cell, plan.experiment, plan.attacks[cell], source, loaded, reason)
-        for cell in plan.cells_of(model)
-    }
-    report = None if loaded is None else loaded.card.checkpoint
-    yield ModelOpened(model, list(facts.values()), report, reason)
+    opened = OpenModel.of(plan, source, model)
+    yield opened.message()
     for block in plan.blocks[model]:
-        if opened is None:
-            for cell, of_cell in facts.items():
-                yield _not_run(of_cell, block, reason, codes[cell].digest)
-        else:
-            yield from _work_block(plan, opened, block, facts, finished, codes)
+        yield from work_block(plan, opened, block, finished, codes)
+
+
+def work_block(
+    plan: Plan, opened: OpenModel, block: Block, finished: Finished, codes: Codes
+) -> Iterator[Result]:
+    """Do what is not finished of one block in all cells of a model."""
+    if opened.uploads is None:
+        for cell, facts in opened.facts.items():
+            yield _not_run(facts, block, opened.reason, codes[cell].digest)
+        return
+    states = {
+        cell: finished.state(facts.run_id, block, codes[cell].digest)
+        for cell, facts in opened.facts.items()
+    }
+    yield skipped(opened, block, states)
+    if pending := [cell for cell, state in states.items() if state.left]:
+        yield from _work_cells(plan, opened, opened.uploads, block, codes, states, pending)
+
+
+def skipped(opened: OpenModel, block: Block, states: Mapping[Cell, BlockState]) -> BlockSkipped:
+    """What is told of the units of a block that are finished."""
+    return BlockSkipped(
+        sum(len(block.records) - state.left for state in states.values()),
+        of_other_code=_kept(states, opened.facts, recorded=True),
+        unrecorded=_kept(states, opened.facts, recorded=False),
+    )
+
+
+def _work_cells(
+    plan: Plan,
+    opened: OpenModel,
+    model: ModelUploads,
+    block: Block,
+    codes: Codes,
+    states: Mapping[Cell, BlockState],
+    pending: Sequence[Cell],
+) -> Iterator[Result]:
+    device = model.model.cls_token.device
+    started = clock(device)
+    uploads = model.block(block)
+    first = next(iter(opened.facts.values()))
+    yield BlockRead(first.run_id, uploads.notes, clock(device) - started)
+    for cell in pending:
+        yield _work_cell(
+            plan, model, uploads, block, cell, opened.facts[cell], states[cell], codes[cell].digest
+        )
 
 
 def _not_run(facts: CellFacts, block: Block, reason: str, code: str) -> BlockResult:
@@ -127,36 +168,6 @@ def _not_run(facts: CellFacts, block: Block, reason: str, code: str) -> BlockRes
     rows = reasoned_rows(facts, dict.fromkeys(block.records, reason), "failed")
     nothing = BlockState(len(block.records))
     return BlockResult(facts, block, rows, CellRows(rows), 0, nothing, code)
-
-
-def _work_block(
-    plan: Plan,
-    opened: ModelUploads,
-    block: Block,
-    facts: Mapping[Cell, CellFacts],
-    finished: Finished,
-    codes: Codes,
-) -> Iterator[Result]:
-    states = {
-        cell: finished.state(of_cell.run_id, block, codes[cell].digest)
-        for cell, of_cell in facts.items()
-    }
-    yield BlockSkipped(
-        sum(len(block.records) - state.left for state in states.values()),
-        of_other_code=_kept(states, facts, recorded=True),
-        unrecorded=_kept(states, facts, recorded=False),
-    )
-    pending = [cell for cell, state in states.items() if state.left]
-    if not pending:
-        return
-    device = opened.model.cls_token.device
-    started = clock(device)
-    uploads = opened.block(block)
-    yield BlockRead(next(iter(facts.values())), uploads.notes, clock(device) - started)
-    for cell in pending:
-        yield _work_cell(
-            plan, opened, uploads, block, cell, facts[cell], states[cell], codes[cell].digest
-        )
 
 
 def _kept(

@@ -1,0 +1,127 @@
+"""What a worker needs to know of a run: one file that it is given by path, and nothing else.
+
+    RUN/work/job.json            the experiment, the images by name, the device, the threads
+    RUN/work/M-B.K.jsonl         what the worker of block B of the M-th model says, at the K-th try
+    RUN/work/*.log               what workers printed
+
+The folder is removed when the run ends. Weights and images are read by their paths, so whoever
+works must see the same files as the process that planned the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_json
+from mjp_privacy.experiment.config import Experiment
+from mjp_privacy.experiment.source import UploadSource
+
+FOLDER = "work"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as its workers know it: Job.read(path).source() is the source of its uploads."""
+
+    root: str  # the run folder
+    experiment: Experiment
+    device: str
+    threads: int  # CPU threads of each worker
+    again: bool  # whether units that other code finished are done again
+    folder: str  # where the command was given; relative paths start there
+    images: str | None = None  # simulated clients: the path of the images ...
+    labels: str | None = None  # ... of their label file ...
+    chosen: tuple[str, ...] = ()  # ... and the ids of those that are attacked
+    uploads: str | None = None  # recorded clients: the folder of their uploads ...
+    limit: int | None = None  # ... and the number of images for each line
+
+    @property
+    def path(self) -> Path:
+        """The file that workers read."""
+        return Path(self.root) / FOLDER / "job.json"
+
+    def write(self) -> None:
+        """Write the file."""
+        from pydantic import TypeAdapter
+
+        write_json(self.path, TypeAdapter(Job).dump_python(self, mode="json"))
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """The job of this file."""
+        from pydantic import TypeAdapter
+
+        job: Job = TypeAdapter(Job).validate_json(path.read_text(encoding="utf-8"))
+        return job
+
+    def source(self) -> UploadSource:
+        """The source of the run's uploads."""
+        return self._recorded() if self.uploads is not None else self._simulated()
+
+    def _simulated(self) -> UploadSource:
+        from mjp_privacy.data import open_images
+        from mjp_privacy.experiment.simulated import Simulated
+
+        opened = open_images(str(self.images), self.labels)
+        known = {record.image_id: record for record in opened.records}
+        if lost := [name for name in self.chosen if name not in known]:
+            raise UserError(
+                f"{len(lost)} image(s) of the run are not at {self.images} where the worker looks "
+                f"({lost[0]}, …): expected workers to see the same files as the command. Put them "
+                "on a shared file system."
+            )
+        chosen = [known[name] for name in self.chosen]
+        return Simulated(self.experiment, opened, chosen, torch.device(self.device))
+
+    def _recorded(self) -> UploadSource:
+        from mjp_privacy.client.recorded.folder import UploadFolder
+        from mjp_privacy.client.recorded.groups import group_uploads
+        from mjp_privacy.experiment.recorded import Recorded
+
+        folder = Path(str(self.uploads))
+        groups = group_uploads(UploadFolder(folder).entries(), self.limit)
+        by_name = {group.name: group for group in groups}
+        return Recorded(folder, by_name, torch.device(self.device))
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One block of images of one model, in all of its cells; the unit that workers are given."""
+
+    model: int  # its number among the plan's models
+    block: int
+    attempt: int = 1
+
+    @cached_property
+    def file_name(self) -> str:
+        """The file in which its worker says what is done."""
+        return f"{self.model}-{self.block}.{self.attempt}.jsonl"
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What stays the same when the task is given again."""
+        return self.model, self.block
+
+    def once_more(self) -> Task:
+        """The task as it is given again after its worker was lost."""
+        return dataclasses.replace(self, attempt=self.attempt + 1)
+
+    @staticmethod
+    def of_file(name: str) -> Task:
+        """The task whose worker writes the file of this name; ValueError if it is not one."""
+        numbers, attempt, _ = name.split(".")
+        model, block = numbers.split("-")
+        return Task(int(model), int(block), int(attempt))
+
+
+def thread_environment(threads: int) -> Mapping[str, str]:
+    """Environment variables with which a new process computes with this many CPU threads."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    return dict.fromkeys(names, str(threads))

@@ -1,0 +1,84 @@
+"""What a person reads while a run goes on, in the progress display and in RUN/log.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mjp_privacy.core.progress import RunProgress
+from mjp_privacy.experiment.applicability import Forecast
+from mjp_privacy.experiment.messages import BlockSkipped, CellDone, Message, ModelOpened
+from mjp_privacy.experiment.plan import Plan
+from mjp_privacy.experiment.store import RunStore
+
+
+def say_start(
+    progress: RunProgress,
+    plan: Plan,
+    images: int,
+    store: RunStore,
+    facts: Mapping[str, str | int],
+    workers: str,
+    absent: Sequence[str],
+) -> None:
+    """Log the command's versions and machine; warn of another number of threads than before, and
+    of images that are gone.
+
+    facts: of `provenance`; workers: where the work is done, in words
+    """
+    progress.say(
+        f"{images} images, {len(plan.cells)} cells, {workers}",
+        images=images,
+        **facts,
+    )
+    timed = store.read_timings()
+    earlier = set(timed["threads"]) if "threads" in timed else set()
+    if earlier - {facts["threads"]}:
+        progress.say(
+            f"earlier parts of this run had {sorted(earlier)} thread(s): float32 scores of "
+            "APRIL depend slightly on their number, float64 ones do not"
+        )
+    if absent:
+        progress.say(
+            f"{len(absent)} image(s) of this run folder are no longer among the images that were "
+            f"given ({absent[0]}, …); their rows stay in its tables"
+        )
+
+
+def say_foreseen(progress: RunProgress, remarks: Sequence[str], foreseen: Forecast) -> None:
+    """Say what does not apply and which models fail, before anything is computed."""
+    for remark in remarks:
+        progress.say(remark)
+    for model, reason in foreseen.unopened.items():
+        progress.say(f"{model}: FAILED. {reason}")
+    for line in foreseen.lines:
+        progress.say(f"not applicable: {line}")
+
+
+def say(progress: RunProgress, message: Message, foreseen: Forecast) -> None:
+    """Show what one message says."""
+    if isinstance(message, BlockSkipped):
+        progress.skip(
+            message.units, sum(message.of_other_code.values()), sum(message.unrecorded.values())
+        )
+    elif isinstance(message, CellDone):
+        progress.advance(message.units, f"{message.model} {message.setting} {message.dtype}")
+    elif isinstance(message, ModelOpened) and message.reason != foreseen.unopened.get(
+        message.model
+    ):
+        _say_model(progress, message)
+
+
+def _say_model(progress: RunProgress, opened: ModelOpened) -> None:
+    report, name = opened.report, opened.model
+    if report is None:
+        progress.say(f"{name}: FAILED. {opened.reason}")
+        return
+    notes = "; ".join(report.notes) or "complete"
+    progress.say(
+        f"{name}: {report.source} ({report.layout}), sha256 {report.sha256[:12]}, {notes}",
+        missing=report.missing,
+        unexpected=report.unexpected,
+        beside=report.beside,
+    )
+    if report.unexpected:
+        progress.say(f"{name}: tensors of the checkpoint not used: {', '.join(report.unexpected)}")
