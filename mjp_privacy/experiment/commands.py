@@ -121,11 +121,7 @@ def attack(argv: list[str], usage: Usage) -> int:
         print("\n".join(_shown(summary.failed_because)), file=sys.stderr)
     if summary.not_done:
         print("Not done; the same command goes on with these blocks:", file=sys.stderr)
-        shown = [
-            *summary.not_done[:REASONS_SHOWN],
-            *_further(len(summary.not_done) - REASONS_SHOWN),
-        ]
-        print("\n".join(f"  {line}" for line in shown), file=sys.stderr)
+        print("\n".join(_shown(summary.not_done)), file=sys.stderr)
     return DONE if summary.exit_code == 0 else SOME_FAILED
 
 

@@ -65,8 +65,9 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class Order:
-    """What a command asks for: Order(job, source, engine, "ask", 20).execute()."""
+    """What a command asks for: Order(root, job, source, engine, "ask", 20).execute()."""
 
+    root: Path  # the run folder, as the command named it
     job: Job
     source: UploadSource
     engine: EngineConfig
@@ -85,11 +86,6 @@ class Order:
     def in_this_process(self) -> bool:
         """Whether the work is done here, and not handed out to an engine."""
         return self.engine.kind == "here"
-
-    @property
-    def root(self) -> Path:
-        """The run folder."""
-        return Path(self.job.root)
 
     def execute(self) -> RunSummary:
         """Plan, work and save; a lock keeps other commands out of the folder."""

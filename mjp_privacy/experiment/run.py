@@ -88,7 +88,7 @@ def run_experiment(
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
     )
-    return Order(job, source, workers, stale, len(chosen), remarks, passed_over).execute()
+    return Order(root, job, source, workers, stale, len(chosen), remarks, passed_over).execute()
 
 
 def attack_uploads(
@@ -119,7 +119,7 @@ def attack_uploads(
     named = recorded_experiment(experiment, groups)
     paths: dict[str, Any] = {"uploads": str(folder), "limit": limit}
     job, workers = _job(named, root, source.device, stale, engine, **paths)
-    return Order(job, source, workers, stale, images).execute()
+    return Order(root, job, source, workers, stale, images).execute()
 
 
 def _job(

@@ -18,8 +18,7 @@ from PIL import Image
 
 from mjp_privacy.core import files, tensor_files
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment import run as run_module
-from mjp_privacy.experiment import store
+from mjp_privacy.experiment import execution, store
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.runs import (
     KEYS,
@@ -351,7 +350,7 @@ def test_a_killed_run_reports_the_cells_it_owes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_module, "work", stop)
+        patched.setattr(execution, "work", stop)
         with pytest.raises(KeyboardInterrupt):
             attack(images, tmp_path / "run", tiny())
     planned = RunStore(tmp_path / "run").read_cells()
