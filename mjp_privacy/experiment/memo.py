@@ -20,3 +20,7 @@ class Memo:
         if key not in self._values:
             self._values[key] = make()
         return self._values[key]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._values.clear()

@@ -66,6 +66,7 @@ class CellDone:
     failed: Mapping[str, str] = field(default_factory=dict)  # images, with the reason
     refused: Mapping[str, int] = field(default_factory=dict)  # reasons, with the number of images
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
+    remark: str = ""  # what is said of it while the run goes on
     elsewhere: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """Images that files of other blocks hold too, by block: there they are to be removed."""
 

@@ -61,6 +61,8 @@ def say(progress: RunProgress, message: Message, foreseen: Forecast) -> None:
             message.units, sum(message.of_other_code.values()), sum(message.unrecorded.values())
         )
     elif isinstance(message, CellDone):
+        if message.remark:
+            progress.say(message.remark)
         progress.advance(message.units, f"{message.model} {message.setting} {message.dtype}")
     elif isinstance(message, ModelOpened) and message.reason != foreseen.unopened.get(
         message.model

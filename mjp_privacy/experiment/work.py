@@ -10,7 +10,7 @@ was killed continues where it stopped and ends with the same rows. Each result n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -23,6 +23,7 @@ from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.description import describe
 from mjp_privacy.experiment.finished import UNRECORDED, BlockState, Finished
+from mjp_privacy.experiment.in_parts import InParts
 from mjp_privacy.experiment.messages import BlockRead, BlockSkipped, CellDone, ModelOpened
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.rows import reasoned_rows
@@ -41,6 +42,7 @@ class BlockResult:
     images: int  # number of images that were attacked
     before: BlockState  # what was on disk
     code: str  # the digest of the code that made it
+    remark: str = ""  # what is said of it while the run goes on
 
     def message(self) -> CellDone:
         """What is told of it once it is on disk."""
@@ -58,6 +60,7 @@ class BlockResult:
             failed={record.image_id: reason for record, reason in self.made.failed.items()},
             refused={str(reason): int(count) for reason, count in reasons.items()},
             seconds=dict(self.made.seconds),
+            remark=self.remark,
             elsewhere={block: sorted(ids) for block, ids in self.before.elsewhere.items()},
         )
 
@@ -76,6 +79,9 @@ class OpenModel:
     uploads: ModelUploads | None  # None: it could not be loaded
     facts: Mapping[Cell, CellFacts]
     reason: str = ""  # why it could not be loaded
+    together: dict[str, int] = field(default_factory=dict)
+    """How many images of a cell are computed together where memory does not hold a block, by
+    run_id; learnt while the run goes on."""
 
     @staticmethod
     def of(plan: Plan, source: UploadSource, name: str) -> OpenModel:
@@ -158,9 +164,7 @@ def _work_cells(
     first = next(iter(opened.facts.values()))
     yield BlockRead(first.run_id, uploads.notes, clock(device) - started)
     for cell in pending:
-        yield _work_cell(
-            plan, model, uploads, block, cell, opened.facts[cell], states[cell], codes[cell].digest
-        )
+        yield _work_cell(plan, opened, uploads, block, cell, states[cell], codes[cell].digest)
 
 
 def _not_run(facts: CellFacts, block: Block, reason: str, code: str) -> BlockResult:
@@ -186,11 +190,10 @@ def _kept(
 
 def _work_cell(
     plan: Plan,
-    opened: ModelUploads,
+    opened: OpenModel,
     uploads: BlockUploads,
     block: Block,
     cell: Cell,
-    facts: CellFacts,
     state: BlockState,
     code: str,
 ) -> BlockResult:
@@ -199,20 +202,25 @@ def _work_cell(
     float32 results depend slightly on what is computed together, and those of a continued run must
     equal those of a run that never stopped.
     """
+    assert opened.uploads is not None
+    model, facts = opened.uploads.model, opened.facts[cell]
     unusable = {note.record: note.reason for note in uploads.notes if note.reason}
     lost: dict[ImageRecord, str] = {**unusable, **block.broken(unusable, cell.client.batch)}
     usable = [record for record in block.records if record not in lost]
     reasons = {record: lost[record] for record in block.records if record in lost}
     no_image = any(note.unreadable for note in uploads.notes)
     parts = [reasoned_rows(facts, reasons, "unreadable" if no_image else "failed")]
-    gradients = plan.gradients(cell, opened.model)
+    gradients = plan.gradients(cell, model)
     attacked = CellRows(parts[0])
+    remark = ""
     if usable:
-        task = CellWork(uploads, opened.model, cell, plan.attacks[cell], gradients, facts)
+        task = CellWork(uploads, model, cell, plan.attacks[cell], gradients, facts)
+        in_parts = InParts(task, opened.together)
         try:
-            attacked = task.run(usable)
+            attacked = in_parts.run(usable)
         except UserError as error:  # such as images too small to score; other cells still run
             attacked = task.failed(usable, str(error))
         parts.append(attacked.rows)
+        remark = in_parts.remark
     rows = pd.concat([part for part in parts if len(part)], ignore_index=True)
-    return BlockResult(facts, block, rows, attacked, len(usable), state, code)
+    return BlockResult(facts, block, rows, attacked, len(usable), state, code, remark)

@@ -1,0 +1,63 @@
+"""How much memory is free, and whether an error says that there was too little."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Files with the limit of this process's container and what is used of it, in versions 2 and 1."""
+ALLOCATOR = "DefaultCPUAllocator"  # begins the error of torch where the CPU's memory ran out
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can still be taken on the device: of the GPU, or of the machine or container;
+    None where neither tells."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    known = [free for free in (_free_in_machine(), *map(_free_in_group, CGROUPS)) if free]
+    return min(known, default=None)
+
+
+def _free_in_machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    available = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(available[0]) * 1024 if available else None
+
+
+def _free_in_group(files: tuple[str, str]) -> int | None:
+    try:
+        limit, used = (Path(file).read_text(encoding="ascii").strip() for file in files)
+        return max(int(limit) - int(used), 0)
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return None
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on the CPU or a GPU."""
+    import torch
+
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and ALLOCATOR in str(error)
+
+
+def give_back(device: torch.device) -> None:
+    """Free what nothing refers to any more."""
+    gc.collect(1)  # what an error left is young; all generations take a second
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
