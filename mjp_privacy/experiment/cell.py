@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.gradients import predict
 from mjp_privacy.core.device import clock
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageRecord
+from mjp_privacy.experiment import shared_truth
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.diagnostics import (
     Scene,
     diagnose,
     mask_agreement,
-    oracle,
     without_truth,
 )
 from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_setting
@@ -82,11 +80,14 @@ class CellWork:
         )
         attacked_at = clock(device)
         failed = {records[place]: reason for place, reason in reasons.items()}
-        rows = self._scored(scene, records, reconstruction, failed)
+        checks = self._checks(scene, reconstruction, failed)
+        checked_at = clock(device)
+        rows = self._scored(scene, records, reconstruction, failed, checks)
         seconds = {
             **observation.seconds,
             "attack": attacked_at - started,
-            "score": clock(device) - attacked_at,
+            "residual": checked_at - attacked_at,
+            "score": clock(device) - checked_at,
         }
         return replace(rows, failed=failed, seconds=seconds)
 
@@ -105,7 +106,8 @@ class CellWork:
         reconstruction = control.run(scene.view, truth, scene.inputs, generator=generator)
         reasons = without_reconstruction(reconstruction, len(records))
         failed = {records[place]: reason for place, reason in reasons.items()}
-        return replace(self._scored(scene, records, reconstruction, failed), failed=failed)
+        checks = self._checks(scene, reconstruction, failed)
+        return replace(self._scored(scene, records, reconstruction, failed, checks), failed=failed)
 
     def _generator(self, records: Sequence[ImageRecord], step: int) -> torch.Generator:
         """The generator for the attack's random choices from this step on.
@@ -128,14 +130,30 @@ class CellWork:
 
     # score ------------------------------------------------------------------------------------
 
+    def _checks(
+        self, scene: Scene, reconstruction: Reconstruction, failed: Mapping[ImageRecord, str]
+    ) -> Mapping[str, Tensor]:
+        """Diagnostics that need no private image. They take a gradient for each upload, so they
+        are timed apart from the scores."""
+        made = reconstruction.images
+        if made is None or len(failed) + len(reconstruction.inapplicable) >= len(made):
+            return {}
+        images = made.float().cpu()
+        mode = self.cell.client.mode
+        return without_truth(scene.view, reconstruction, images, scene.models, mode)
+
     def _scored(
         self,
         scene: Scene,
         records: Sequence[ImageRecord],
         reconstruction: Reconstruction,
         failed: Mapping[ImageRecord, str],
+        checks: Mapping[str, Tensor],
     ) -> CellRows:
-        """Rows of every image: its scores, or the reason why it has none."""
+        """Rows of every image: its scores, or the reason why it has none.
+
+        checks  diagnostics that need no truth
+        """
         inapplicable = {records[at]: why for at, why in reconstruction.inapplicable.items()}
         parts = [
             reasoned_rows(self.facts, inapplicable, "unsupported"),
@@ -148,13 +166,13 @@ class CellWork:
             # The scored images are exactly the stored ones, float32, so that scores can be
             # recomputed from the files.
             images = reconstruction.images.float().cpu()
+            shown = scene, kept, places, reconstruction, images, checks
             if self.uploads.scored:
                 labelled = all(record.label is not None for record in records)
-                scored = self._pictures(scene, kept, places, reconstruction, images, labelled)
+                made, tensors = self._pictures(*shown, labelled)
             else:
-                scored = self._pictures_without_truth(scene, kept, places, reconstruction, images)
-            parts.insert(0, scored[0])
-            tensors = scored[1]
+                made, tensors = self._pictures_without_truth(*shown)
+            parts.insert(0, made)
         elif kept and reconstruction.mask is not None:
             known = self.uploads.scored  # without the truth the true mask is not known either
             agreement = mask_agreement(reconstruction.mask, scene.inputs) if known else {}
@@ -171,26 +189,24 @@ class CellWork:
         places: Sequence[int],
         reconstruction: Reconstruction,
         images: Tensor,
+        checks: Mapping[str, Tensor],
         labelled: bool,
     ) -> tuple[pd.DataFrame, dict[str, Tensor]]:
         """Rows with the scores of the images at these places, and the tensors to store."""
-        chosen = list(places)
+        chosen, everything = list(places), len(places) == len(images)
         tensors = {name: t[chosen] for name, t in {"images": images, **scene.tensors()}.items()}
-        bound = self.uploads.memo.once(
-            ("oracle", *self._input_key(scene)), partial(oracle, self.model, scene.inputs)
-        )
-        diagnosed = diagnose(self.cell, scene, reconstruction, images, bound)
-        diagnostics = {**reconstruction.diagnostics, **diagnosed}
+        limits = shared_truth.limits(self.uploads, self.cell, self.model, scene)
+        diagnosed = diagnose(self.cell, scene, reconstruction, images, limits)
+        diagnostics = {**reconstruction.diagnostics, **diagnosed, **checks}
         device = self.model.cls_token.device
+        known = shared_truth.references(self.uploads, scene.target, device)
+        correct = shared_truth.accuracy(self.uploads, self.cell, scene, labelled)
         rows = scored_rows(
             self.facts,
             records,
-            score(tensors["images"], tensors["target"], device=device),
+            score(tensors["images"], known if everything else known.at(chosen)),
             {name: values.cpu()[chosen] for name, values in diagnostics.items()},
-            {
-                name: None if correct is None else correct[chosen]
-                for name, correct in self._accuracy(scene, labelled).items()
-            },
+            {name: None if right is None else right[chosen] for name, right in correct.items()},
         )
         return rows, tensors
 
@@ -201,12 +217,11 @@ class CellWork:
         places: Sequence[int],
         reconstruction: Reconstruction,
         images: Tensor,
+        checks: Mapping[str, Tensor],
     ) -> tuple[pd.DataFrame, dict[str, Tensor]]:
         """The same without private images to compare with: diagnostics, but no scores."""
-        mode = self.cell.client.mode
-        measured = without_truth(scene.view, reconstruction, images, scene.models, mode)
         unshuffled = unshuffled_uploads(scene.view, self.cell.gamma)
-        diagnostics = {**reconstruction.diagnostics, **measured, **unshuffled}
+        diagnostics = {**reconstruction.diagnostics, **checks, **unshuffled}
         rows = self._unscored(records, places, diagnostics, NO_TRUTH.text)
         tensors = {"images": images[list(places)]}
         if reconstruction.mask is not None:
@@ -226,22 +241,3 @@ class CellWork:
         reasons = dict.fromkeys(records, reason)
         parts = rows, reasoned_rows(self.facts, reasons, "unscored")
         return pd.concat([part for part in parts if len(part)])
-
-    def _accuracy(self, scene: Scene, labelled: bool) -> dict[str, Tensor | None]:
-        """Whether the intact and the altered model classify each input correctly, (m,) each; None
-        if an image of the block has no true label."""
-        if not labelled:
-            return {"intact": None, "altered": None}
-        correct: dict[str, Tensor | None] = {}
-        for column, block0 in (("intact", "intact"), ("altered", "april_block")):
-            model = self.uploads.accuracy_model(self.cell, block0)  # type: ignore[arg-type]
-            predicted = self.uploads.memo.once(
-                ("prediction", block0, *self._input_key(scene)),
-                partial(predict, model, scene.inputs.images, scene.inputs.mask),
-            )
-            correct[column] = predicted == scene.inputs.labels
-        return correct
-
-    def _input_key(self, scene: Scene) -> tuple[object, ...]:
-        """Everything that decides what the client fed."""
-        return self.cell.client, self.cell.setting, self.cell.gamma, scene.inputs.image_ids

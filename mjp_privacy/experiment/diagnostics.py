@@ -6,7 +6,7 @@ stored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,23 +63,26 @@ class Scene:
 
 
 def diagnose(
-    cell: Cell, scene: Scene, reconstruction: Reconstruction, images: Tensor, oracle: Tensor
+    cell: Cell,
+    scene: Scene,
+    reconstruction: Reconstruction,
+    images: Tensor,
+    limits: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """All diagnostics but those that the attack itself returned.
+    """All diagnostics but those that the attack itself returned and those `without_truth`.
 
     images  (m, C, S, S), the reconstructed images as they are stored
-    oracle  what the function `oracle` returned
+    limits  what `bounds` returned
     """
     inputs, target, view = scene.inputs, scene.target, scene.view
     return {
-        **bounds(cell, inputs, target, oracle),
+        **limits,
         **puzzle(inputs),
         **unshuffled_uploads(view, cell.gamma),
         **mask_agreement(reconstruction.mask, inputs),
         **regions(view, images, inputs, target),
         **jigsaw(reconstruction, images, inputs, scene.plain, view),
         **original(cell, scene, images),
-        **without_truth(view, reconstruction, images, scene.models, cell.client.mode),
     }
 
 
@@ -89,18 +92,21 @@ def oracle(model: LoadedModel, inputs: ClientInput) -> Tensor:
     return oracle_inverse(model, inputs.images.to(model.cls_token.device)).cpu()
 
 
-def bounds(cell: Cell, inputs: ClientInput, target: Tensor, oracle: Tensor) -> dict[str, Tensor]:
-    """PSNR of the ceiling and of the floor.
+def bounds(
+    cell: Cell, model: LoadedModel, inputs: ClientInput, target: Tensor
+) -> dict[str, Tensor]:
+    """PSNR of the ceiling and of the floor. No attack enters them.
 
     The ceiling is the oracle inverse against the image the client fed. In setting c an attack
     reaches it only by putting the patches back in order; the same oracle, in the order that was
     fed, is given too.
     """
+    best = oracle(model, inputs)
     limits = {
-        "ceiling_psnr": psnr(oracle, inputs.images),
+        "ceiling_psnr": psnr(best, inputs.images),
         "grey_psnr": psnr(torch.full_like(target, 0.5), target),
     }
-    return limits | ({"oracle_in_place_psnr": psnr(oracle, target)} if cell.setting == "c" else {})
+    return limits | ({"oracle_in_place_psnr": psnr(best, target)} if cell.setting == "c" else {})
 
 
 def puzzle(inputs: ClientInput) -> dict[str, Tensor]:

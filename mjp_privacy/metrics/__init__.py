@@ -1,177 +1,28 @@
-"""How close a reconstruction comes to the private image: one number per image and metric.
+"""How close a reconstruction comes to the private image, and statistics of many.
 
-Each metric has two variants. `paper` is what the paper's own scripts compute, on both images
-rounded to the 8 bits of an image file. `standard` is the usual definition, on the floating-point
-images as they are. For MSE, PSNR and LPIPS the variants differ only in the rounding.
+The names are imported when first used: `mjp score --help` needs none of them.
 """
 
-from collections.abc import Iterable
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
+from mjp_privacy.core.lazy import imported_on_use
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import Registry, unknown_name
-from mjp_privacy.metrics.contract import Metric, MetricFunction
-from mjp_privacy.metrics.perceptual import lpips, lpips_backbone
-from mjp_privacy.metrics.pixel import mse, psnr, quantise
-from mjp_privacy.metrics.spectral import fft2d
-from mjp_privacy.metrics.structural import ssim
+if TYPE_CHECKING:
+    from mjp_privacy.metrics.alexnet import backbone as lpips_backbone
+    from mjp_privacy.metrics.references import References as References
+    from mjp_privacy.metrics.scores import METRICS as METRICS
+    from mjp_privacy.metrics.scores import prepare as prepare
+    from mjp_privacy.metrics.scores import score as score
 
-__all__ = ["METRICS", "lpips_backbone", "score"]
+__all__ = ["METRICS", "References", "lpips_backbone", "prepare", "score"]
 
-Images = Tensor | npt.NDArray[Any]
-Scores = dict[tuple[str, str], npt.NDArray[np.float64]]
-
-METRICS: Registry[Metric] = Registry("metric")
-"""Every metric under its "name/variant", as in `METRICS["psnr/paper"]`."""
-
-BLOCK = 32  # images scored at a time, so that memory does not grow with their number
-SLACK = 1e-6  # how far rounding may carry a pixel out of [0, 1]
-
-
-def _on_8_bits(metric: MetricFunction) -> MetricFunction:
-    def on_8_bits(reconstructions: Tensor, references: Tensor) -> Tensor:
-        return metric(quantise(reconstructions), quantise(references))
-
-    return on_8_bits
-
-
-def _register(
-    name: str,
-    summary: str,
-    *,
-    higher_is_better: bool,
-    paper: MetricFunction,
-    standard: MetricFunction,
-) -> None:
-    METRICS.register(
-        f"{name}/paper", Metric(name, "paper", higher_is_better, _on_8_bits(paper), summary)
-    )
-    METRICS.register(
-        f"{name}/standard", Metric(name, "standard", higher_is_better, standard, summary)
-    )
-
-
-_register("mse", "mean squared error of pixels", higher_is_better=True, paper=mse, standard=mse)
-_register(
-    "fft2d",
-    "distance of 2-D spectra, a cosine with (standard) or without (paper) conjugation",
-    higher_is_better=True,
-    paper=partial(fft2d, conjugate=False),
-    standard=partial(fft2d, conjugate=True),
+__getattr__ = imported_on_use(
+    __name__,
+    {
+        "METRICS": "mjp_privacy.metrics.scores",
+        "References": "mjp_privacy.metrics.references",
+        "lpips_backbone": "mjp_privacy.metrics.scores",
+        "prepare": "mjp_privacy.metrics.scores",
+        "score": "mjp_privacy.metrics.scores",
+    },
 )
-_register(
-    "psnr", "peak signal-to-noise ratio, dB", higher_is_better=False, paper=psnr, standard=psnr
-)
-_register(
-    "ssim",
-    "structural similarity, Gaussian window",
-    higher_is_better=False,
-    paper=partial(ssim, zero_padded=True),
-    standard=partial(ssim, zero_padded=False),
-)
-_register(
-    "lpips",
-    "perceptual distance, AlexNet features",
-    higher_is_better=True,
-    paper=lpips,
-    standard=lpips,
-)
-
-
-def score(
-    reconstructions: Images,
-    references: Images,
-    metrics: Iterable[str | tuple[str, str]] | None = None,
-    device: str | torch.device | None = None,
-) -> Scores:
-    """Score every reconstruction against its reference, image by image.
-
-    Both are torch tensors or NumPy arrays of floating point, (n, C, H, W) with values in [0, 1].
-    `metrics` names what to compute: "psnr" (both variants), "psnr/paper" or ("psnr", "paper");
-    None means every metric. `device` defaults to where the reconstructions are.
-
-    Returns {(metric, variant): (n,) float64}. PSNR is inf for identical images.
-
-        score(reconstructions, originals, ["psnr"])["psnr", "paper"].mean()
-    """
-    chosen = _choose(metrics)
-    left = _images("reconstructions", reconstructions)
-    right = _images("references", references)
-    if left.shape != right.shape:
-        raise UserError(
-            "Expected as many references as reconstructions, in the same order and of the same "
-            f"size; got reconstructions {tuple(left.shape)} and references {tuple(right.shape)}."
-        )
-    place = left.device if device is None else _device(device)
-    parts: dict[tuple[str, str], list[npt.NDArray[np.float64]]] = {key: [] for key in chosen}
-    for blocks in zip(torch.split(left, BLOCK), torch.split(right, BLOCK), strict=True):
-        # contiguous, because float32 convolutions differ in the last digit between memory layouts
-        u, v = (block.to(place, torch.float64).clamp(0, 1).contiguous() for block in blocks)
-        for key, metric in chosen.items():
-            parts[key].append(metric.fn(u, v).cpu().numpy())
-    return {key: np.concatenate(values) for key, values in parts.items()}
-
-
-def _choose(metrics: Iterable[str | tuple[str, str]] | None) -> dict[tuple[str, str], Metric]:
-    if metrics is None:
-        names = METRICS.names()
-    else:
-        requested = [metrics] if isinstance(metrics, str) else list(metrics)
-        names = [name for entry in requested for name in _expand(entry)]
-    if not names:
-        raise UserError(f"Expected at least one metric, got none. Available: {', '.join(METRICS)}.")
-    return {(METRICS[name].name, METRICS[name].variant): METRICS[name] for name in names}
-
-
-def _expand(entry: str | tuple[str, str]) -> list[str]:
-    """The registered names that an entry stands for: both variants of a bare "psnr"."""
-    name = entry if isinstance(entry, str) else "/".join(entry)
-    if "/" in name:
-        return [name]
-    both = [key for key in METRICS if METRICS[key].name == name]
-    if not both:
-        names = list(dict.fromkeys(METRICS[key].name for key in METRICS))
-        raise unknown_name("metric", name, names)
-    return both
-
-
-def _images(role: str, images: Images) -> Tensor:
-    """The images as a tensor; UserError unless type, shape and range are what a score needs."""
-    if isinstance(images, np.ndarray) and np.issubdtype(images.dtype, np.floating):
-        dtype = np.float64 if images.dtype.itemsize > 4 else np.float32
-        images = torch.from_numpy(np.array(images, dtype=dtype, order="C"))
-    if not (isinstance(images, Tensor) and images.is_floating_point()):
-        kind = getattr(images, "dtype", type(images).__name__)
-        raise UserError(
-            f"Expected {role} as a floating-point tensor or array in [0, 1], got {kind}. "
-            "Convert 8-bit images with images.astype('float32') / 255 or images.float() / 255."
-        )
-    if images.ndim != 4 or images.numel() == 0:
-        raise UserError(
-            f"Expected {role} of shape (n, C, H, W) with at least one image, got "
-            f"{tuple(images.shape)}. A single image becomes a batch with images[None]."
-        )
-    low, high = (float(bound) for bound in images.detach().aminmax())
-    if not (low >= -SLACK and high <= 1 + SLACK):  # `not` so that NaN is refused too
-        raise UserError(
-            f"Expected {role} with values in [0, 1], got values from {low:.6g} to {high:.6g}"
-            f"{' (NaN: not a number)' if low != low else ''}. Undo any normalisation, then clip "
-            "with images.clip(0, 1); leave out images that are not finite."
-        )
-    return images.detach()
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise UserError(f"Expected a device such as cpu or cuda, got {device!r}.") from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"Device {device} was requested, but torch sees no GPU here. Use cpu.")
-    return place

@@ -1,11 +1,21 @@
-"""What every metric provides: its function, and which direction is better for privacy."""
+"""What every metric provides: a measure of one pair of images, and which direction is better.
+
+A measure works in two steps. `prepare` computes what it needs of the reference images alone, once;
+`compare` then scores any number of reconstructions against them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
+import torch
 from torch import Tensor
+
+Variant = Literal["paper", "standard"]
+Prepared = tuple[Tensor, ...]
+"""What a measure keeps of the reference images. The first axis of every tensor is the image."""
 
 
 def arrow(higher_is_better: bool) -> str:
@@ -13,20 +23,37 @@ def arrow(higher_is_better: bool) -> str:
     return "↑" if higher_is_better else "↓"
 
 
-class MetricFunction(Protocol):
-    """Scores each reconstruction against its reference."""
+class Measure(Protocol):
+    """A number for each pair of images. A frozen dataclass: equal ones are computed once.
 
-    def __call__(self, reconstructions: Tensor, references: Tensor) -> Tensor:
-        """(m, C, H, W) twice, float64 in [0, 1] -> (m,), without any average over images."""
-        ...
+    precision  float64: it is given few images at a time, so that they stay in the processor's
+               cache. float32: a network, which is given many images at a time.
+    """
+
+    precision: ClassVar[torch.dtype]
+
+    def prepare(self, references: Tensor) -> Prepared:
+        """What `compare` needs of the references (m, C, H, W) in [0, 1] besides themselves."""
+
+    def compare(self, reconstructions: Tensor, references: Tensor, prepared: Prepared) -> Tensor:
+        """(m, C, H, W) twice in [0, 1] -> (m,), without any average over images."""
+
+
+def unchanged(values: Tensor) -> Tensor:
+    """The values of a measure as they are."""
+    return values
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One score. `higher_is_better` means better for privacy, as with the paper's arrows."""
+    """One score: a measure on the images of a variant, and what is made of its values.
+
+    `higher_is_better` means better for privacy, as with the paper's arrows.
+    """
 
     name: str
-    variant: Literal["paper", "standard"]
+    variant: Variant
     higher_is_better: bool
-    fn: MetricFunction
+    measure: Measure
     summary: str = ""
+    finish: Callable[[Tensor], Tensor] = unchanged

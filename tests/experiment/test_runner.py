@@ -11,7 +11,7 @@ import torch
 from mjp_privacy import load_model, score
 from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment import cell as cell_module
+from mjp_privacy.experiment import shared_truth
 from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER
 from mjp_privacy.experiment.store import CELL_COLUMNS, ROW_COLUMNS, RunStore
 from mjp_privacy.metrics import METRICS
@@ -122,7 +122,7 @@ def test_accuracy_is_taken_with_the_mask_that_the_client_used(
         asked.append((x, mask))
         return predict(model, x, mask)
 
-    monkeypatch.setattr(cell_module, "predict", noted)
+    monkeypatch.setattr(shared_truth, "predict", noted)
     grid = [{"models": ["MJP"], "settings": ["a", "b"], "gammas": [0.5]}]
     attack(images, tmp_path, tiny(grid=grid), limit=3)
     stored = tensors(tmp_path, cell(tmp_path, setting="b")["run_id"]).values()

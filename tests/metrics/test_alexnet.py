@@ -1,24 +1,55 @@
-"""AlexNet's layers as read here, against the network that the lpips package builds."""
+"""AlexNet's layers and heads as read here, against the network that the lpips package builds."""
 
 import lpips as package
+import numpy as np
+import pytest
 import torch
+from safetensors.torch import load_file
 
-from mjp_privacy.metrics import lpips
-from mjp_privacy.metrics.alexnet import alexnet_layers, lpips_heads
+from mjp_privacy.metrics import score
+from mjp_privacy.metrics.alexnet import CONVOLUTIONS, PACKAGED, alexnet_layers, lpips_heads
 
 
-def test_layers_and_heads_give_the_packages_distance() -> None:
-    torch.manual_seed(0)
-    left, right = torch.rand(3, 3, 64, 64), torch.rand(3, 3, 64, 64)
+@pytest.fixture(scope="module")
+def network() -> package.LPIPS:
+    """The package's own network, with this package's weights of AlexNet."""
+    built = package.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
+    weights = load_file(PACKAGED)
+    layers = [layer for layer in built.net.modules() if isinstance(layer, torch.nn.Conv2d)]
+    for (index, _, _), layer in zip(CONVOLUTIONS, layers, strict=True):
+        layer.weight.data.copy_(weights[f"features.{index}.weight"])
+        layer.bias.data.copy_(weights[f"features.{index}.bias"])
+    return built.requires_grad_(False)
+
+
+@pytest.fixture
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.rand(2, 3, 3, 64, 64, generator=generator)
+    return left, right
+
+
+def test_layers_and_heads_give_the_packages_distance(network, images) -> None:
     total = torch.zeros(3)
-    pairs = zip(alexnet_layers(left), alexnet_layers(right), lpips_heads(), strict=True)
+    pairs = zip(*(alexnet_layers(side) for side in images), lpips_heads(), strict=True)
     for u, v, head in pairs:
         u, v = (x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10) for x in (u, v))
         total += ((u - v).square() * head).sum(1).mean((1, 2))
-    torch.testing.assert_close(total.double(), lpips(left, right), atol=1e-6, rtol=1e-5)
+    wanted = network(*images, normalize=True).flatten()
+    torch.testing.assert_close(total, wanted, atol=1e-6, rtol=1e-5)
 
 
-def test_the_heads_are_those_of_the_package() -> None:
-    network = package.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
+@pytest.mark.parametrize("side", [32, 56, 192, 224])
+def test_scores_are_the_packages_to_a_millionth(side: int, network) -> None:
+    generator = torch.Generator().manual_seed(side)
+    right = torch.rand(3, 3, side, side, generator=generator)
+    noisy = (right + 0.1 * torch.randn(right.shape, generator=generator)).clamp(0, 1)
+    for left in (noisy, torch.full_like(right, 0.5), torch.zeros_like(right)):
+        wanted = network(left, right, normalize=True).flatten().double().numpy()
+        found = score(left, right, ["lpips/standard"])["lpips", "standard"]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_the_heads_are_those_of_the_package(network) -> None:
     for head, known in zip(lpips_heads(), network.lins, strict=True):
         torch.testing.assert_close(head, known.model[-1].weight.detach().clamp(min=0))

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mjp_privacy.metrics import score
+from mjp_privacy.metrics.alexnet import PACKAGED
 from mjp_privacy.metrics.identification import (
     MOST,
     embed,
@@ -20,7 +21,6 @@ from mjp_privacy.metrics.identification import (
     pointing,
     shrink,
 )
-from mjp_privacy.metrics.perceptual import PACKAGED
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from tests.helpers.report_rows import photograph
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import mjp_privacy
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics import METRICS, lpips_backbone, perceptual, score
+from mjp_privacy.metrics import METRICS, alexnet, lpips_backbone, score
 
 WEIGHTS = Path(mjp_privacy.__file__).parent / "assets" / "alexnet_features_fp16.safetensors"
 
@@ -38,8 +38,8 @@ def fresh_lpips(tmp_path, monkeypatch):
     """No network made yet, and an empty torch.hub folder."""
 
     def clear() -> None:
-        perceptual._backbone.cache_clear()
-        perceptual._network.cache_clear()
+        alexnet._backbone.cache_clear()
+        alexnet._convolutions.cache_clear()
 
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
@@ -48,7 +48,7 @@ def fresh_lpips(tmp_path, monkeypatch):
     clear()
 
 
-def test_lpips_uses_the_package_and_is_silent(fresh_lpips, capfd, recwarn) -> None:
+def test_lpips_uses_the_packaged_weights_and_is_silent(fresh_lpips, capfd, recwarn) -> None:
     before = torch.random.get_rng_state()
     score(*np.random.default_rng(4).random((2, 1, 3, 32, 32)), metrics=["lpips"])
     assert torch.equal(before, torch.random.get_rng_state())
@@ -64,7 +64,7 @@ def test_lpips_prefers_torchvisions_own_file_if_whole(whole, fresh_lpips, monkey
     content = (fresh_lpips / "file").read_bytes()
     file = fresh_lpips / f"alexnet-owt-{hashlib.sha256(content).hexdigest()[:8]}.pth"
     file.write_bytes(content if whole else content[:1000])
-    monkeypatch.setattr(perceptual, "TORCHVISION", file.name)
+    monkeypatch.setattr(alexnet, "TORCHVISION", file.name)
     scores = score(*np.random.default_rng(5).random((2, 1, 3, 32, 32)), metrics=["lpips"])
     assert (scores["lpips", "standard"][0] == 0) == whole
     assert lpips_backbone().startswith(file.name) == whole
