@@ -32,7 +32,8 @@ from attacks.equations.patch_system import PatchSystem, gradient, patch_system
 from attacks.equations.pictures import pictures
 from attacks.equations.span import ABOVE_NOISE, off_the_visible, upload_span
 from attacks.jigsaw.solver import solve
-from attacks.lattice.unmixing import sum_coordinates, unmix
+from attacks.lattice.mosaic import FIXED, FREE
+from attacks.lattice.unmixing import Unmixed, sum_coordinates, unmix
 from attacks.masked_span import MaskedSpan
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
@@ -90,11 +91,14 @@ class PixelLattice:
         for index, filled in enumerate(self.span.solve(view, [system]).patches):
             guess = pictures(view, filled.unsqueeze(0))[0]
             exact = self._exact(view, system, index, sums[index], guess)
-            masked = bool(system.hidden[index].any())
-            lattice_found.append(float(exact is not None) if masked else torch.nan)
-            patches = to_patches(guess, view.model.patch_size) if exact is None else exact
-            picture, order = self._placed(view, patches, system.hidden[index], exact is not None)
-            images.append(picture)
+            hidden = system.hidden[index]
+            lattice_found.append(float(exact is not None) if hidden.any() else torch.nan)
+            patches, order = to_patches(guess, view.model.patch_size), torch.arange(len(hidden))
+            if exact is not None:
+                patches, order = exact.placed(hidden, view.model.grid, view.model.patch_size)
+            if view.against == "input" and hidden.any():
+                patches[hidden] = patches[hidden].mean(0)
+            images.append(to_images(patches, view.model.patch_size, len(view.pixels.mean)))
             orders.append(order)
         return Reconstruction(
             torch.stack(images),
@@ -108,8 +112,9 @@ class PixelLattice:
 
     def _exact(
         self, view: AttackerView, system: PatchSystem, index: int, row_sum: Tensor, guess: Tensor
-    ) -> Tensor | None:
-        """Patches (N, p) in [0, 1], the masked ones in any order; None where no lattice is found.
+    ) -> _Exact | None:
+        """The patches by the lattice, with the guess (C, S, S) where it gives none; None where
+        there is no lattice.
 
         row_sum (D,) is the sum of the masked rows of A, dL/dE_unk.
         """
@@ -117,9 +122,7 @@ class PixelLattice:
         hidden = system.hidden[index]
         count = int(hidden.sum())
         span = upload_span(system, index, above_noise=ABOVE_NOISE)
-        if count == 0:
-            return patches
-        if count > self.most or not len(span.basis):
+        if not 0 < count <= self.most or not len(span.basis):
             return None
         rest = off_the_visible(system, index, system.total[index])
         rest_of_sum = off_the_visible(system, index, row_sum.unsqueeze(1)).squeeze(1)
@@ -129,30 +132,51 @@ class PixelLattice:
         if unmixed is None:
             return None
         restored, whole = unmixed.complete(span.complement[~hidden], patches[~hidden])
-        # Values outside [0, 1] cannot be a patch, integers or not: keep the guess.
-        whole &= ((restored >= 0) & (restored <= 1)).all(-1)
-        whole = whole.to(patches.device).unsqueeze(1)
+        whole = (whole & _possible(restored)).to(patches.device).unsqueeze(1)
         patches[~hidden] = torch.where(whole, restored.to(patches), patches[~hidden])
-        patches[hidden] = _repeated(unmixed.patches.to(patches).clamp(0, 1), count)
-        return patches
-
-    def _placed(
-        self, view: AttackerView, patches: Tensor, hidden: Tensor, exact: bool
-    ) -> tuple[Tensor, Tensor]:
-        """The picture scored against (C, S, S), and a permutation (N,) of the masked patches."""
-        order = torch.arange(len(hidden))
-        if view.against == "input":
-            mean = patches[hidden].mean(0) if hidden.any() else patches[0]
-            patches = torch.where(hidden.unsqueeze(1), mean, patches)
-        elif exact and hidden.any():
-            size, grid = view.model.patch_size, view.model.grid
-            order = solve(patches, hidden, patches[hidden], grid=grid, patch_size=size)
-            patches = patches.clone().index_copy(0, order.to(patches.device), patches)
-        return to_images(patches, view.model.patch_size, len(view.pixels.mean)), order
+        members = torch.full((len(hidden),), FIXED)
+        members[~hidden.cpu()] = torch.where(whole.flatten().cpu(), FREE, FIXED)
+        pieces, members[hidden.cpu()] = _repeated(unmixed.patches, count)
+        patches[hidden] = pieces.to(patches)
+        return _Exact(unmixed, patches, members)
 
 
-def _repeated(pieces: Tensor, count: int) -> Tensor:
-    """The pieces filled up to (count, p). The lattice gives equal patches once and leaves out those
-    that are combinations of others, mostly flat ones: copies of the flattest stand for them."""
-    flattest = pieces[pieces.std(-1).argmin()]
-    return torch.cat((pieces, flattest.expand(count - len(pieces), -1)))
+@dataclass(frozen=True)
+class _Exact:
+    """A picture's patches by the lattice."""
+
+    unmixed: Unmixed
+    patches: Tensor  # (N, p) in [0, 1], the masked ones in any order and perhaps outside
+    members: Tensor  # (N,) see `lattice.mosaic.continued`
+
+    def placed(self, hidden: Tensor, grid: int, patch_size: int) -> tuple[Tensor, Tensor]:
+        """The patches (N, p) in their places, and the permutation (N,) that the masked ones had."""
+        pieces = self.patches[hidden].clamp(0, 1)
+        order = solve(self.patches, hidden, pieces, grid=grid, patch_size=patch_size)
+        patches = torch.empty_like(self.patches)
+        patches[order.to(patches.device)] = self.patches
+        members = torch.empty_like(self.members)
+        members[order] = self.members
+        better = self.unmixed.continued(patches, members)
+        patches = torch.where(_possible(better).unsqueeze(1), better, patches)
+        return patches.clamp(0, 1), order
+
+
+def _possible(patches: Tensor) -> Tensor:
+    """Whether patches are within [0, 1], (n,): integers of the lattice outside are no patches."""
+    return ((patches >= 0) & (patches <= 1)).all(-1)
+
+
+def _repeated(pieces: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The pieces filled up to (count, p), and for each its number, or FIXED for the copies.
+
+    The lattice gives equal patches once and leaves out those that are combinations of others,
+    mostly flat ones: copies of the flattest stand for them.
+    """
+    numbers = torch.full((count,), FIXED)
+    numbers[: len(pieces)] = torch.arange(len(pieces))
+    if len(pieces) < count:
+        flattest = int(pieces.std(-1).argmin())
+        numbers[flattest] = FIXED
+        pieces = torch.cat((pieces, pieces[flattest].expand(count - len(pieces), -1)))
+    return pieces, numbers

@@ -27,7 +27,7 @@ from mjp_privacy.core.seeding import derive_seed
 
 Places = NDArray[np.int64]
 Costs = NDArray[np.float64]
-ROUNDS = 60  # times that a part is taken out and grown again
+ROUNDS = 160  # times that a part is taken out and grown again; 60 left pairs of pieces exchanged
 
 
 def solve(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from attacks.lattice.descent import deepened, evened
 from attacks.lattice.frame import INTEGRAL, Frame, Reals
 from attacks.lattice.reduction import lll
-from attacks.lattice.search import exchanged, shortened
+from attacks.lattice.search import exchanged
 
 RELATION = 1e-3  # weight of a combination's coefficients in LLL
+FINE = 2.0**14  # the shortest vector for LLL: RELATION must not vanish by rounding
 FAR = 1e7  # weight of phi in LLL, so large that LLL makes phi whole
 
 
@@ -18,7 +20,7 @@ def combination_basis(frame: Frame, vectors: Reals, distance: Reals) -> Reals | 
     vectors (s, p) and their distance (s,) from integers -> (k, p), or (k-1, p) where a patch is
     black. The lattice also holds `frame.colour`, multiples of which are taken out of the vectors.
     """
-    wanted = len(frame.t) + int(not frame.flat and frame.colour()[0].any())
+    wanted = len(frame.t) + int(not frame.flat and frame.colour[0].any())
     distance = np.where((np.rint(vectors) != 0).any(1), distance, np.inf)
     nearest = np.argsort(distance, kind="stable")[:wanted]
     if (distance[nearest] >= INTEGRAL).any():
@@ -46,29 +48,30 @@ def _reduced(vectors: Reals, also: Reals) -> Reals:
     """A basis of the lattice of `vectors` for which LLL makes `also`, one entry per vector, small;
     zero rows are dropped."""
     rows = np.hstack((vectors, also[:, None], RELATION * np.eye(len(vectors))))
-    vectors = np.rint(lll(rows)[0] @ vectors)
+    vectors = np.rint(lll(rows, FINE) @ vectors)
     return vectors[(vectors != 0).any(1)]
 
 
 def patch_basis(frame: Frame, vectors: Reals) -> Reals | None:
     """The patches (k, p) from any basis of their combinations; None if none has a . t = 1."""
-    starts = (vectors, shortened(vectors, frame.patch_size))
+    units = _unit_basis(frame, vectors)
+    if units is None:
+        return None
     ends = []
-    for start in starts:
-        patches = _unit_basis(frame, start)
-        if patches is None:
-            return None
+    for start in (units, evened(frame.parts(), units)):
         if frame.black:
-            patches = np.vstack((patches, 0 * patches[:1]))
-        ends.append(exchanged(frame.cost, exchanged(frame.sparse, patches)))
-    return min(ends, key=lambda patches: float(frame.cost(patches).sum()))
+            start = np.vstack((start, 0 * start[:1]))
+        ends.append(exchanged(frame.parts(), exchanged(frame.parts(waves=False), start)))
+    best = min(ends, key=lambda patches: float(frame.cost(patches).sum()))
+    return deepened(frame, best)
 
 
 def _unit_basis(frame: Frame, vectors: Reals) -> Reals | None:
     """A basis of the same lattice in which every vector has phi = a . t = 1, as patches have: from
     the others the multiple of such a vector is subtracted that gives the least cost."""
+    sparse = frame.parts(waves=False)
     if frame.black:  # phi tells nothing, so any vector may be a patch; its cost tells the sign
-        cost = np.stack((frame.cost(vectors), frame.cost(-vectors)))
+        cost = np.stack((sparse.cost(sparse.of(vectors)), sparse.cost(sparse.of(-vectors))))
         return np.where(cost.argmin(0)[:, None] == 0, vectors, -vectors)
     vectors, phi = vectors.copy(), np.rint(frame.coordinates(vectors)[0])
     if not (abs(phi) == 1).any():
@@ -84,10 +87,10 @@ def _unit_basis(frame: Frame, vectors: Reals) -> Reals | None:
         trials = [
             sign * vectors[row] - (sign * phi[row] - 1) * units for row in rest for sign in (1, -1)
         ]
-        cost_each = [float(frame.cost(trial).min()) for trial in trials]
-        best = int(np.argmin(cost_each))
+        cost = np.stack([sparse.cost(sparse.of(trial)) for trial in trials])
+        best, unit = np.unravel_index(int(cost.argmin()), cost.shape)
         row = rest[best // 2]
-        vectors[row], phi[row] = trials[best][frame.cost(trials[best]).argmin()], 1
+        vectors[row], phi[row] = trials[best][unit], 1
     return vectors
 
 

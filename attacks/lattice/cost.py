@@ -24,6 +24,12 @@ GRADIENT = 0.3  # weight of the gradients' cost
 OUTSIDE = 5.0  # cost of a grey level outside the box
 
 
+def waves_of(length: int, patch_size: int) -> tuple[Reals, Reals]:
+    """Orthonormal colour DCT (p, p), and the typical size (p,) of its coefficients."""
+    basis, _, typical = _basis(length, patch_size)
+    return basis, typical
+
+
 @cache
 def _basis(length: int, patch_size: int) -> tuple[Reals, Reals, Reals]:
     """Orthonormal colour DCT (p, p), and the std and typical size (p,) of its coefficients."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attacks.lattice.cost import OUTSIDE, gradient_cost, outside, patch_cost
+from attacks.lattice.cost import patch_cost
+from attacks.lattice.parts import Parts
 
 Reals = NDArray[np.float64]
 INTEGRAL = 0.05  # grey levels by which entries may miss integers
@@ -55,22 +57,32 @@ class Frame:
         """Whether `zero` is in the span, as when a flat patch is masked."""
         return len(self.space) == len(self.t)
 
-    @property
+    @cached_property
     def black(self) -> bool:
         """Whether a masked patch is black, n = 0, so that a . t = 1 tells nothing."""
         if not self.flat:
             return False
-        inside = np.linalg.lstsq(self.space.T, self.zero, rcond=None)[0]
-        return bool(abs(1 + inside @ self.t) < FLAT)
+        return bool(abs(1 + self.solved(self.zero[None])[0] @ self.t) < FLAT)
+
+    @cached_property
+    def _inverse(self) -> Reals:
+        """(p, k+1): what takes vectors of the space to their coefficients."""
+        inverse: Reals = np.linalg.pinv(self.space).astype(np.float64)
+        return inverse
+
+    def solved(self, vectors: Reals) -> Reals:
+        """The coefficients (m, k+1) of the space's rows for vectors (m, p), by least squares."""
+        return vectors @ self._inverse
 
     def coordinates(self, vectors: Reals) -> tuple[Reals, Reals]:
         """phi = a . t and tau of vectors (m, p) of the space: equal for combinations of patches."""
-        solved = np.linalg.lstsq(self.space.T, vectors.T, rcond=None)[0].T.astype(np.float64)
+        solved = self.solved(vectors)
         phi = solved[:, : len(self.t)] @ self.t
         if self.flat:
             return phi, np.zeros_like(phi) if self.black else phi
         return phi, solved[:, -1]
 
+    @cached_property
     def colour(self) -> tuple[Reals, float]:
         """The smallest integer vector along `zero`, which is in the lattice too, and its tau.
 
@@ -86,7 +98,7 @@ class Frame:
     def shifted(self, vectors: Reals, tau: Reals) -> tuple[Reals, NDArray[np.bool_]]:
         """Vectors (m, p) less tau (m,) times `zero`, in whole steps of `colour`; whether that is
         exact (m,)."""
-        colour, unit = self.colour()
+        colour, unit = self.colour
         times = tau / unit
         whole = abs(times - np.rint(times)) < INTEGRAL if colour.any() else abs(tau) < INTEGRAL
         return vectors - np.multiply.outer(np.rint(times), colour), whole
@@ -95,6 +107,6 @@ class Frame:
         """How unlike photographs vectors (m, p) in grey levels are, (m,)."""
         return patch_cost(vectors, self.patch_size)
 
-    def sparse(self, vectors: Reals) -> Reals:
-        """A simpler cost, in which a search gets stuck less often: sparse gradients and the box."""
-        return gradient_cost(vectors, self.patch_size) + OUTSIDE * outside(vectors)
+    def parts(self, waves: bool = True) -> Parts:
+        """The parts of patches' cost, or of the simpler one without waves."""
+        return Parts(len(self.zero), self.patch_size, waves)

@@ -16,7 +16,6 @@ and once enough pixels c are included, they are the only short ones.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,45 +28,23 @@ Reals = NDArray[np.float64]
 FIRST, STEP = 24, 6  # further pixels included at the beginning and in each round
 DELTA = 0.99  # Lovász's condition
 HALF = 0.501  # size reduction; a little over 1/2, so that rounding does not make it repeat
+LEVEL = 64.0  # length of the shortest Gram-Schmidt vector in units of rounding; more is slower
+TINY = 1e-12  # of the longest one; a shorter one is taken for zero
 
 
-def lll(rows: Reals, most: int = 1_000_000) -> tuple[Reals, Reals]:
-    """LLL in floating point: a unimodular U with U @ rows reduced, and the Gram-Schmidt lengths.
+def lll(rows: Reals, level: float = LEVEL) -> Reals:
+    """A unimodular U (n, n) with U @ rows reduced in the sense of LLL, by FLINT.
 
-    It works on the triangular factor of the rows, which rotations keep triangular, and takes at
-    most `most` steps.
+    Rows (n, m >= n) need not be whole: they are rounded after a scaling that gives the shortest
+    Gram-Schmidt vector the length `level`.
     """
-    factor = np.linalg.qr(rows.T)[1].T.copy()
-    transform = np.eye(len(rows))
-    at = 1
-    for _ in range(most):
-        if at >= len(rows):
-            break
-        _subtract(factor, transform, at, at - 1)
-        before, here = factor[at - 1, at - 1], factor[at, at - 1 : at + 1]
-        if here[1] ** 2 + here[0] ** 2 >= DELTA * before**2:
-            for row in range(at - 2, -1, -1):
-                _subtract(factor, transform, at, row)
-            at += 1
-        else:
-            factor[[at - 1, at]] = factor[[at, at - 1]]
-            transform[[at - 1, at]] = transform[[at, at - 1]]
-            kept, cleared = factor[at - 1, at - 1], factor[at - 1, at]
-            length = math.hypot(kept, cleared)
-            rotation = np.array([[kept, -cleared], [cleared, kept]]) / length
-            factor[at - 1 :, at - 1 : at + 1] = factor[at - 1 :, at - 1 : at + 1] @ rotation
-            factor[at - 1, at] = 0.0
-            at = max(at - 1, 1)
-    return transform, abs(factor.diagonal())
+    from flint import fmpz_mat  # here: this attack alone needs it
 
-
-def _subtract(factor: Reals, transform: Reals, at: int, row: int) -> None:
-    """Size reduction of row `at` by an earlier `row`, in place."""
-    share = factor[at, row] / factor[row, row]
-    if share > HALF or share < -HALF:
-        times = round(share)
-        factor[at, : row + 1] -= times * factor[row, : row + 1]
-        transform[at] -= times * transform[row]
+    lengths = abs(np.linalg.qr(rows.T)[1].diagonal())
+    scaled = np.rint(rows * (level / max(lengths.min(), TINY * lengths.max())))
+    matrix = fmpz_mat([[int(entry) for entry in row] for row in scaled])
+    transform = matrix.lll(True, DELTA, HALF)[1]
+    return np.array([[int(entry) for entry in row] for row in transform.tolist()], dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -106,7 +83,7 @@ class SpanLattice:
         larger = SpanLattice(
             self.full, self.pivots, included, np.vstack((old, new)), self.metric, self.noise
         )
-        members = np.rint(lll(larger.rows())[0] @ larger.members)
+        members = np.rint(lll(larger.rows()) @ larger.members)
         return SpanLattice(self.full, self.pivots, included, members, self.metric, self.noise)
 
     def nearest(self, points: Reals, centre: Reals) -> Reals:

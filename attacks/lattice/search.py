@@ -1,89 +1,119 @@
-"""Searches integer combinations of patches for those that look like photographs."""
+"""Searches integer combinations of patches for those that look like photographs.
+
+Members are patches with their parts (`lattice.parts`). A move replaces a member by an integer
+combination of a few members that keeps a . t = 1 and the lattice: v by v + v' - v'', or by
+v' + v'' - v, where v' and v'' may be the same. All moves of a member are ranked at once, and the
+whole cost decides among the best.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from attacks.lattice.cost import gradient_cost, outside
 from attacks.lattice.frame import Frame, Reals
+from attacks.lattice.parts import KEPT, Parts, Places, Singles
 
 SWEEPS = 30  # at most
-THINNED, KEPT = 7, 400  # of many sums the KEPT best by every THINNED-th pixel are looked at
-FEW = 50  # trials looked at even if they leave the box
+GAIN = 1e-3  # a move must lower the cost by so much
 
 
-def shortened(vectors: Reals, patch_size: int) -> Reals:
-    """Vectors (m, p), each replaced by its sum or difference with another one while that has
-    sparser gradients."""
-    if len(vectors) < 2:
-        return vectors
-    vectors, cost = vectors.copy(), gradient_cost(vectors, patch_size)
+@dataclass
+class Members:
+    """Vectors that a search changes, with what is computed once for each of them."""
+
+    parts: Parts
+    vectors: Reals  # (m, p) integers
+    full: Reals  # (m, q)
+    thin: Singles  # (m, s)
+    cost: Reals  # (m,)
+
+    @staticmethod
+    def of(parts: Parts, vectors: Reals) -> Members:
+        """Members with these vectors (m, p)."""
+        full = parts.of(vectors)
+        return Members(parts, vectors.copy(), full, parts.thin(full), parts.cost(full))
+
+    def replace(self, row: int, terms: Places, signs: Reals, cost: float) -> None:
+        """Replace a member by the combination of members `terms` with these signs."""
+        self.vectors[row] = signs @ self.vectors[terms]
+        self.full[row] = self.parts.of(self.vectors[row][None])[0]  # afresh: no rounding piles up
+        self.thin[row] = self.parts.thin(self.full[row][None])[0]
+        self.cost[row] = cost
+
+
+SWAP, MIRROR = np.array([1.0, 1.0, -1.0]), np.array([-1.0, 1.0, 1.0])
+
+
+def exchanged(parts: Parts, vectors: Reals) -> Reals:
+    """Vectors (m, p), each v replaced by v + v' - v'' or v' + v'' - v while that costs less."""
+    members = Members.of(parts, vectors)
+    count = len(vectors)
+    if count < 3:
+        return vectors.copy()
+    changed = np.zeros(count, dtype=np.int64)  # the step in which each member changed last
+    seen = np.full(count, -1)  # the step in which all moves of a member had been tried
+    step = 0
     for _ in range(SWEEPS):
-        before = cost.sum()
-        for row in np.argsort(-cost, kind="stable"):
-            others = np.delete(vectors, row, axis=0)
-            trial = np.concatenate((vectors[row] + others, vectors[row] - others))
-            trial_cost = gradient_cost(trial, patch_size)
-            if trial_cost.min() < cost[row] - 1e-6:
-                vectors[row], cost[row] = trial[trial_cost.argmin()], trial_cost.min()
-        if cost.sum() >= before:
+        before = step
+        for row in np.argsort(-members.cost, kind="stable"):
+            fresh = changed > seen[row]
+            if not fresh.any():
+                continue
+            terms, signs, cost = _best_move(members, int(row), fresh)
+            seen[row] = step
+            if cost < members.cost[row] - GAIN:
+                step += 1
+                members.replace(int(row), terms, signs, cost)
+                changed[row] = step
+        if step == before:
             break
-    return vectors
+    return members.vectors
 
 
-def exchanged(cost_of: Callable[[Reals], Reals], vectors: Reals) -> Reals:
-    """Vectors (m, p), each v replaced by v + v' - v'' or v' + v'' - v while that costs less.
+def _best_move(members: Members, row: int, fresh: NDArray[np.bool_]) -> tuple[Places, Reals, float]:
+    """The move of a member that costs least, as terms, signs and cost.
 
-    Both keep a . t = 1; cost_of gives the cost (n,) of trials (n, p).
+    fresh (m,) are the members that changed since its moves were last tried; moves without one of
+    them need not be tried again.
     """
-    vectors, cost = vectors.copy(), cost_of(vectors)
-    for _ in range(SWEEPS):
-        before = cost.sum()
-        for row in np.argsort(-cost, kind="stable"):
-            others = np.delete(vectors, row, axis=0)
-            first, second = np.triu_indices(len(others), 1)
-            mirrored = others[first] + others[second] - vectors[row]
-            trial = np.concatenate((_all_moved(vectors[row], others), mirrored))
-            best, best_cost = _best(cost_of, trial, vectors[row])
-            if best_cost < cost[row] - 1e-3:
-                vectors[row], cost[row] = best, best_cost
-        if cost.sum() >= before:
-            break
-    return vectors
+    others = np.delete(np.arange(len(members.vectors)), row)
+    some = others if fresh[row] else others[fresh[others]]
+    thin, own = members.thin, members.thin[row]
+    rank = members.parts.rank
+    added = rank((own + thin[some])[:, None] - thin[others])  # own + some - others
+    mirrored = rank((thin[some] - own)[:, None] + thin[others])
+    same = some[:, None] == others
+    added[same] = np.inf
+    mirrored[fresh[row] & (some[:, None] > others)] = np.inf  # the same pairs once more
+    groups = [added, mirrored]
+    if not fresh[row]:
+        taken = rank((own - thin[some])[:, None] + thin[others])  # own + others - some
+        taken[same] = np.inf
+        groups.append(taken)
+    ranks = np.concatenate([group.ravel() for group in groups])
+    kept = least(ranks, KEPT)
+    kind, pair = np.divmod(kept, added.size)
+    first, second = some[pair // len(others)], others[pair % len(others)]
+    first, second = np.where(kind == 2, second, first), np.where(kind == 2, first, second)
+    signs = np.where((kind == 1)[:, None], MIRROR, SWAP)
+    full = members.full
+    trial = signs[:, :1] * full[row] + signs[:, 1:2] * full[first] + signs[:, 2:] * full[second]
+    cost = members.parts.cost(trial)
+    best = int(cost.argmin())
+    return np.array([row, first[best], second[best]]), signs[best], float(cost[best])
 
 
-def _all_moved(vector: Reals, others: Reals) -> Reals:
-    """vector + v' - v'' for all pairs of others, one row each."""
-    return (vector + others[:, None] - others[None]).reshape(-1, len(vector))
-
-
-def _moved(vector: Reals, others: Reals) -> Reals:
-    """vector + v' - v'' for pairs of others, without those that clearly leave the box."""
-    added, subtracted = np.nonzero(~np.eye(len(others), dtype=bool))
-    return _inside(others[added], -others[subtracted], vector[None])
-
-
-def _inside(first: Reals, second: Reals, third: Reals) -> Reals:
-    """The KEPT sums first + second + third, each (m or 1, p), that leave the box least, judged by a
-    few pixels."""
-    few = slice(None, None, THINNED)
-    beyond = outside(first[:, few] + second[:, few] + third[:, few])
-    kept = np.argsort(beyond, kind="stable")[:KEPT]
-    terms = (term[kept] if len(term) > 1 else term for term in (first, second, third))
-    return np.add.reduce(list(np.broadcast_arrays(*terms)))
-
-
-def _best(cost_of: Callable[[Reals], Reals], trial: Reals, now: Reals) -> tuple[Reals, float]:
-    """The trial of least cost, and that cost, among those that leave the box little more than `now`
-    (p,) does, and at least the FEW that leave it least."""
-    beyond = outside(trial)
-    trial = trial[beyond <= max(float(outside(now[None])[0]) + 1, np.sort(beyond)[:FEW][-1:].sum())]
-    if not len(trial):
-        return now, np.inf
-    cost = cost_of(trial)
-    return trial[cost.argmin()], float(cost.min())
+def least(ranks: Singles, count: int) -> Places:
+    """The places of the least finite ranks, at most `count`, in ascending order of place."""
+    if len(ranks) > count:
+        kept = np.sort(np.argpartition(ranks, count - 1)[:count])
+    else:
+        kept = np.arange(len(ranks))
+    finite = kept[np.isfinite(ranks[kept])]
+    return finite if len(finite) else kept[:1]
 
 
 def without_surplus(frame: Frame, vector: Reals, surplus: float, masked: Reals) -> Reals | None:
@@ -93,47 +123,11 @@ def without_surplus(frame: Frame, vector: Reals, surplus: float, masked: Reals) 
     """
     if frame.flat:
         return vector
-    trials = []
-    for times in (0, 1, -1, 2, -2):
-        trial, whole = frame.shifted(vector - times * masked, np.full(len(masked), surplus - times))
-        trials.append(trial[whole])
-    allowed = np.concatenate(trials)
-    return allowed[frame.cost(allowed).argmin()] if len(allowed) else None
-
-
-def descended(frame: Frame, vector: Reals, masked: Reals, guess: Reals) -> Reals:
-    """A patch v (p,), moved by masked patches while that looks more like a photograph.
-
-    Moves are v' - v'' for masked patches v' and v'' and, where 2 `zero` has whole grey levels,
-    v' + v'' - 2 zero either way. With `zero` in the span the patch's level is not determined:
-    single masked patches are moves too, and the level is the guess's.
-    """
-    first, second = np.triu_indices(len(masked))
-    moves = masked[first] + masked[second] - np.rint(2 * frame.zero)
-    if abs(2 * frame.zero - np.rint(2 * frame.zero)).max() > 1e-6:
-        moves = moves[:0]
-    if frame.flat:
-        moves = np.concatenate((moves, masked))
-        vector = _levelled(frame, vector[None], guess)[0]
-    cost = float(frame.cost(vector[None])[0])
-    for _ in range(SWEEPS):
-        swapped = _moved(vector, masked)
-        both = np.concatenate((moves, -moves))
-        moved = _inside(both, np.zeros_like(both[:1]), vector[None])
-        trial = np.concatenate((swapped, moved))
-        if frame.flat:
-            trial = _levelled(frame, trial, guess)
-        best, best_cost = _best(frame.cost, trial, vector)
-        if best_cost >= cost - 1e-3:
-            break
-        vector, cost = best, best_cost
-    return vector
-
-
-def _levelled(frame: Frame, vectors: Reals, guess: Reals) -> Reals:
-    """Vectors (m, p), shifted by multiples of `frame.colour` to the level of the guess (p,)."""
-    colour = frame.colour()[0]
-    if not colour.any():  # no shift by whole grey levels exists
-        return vectors
-    times = np.rint((guess - vectors) @ colour / (colour @ colour))
-    return vectors + np.multiply.outer(times, colour)
+    trial, whole = frame.shifted(vector[None], np.array([surplus]))
+    if whole[0]:
+        return trial[0]
+    tau = np.full(len(masked), surplus)
+    pairs = [frame.shifted(vector - times * masked, tau - times) for times in (1, -1, 2, -2)]
+    allowed = np.concatenate([trial[whole] for trial, whole in pairs])
+    sparse = frame.parts(waves=False)
+    return allowed[sparse.cost(sparse.of(allowed)).argmin()] if len(allowed) else None

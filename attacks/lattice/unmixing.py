@@ -22,7 +22,7 @@ nothing usable.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,12 +30,20 @@ from torch import Tensor
 
 from attacks.lattice.bases import combination_basis, patch_basis
 from attacks.lattice.cost import GREY, precision
-from attacks.lattice.frame import INTEGRAL, Frame
+from attacks.lattice.descent import Moves
+from attacks.lattice.frame import Frame, Reals
+from attacks.lattice.mosaic import FIXED, continued
 from attacks.lattice.reduction import FIRST, STEP, SpanLattice, order_of_pixels, span_lattice
-from attacks.lattice.search import descended, without_surplus
+from attacks.lattice.search import without_surplus
 
-NOISE = 1e-4  # grey levels; a larger value needs more pixels, a smaller one gives longer vectors
-PIXELS = 150  # further pixels to include before giving up, at least
+NOISES = (2e-5, 1e-4, 5e-4, 2e-3)
+"""Grey levels that the span may be off, tried in turn. Smaller ones need fewer pixels; trained ViTs
+at 192 pixels are off by 3e-5 to 1e-4 in float32, the package's small ones by up to 2e-3."""
+
+EXTENSIONS = 6  # times that further pixels are included for one of them
+COARSE = 1e-4  # the least noise for unmasked patches, which are less exact
+MORE = 0.3  # share of further pixels by which those are completed
+WHOLE = 0.2  # grey levels by which an unmasked patch may miss integers
 
 
 @dataclass(frozen=True)
@@ -59,16 +67,26 @@ class Unmixed:
         if guess is not None:
             centre = guess.detach().cpu().double().numpy() * 255
         nearest = self.lattice.nearest(points, centre)
-        whole = abs(nearest - np.rint(nearest)).max(1) < INTEGRAL
-        surplus = np.zeros(len(points))
+        whole = abs(nearest - np.rint(nearest)).max(1) < WHOLE
+        surplus: Reals = np.zeros(len(points))
         if not frame.flat:
-            surplus = np.linalg.lstsq(frame.space.T, (nearest - points).T, rcond=None)[0][-1]
+            surplus = frame.solved(nearest - points)[:, -1]
+        moves = Moves.of(frame, frame.parts(), masked)
         for row in np.flatnonzero(whole):
             start = without_surplus(frame, np.rint(nearest[row]), surplus[row], masked)
             whole[row] = start is not None
             if start is not None:
-                nearest[row] = descended(frame, start, masked, centre[row])
+                nearest[row] = moves.descended(start, centre[row])
         return torch.from_numpy(nearest / 255), torch.from_numpy(whole)
+
+    def continued(self, patches: Tensor, members: Tensor) -> Tensor:
+        """Patches (N, p) in [0, 1] in their places, improved by what lies beside them; members (N,)
+        as in `lattice.mosaic.continued`."""
+        grey, masked = (255 * p.detach().cpu().double().numpy() for p in (patches, self.patches))
+        loose = members.numpy() != FIXED
+        grey[loose] = np.rint(grey[loose])
+        better = continued(self.frame, np.rint(masked), grey, members.numpy())
+        return torch.from_numpy(better / 255).to(patches)
 
 
 def sum_coordinates(projected: Tensor, basis: Tensor, unknown: Tensor) -> Tensor:
@@ -88,7 +106,6 @@ def unmix(
     mean: Sequence[float],
     std: Sequence[float],
     patch_size: int,
-    noise: float = NOISE,
 ) -> Unmixed | None:
     """The masked patches from their span: basis (k, p) in the model's space, and t (k,).
 
@@ -97,17 +114,27 @@ def unmix(
     """
     frame = Frame.of(basis, t, mean, std, patch_size)
     metric = precision(basis.shape[1], patch_size)
-    lattice = span_lattice(frame.space, metric, noise)
-    size = len(basis)
-    waiting = order_of_pixels(lattice)[: max(PIXELS, 2 * size)]
+    for noise in NOISES:
+        unmixed = _unmixed(frame, span_lattice(frame.space, metric, noise))
+        if unmixed is not None:
+            return unmixed
+    return None
+
+
+def _unmixed(frame: Frame, lattice: SpanLattice) -> Unmixed | None:
+    """The patches by the lattice of the frame's space, with its noise, or None."""
+    size = len(frame.t)
+    waiting = order_of_pixels(lattice)
     step = max(FIRST, size)
-    while len(waiting):
+    for _ in range(EXTENSIONS):
         lattice, waiting = lattice.extended(waiting[:step]), waiting[step:]
         step = max(STEP, size // 6)
-        vectors, distance = lattice.vectors()
-        combinations = combination_basis(frame, vectors, distance)
-        if combinations is not None:
-            patches = patch_basis(frame, combinations)
-            if patches is not None:
-                return Unmixed(torch.from_numpy(patches / 255), frame, lattice)
+        combinations = combination_basis(frame, *lattice.vectors())
+        patches = None if combinations is None else patch_basis(frame, combinations)
+        if patches is not None:
+            more = waiting[: max(STEP, round(MORE * size))]
+            completing = replace(lattice, noise=max(lattice.noise, COARSE)).extended(more)
+            return Unmixed(torch.from_numpy(patches / 255), frame, completing)
+        if not len(waiting):
+            break
     return None

@@ -112,16 +112,27 @@ def test_a_partial_patch_of_no_integers_is_not_passed_off(patches: Tensor) -> No
 
 
 def test_lll_reduces_and_stays_in_the_lattice() -> None:
+    """Size reduction and Lovasz's condition are checked on a factorisation made here."""
     rng = np.random.default_rng(0)
     short = np.eye(12) * 5 + rng.integers(-1, 2, (12, 12))
     mixing = np.tril(rng.integers(-9, 10, (12, 12)), -1) + np.eye(12)
     rows = mixing.T @ mixing @ short
-    transform, lengths = lll(rows)
+    transform = lll(rows, level=2.0**30)  # so that nothing is lost by rounding
     assert abs(round(np.linalg.det(transform))) == 1
     assert np.array_equal(transform, np.rint(transform))
-    reduced = np.linalg.norm(transform @ rows, axis=1)
-    assert reduced.max() <= 1.5 * np.linalg.norm(short, axis=1).max()
-    assert np.isclose(lengths.prod(), abs(np.linalg.det(short)), rtol=1e-3)
+    reduced = transform @ rows
+    assert np.linalg.norm(reduced, axis=1).max() <= 1.5 * np.linalg.norm(short, axis=1).max()
+    triangle = np.linalg.qr(reduced.T)[1].T  # lower: row i is the i-th vector
+    lengths = abs(triangle.diagonal())
+    assert np.isclose(lengths.prod(), abs(np.linalg.det(short)), rtol=1e-6)
+    assert (abs(np.tril(triangle, -1)) <= 0.511 * lengths).all()
+    following = np.hypot(lengths[1:], triangle.diagonal(-1))
+    assert (following >= np.sqrt(0.98) * lengths[:-1]).all()
+
+
+def test_lll_of_real_rows_does_not_depend_on_their_scale() -> None:
+    rows = np.random.default_rng(1).normal(size=(8, 11))
+    assert np.array_equal(lll(rows), lll(1e-6 * rows))
 
 
 def test_photographs_cost_less_than_their_mixtures(patches: Tensor) -> None:
