@@ -1,52 +1,49 @@
-"""APRIL beside breaching's own loop, in one run, as a ratio.
+"""APRIL's two stages beside breaching's own loop, in one run, as ratios.
 
-    python -m benchmarks.april [--images 16] [--repeats 3]          (or: make bench)
+    python -m benchmarks.april [--images 16] [--repeats 5]          (or: make bench)
 
-Both sides get the same images and weights and make the same reconstructions (checked). Per image:
-gradient of the client, then attack. breaching's side differentiates every parameter image by
-image, as its user does, and solves image by image; ours differentiates what the attack reads, for
-many images at once, and inverts the embedding once per model. Repeats alternate; medians are shown.
+gradient  breaching's user differentiates every parameter, image by image. Ours differentiates what
+          the attack reads, for several images at once. `plain` is one batched forward and backward
+          pass for all parameters, which gives no image its own gradient.
+attack    both get the gradients of our client. breaching solves image by image, and inverts the
+          patch embedding each time.
+
+The results of both sides are compared; the figures go to benchmarks/results/april.json.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from statistics import median
-from typing import TypeVar
+import argparse
+from typing import Any
 
 import torch
-import tyro
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from attacks import find_attack
 from attacks.april import April
-from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, ClientUpdate, Pixels
+from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
+from mjp_privacy.client.gradients import FedSGDClient, images_at_once
+from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Grads, Pixels
+from mjp_privacy.metrics.pixel import psnr
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 
-T = TypeVar("T")
-
 MODELS = {"ViT-Ti/16 @192": ("vit_tiny_patch16_224", 192), "ViT-S/16 @224": ("vit_small", 224)}
+ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-10}
+"""Largest relative difference between two computations of one gradient."""
 
 
-@dataclass(frozen=True)
-class Arguments:
-    images: int = 16
-    repeats: int = 3
-    device: str = "cpu"
-
-
-def main(arguments: Arguments) -> None:
-    print(f"{torch.get_num_threads()} threads, {arguments.device}, {arguments.images} images")
-    print("seconds an image, median over repeats:")
-    print(f"{'model':16} {'dtype':8} {'stage':9} {'breaching':>10} {'ours':>10} {'ratio':>6}")
+def main(arguments: argparse.Namespace) -> None:
+    facts, rows = machine(), []
+    print(f"{facts}\n{arguments.images} images, {arguments.repeats} repeats; ms an image:")
+    print(f"{'model':15} {'dtype':8} {'stage':9} {'loop':>7} {'plain':>7} {'ours':>7}  loop / ours")
     for label, (name, size) in MODELS.items():
         for dtype in (torch.float32, torch.float64):
-            compare(label, victim(name, size, dtype, arguments.device), dtype, arguments)
+            model = victim(name, size, dtype, arguments.device)
+            for row in compared(model, arguments.images, arguments.repeats):
+                rows.append({"model": label, "dtype": str(dtype).removeprefix("torch."), **row})
+                print_line(rows[-1])
+    print(write_result("april", {"images": arguments.images, "rows": rows}, facts))
 
 
 def victim(name: str, size: int, dtype: torch.dtype, device: str) -> LoadedModel:
@@ -54,74 +51,110 @@ def victim(name: str, size: int, dtype: torch.dtype, device: str) -> LoadedModel
     model = load_model(
         name, checkpoint="random", img_size=size, num_classes=1000, mean=0.5, std=0.5
     )
-    altered = with_closed_form_block(model).to(device, dtype)
+    altered = with_closed_form_block(model).to(device, dtype).eval()
     assert isinstance(altered, LoadedModel)
     return altered
 
 
-def compare(label: str, model: LoadedModel, dtype: torch.dtype, arguments: Arguments) -> None:
+def compared(model: LoadedModel, number: int, repeats: int) -> list[dict[str, Any]]:
+    """A row for each stage, after a check that both sides give the same."""
     size = model.card.img_size
-    images = torch.rand(arguments.images, 3, size, size, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(arguments.images)
-    inputs = ClientInput(images, labels, [str(index) for index in range(arguments.images)])
-    ours, theirs = find_attack("april"), find_attack("april", {"engine": "breaching"})
-    client = FedSGDClient(model)
-    seconds: dict[str, list[float]] = {"g0": [], "g1": [], "a0": [], "a1": []}
-    for _ in range(arguments.repeats):
-        loop = timed(seconds["g0"], partial(gradients_one_by_one, model, inputs))
-        update = timed(seconds["g1"], partial(client.update, inputs, names=ours.needs(model)))
-        reference = timed(seconds["a0"], partial(attack, theirs, model, loop, size))
-        found = timed(seconds["a1"], partial(attack, ours, model, update, size))
-    if dtype == torch.float64:
-        assert (found - reference).abs().max() < 1e-3, "the two sides disagree"
-    per_image = {key: median(values) / arguments.images for key, values in seconds.items()}
-    stages = {"gradient": ("g0", "g1"), "attack": ("a0", "a1")}
-    for stage, (one, other) in stages.items():
-        line(label, dtype, stage, per_image[one], per_image[other])
-    both = [per_image[f"g{side}"] + per_image[f"a{side}"] for side in (0, 1)]
-    line(label, dtype, "both", *both)
+    images = torch.rand(number, 3, size, size, generator=torch.Generator().manual_seed(0))
+    inputs = ClientInput(images, torch.arange(number), [str(index) for index in range(number)])
+    ours, theirs = April(), April(engine="breaching")
+    client, names = FedSGDClient(model), ours.needs(model)
+    update = client.update(inputs, names=names)
+    gradient = alternate(
+        {
+            "loop": lambda: one_by_one(model, inputs),
+            "plain": lambda: plain_batch(model, inputs, images_at_once(model)),
+            "ours": lambda: client.update(inputs, names=names).grads,
+        },
+        repeats,
+    )
+    same_gradients(gradient["loop"].result, gradient["ours"].result, update.dtype)
+    attacks = {
+        "loop": lambda: attacked(theirs, model, update, size),
+        "ours": lambda: attacked(ours, model, update, size),
+    }
+    attack = alternate(attacks, repeats)
+    difference = same_pictures(attack["loop"].result, attack["ours"].result, images)
+    rows = []
+    for stage, timings in (("gradient", gradient), ("attack", attack)):
+        seconds = {name: timing.facts(number) for name, timing in timings.items()}
+        ratios = {
+            f"{name} / ours": {c: ratio(timing, timings["ours"], c) for c in ("wall", "cpu")}
+            for name, timing in timings.items()
+            if name != "ours"
+        }
+        rows.append({"stage": stage, "seconds_per_image": seconds, "ratios": ratios})
+    return [rows[0], {**rows[1], "largest_psnr_difference": difference}]
 
 
-def timed(record: list[float], work: Callable[[], T]) -> T:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    result = work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    record.append(time.perf_counter() - started)
-    return result
-
-
-def gradients_one_by_one(model: LoadedModel, inputs: ClientInput) -> ClientUpdate:
+def one_by_one(model: LoadedModel, inputs: ClientInput) -> dict[str, Tensor]:
     """As breaching's user: every parameter, one image at a time."""
     names, parameters = zip(*model.named_parameters(), strict=True)
-    wanted = [names.index(name) for name in April().needs(model)]
-    kept: dict[str, list[Tensor]] = {names[index]: [] for index in wanted}
-    x = model.normalize(inputs.images.to(model.cls_token))
+    places = {name: names.index(name) for name in April().needs(model)}
+    kept: dict[str, list[Tensor]] = {name: [] for name in places}
+    x, labels = model.normalize(inputs.images.to(model.cls_token)), inputs.labels
     for index in range(len(x)):
-        logits = model(x[index : index + 1])
-        loss = torch.nn.functional.cross_entropy(
-            logits, inputs.labels[index : index + 1].to(x.device)
+        own = slice(index, index + 1)
+        grads = torch.autograd.grad(
+            cross_entropy(model(x[own]), labels[own].to(x.device)), parameters
         )
-        grads = torch.autograd.grad(loss, parameters)
-        for place in wanted:
-            kept[names[place]].append(grads[place])
-    stacked = {name: torch.stack(found) for name, found in kept.items()}
-    return ClientUpdate(stacked, dtype=x.dtype)
+        for name, place in places.items():
+            kept[name].append(grads[place])
+    return {name: torch.stack(gradients) for name, gradients in kept.items()}
 
 
-def attack(april: Attack, model: LoadedModel, update: ClientUpdate, size: int) -> Tensor:
+def plain_batch(model: LoadedModel, inputs: ClientInput, together: int) -> None:
+    """Forward and backward for all parameters, as in training; as many images at once as ours."""
+    x, labels = model.normalize(inputs.images.to(model.cls_token)), inputs.labels
+    parameters = list(model.parameters())
+    for images, own in zip(x.split(together), labels.split(together), strict=True):
+        torch.autograd.grad(cross_entropy(model(images), own.to(x.device)), parameters)
+
+
+def attacked(april: April, model: LoadedModel, update: ClientUpdate, size: int) -> Tensor:
     view = AttackerView(model, [update], Pixels(size, model.card.mean, model.card.std))
     images = april.run(view, generator=torch.Generator()).images
     assert images is not None
     return images.cpu()
 
 
-def line(label: str, dtype: torch.dtype, stage: str, breaching: float, ours: float) -> None:
-    name = str(dtype).removeprefix("torch.")
-    print(f"{label:16} {name:8} {stage:9} {breaching:10.4f} {ours:10.4f} {breaching / ours:6.2f}")
+def same_gradients(theirs: Grads | None, ours: Grads | None, dtype: torch.dtype) -> None:
+    assert theirs is not None
+    assert ours is not None
+    for name, gradient in ours.items():
+        error = float((gradient - theirs[name]).norm() / theirs[name].norm())
+        assert error < ROUNDING[dtype], f"{name}: the two sides differ by {error:.1e}"
+
+
+def same_pictures(theirs: Tensor | None, ours: Tensor | None, images: Tensor) -> float:
+    """The largest difference of a PSNR in dB, which must be 0.01 at most."""
+    assert theirs is not None
+    assert ours is not None
+    difference = float((psnr(ours, images) - psnr(theirs, images)).abs().max())
+    assert difference <= 0.01, f"the two sides differ by {difference:.3f} dB"
+    return difference
+
+
+def print_line(row: dict[str, Any]) -> None:
+    seconds = row["seconds_per_image"]
+    cells = [
+        f"{1e3 * seconds[name]['wall']['median']:7.2f}" if name in seconds else " " * 7
+        for name in ("loop", "plain", "ours")
+    ]
+    ratios = row["ratios"]["loop / ours"]
+    text = f"{ratio_text(ratios['wall'])}; CPU {ratio_text(ratios['cpu'])}"
+    print(
+        f"{row['model']:15} {row['dtype']:8} {row['stage']:9} {' '.join(cells)}  {text}", flush=True
+    )
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments, description=__doc__))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    main(parser.parse_args())

@@ -1,4 +1,4 @@
-"""breaching's APRIL, and the inputs that breaching expects. Import it late: that takes seconds.
+"""breaching's APRIL, and the inputs that breaching expects. Import it late: few runs need it.
 
 `reconstruct_one_by_one` runs breaching's own AprilAttacker; `BatchedAprilAttacker` is a subclass
 that solves many images at once. breaching reads gradients by their place in a list and casts them
@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import logging
 from functools import cached_property
-from importlib.resources import files
 from typing import Any
 
 import torch
-from breaching.attacks import prepare_attack
-from breaching.attacks.analytic_attack import AprilAttacker
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from attacks.breaching.parts import breaching_folder, parts_of_breaching
 from attacks.equations.least_squares import minimum_norm_solve, pseudo_inverse
 from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer
+
+with parts_of_breaching():
+    from breaching.attacks import prepare_attack
+    from breaching.attacks.analytic_attack import AprilAttacker
 
 POSITIONS = {"pos_embed": 1, "blocks.0.attn.qkv.weight": 4}
 """Places in the list of gradients where AprilAttacker looks for the two it reads."""
@@ -39,7 +41,7 @@ class _Wrapped(nn.Module):
 def attack_configuration(dtype: torch.dtype) -> Any:
     """breaching's shipped april_analytic.yaml, read here because its own loader initialises hydra
     for the whole process."""
-    text = (files("breaching") / "config" / "attack" / "april_analytic.yaml").read_text()
+    text = (breaching_folder() / "config" / "attack" / "april_analytic.yaml").read_text()
     configuration: Any = OmegaConf.create(text)
     configuration.impl.dtype = str(dtype).removeprefix("torch.")
     return configuration
@@ -89,7 +91,8 @@ class BatchedAprilAttacker(AprilAttacker):
     """
 
     def __init__(self, model: MJPVisionTransformer) -> None:
-        super().__init__(_Wrapped(model), nn.CrossEntropyLoss(), attack_configuration(torch.double))
+        # breaching copies what it is given, which takes longer than the attack
+        super().__init__(nn.Module(), nn.CrossEntropyLoss(), attack_configuration(torch.double))
         self.network = model
 
     @cached_property
@@ -102,8 +105,8 @@ class BatchedAprilAttacker(AprilAttacker):
 
         table_grads A (n, R, D), one row per token; b = Wq^T dWq + Wk^T dWk + Wv^T dWv.
         """
-        weight = self.network.get_parameter("blocks.0.attn.qkv.weight").detach().double()
-        return minimum_norm_solve(table_grads.double(), weight.mT @ qkv_grads.double())
+        weight = self.network.get_parameter("blocks.0.attn.qkv.weight").detach()
+        return minimum_norm_solve(table_grads, qkv_grads, factor=weight)
 
     def patches(self, z: Tensor) -> Tensor:
         """W^+ (z - bias): z (n, N, D), positions subtracted -> (n, N, p)."""

@@ -22,7 +22,11 @@ from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 
-STEPS_AT_ONCE = 20  # independent steps differentiated together; bounds the memory
+STEPS_AT_ONCE = 20  # independent steps differentiated together under vmap; bounds the memory
+TOKENS_AT_ONCE = {"cpu": 1024}
+"""Tokens of all images that pass through the network together. What a layer of 1024 keeps stays in
+a processor's cache, and below the size from which every tensor gets fresh pages of the system."""
+TOKENS_AT_ONCE_ELSEWHERE = 4096
 
 
 class Objective(nn.Module):
@@ -136,12 +140,13 @@ class FedSGDClient:
 
     def _per_image(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
         """One batched backward pass; a step's gradient is the mean of its images' gradients."""
-        parts: dict[str, list[Tensor]] = {name: [] for name in names}
-        for chunk in zip(*(step.split(STEPS_AT_ONCE) for step in steps), strict=True):
+        batch, parts = self.config.batch, {name: list[Tensor]() for name in names}
+        together = max(1, images_at_once(self.model) // batch)
+        for chunk in zip(*(step.split(together) for step in steps), strict=True):
             images, labels, mask = (*(tensor.flatten(0, 1) for tensor in chunk), None)[:3]
             x = self.model.normalize(images)
             for name, grads in per_image_gradients(self.model, x, labels, mask, names).items():
-                parts[name].append(grads.unflatten(0, (-1, self.config.batch)).mean(1))
+                parts[name].append(grads.unflatten(0, (-1, batch)).mean(1))
         return {name: torch.cat(chunks) for name, chunks in parts.items()}
 
     def _per_step(self, names: Sequence[str], steps: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -200,9 +205,21 @@ class FedSGDClient:
         return [tensor.to(like.device).unflatten(0, (-1, batch)) for tensor in tensors]
 
 
+def images_at_once(model: LoadedModel) -> int:
+    """How many images pass through the network together: by the model's tokens and the kind of
+    device alone, so that equal inputs give equal bits on every day."""
+    tokens = TOKENS_AT_ONCE.get(model.cls_token.device.type, TOKENS_AT_ONCE_ELSEWHERE)
+    return max(1, tokens // model.tokens)
+
+
 @torch.no_grad()
 def predict(model: LoadedModel, images: Tensor, mask: Tensor | None) -> Tensor:
     """Predicted classes (m,) of images (m, C, H, W) in [0, 1], on the CPU."""
-    like = model.cls_token
-    x = model.normalize(images.to(like))
-    return model(x, None if mask is None else mask.to(like.device)).argmax(-1).cpu()
+    like, together = model.cls_token, images_at_once(model)
+    masks = None if mask is None else mask.to(like.device)
+    classes = []
+    for first in range(0, len(images) or 1, together):
+        own = slice(first, first + together)
+        x = model.normalize(images[own].to(like))
+        classes.append(model(x, None if masks is None else masks[own]).argmax(-1).cpu())
+    return torch.cat(classes)

@@ -16,14 +16,16 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from torch import Tensor
-
-from mjp_privacy.client.defenses.disturbance import Disturbed, Draws
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry, Registry, unknown_name
-from mjp_privacy.interfaces import Grads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mjp_privacy.client.defenses.disturbance import Disturbed, Draws
+    from mjp_privacy.interfaces import Grads
 
 
 @runtime_checkable

@@ -1,0 +1,84 @@
+"""The batched least-squares solver against LAPACK's gelsd, where rows are zero or dependent."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.equations.least_squares import condition_and_rank, minimum_norm_solve
+
+
+def systems(rows: int, condition: float, number: int = 3) -> tuple[Tensor, Tensor]:
+    """a (n, rows, 30) of this condition number, b (n, 30, 5) that it explains but for 1e-9."""
+    generator = torch.Generator().manual_seed(rows)
+    left, right = (
+        torch.linalg.qr(torch.randn(number, size, size, generator=generator).double()).Q
+        for size in (rows, 30)
+    )
+    values = torch.logspace(0, -torch.tensor(condition).log10(), min(rows, 30)).double()
+    a = left[..., : len(values)] * values @ right.mT[:, : len(values)]
+    b = a.mT @ torch.randn(number, rows, 5, generator=generator).double()
+    return a, b + 1e-9 * torch.randn(b.shape, generator=generator).double()
+
+
+def gelsd(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.lstsq(a.mT, b, driver="gelsd").solution
+
+
+@pytest.mark.parametrize("rows", [1, 20, 30, 40])
+@pytest.mark.parametrize("condition", [1e1, 1e5, 1e9])
+def test_it_is_gelsd(rows: int, condition: float) -> None:
+    a, b = systems(rows, condition)
+    z, values = minimum_norm_solve(a, b)
+    expected = gelsd(a, b)
+    assert float((z - expected).norm() / expected.norm()) < 1e-14 * condition
+    torch.testing.assert_close(values, torch.linalg.svdvals(a), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("change", ["zero", "equal", "all zero", "dependent"])
+def test_rows_that_say_nothing_of_their_own(change: str) -> None:
+    a, b = systems(20, 10.0)
+    if change == "zero":
+        a[1, 3:7] = 0
+    elif change == "equal":
+        a[1, 3] = a[1, 4]
+    elif change == "all zero":
+        a[1] = 0
+    else:
+        mixed = torch.randn(5, 15, generator=torch.Generator().manual_seed(2)).double()
+        a[:, 15:] = mixed @ a[:, :15]
+    z, values = minimum_norm_solve(a, b)
+    expected = gelsd(a, b)
+    assert torch.allclose(z, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+    assert z[1, 3:7].any() == (change not in ("zero", "all zero"))
+    torch.testing.assert_close(values, torch.linalg.svdvals(a), rtol=1e-9, atol=1e-13)
+    facts = condition_and_rank(a, torch.float64, values)
+    lost = {"zero": 4, "equal": 1, "all zero": 20, "dependent": 5}
+    assert facts["rank_a"][1] == 20 - lost[change]
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_a_right_hand_side_given_as_a_product(dependent: bool) -> None:
+    a, _ = systems(20, 100.0)
+    if dependent:
+        a[0, 1] = a[0, 2]
+    generator = torch.Generator().manual_seed(1)
+    factor = torch.randn(50, 30, generator=generator)
+    right = torch.randn(3, 50, 5, generator=generator)
+    z, _ = minimum_norm_solve(a, right, factor=factor)
+    expected, _ = minimum_norm_solve(a, factor.double().mT @ right.double())
+    torch.testing.assert_close(z, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_number_of_threads_and_of_systems_changes_no_bit() -> None:
+    a, b = systems(20, 1e6, number=7)
+    before = torch.get_num_threads()
+    solutions = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            solutions.append(minimum_norm_solve(a, b)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*solutions)
+    assert torch.equal(solutions[0][4], minimum_norm_solve(a[4:5], b[4:5])[0][0])
+    assert minimum_norm_solve(a[:0], b[:0])[0].shape == (0, 20, 5)
