@@ -11,13 +11,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from inspect import get_annotations
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry, Registry, unknown_name
-from mjp_privacy.interfaces import Attack, Control
+
+if TYPE_CHECKING:
+    from mjp_privacy.interfaces import Attack, Control
 
 __all__ = ["ATTACKS", "CONTROLS", "TRAITS", "find_attack", "traits_of"]
 

@@ -5,8 +5,9 @@ The public interface is these names: `attack_gradients`, `save_upload`, `load_mo
 `import mjp_privacy` stays cheap.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mjp_privacy.core.lazy import imported_on_use
 
 if TYPE_CHECKING:
     from mjp_privacy.data import load_images as load_images
@@ -27,17 +28,14 @@ __all__ = [
     "score",
 ]
 
-_HOMES = {
-    "attack_gradients": "mjp_privacy.own.attacking",
-    "load_images": "mjp_privacy.data",
-    "load_model": "mjp_privacy.models",
-    "run_experiment": "mjp_privacy.experiment.run",
-    "save_upload": "mjp_privacy.own.saving",
-    "score": "mjp_privacy.metrics",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = imported_on_use(
+    __name__,
+    {
+        "attack_gradients": "mjp_privacy.own.attacking",
+        "load_images": "mjp_privacy.data",
+        "load_model": "mjp_privacy.models",
+        "run_experiment": "mjp_privacy.experiment.run",
+        "save_upload": "mjp_privacy.own.saving",
+        "score": "mjp_privacy.metrics",
+    },
+)

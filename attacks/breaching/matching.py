@@ -9,19 +9,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 import torch
-from breaching.attacks.auxiliaries.objectives import CosineSimilarity
-from breaching.attacks.optimization_based_attack import OptimizationBasedAttacker
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.breaching.closed_form import server_payload
+from attacks.breaching.parts import breaching_folder, parts_of_breaching
 from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer
+
+with parts_of_breaching():
+    from breaching.attacks.auxiliaries.objectives import CosineSimilarity
+    from breaching.attacks.optimization_based_attack import OptimizationBasedAttacker
 
 
 class UploadedParameters(nn.Module):
@@ -74,7 +76,7 @@ def optimization_configuration(
     `tv` is the weight of the total variation; `changes` has the layout of breaching's files, such
     as {"optim": {"max_iterations": 100}}.
     """
-    folder = files("breaching") / "config" / "attack"
+    folder = breaching_folder() / "config" / "attack"
     names = ("_default_optimization_attack.yaml", "invertinggradients.yaml")
     parts = [OmegaConf.create((folder / name).read_text()) for name in names]
     ours = {

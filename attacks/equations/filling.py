@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from attacks.equations.completion import FieldEnergy, complete, complete_patchwise
+from attacks.equations.completion import complete, complete_patchwise, field_energy
 from attacks.equations.noisy_span import most_probable
 from attacks.equations.noisy_upload import noisy_upload
 from attacks.equations.patch_system import PatchSystem
@@ -44,11 +44,11 @@ class Filling:
         if self.completion == "none":
             return lambda knowledge: knowledge.known
         patch, pixels = view.model.patch_size, view.pixels
-        prior = find_prior(self.prior, patch=patch, size=pixels.size)
         if self.completion == "patch":
+            prior = find_prior(self.prior, patch=patch, size=pixels.size)
             mean, covariance = prior.patch(patch, pixels)
             return lambda knowledge: complete_patchwise(knowledge, mean, covariance)
-        energy = FieldEnergy.of(prior, patch, pixels)
+        energy = field_energy(self.prior, patch, pixels)
         return lambda knowledge: complete(knowledge, energy)
 
     def weighed(
@@ -68,7 +68,7 @@ class Filling:
         mean, covariance = (part.to(systems[0].rows) for part in prior.patch(patch, pixels))
         field = None
         if self.completion == "field":
-            field = FieldEnergy.of(prior, patch, pixels).on(mean.device)
+            field = field_energy(self.prior, patch, pixels).on(mean.device)
         patches = []
         for index, guess in enumerate(exact):
             if not noisy[index]:

@@ -14,7 +14,7 @@ recipe clips (`equations.clip_factor`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,11 +45,27 @@ class PatchSystem:
     hidden: Tensor  # (n, N) bool: the patch was masked
 
 
-def weights(view: AttackerView, update: ClientUpdate) -> Mapping[str, Tensor]:
-    """The client's weights before the step, by name."""
-    if update.weights_before is not None:
-        return update.weights_before
-    return {name: p.detach() for name, p in view.model.named_parameters()}
+def weights(
+    view: AttackerView, update: ClientUpdate, names: Sequence[str] | None = None
+) -> Mapping[str, Tensor]:
+    """The client's weights before the step, by name; of `names` those that the model has."""
+    sent = update.weights_before
+    if names is None:
+        own = view.model.named_parameters()
+        return {name: parameter.detach() for name, parameter in own} if sent is None else sent
+    if sent is not None:
+        return {name: sent[name] for name in names if name in sent}
+    found = {name: _parameter(view.model, name) for name in names}
+    return {name: parameter.detach() for name, parameter in found.items() if parameter is not None}
+
+
+def _parameter(model: MJPVisionTransformer, name: str) -> Tensor | None:
+    """The parameter of this name, found without going through all; None if there is none."""
+    module, _, last = name.rpartition(".")
+    try:
+        return model.get_submodule(module)._parameters.get(last)
+    except AttributeError:
+        return None
 
 
 def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:

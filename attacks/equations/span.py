@@ -57,22 +57,22 @@ def upload_span(system: PatchSystem, index: int, *, above_noise: float = 0.0) ->
     hidden, total = system.hidden[index], system.total[index]
     visible = system.rows[index][~hidden]
     complement = torch.zeros(len(hidden), total.shape[-1]).to(total)
-    rest = off_the_visible(system, index, total)
-    basis = masked_basis(rest, int(hidden.sum()), above_noise)
+    q, r = torch.linalg.qr(visible.mT, mode="complete")
+    turned = q.mT @ total  # first what the visible rows span, then what they leave over
+    basis = masked_basis(turned[len(visible) :], int(hidden.sum()), above_noise)
     if len(visible):
-        outside = total - (total @ basis.mT) @ basis
-        solved = _solved(visible, outside)
+        inside = turned[: len(visible)]
+        solved = _solved(visible, r[: len(visible)], inside - (inside @ basis.mT) @ basis)
         complement[~hidden] = solved - (solved @ basis.mT) @ basis
     return UploadSpan(basis, complement, hidden)
 
 
-def _solved(visible: Tensor, outside: Tensor) -> Tensor:
-    """The least-squares solution X (k, p) of visible^T X = outside; of minimum norm where the rows
-    are dependent, as when quantisation leaves one of them zero."""
-    try:
-        return torch.linalg.lstsq(visible.mT, outside, driver="gels").solution
-    except torch.linalg.LinAlgError:
-        return minimum_norm_solve(visible.unsqueeze(0), outside.unsqueeze(0))[0][0]
+def _solved(visible: Tensor, r: Tensor, inside: Tensor) -> Tensor:
+    """The least-squares solution X (k, p) of r X = inside, where q r = visible^T (D, k); of minimum
+    norm where the rows are dependent, as when quantisation leaves one of them zero."""
+    if bool((r.diagonal() == 0).any()):
+        return minimum_norm_solve(r.mT.unsqueeze(0), inside.unsqueeze(0))[0][0]
+    return torch.linalg.solve_triangular(r, inside, upper=True)
 
 
 def off_the_visible(system: PatchSystem, index: int, columns: Tensor) -> Tensor:
@@ -104,14 +104,15 @@ def combine(spans: Sequence[UploadSpan]) -> Knowledge:
     """What several uploads of one picture determine together."""
     if len(spans) == 1:
         return Knowledge(spans[0].complement, spans[0].basis, spans[0].hidden)
-    length = spans[0].complement.shape[-1]
-    summed = torch.eye(length).to(spans[0].complement) * len(spans)
-    for span in spans:
-        summed -= span.basis.mT @ span.basis
     total = torch.stack([span.complement for span in spans]).sum(0)
-    values, vectors = torch.linalg.eigh(summed)
+    # M is len(spans) where no span reaches, so that only their sum needs to be decomposed.
+    shared, vectors = torch.linalg.svd(
+        torch.cat([span.basis for span in spans]), full_matrices=False
+    )[1:]
+    values = len(spans) - shared.square()
     determined = values > OPEN
     inverse = torch.where(determined, 1 / values.clamp_min(OPEN), 0.0)
-    solved = ((total @ vectors) * inverse) @ vectors.mT
+    along = total @ vectors.mT
+    solved = total / len(spans) + (along * (inverse - 1 / len(spans))) @ vectors
     hidden = torch.stack([span.hidden for span in spans]).all(0)
-    return Knowledge(solved, vectors[:, ~determined].mT, hidden)
+    return Knowledge(solved, vectors[~determined], hidden)

@@ -99,7 +99,8 @@ def sees_a_norm(model: MJPVisionTransformer) -> Refusal | None:
 
 def token_equations(view: AttackerView, update: ClientUpdate, index: int) -> TokenEquations:
     """(*) for the picture at `index`, from its upload and the weights that the client used."""
-    state = {n: value.double() for n, value in weights(view, update).items() if n in WEIGHTS}
+    state = weights(view, update, WEIGHTS)
+    state = {name: value.double() for name, value in state.items()}
     tokens, patches = view.model.tokens, view.model.patch_embed.num_patches
     sent = gradient(view, update, QKV)[index]
     values, vectors = torch.linalg.svd(sent, full_matrices=sent.shape[0] < sent.shape[1])[1:]

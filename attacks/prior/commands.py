@@ -6,14 +6,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from attacks.prior.files import save_prior
-from attacks.prior.fitting import fit_prior
 from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data import ImageError, load_images
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mjp_privacy.data import ImageError
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class FitArguments:
 def fit(argv: list[str], usage: Usage) -> int:
     """`mjp fit-prior`: fit a prior to the pictures and write it."""
     arguments = usage.parse(FitArguments, argv)
+    from attacks.prior.files import save_prior
+    from attacks.prior.fitting import fit_prior
+
     patch, out = arguments.patch, arguments.out
     if patch < 2:
         raise UserError(f"--patch: expected at least 2 pixels, got {patch}.")
@@ -52,6 +56,7 @@ def fit(argv: list[str], usage: Usage) -> int:
 
 def _pictures(images: Path, size: int, limit: int | None) -> Iterator[Tensor]:
     """Pictures (3, size, size); those that cannot be read are reported and left out."""
+    from mjp_privacy.data import load_images
 
     def report(error: ImageError) -> None:
         """One line on stderr for a file that is left out."""

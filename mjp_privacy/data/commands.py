@@ -11,8 +11,6 @@ from typing import Annotated
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage
-from mjp_privacy.data.images import open_images
-from mjp_privacy.data.sample import make_sample
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,9 @@ class SampleArguments:
 def sample(argv: list[str], usage: Usage) -> int:
     """Write the sample that `argv` describes and print what was chosen."""
     arguments = usage.parse(SampleArguments, argv)
+    from mjp_privacy.data.images import open_images
+    from mjp_privacy.data.sample import make_sample
+
     images = open_images(arguments.source, arguments.labels)
     count = len(images.records)
     print(f"{count} images in {arguments.source}. {images.labels_described}", flush=True)

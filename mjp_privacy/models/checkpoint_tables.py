@@ -6,8 +6,8 @@ import math
 from typing import Literal
 
 import torch
-from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import torch_generator
@@ -27,7 +27,11 @@ def resampled(table: Tensor, grid: int, name: str, notes: list[str]) -> Tensor:
     if old == grid:
         return table
     notes.append(f"{name} resampled from {old}×{old} to {grid}×{grid} (bicubic, antialiased)")
-    return resample_abs_pos_embed(table, new_size=[grid, grid], num_prefix_tokens=1)
+    class_row, rows = table[:, :1], table[:, 1:]
+    picture = rows.float().reshape(1, old, old, -1).permute(0, 3, 1, 2)
+    picture = interpolate(picture, size=(grid, grid), mode="bicubic", antialias=True)
+    rows = picture.permute(0, 2, 3, 1).reshape(1, grid * grid, -1).to(table.dtype)
+    return torch.cat((class_row, rows), dim=1)
 
 
 def position_notes(model: MJPVisionTransformer, state: dict[str, Tensor], notes: list[str]) -> None:

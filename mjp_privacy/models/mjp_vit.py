@@ -1,4 +1,4 @@
-"""One Vision Transformer for every row of the paper's tables: timm's, plus what MJP adds to it."""
+"""One Vision Transformer for every row of the paper's tables: a plain one, plus what MJP adds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 from typing import Any, Literal
 
 import torch
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
@@ -18,13 +17,14 @@ from mjp_privacy.models.localization import (
     masked_l1,
 )
 from mjp_privacy.models.variant import Variant
+from mjp_privacy.models.vit import START_STD, Block, VisionTransformer
 
 PositionEmbedding = Literal["learned", "exposed", "strict"]
 FirstBlock = Literal["intact", "closed_form"]
 
 
 class MJPVisionTransformer(VisionTransformer):
-    """timm's plain ViT under timm's parameter names, with these additions:
+    """The plain ViT under timm's parameter names, with these additions:
 
     position_embedding  `learned`, or one of two readings of "without PEs": `exposed` (the table is
                         fixed at zero and its gradient is still uploaded, which APRIL needs) and
@@ -38,7 +38,6 @@ class MJPVisionTransformer(VisionTransformer):
     variant             where other libraries' ViTs differ from timm's: `variant.Variant`.
     """
 
-    cls_token: nn.Parameter
     unk_embed: nn.Parameter | None
     index_embed: nn.Parameter | None
     dist_token: nn.Parameter | None
@@ -53,12 +52,9 @@ class MJPVisionTransformer(VisionTransformer):
         dal: DalKind = "none",
         first_block: FirstBlock = "intact",
         variant: Variant | None = None,
-        **timm_arguments: Any,
+        **sizes: Any,
     ) -> None:
-        table = "none" if position_embedding == "strict" else "learn"
-        variant = variant or Variant()
-        super().__init__(pos_embed=table, **variant.timm_arguments(), **timm_arguments)
-        self.variant = variant
+        super().__init__(has_positions=position_embedding != "strict", variant=variant, **sizes)
         if position_embedding != "learned" and (unknown_embedding or dal != "none"):
             raise UserError(
                 "A model without position embeddings has nothing to mask or to localize: expected "
@@ -71,25 +67,13 @@ class MJPVisionTransformer(VisionTransformer):
         self.unk_embed = _table(1, self.embed_dim) if unknown_embedding else None
         self.index_embed = _table(rows, self.embed_dim) if index_embedding else None
         self.dal_regressor = LocalizationRegressor(self.embed_dim, dal) if dal != "none" else None
-        distilled = variant.distillation_token
+        distilled = self.variant.distillation_token
         self.dist_token = _table(1, self.embed_dim) if distilled else None
         self.dist_pos_embed = _table(1, self.embed_dim) if distilled else None
-        self._set_biases()
         if position_embedding == "exposed":
             nn.init.zeros_(self.table)
         if first_block == "closed_form":
             self.blocks[0] = ClosedFormBlock(self.blocks[0])  # type: ignore[arg-type]
-
-    def _set_biases(self) -> None:
-        """Give the patch embedding and the head a bias or none; timm's class decides by itself."""
-        layers = {self.patch_embed.proj: self.variant.patch_bias}
-        if self.num_classes:
-            layers[self.head] = self.variant.head_bias
-        for layer, wanted in layers.items():
-            if wanted and layer.bias is None:
-                layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))
-            elif not wanted:
-                layer.register_parameter("bias", None)
 
     @property
     def first_block(self) -> FirstBlock:
@@ -149,13 +133,14 @@ class MJPVisionTransformer(VisionTransformer):
         if self.dist_token is not None and self.dist_pos_embed is not None:
             extra = self.dist_token + self.dist_pos_embed
             z = torch.cat((z, extra.expand(len(z), -1, -1)), dim=1)
-        return self.norm_pre(self.pos_drop(z))
+        embedded: Tensor = self.norm_pre(z)
+        return embedded
 
-    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The tokens (B, tokens, D) after the last norm; token 0 is [CLS]."""
         return self.norm(self.blocks(self.embed(x, mask)))
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Normalised images (B, C, H, W); mask (N,) or (B, N) bool, True = shuffled -> logits."""
         if mask is not None:
             self._check_mask(mask, x.shape[0])
@@ -220,7 +205,8 @@ class MJPVisionTransformer(VisionTransformer):
 
 
 def _table(rows: int, dim: int) -> nn.Parameter:
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, rows, dim), std=0.02))
+    table = torch.empty(1, rows, dim)
+    return nn.Parameter(table if table.is_meta else nn.init.trunc_normal_(table, std=START_STD))
 
 
 def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:

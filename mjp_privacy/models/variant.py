@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, get_args
-
-from torch import nn
+from typing import Literal, get_args
 
 Activation = Literal["gelu", "quick_gelu", "gelu_tanh", "relu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -34,22 +31,6 @@ class Variant:
     distillation_token: bool = False
     norm_eps: float = PLAIN_EPS
     activation: Activation = "gelu"
-
-    def timm_arguments(self) -> dict[str, Any]:
-        """The arguments of timm's class; none for the plain ViT, so that timm's own defaults rule.
-
-        Biases outside the blocks have no argument there.
-        """
-        arguments: dict[str, Any] = {}
-        if self.pre_norm:
-            arguments["pre_norm"] = True
-        if not self.qkv_bias:
-            arguments["qkv_bias"] = False
-        if self.norm_eps != PLAIN_EPS:
-            arguments["norm_layer"] = partial(nn.LayerNorm, eps=self.norm_eps)
-        if self.activation != "gelu":
-            arguments["act_layer"] = self.activation
-        return arguments
 
     def __str__(self) -> str:
         """What is not timm's, to follow a model's sizes: `, pre-norm, no patch bias`."""

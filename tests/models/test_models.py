@@ -105,9 +105,7 @@ def test_the_same_weights_give_timms_logits(image: int, train: bool) -> None:
 def test_a_model_is_loaded_in_eval_mode_without_dropout() -> None:
     model = tiny()
     assert not model.training
-    rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-    assert rates
-    assert set(rates) == {0.0}
+    assert not [module for module in model.modules() if isinstance(module, nn.Dropout)]
     assert not [m for m in model.modules() if type(m).__name__ == "DropPath"]
     x = some_images(2)
     assert torch.equal(model(x), model(x))

@@ -1,0 +1,192 @@
+"""The plain Vision Transformer, with the parameter names and the numbers of timm's.
+
+It is written here because `import timm` takes two seconds and 900 modules (torchvision, torch's
+compiler, SymPy), of which no attack needs any. Beside timm's network it has the same parameters,
+the same random start from the same seed, and the same outputs bit for bit: `tests/models/test_vit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.models.variant import Activation, Variant
+
+CHANNELS = 3
+START_STD, CLASS_START_STD = 0.02, 1e-6  # of tables and linear layers; of the class token
+
+
+class QuickGELU(nn.Module):
+    """CLIP's activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATION_LAYERS: Mapping[Activation, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "quick_gelu": QuickGELU,
+    "gelu_tanh": lambda: nn.GELU("tanh"),
+    "relu": nn.ReLU,
+}
+
+
+class PatchEmbedding(nn.Module):
+    """Images (B, 3, S, S) to one embedding for each patch, (B, N, D), row by row."""
+
+    def __init__(self, img_size: int, patch_size: int, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.img_size = (img_size, img_size)
+        self.patch_size = (patch_size, patch_size)
+        self.grid_size = (img_size // patch_size, img_size // patch_size)
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        self.proj = nn.Conv2d(CHANNELS, width, patch_size, stride=patch_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4 or x.shape[-2:] != self.img_size:
+            raise UserError(
+                f"Expected images (B, {CHANNELS}, {self.img_size[0]}, {self.img_size[1]}), got "
+                f"{tuple(x.shape)}. Resize the images, or load the model with their img_size."
+            )
+        embedded: Tensor = self.proj(x)
+        return embedded.flatten(2).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    """Self-attention with one linear layer for query, key and value."""
+
+    def __init__(self, width: int, heads: int, *, bias: bool) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = heads, width // heads
+        self.scale = self.head_dim**-0.5
+        self.fused_attn = True  # torch's kernel; False: plain products
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        split = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
+        q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
+        if self.fused_attn:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = (q * self.scale @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+        projected: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return projected
+
+
+class Mlp(nn.Module):
+    """The two-layer network of a block."""
+
+    def __init__(self, width: int, hidden: int, activation: Activation) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.act = ACTIVATION_LAYERS[activation]()
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        widened: Tensor = self.fc2(self.act(self.fc1(x)))
+        return widened
+
+
+class DropPath(nn.Module):
+    """In training, leaves out a branch for some images and scales it up for the others."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        kept = x.new_empty(len(x), *(1 for _ in x.shape[1:])).bernoulli_(1 - self.rate)
+        return x * kept.div_(1 - self.rate)
+
+
+class Block(nn.Module):
+    """Attention and the two-layer network, each after a norm and beside a residual connection."""
+
+    def __init__(
+        self, width: int, heads: int, hidden: int, variant: Variant, drop_path: float
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=variant.norm_eps)
+        self.attn = Attention(width, heads, bias=variant.qkv_bias)
+        self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.norm2 = nn.LayerNorm(width, eps=variant.norm_eps)
+        self.mlp = Mlp(width, hidden, variant.activation)
+        self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, tokens, D) -> (B, tokens, D)."""
+        x = x + self.drop_path1(self.attn(self.norm1(x)))
+        attended: Tensor = x + self.drop_path2(self.mlp(self.norm2(x)))
+        return attended
+
+
+class VisionTransformer(nn.Module):
+    """Patches, a class token, one table of positions, blocks, and a head on the class token.
+
+    VisionTransformer(img_size=224, patch_size=16, embed_dim=192, depth=12, num_heads=3,
+    num_classes=1000) has the parameters of timm's vit_tiny_patch16_224.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: int,
+        patch_size: int,
+        embed_dim: int,
+        depth: int,
+        num_heads: int,
+        num_classes: int,
+        mlp_ratio: float = 4.0,
+        drop_path_rate: float = 0.0,
+        has_positions: bool = True,
+        variant: Variant | None = None,
+    ) -> None:
+        super().__init__()
+        self.variant = variant = variant or Variant()
+        self.embed_dim, self.num_classes = embed_dim, num_classes
+        self.patch_embed = PatchEmbedding(img_size, patch_size, embed_dim, bias=variant.patch_bias)
+        rows = self.patch_embed.num_patches + 1
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
+        self.pos_embed = nn.Parameter(torch.empty(1, rows, embed_dim)) if has_positions else None
+        eps, hidden = variant.norm_eps, int(embed_dim * mlp_ratio)
+        self.norm_pre = nn.LayerNorm(embed_dim, eps=eps) if variant.pre_norm else nn.Identity()
+        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
+        self.blocks = nn.Sequential(
+            *(Block(embed_dim, num_heads, hidden, variant, rate) for rate in rates)
+        )
+        self.norm = nn.LayerNorm(embed_dim, eps=eps)
+        self.head: nn.Module = (
+            nn.Linear(embed_dim, num_classes, bias=variant.head_bias)
+            if num_classes
+            else nn.Identity()
+        )
+        if not self.cls_token.is_meta:  # an outline without values; and there it would take seconds
+            self._start()
+
+    def _start(self) -> None:
+        """Draw the start of tables and linear layers, in timm's order."""
+        if self.pos_embed is not None:
+            nn.init.trunc_normal_(self.pos_embed, std=START_STD)
+        nn.init.normal_(self.cls_token, std=CLASS_START_STD)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=START_STD)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimiser should not decay."""
+        return {"pos_embed", "cls_token", "dist_token"}
+
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        """Logits (B, classes) from the tokens (B, tokens, D) after the last norm."""
+        logits: Tensor = self.head(tokens[:, 0])
+        return logits

@@ -1,0 +1,80 @@
+"""What a command imports before it does anything: modules are counted, seconds in benchmarks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mjp_privacy.cli import COMMANDS
+
+HEAVY = {"torch", "pandas", "sympy", "scipy", "timm", "torchvision"}
+NEVER_NEEDED = {  # by an attack on a model of this package
+    *("sympy", "torch._dynamo", "timm", "torchvision", "lpips", "skimage", "matplotlib"),
+    *("hydra", "breaching"),
+}
+FIRST_IMAGE = """
+import sys
+from attacks.april import April
+attacked = April.run
+
+def run(*arguments, **options):
+    print("before:", *sys.modules)
+    return attacked(*arguments, **options)
+
+April.run = run
+from mjp_privacy.cli import main
+main(["attack", *sys.argv[1:], "--limit", "1"])
+print("after:", *sys.modules)
+"""
+
+
+def modules(code: str, *argv: object) -> dict[str, set[str]]:
+    """The modules that a process prints behind a word and a colon, by that word."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, argv)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (line.split() for line in done.stdout.splitlines())
+    return {line[0].rstrip(":"): set(line[1:]) for line in lines if line and line[0][-1] == ":"}
+
+
+@pytest.mark.parametrize("package", ["mjp_privacy", "mjp_privacy.cli", "attacks"])
+def test_importing_the_package_imports_nothing_heavy(package: str) -> None:
+    loaded = modules(f"import sys, {package}; print('all:', *sys.modules)")["all"]
+    assert package in loaded
+    assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_commands_help_imports_nothing_heavy(command: str) -> None:
+    code = (
+        "import sys, contextlib; from mjp_privacy.cli import main\n"
+        f"with contextlib.suppress(SystemExit): main([{command!r}, '--help'])\n"
+        "print('all:', *sys.modules)"
+    )
+    assert not modules(code)["all"] & HEAVY
+
+
+def test_the_first_image_is_reached_without_what_it_does_not_need(tmp_path: Path) -> None:
+    config = tmp_path / "one.yaml"
+    content = {
+        "name": "one",
+        "images": "embedded",
+        "attacks": [{"name": "april"}],
+        "models": {"ViT": {"model": "cifar_vit"}},
+        "grid": [{"models": ["ViT"], "settings": ["a"]}],
+    }
+    config.write_text(json.dumps(content))
+    loaded = modules(FIRST_IMAGE, config, "--out", tmp_path / "run")
+    assert {"torch", "attacks.april", "mjp_privacy.experiment.run"} <= loaded["before"]
+    assert not loaded["before"] & (NEVER_NEEDED | {"breaching.attacks"})
+    # The attack is breaching's and was scored: without the packages around breaching's attacker.
+    assert {"breaching.attacks.analytic_attack", "mjp_privacy.metrics.scores"} <= loaded["after"]
+    assert not loaded["after"] & NEVER_NEEDED
