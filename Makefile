@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO ?= results/demo
 
-.PHONY: attack test test-federated results-check setup lint types bench clean
+.PHONY: attack test test-federated test-cluster results-check setup lint types bench clean
 
 attack: $(INSTALLED)
 	$(BIN)/python run_attack.py configs/demo.yaml --out $(DEMO) --fresh
@@ -18,7 +18,13 @@ test: lint types
 # The same federation under Flower's real engines; they are a large install, so apart from `test`.
 test-federated: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,dp,federated]'
-	$(BIN)/python -m pytest tests/slow tests/federation tests/client/test_accounting.py
+	$(BIN)/python -m pytest tests/slow/test_flower.py tests/federation tests/client/test_accounting.py
+
+# Runs by several processes, on clusters of this machine: Ray's, and Slurm's where it is installed
+# (Debian: apt install slurmctld slurmd slurm-client munge).
+test-cluster: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,slurm]'
+	$(BIN)/python -m pytest -rs tests/slow --ignore=tests/slow/test_flower.py
 
 # Every published figure is computed again from its rows; WRITE=1 writes tables and figures again.
 results-check: $(INSTALLED)
@@ -35,8 +41,11 @@ types: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.april
+	$(BIN)/python -m benchmarks.lattice
+	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.start
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-RESULTS = Path(__file__).parent / "results" / "growth.json"
+from benchmarks.alternating import machine, write_result
+
 PATCH = 16
 STAGES = ("gradient", "attack", "score")
 
@@ -266,7 +267,7 @@ def main() -> None:
     if arguments.point:
         print(json.dumps(run_point(Point(**json.loads(arguments.point)))))
         return
-    curves = []
+    facts, curves = machine(), []
     for axis in axes():
         if arguments.only and axis.name.split()[0] not in arguments.only:
             continue
@@ -275,8 +276,7 @@ def main() -> None:
         said = ", ".join(f"{name} {k:.2f}±{error:.2f}" for name, (k, error) in fits.items())
         print(f"{axis.name:10} {curves[-1]['attack']:24} {said}", flush=True)
     if not arguments.only:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps({"repeats": arguments.repeats, "curves": curves}, indent=1))
+        write_result("growth", {"repeats": arguments.repeats, "curves": curves}, facts)
 
 
 if __name__ == "__main__":

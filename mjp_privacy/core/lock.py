@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import abandoned
 
 try:
     import fcntl
@@ -18,8 +19,8 @@ except ImportError:  # Windows has no fcntl: no lock is taken there
 def locked(root: Path) -> Iterator[None]:
     """Hold the folder's lock: `with locked(Path("results/demo")): ...`
 
-    The system releases the lock when the process ends, however it ends. Temporary files that a
-    killed process left are deleted.
+    The system releases the lock when the process ends, however it ends. Temporary files that
+    killed processes left are deleted; those that a worker of an engine is writing stay.
     """
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".lock").open("w") as file:
@@ -31,6 +32,6 @@ def locked(root: Path) -> Iterator[None]:
                     f"Another process is working in {root}: expected one at a time. Wait for it, "
                     "or give another --out."
                 ) from error
-        for leftover in root.rglob(".*.tmp"):
+        for leftover in abandoned(root):
             leftover.unlink(missing_ok=True)
         yield

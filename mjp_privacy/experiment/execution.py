@@ -5,7 +5,8 @@ make_plan -> work, here or handed out (engines/) -> messages -> ledger, display,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from mjp_privacy.core.lock import locked
 from mjp_privacy.core.progress import RunProgress
 from mjp_privacy.experiment.applicability import Refusals, forecast
 from mjp_privacy.experiment.block import ImageNote
+from mjp_privacy.experiment.compaction import compact
 from mjp_privacy.experiment.description import describe
 from mjp_privacy.experiment.engines.coordinator import TaskLost
 from mjp_privacy.experiment.engines.hand_out import handed_out
-from mjp_privacy.experiment.engines.options import EngineConfig, start_engine
+from mjp_privacy.experiment.engines.options import EngineConfig
+from mjp_privacy.experiment.engines.start import start_engine
 from mjp_privacy.experiment.failures import Failure, failure_lines, failures_of
 from mjp_privacy.experiment.finished import Finished
 from mjp_privacy.experiment.inventory import Inventory
@@ -120,13 +123,14 @@ class Order:
                 say_start(progress, plan, self.images, store, made_with, where, absent)
                 run = _Run(self, plan, ledger, progress)
                 run.begin()
-                run.listen(self._messages(plan, finished, codes))
+                with closing(self._messages(plan, finished, codes)) as messages:
+                    run.listen(messages)
         return run.summary()
 
     def _messages(
         self, plan: Plan, finished: Finished, codes: Codes
-    ) -> Iterator[Message | TaskLost]:
-        """Everything that is not finished, done here or by an engine."""
+    ) -> Generator[Message | TaskLost, None, None]:
+        """Everything that is not finished, done here or by an engine; closed, the engine stops."""
         if self.in_this_process:
             return written(finished.store, work(plan, self.source, finished, codes))
         on_gpu = self.device.type == "cuda"
@@ -184,8 +188,16 @@ class _Run:
                 self.kept |= message.of_other_code.keys()
                 self.unrecorded |= message.unrecorded.keys()
         self.ledger.end()
+        self._compact()
         if said := kept_cells(self.kept, self.unrecorded, self.plan):
             self.progress.say(said)
+
+    def _compact(self) -> None:
+        """Put the rows of cells with very many blocks into few files."""
+        try:
+            compact(self.ledger.store)
+        except (ValueError, OSError) as error:
+            self.progress.say(f"rows were left in the files of their blocks: {error}")
 
     def _note_lost(self, lost: TaskLost) -> None:
         """Say that a block was not done; the whole error stands in the log."""

@@ -134,8 +134,8 @@ def _marked(made: CellRows, together: int) -> CellRows:
     """The rows, with the number of images that were computed together."""
     rows = made.rows
     first = rows[rows["status"] == "ok"].drop_duplicates("image_id")
-    value = {"metric": TOGETHER, "variant": "diagnostic", "value": float(together)}
-    return replace(made, rows=pd.concat([rows, first.assign(**value)]))
+    added = first.assign(metric=TOGETHER, variant="diagnostic", value=float(together))
+    return replace(made, rows=pd.concat([rows, added]))
 
 
 def joined(parts: Sequence[CellRows]) -> CellRows:

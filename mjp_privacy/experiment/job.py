@@ -1,7 +1,8 @@
 """What a worker needs to know of a run: one file that it is given by path, and nothing else.
 
     RUN/work/job.json            the experiment, the images by name, the device, the threads
-    RUN/work/M-B.K.jsonl         what the worker of block B of the M-th model says, at the K-th try
+    RUN/work/M-B.K.S.jsonl       what the worker of block B of the M-th model says, at the K-th try;
+                                 an engine may start a try anew on its own: this is the S-th start
     RUN/work/*.log               what workers printed
 
 The folder is removed when the run ends. Weights and images are read by their paths, so whoever
@@ -13,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -99,10 +99,9 @@ class Task:
     block: int
     attempt: int = 1
 
-    @cached_property
-    def file_name(self) -> str:
-        """The file in which its worker says what is done."""
-        return f"{self.model}-{self.block}.{self.attempt}.jsonl"
+    def file_name(self, start: int) -> str:
+        """The file in which its worker says what is done, at the try's first, second … start."""
+        return f"{self.model}-{self.block}.{self.attempt}.{start}.jsonl"
 
     @property
     def key(self) -> tuple[int, int]:
@@ -116,7 +115,7 @@ class Task:
     @staticmethod
     def of_file(name: str) -> Task:
         """The task whose worker writes the file of this name; ValueError if it is not one."""
-        numbers, attempt, _ = name.split(".")
+        numbers, attempt, _, _ = name.split(".")
         model, block = numbers.split("-")
         return Task(int(model), int(block), int(attempt))
 

@@ -26,11 +26,16 @@ def provenance(device: torch.device, threads: int) -> dict[str, str | int]:
     facts: dict[str, str | int] = {name: version(name) for name in PACKAGES}
     facts["python"] = platform.python_version()
     facts["commit"] = commit()
-    facts["device"] = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    )
+    facts["device"] = _name(device)
     facts["threads"] = threads
     return facts
+
+
+def _name(device: torch.device) -> str:
+    """The model of a GPU, or a CPU's kind; workers elsewhere may have a GPU where none is here."""
+    if device.type != "cuda":
+        return platform.machine()
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cuda"
 
 
 def write_provenance(

@@ -14,7 +14,6 @@ import torch
 
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import group_uploads
-from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.data import open_images
@@ -22,6 +21,7 @@ from mjp_privacy.experiment.chosen_images import chosen_images
 from mjp_privacy.experiment.conditions import decided
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.engines.devices import devices
 from mjp_privacy.experiment.engines.options import EngineConfig, engine_config, threads_of
 from mjp_privacy.experiment.execution import Order, RunSummary
 from mjp_privacy.experiment.job import Job
@@ -76,14 +76,16 @@ def run_experiment(
     experiment, remarks = decided(experiment)
     opened = open_images(path, labels)
     chosen, passed_over = chosen_images(opened, experiment, limit)
-    source = Simulated(experiment, opened, chosen, pick_device(device))
+    workers = _workers(engine)
+    here, there = devices(device, workers)
+    source = Simulated(experiment, opened, chosen, here)
     root = output_folder(Path(out))
-    job, workers = _job(
+    job = _job(
         experiment,
         root,
-        source.device,
+        there,
         stale,
-        engine,
+        workers,
         images=str(path),
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
@@ -115,11 +117,18 @@ def attack_uploads(
     groups = {group.name: group for group in group_uploads(uploads, limit)}
     images = len({record.image_id for group in groups.values() for record in group.records})
     root = output_folder(Path(out))
-    source = Recorded(Path(folder), groups, pick_device(device))
+    workers = _workers(engine)
+    here, there = devices(device, workers)
+    source = Recorded(Path(folder), groups, here)
     named = recorded_experiment(experiment, groups)
     paths: dict[str, Any] = {"uploads": str(folder), "limit": limit}
-    job, workers = _job(named, root, source.device, stale, engine, **paths)
+    job = _job(named, root, there, stale, workers, **paths)
     return Order(root, job, source, workers, stale, images).execute()
+
+
+def _workers(engine: EngineConfig | str | None) -> EngineConfig:
+    """Who works, from whatever a caller gives as `engine`."""
+    return engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
 
 
 def _job(
@@ -127,17 +136,15 @@ def _job(
     root: Path,
     device: torch.device,
     stale: Stale,
-    engine: EngineConfig | str | None,
+    workers: EngineConfig,
     **paths: Any,
-) -> tuple[Job, EngineConfig]:
-    """The run as its workers know it, and who they are.
+) -> Job:
+    """The run as its workers know it.
 
-    paths: the fields of `Job` that say where images or uploads are
+    device: theirs; paths: the fields of `Job` that say where images or uploads are
     """
-    config = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
-    here = config.kind == "here"
-    threads = torch.get_num_threads() if here else threads_of(config, device.type == "cuda")
+    here = workers.kind == "here"
+    threads = torch.get_num_threads() if here else threads_of(workers, device.type == "cuda")
     folder = str(Path.cwd())
     again = stale == "fresh"
-    job = Job(str(root.resolve()), experiment, str(device), threads, again, folder, **paths)
-    return job, config
+    return Job(str(root.resolve()), experiment, str(device), threads, again, folder, **paths)

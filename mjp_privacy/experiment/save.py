@@ -6,7 +6,7 @@ about the whole run by one process alone (`RunLedger`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import BlockResult, Result
 
 
-def written(store: RunStore, results: Iterable[Result]) -> Iterator[Message]:
+def written(store: RunStore, results: Iterable[Result]) -> Generator[Message, None, None]:
     """The same results as messages; the rows and pictures of each are on disk when it is given."""
     for result in results:
         if isinstance(result, BlockResult):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage, use_threads
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.engines.options import EngineOptions
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class FederateArguments:
     command stops where it finds any."""
     keep: bool = False
     """Keep such results and attack what is missing."""
+    attack: Annotated[EngineOptions, tyro.conf.arg(name="attack")] = field(
+        default_factory=EngineOptions
+    )
+    """Who attacks what was recorded."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ def federate(argv: list[str], usage: Usage) -> int:
     from mjp_privacy.federation.other_rounds import what_moved, with_rounds
 
     stale = stale_choice(arguments.fresh, arguments.keep)
+    by = arguments.attack.config()  # a mistake in it is told before the training
     whole = load_federation(arguments.config, arguments.row, seed=arguments.seed)
     config = whole if arguments.rounds is None else with_rounds(whole, arguments.rounds)
     if moved := what_moved(whole, config):
@@ -80,6 +86,7 @@ def federate(argv: list[str], usage: Usage) -> int:
         arguments.device,
         arguments.engine,
         stale,
+        by,
     )
 
 

@@ -21,7 +21,9 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.federation.rounds import ATTACK
 from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
-from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.line import Line
+from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.measures import failed_images
 from mjp_privacy.report.unshuffled import unshuffled_images
 from mjp_privacy.training.journal import METRICS, read_metrics
 
@@ -85,7 +87,7 @@ def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
         unshuffled |= unshuffled_images(line)
         for image, value in _scored(line, "psnr", "standard").items():
             best[image] = max(best.get(image, -np.inf), value)
-        failed |= set(line.rows.loc[line.rows["status"] == "failed", "image_id"].astype(str))
+        failed |= failed_images(line)
     values = [max(best.get(image, low), low) for image, low in floor.items()]
     summary = summarise(values, ["ok"] * len(values), cap=PSNR_CAP)
     share = float(np.mean([value >= THRESHOLD for value in values])) if values else np.nan
@@ -111,7 +113,7 @@ def _floors(lines: Sequence[Line]) -> dict[str, float]:
     floor: dict[str, float] = {}
     images: set[str] = set()
     for line in lines:
-        attacked = set(line.rows["image_id"].astype(str))
+        attacked = line.images.names
         if len(attacked) < line.cell.outcome.planned_images:
             raise UserError(
                 f"{line.store.root}: {line.label} holds {len(attacked)} of "

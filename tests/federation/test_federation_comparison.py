@@ -13,6 +13,7 @@ from scipy.stats import binomtest
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
+from mjp_privacy.experiment.score_table import MemoryTable
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.comparison import defence_text, wilson
 from mjp_privacy.federation.config import plain
@@ -144,7 +145,7 @@ def test_a_score_below_grey_counts_as_grey_and_failures_are_counted(
     own = (rows.metric == "psnr") & (rows.variant == "standard")
     rows.loc[own, "value"] = [3.0, 50.0]
     rows.loc[own, "status"] = ["ok", "failed"]
-    found = worst_case([dataclasses.replace(attack, rows=rows), grey], "1 upload")
+    found = worst_case([dataclasses.replace(attack, table=MemoryTable(rows)), grey], "1 upload")
     assert found["psnr"] == pytest.approx(found["floor"])
     assert (found["failed"], found["unreached"]) == (1, 1)
 
@@ -154,4 +155,4 @@ def test_without_a_floor_there_is_no_worst_case(federations: list[Path]) -> None
     attack = next(line for line in lines if line.attack == "patch_gradient")
     rows = attack.rows[attack.rows.metric != "grey_psnr"]
     with pytest.raises(UserError, match="control `grey` among the attacks"):
-        worst_case([dataclasses.replace(attack, rows=rows)], "1 upload")
+        worst_case([dataclasses.replace(attack, table=MemoryTable(rows))], "1 upload")

@@ -1,7 +1,7 @@
 """Hands out a run's tasks to an engine and listens to what their workers say.
 
     Engine.submit(tasks)          somebody does them, in any order
-    RUN/work/M-B.K.jsonl          each worker says here what is done
+    RUN/work/M-B.K.S.jsonl        each worker says here what is done
     Engine.lost()                 tasks whose worker is gone: they are given again
 
 Nothing else goes between the two, so an engine needs to carry paths and numbers alone. The
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from mjp_privacy.experiment.job import Job, Task
 from mjp_privacy.experiment.messages import (
     BlockSkipped,
+    CellDone,
     Message,
     ModelOpened,
     TaskEnded,
@@ -68,6 +70,10 @@ class Coordinator:
     opened: frozenset[str] = frozenset()  # models that were told of before
     _open: dict[tuple[int, int], Task] = field(default_factory=dict, init=False)
     _read: dict[str, int] = field(default_factory=dict, init=False)  # bytes, by file
+    _units: Counter[tuple[int, int]] = field(default_factory=Counter, init=False)
+    """How many units were told of, by task."""
+    _cells: set[tuple[int, int, str]] = field(default_factory=set, init=False)
+    """Tasks and run_ids of which a result was told."""
 
     def __post_init__(self) -> None:
         self._opened = set(self.opened)
@@ -107,8 +113,8 @@ class Coordinator:
                     file.unlink()
                     if message.error:
                         yield self._failed(task, message.error.strip())
-                elif self._counts(message, task):
-                    yield message
+                elif (news := self._news(message, task)) is not None:
+                    yield news
 
     def _new_in(self, file: Path) -> Iterator[Message]:
         """What was said in this file since it was last read; a line may not be whole yet."""
@@ -119,16 +125,26 @@ class Coordinator:
             self._read[file.name] = self._read.get(file.name, 0) + len(line) + 1
             yield message_of(line.decode())
 
-    def _counts(self, message: Message, task: Task) -> bool:
-        """Whether a message is news: each worker says that it opened a model, and a second try
-        finds finished what the first one did."""
+    def _news(self, message: Message, task: Task) -> Message | None:
+        """What a message says that was not said before: each worker tells of the model that it
+        opened, and a second start finds finished what the first one did, or does it again where
+        images failed."""
         if isinstance(message, ModelOpened):
             is_new = message.model not in self._opened
             self._opened.add(message.model)
-            return is_new
-        return not (isinstance(message, BlockSkipped) and task.attempt > 1)
+            return message if is_new else None
+        if isinstance(message, BlockSkipped):
+            message = replace(message, units=max(0, message.units - self._units[task.key]))
+        elif isinstance(message, CellDone):
+            if (*task.key, message.run_id) in self._cells:
+                message = replace(message, units=0)
+            self._cells.add((*task.key, message.run_id))
+        if isinstance(message, BlockSkipped | CellDone):
+            self._units[task.key] += message.units
+        return message
 
     def _given_again(self, lost: Sequence[tuple[Task, str]]) -> Iterator[TaskLost]:
+        again = []
         for task, reason in lost:
             if self._open.get(task.key) != task:
                 continue
@@ -136,9 +152,10 @@ class Coordinator:
                 del self._open[task.key]
                 yield self._failed(task, f"{reason}, {ATTEMPTS} times")
                 continue
-            again = task.once_more()
-            self._open[task.key] = again
-            self.engine.submit([again])
+            self._open[task.key] = task.once_more()
+            again.append(self._open[task.key])
+        if again:
+            self.engine.submit(again)
 
     def _failed(self, task: Task, reason: str) -> TaskLost:
         return TaskLost(self.models[task.model], task.block, reason)

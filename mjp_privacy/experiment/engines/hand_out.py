@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 from mjp_privacy.experiment.engines.coordinator import Coordinator, Engine, TaskLost
@@ -16,8 +16,8 @@ from mjp_privacy.experiment.work import Codes, OpenModel, skipped
 
 def handed_out(
     plan: Plan, source: UploadSource, finished: Finished, codes: Codes, job: Job, engine: Engine
-) -> Iterator[Message | TaskLost]:
-    """Have an engine do everything that is not finished; what is said of it."""
+) -> Generator[Message | TaskLost, None, None]:
+    """Have an engine do everything that is not finished; what is said of it. Closed, it stops."""
     unfinished = _Unfinished(plan, source, finished, codes)
     yield from unfinished.messages()
     coordinator = Coordinator(job, list(plan.blocks), engine, frozenset(unfinished.opened))

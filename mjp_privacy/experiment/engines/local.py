@@ -70,15 +70,21 @@ class LocalEngine:
                 continue
             process = self._processes.get(number)
             if process is None or process.poll() is not None:
-                process = self._processes[number] = self._started(number)
+                try:
+                    process = self._processes[number] = self._started(number)
+                except OSError as error:  # no memory or no process left
+                    self._lost.put((task, f"worker {number} could not be started: {error}"))
+                    continue
+                if self._closed.is_set():  # `close` may have looked before this one was there
+                    process.kill()
             if not self._answered(process, task):
-                self._lost.put((task, _death(process.wait(), number)))
+                self._lost.put((task, _death(process.wait(), number, self._log(number))))
 
     def _started(self, number: int) -> subprocess.Popen[str]:
         environment = {**os.environ, **thread_environment(self.threads)}
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number % len(self.gpus)]
-        with (self.job_file.parent / f"worker-{number}.log").open("a") as log:
+        with self._log(number).open("a") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "mjp_privacy.experiment.engines.worker", str(self.job_file)],
                 stdin=subprocess.PIPE,
@@ -88,6 +94,9 @@ class LocalEngine:
                 text=True,
                 start_new_session=True,  # Ctrl-C reaches the coordinator alone, which ends them
             )
+
+    def _log(self, number: int) -> Path:
+        return self.job_file.parent / f"worker-{number}.log"
 
     def _answered(self, process: subprocess.Popen[str], task: Task) -> bool:
         """Whether the worker did the task; it did not if it died."""
@@ -100,9 +109,11 @@ class LocalEngine:
         return process.stdout.readline().strip() == ENDED
 
 
-def _death(code: int, number: int) -> str:
-    """How a worker ended, in words."""
+def _death(code: int, number: int, log: Path) -> str:
+    """How a worker ended, in words; what it printed last is told where it ended by itself."""
     if code < 0:
         hint = ", as a system does that is out of memory" if code == -9 else ""
         return f"worker {number} was killed by signal {-code}{hint}"
-    return f"worker {number} ended with code {code}"
+    last = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    words = next((f": {line.strip()}" for line in reversed(last) if line.strip()), "")
+    return f"worker {number} ended with code {code}{words}"

@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -24,9 +24,6 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import STRICT, parse
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.yaml_files import read_mapping
-
-if TYPE_CHECKING:
-    from mjp_privacy.experiment.engines.coordinator import Engine
 
 Kind = Literal["here", "local", "ray", "slurm"]
 KINDS: tuple[Kind, ...] = ("here", "local", "ray", "slurm")
@@ -153,26 +150,6 @@ def _refuse_idle(config: EngineConfig, where: str) -> None:
             f"{where}: `{idle[0]}` says nothing to the engine `{config.kind}`; expected "
             f"{', '.join(known) or 'no options'}. It belongs to {' or '.join(able)}."
         )
-
-
-def start_engine(config: EngineConfig, job_file: Path, threads: int, on_gpu: bool) -> Engine:
-    """The engine that does the tasks of this job.
-
-    threads  CPU threads of each worker
-    on_gpu   whether gradients are computed on GPUs
-    """
-    if config.kind == "ray":
-        from mjp_privacy.experiment.engines.ray_cluster import RayEngine
-
-        return RayEngine.of(config, job_file, threads, on_gpu)
-    if config.kind == "slurm":
-        from mjp_privacy.experiment.engines.slurm import SlurmEngine
-
-        return SlurmEngine.of(config, job_file, threads, on_gpu)
-    from mjp_privacy.experiment.engines.local import LocalEngine
-
-    gpus = visible_gpus() if on_gpu else ()
-    return LocalEngine(job_file, workers_here(config, on_gpu), threads, gpus)
 
 
 def threads_of(config: EngineConfig, on_gpu: bool) -> int:

@@ -18,9 +18,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TextIO
 
 import torch
 
+from mjp_privacy.core.device import pick_device
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.finished import Finished
 from mjp_privacy.experiment.job import Job, Task
 from mjp_privacy.experiment.messages import Message, TaskEnded, line_of
@@ -62,7 +65,7 @@ class Workplace:
 def do_task(job_file: str, model: int, block: int, attempt: int = 1) -> None:
     """Do one task; an error that is a bug ends it, and is told in the task's file."""
     task = Task(model, block, attempt)
-    with (Path(job_file).parent / task.file_name).open("w", encoding="utf-8") as file:
+    with _new_file(Path(job_file).parent, task) as file:
 
         def say(message: Message) -> None:
             file.write(line_of(message))
@@ -71,10 +74,23 @@ def do_task(job_file: str, model: int, block: int, attempt: int = 1) -> None:
         try:
             for message in _workplace(job_file).messages(task):
                 say(message)
+        except UserError as error:  # the worker lacks something that the command found
+            say(TaskEnded(" ".join(str(error).splitlines())))
         except Exception:
             say(TaskEnded(traceback.format_exc()))
         else:
             say(TaskEnded())
+
+
+def _new_file(folder: Path, task: Task) -> TextIO:
+    """A file that no other start of the task has: whoever reads it never sees it begin again, and
+    a process that was taken for dead does not write into it."""
+    start = 1
+    while True:
+        try:
+            return (folder / task.file_name(start)).open("x", encoding="utf-8")
+        except FileExistsError:
+            start += 1
 
 
 def _workplace(job_file: str) -> Workplace:
@@ -88,6 +104,7 @@ def _made_for(job_file: str, written_at: int) -> Workplace:
     job = Job.read(Path(job_file))
     os.chdir(job.folder)
     torch.set_num_threads(job.threads)
+    pick_device(job.device)  # as in the command's process: full precision, or a clear refusal
     source = job.source()
     plan = make_plan(job.experiment, source)
     codes = code_of_cells(plan, with_defenses=job.uploads is None)
@@ -97,6 +114,8 @@ def _made_for(job_file: str, written_at: int) -> Workplace:
 
 def main() -> None:
     """Do the tasks that come in by lines, until the input ends or the parent is gone."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # an attack may print what it likes: it goes to the log
     lines: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
@@ -108,7 +127,7 @@ def main() -> None:
     while True:
         model, block, attempt = map(int, lines.get().split())
         do_task(sys.argv[1], model, block, attempt)
-        print(ENDED, flush=True)
+        print(ENDED, file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,136 @@
+"""Writes the tables of benchmarks/README.md from benchmarks/results/*.json.
+
+    python -m benchmarks.page            (make bench ends with it)
+
+A table stands between `<!-- table: NAME begin -->` and `<!-- table: NAME end -->`; one whose file
+is not there is left as it is. tests/test_benchmarks.py holds the page and the files together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.alternating import RESULTS
+
+PAGE = Path(__file__).parent / "README.md"
+Row = Sequence[str]
+
+
+def main() -> None:
+    """Write every table whose results are there."""
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_tables(text: str) -> str:
+    """The page's text with its tables made again."""
+    for name, make in TABLES.items():
+        file = RESULTS / f"{name}.json"
+        if not file.is_file():
+            continue
+        content = json.loads(file.read_text(encoding="utf-8"))
+        begin, end = f"<!-- table: {name} begin -->", f"<!-- table: {name} end -->"
+        table = f"{begin}\n{markdown(list(make(content)))}\n\n{machine_line(content)}\n{end}"
+        text = re.sub(f"{begin}.*?{end}", lambda _, table=table: table, text, flags=re.DOTALL)
+    return text
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A Markdown table; the first row is its head, the first column stands left."""
+    head, *body = rows
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *body))
+
+
+def machine_line(content: Mapping[str, Any]) -> str:
+    """The machine in a line below its table."""
+    facts = content["machine"]
+    where = facts["gpu"] or f"{facts['processor']}, {facts['cores']} cores"
+    return f"{where}; {facts['threads']} thread(s), torch {facts['torch']}."
+
+
+def of_stages(content: Mapping[str, Any]) -> Iterator[Row]:
+    """The gradient and the closed form beside breaching's loop."""
+    yield (
+        "",
+        "breaching's loop, ms",
+        "plain batch, ms",
+        "ours, ms",
+        "loop / ours",
+        "ours / plain batch",
+    )
+    for row in content["rows"]:
+        seconds, ratios = row["seconds_per_image"], row["ratios"]
+        plain = ratios.get("plain / ours")
+        yield (
+            f"{row['model']}, {row['dtype']}, {row['stage']}",
+            _milliseconds(seconds["loop"]),
+            _milliseconds(seconds["plain"]) if plain else "",
+            _milliseconds(seconds["ours"]),
+            _ratio(ratios["loop / ours"]["wall"]),
+            f"{1 / plain['wall']['median']:.2f}" if plain else "",
+        )
+
+
+def of_pipeline(content: Mapping[str, Any]) -> Iterator[Row]:
+    """Images in, rows stored."""
+    yield ("", "loop and scripts, ms an image", "ours, ms an image", "ratio")
+    for row in content["rows"]:
+        seconds = row["seconds_per_image"]
+        yield (
+            row["dtype"],
+            _milliseconds(seconds["scripts"]),
+            _milliseconds(seconds["ours"]),
+            _ratio(row["scripts / ours"]["wall"]),
+        )
+
+
+def of_workers(content: Mapping[str, Any]) -> Iterator[Row]:
+    """One process and several workers."""
+    yield ("", "seconds", "beside 2 workers")
+    for name, seconds in content["seconds"].items():
+        ratio = content["ratios"].get(f"{name} / 2 workers")
+        spread = f"{seconds['median']:.1f} ({seconds['min']:.1f} to {seconds['max']:.1f})"
+        yield (name, spread, _ratio(ratio) if ratio else "")
+
+
+def of_growth(content: Mapping[str, Any]) -> Iterator[Row]:
+    """Exponents of time and memory."""
+    stages = ("gradient", "attack", "score", "peak MB")
+    yield ("grows", "attack", "values", *(f"{name}: least to most, exponent" for name in stages))
+    for curve in content["curves"]:
+        ends = curve["measured"][0], curve["measured"][-1]
+        values = f"{curve['values'][0]:g} to {curve['values'][-1]:g}"
+        yield (curve["axis"], curve["attack"], values, *(_grown(curve, n, ends) for n in stages))
+
+
+def _grown(curve: Mapping[str, Any], name: str, ends: Sequence[Mapping[str, float]]) -> str:
+    """ "12 to 95 ms, 1.02±0.03" of a stage, or megabytes."""
+    k, error = curve["exponents"][name]
+    first, last = (end[name] if name.endswith("MB") else 1e3 * end[name] for end in ends)
+    unit = "MB" if name.endswith("MB") else "ms"
+    return f"{first:.3g} to {last:.3g} {unit}, {k:.2f}±{error:.2f}"
+
+
+def _milliseconds(timing: Mapping[str, Any]) -> str:
+    return f"{1e3 * timing['wall']['median']:.1f}"
+
+
+def _ratio(values: Mapping[str, float]) -> str:
+    return f"{values['median']:.2f} ({values['min']:.2f} to {values['max']:.2f})"
+
+
+TABLES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
+    "april": of_stages,
+    "pipeline": of_pipeline,
+    "workers": of_workers,
+    "ladder_workers": of_workers,
+    "growth": of_growth,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""One process, one worker and two workers on the same run: seconds, ratio, equal rows.
+
+    python -m benchmarks.workers                                             the demo
+    python -m benchmarks.workers --config ladder_finetuned --weights model.safetensors \
+        --images imagenet_sample/ --limit 40 --block 5                       the ladder
+
+Each way runs into a fresh folder. `here` is the plain command with all cores as threads; workers
+have one thread each, and their start is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
+from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.engines.options import EngineConfig
+from mjp_privacy.experiment.run import run_experiment
+from mjp_privacy.experiment.store import RunStore
+
+ONE, TWO, HERE = "1 worker", "2 workers", "here"
+
+
+def attacked(arguments: argparse.Namespace, engine: EngineConfig) -> pd.DataFrame:
+    """Run the experiment into a fresh folder; its rows, in a fixed order."""
+    experiment = load_experiment(arguments.config)
+    if arguments.block:
+        experiment = dataclasses.replace(experiment, block=arguments.block)
+    with tempfile.TemporaryDirectory() as folder:
+        run_experiment(
+            experiment,
+            images=arguments.images,
+            out=folder,
+            weights=arguments.weights,
+            limit=arguments.limit,
+            device="cpu",
+            engine=engine,
+        )
+        store = RunStore(Path(folder))
+        rows = pd.concat([store.read_rows(cell["run_id"]) for cell in store.read_cells()])
+    return rows.sort_values(["run_id", "image_id", "metric", "variant"], ignore_index=True)
+
+
+def main() -> None:
+    """Run the three ways in turn, check that rows are equal, print and store the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default="demo")
+    parser.add_argument("--images")
+    parser.add_argument("--weights", nargs="*", default=[])
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--block", type=int, help="images of a block, in place of the config's")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--name", default="workers", help="of the file with the results")
+    arguments = parser.parse_args()
+    facts = machine()
+    ways = {
+        HERE: EngineConfig(),
+        ONE: EngineConfig(kind="local", workers=1, threads=1),
+        TWO: EngineConfig(kind="local", workers=2, threads=1),
+    }
+    calls = {name: partial(attacked, arguments, engine) for name, engine in ways.items()}
+    timings = alternate(calls, arguments.repeats)
+    one, two = timings[ONE].result, timings[TWO].result
+    assert one is not None
+    pd.testing.assert_frame_equal(one, two, check_exact=True)
+    ratios = {f"{slow} / {TWO}": ratio(timings[slow], timings[TWO], "wall") for slow in (ONE, HERE)}
+    for name, timing in timings.items():
+        print(f"{name:10} {sorted(timing.wall)[len(timing.wall) // 2]:8.1f} s")
+    for name, values in ratios.items():
+        print(f"{name:22} {ratio_text(values)}")
+    print(f"{len(one)} rows, equal bit for bit with 1 and 2 workers")
+    content = {
+        "config": str(arguments.config),
+        "limit": arguments.limit,
+        "block": arguments.block,
+        "repeats": arguments.repeats,
+        "rows": len(one),
+        "seconds": {name: timing.facts(1)["wall"] for name, timing in timings.items()},
+        "ratios": ratios,
+    }
+    write_result(arguments.name, content, facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""An attack of a test's own that workers know, too, and that can be held, killed or made to fail.
+
+Workers are processes that import attacks by name. They find this one by `sitecustomize`, a module
+that Python imports at its start from PYTHONPATH, so nothing in the package is there for tests.
+
+    trap.hold()           attacks wait from now on
+    trap.victims(1)       processes that have begun to wait in an attack, at least so many
+    trap.release()
+    trap.kill_at(4)       whoever attacks an image of this label dies by SIGKILL
+    trap.quit_at(4)       ... ends its process
+    trap.fail_at(4)       ... or raises an error that no attack may raise
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from attacks import ATTACKS
+from mjp_privacy.core.registry import Entry
+
+T = TypeVar("T")
+
+REGISTER = '''"""Adds the attack `trap` where `attacks` is imported."""
+import importlib.abc
+import importlib.util
+import sys
+
+
+class _After(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "attacks":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            from mjp_privacy.core.registry import Entry
+            module.ATTACKS.register("trap", Entry("trap_attack:Trap"))
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, _After())
+'''
+ATTACK = '''"""Grey pictures, after whatever the test has planted."""
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from mjp_privacy.interfaces import Reconstruction
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Trap:
+    name: ClassVar[str] = "trap"
+    published: ClassVar[bool] = False
+    victim: ClassVar[str] = "intact"
+    uploads: ClassVar[int] = 1
+
+    def needs(self, model):
+        return ["patch_embed.proj.weight"]
+
+    def unsupported(self, view):
+        return None
+
+    def run(self, view, *, generator):
+        labels = view.labels.tolist()
+        with (FOLDER / "attacked").open("a") as file:
+            print(os.getpid(), *labels, file=file)
+        print("attacks", labels, flush=True)  # as somebody's attack may
+        while (FOLDER / "hold").exists():
+            (FOLDER / f"waits-{os.getpid()}").touch()
+            time.sleep(0.02)
+        if set(labels) & self.planted("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if set(labels) & self.planted("quit"):
+            print("the last words of a worker", file=sys.stderr)
+            sys.exit(5)
+        if set(labels) & self.planted("fail"):
+            raise ZeroDivisionError("planted by a test")
+        size = view.pixels.size
+        return Reconstruction(torch.full((len(labels), 3, size, size), 0.5))
+
+    def planted(self, name):
+        path = FOLDER / name
+        return set(map(int, path.read_text().split())) if path.exists() else set()
+'''
+
+
+@dataclass(frozen=True)
+class Trap:
+    """The folder by which a test and the attack know of each other."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """With which a process knows the attack and computes with one thread."""
+        before = os.environ.get("PYTHONPATH", "")
+        path = os.pathsep.join(filter(None, [str(self.folder), before]))
+        return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+    def hold(self) -> None:
+        (self.folder / "hold").touch()
+
+    def release(self) -> None:
+        (self.folder / "hold").unlink()
+
+    def kill_at(self, *labels: int) -> None:
+        (self.folder / "kill").write_text(" ".join(map(str, labels)))
+
+    def quit_at(self, *labels: int) -> None:
+        (self.folder / "quit").write_text(" ".join(map(str, labels)))
+
+    def fail_at(self, *labels: int) -> None:
+        (self.folder / "fail").write_text(" ".join(map(str, labels)))
+
+    def reset(self) -> None:
+        """Let the attack be harmless, and forget what was attacked."""
+        for name in ("hold", "kill", "quit", "fail", "attacked"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def edit(self, old: str, new: str) -> None:
+        """Replace a text in the attack's source, and import it anew when it is next used."""
+        path = self.folder / "trap_attack.py"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        sys.modules.pop("trap_attack", None)
+        importlib.invalidate_caches()
+
+    def attacked(self) -> list[tuple[int, list[int]]]:
+        """Process and labels of every block that was attacked, in order."""
+        path = self.folder / "attacked"
+        lines = path.read_text().splitlines() if path.exists() else []
+        numbers = [tuple(map(int, line.split())) for line in lines]
+        return [(first, labels) for first, *labels in numbers]
+
+    def victims(self, count: int) -> list[int]:
+        """The processes that wait in the attack, once there are so many."""
+        return until(lambda: pids if len(pids := self._waiting()) >= count else None, 90)
+
+    def _waiting(self) -> list[int]:
+        pids = [int(path.name.split("-")[1]) for path in self.folder.glob("waits-*")]
+        return [pid for pid in pids if is_running(pid)]
+
+
+@contextmanager
+def planted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
+    """The attack `trap` in this process and in those that it starts."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(REGISTER)
+    (folder / "trap_attack.py").write_text(ATTACK)
+    trap = Trap(folder)
+    monkeypatch.setenv("PYTHONPATH", trap.environment["PYTHONPATH"])
+    monkeypatch.syspath_prepend(folder)
+    try:
+        with ATTACKS.registered("trap", Entry("trap_attack:Trap")):
+            yield trap
+    finally:
+        sys.modules.pop("trap_attack", None)
+        trap.reset()
+
+
+def until(ask: Callable[[], T | None], seconds: float = 60) -> T:
+    """What `ask` answers, once it is not empty; an error after this time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if answer := ask():
+            return answer
+        time.sleep(0.02)
+    raise TimeoutError(f"nothing came of {ask} in {seconds:.0f} s")
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process lives and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def children_of(pid: int) -> list[int]:
+    """The living processes that this one has started."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [child for child in pids if is_running(child) and _parent(child) == pid]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
