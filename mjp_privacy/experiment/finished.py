@@ -7,13 +7,18 @@ as finished, and as made by other code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.block import Block
+from mjp_privacy.experiment.score_table import Images
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.experiment.stored_units import read_units
+from mjp_privacy.experiment.stored_units import StoredUnit, read_units
+from mjp_privacy.metrics.coded import Coded
 
 UNRECORDED = ""
 """What stands for the digest of code that was not recorded."""
@@ -39,7 +44,7 @@ class Finished:
 
     def __init__(self, store: RunStore, *, again: bool = False) -> None:
         self.store, self.again = store, again
-        self._cells: dict[str, Mapping[str, Mapping[int, str]]] = {}
+        self._cells: dict[str, _CellUnits] = {}
 
     def state(self, run_id: str, block: Block, code: str) -> BlockState:
         """What is there of the block in the cell of this run_id, which this code would do now."""
@@ -47,7 +52,7 @@ class Finished:
         kept = {} if self.again else self.of_other_code(run_id, block, code)
         elsewhere: dict[int, frozenset[str]] = {}
         for image_id in [record.image_id for record in block.records]:
-            for index in by_image.get(image_id, {}):
+            for index in by_image.get(image_id):
                 if index != block.index and image_id not in kept:
                     elsewhere[index] = elsewhere.get(index, frozenset()) | {image_id}
         return BlockState(len(self.left(run_id, block, code)), kept, elsewhere)
@@ -56,7 +61,8 @@ class Finished:
         """The images of the block that are to be done: their rows are missing, failed, or stand in
         two files, which a killed run can leave behind."""
         by_image = self._finished(run_id)
-        done = {image_id for image_id, blocks in by_image.items() if len(blocks) == 1}
+        ids = [record.image_id for record in block.records]
+        done = {image_id for image_id in ids if len(by_image.get(image_id)) == 1}
         if self.again:
             done -= self.of_other_code(run_id, block, code).keys()
         return [record for record in block.records if record.image_id not in done]
@@ -65,22 +71,60 @@ class Finished:
         """The images of the block that other code finished, with that code's digest, or UNRECORDED
         if it is not known which code it was."""
         by_image = self._finished(run_id)
-        blocks = {record.image_id: by_image.get(record.image_id, {}) for record in block.records}
+        blocks = {record.image_id: by_image.get(record.image_id) for record in block.records}
         made_by = {name: next(iter(of.values())) for name, of in blocks.items() if len(of) == 1}
         return {name: digest for name, digest in made_by.items() if digest != code}
 
     def codes(self) -> set[str]:
         """The digests of all code that finished units of the folder, whatever command ran it."""
-        cells = [self._finished(run_id) for run_id in self.store.stored_cells()]
-        digests = {code for cell in cells for blocks in cell.values() for code in blocks.values()}
-        return digests - {UNRECORDED}
+        run_ids = self.store.stored_cells()
+        return {code for run_id in run_ids for code in self._finished(run_id).codes} - {UNRECORDED}
 
-    def _finished(self, run_id: str) -> Mapping[str, Mapping[int, str]]:
-        """{image_id: {block whose file holds finished rows of it: digest of their code}}."""
+    def _finished(self, run_id: str) -> _CellUnits:
+        """By image: {block whose file holds finished rows of it: digest of their code}."""
         if run_id not in self._cells:
-            by_image: dict[str, dict[int, str]] = {}
-            for unit in read_units(self.store.row_files(run_id)):
-                if not unit.failed:
-                    by_image.setdefault(unit.image_id, {})[unit.block] = unit.code
-            self._cells[run_id] = by_image
+            parts, blocks = self.store.rows_of(run_id)
+            units = (unit for unit in read_units(parts, blocks) if not unit.failed)
+            self._cells[run_id] = _CellUnits.of(units)
         return self._cells[run_id]
+
+
+@dataclass(frozen=True)
+class _CellUnits:
+    """The finished units of one cell, in few bytes each: a run has millions."""
+
+    images: Images
+    blocks: NDArray[np.int32]
+    made_by: Coded
+    several: Mapping[str, Mapping[int, str]]
+    """Images that several blocks hold, which a killed run can leave behind."""
+
+    @classmethod
+    def of(cls, units: Iterable[StoredUnit]) -> _CellUnits:
+        """The units of a cell, in any order."""
+        known: dict[str, StoredUnit] = {}
+        several: dict[str, dict[int, str]] = {}
+        for unit in units:
+            first = known.setdefault(unit.image_id, unit)
+            if first is not unit:
+                of_image = several.setdefault(unit.image_id, {first.block: first.code})
+                of_image[unit.block] = unit.code
+        images = Images.of(known)
+        ordered = [known[image_id] for image_id in images.ids]
+        blocks = np.fromiter((unit.block for unit in ordered), np.int32, len(ordered))
+        return cls(images, blocks, Coded.of([unit.code for unit in ordered]), several)
+
+    def get(self, image_id: str) -> Mapping[int, str]:
+        """{block that holds it: digest of its code}; empty if it is not finished."""
+        if image_id in self.several:
+            return self.several[image_id]
+        at = self.images.place.get(image_id)
+        if at is None:
+            return {}
+        return {int(self.blocks[at]): self.made_by.words[self.made_by.codes[at]]}
+
+    @property
+    def codes(self) -> set[str]:
+        """The digests of all code that made some unit."""
+        further = {code for blocks in self.several.values() for code in blocks.values()}
+        return {*self.made_by.words, *further}

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 SUFFIX = ".safetensors"
+
+TICK = 2_000_000_000
+"""Nanoseconds within which a file system may give two changes the same time."""
 
 Stamps = tuple[tuple[str, int, int, int], ...]
 """Name, inode, size and time of change of every file: other after a file was added or replaced."""
@@ -35,12 +39,23 @@ class ReconstructionIndex:
 
     places: Mapping[str, Place]  # by image_id, in the order of the files
     stamps: Stamps
+    settled: int | None
+    """When the folder last changed, if that was well before it was read: a later change shows in
+    the folder's own time, and its thousands of files need not be looked at."""
+
+    def holds(self, folder: Path) -> bool:
+        """Whether the files are still those that were read."""
+        return (self.settled is not None and self.settled == _changed(folder)) or (
+            self.stamps == file_stamps(folder)
+        )
 
     @classmethod
     def of(cls, folder: Path) -> ReconstructionIndex:
         """Read the ids of every file; of an image that is in two, the first file's counts."""
         from safetensors import safe_open
 
+        changed = _changed(folder)
+        old = changed is not None and time.time_ns() - changed > TICK
         stamps = file_stamps(folder)
         places: dict[str, Place] = {}
         for name, *_ in stamps:
@@ -48,7 +63,15 @@ class ReconstructionIndex:
                 image_ids = json.loads(file.metadata()["image_ids"])
             for position, image_id in enumerate(image_ids):
                 places.setdefault(image_id, Place(folder / name, position))
-        return cls(places, stamps)
+        return cls(places, stamps, changed if old else None)
+
+
+def _changed(folder: Path) -> int | None:
+    """When a file was last added, replaced or removed; None if there is no such folder."""
+    try:
+        return folder.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def file_stamps(folder: Path) -> Stamps:

@@ -5,6 +5,7 @@
     RUN/cells.json                       the cells of the last command, then those of earlier ones
     RUN/images.csv                       one line per image: label, sha256, status, reason
     RUN/rows/<run_id>/<block>.parquet    one row per image, metric and variant
+    RUN/rows/<run_id>/part-<n>.parquet   the rows of many blocks (`compaction`)
     RUN/reconstructions/<run_id>/<block>.safetensors
                                          pictures; their metadata name images and scales
     RUN/code.json                        {what rows hold as `code`: {file: digest of its source}}
@@ -31,67 +32,22 @@ import pandas as pd
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import read_json_lines, write_atomically, write_json
+from mjp_privacy.core.files import write_atomically, write_json
 from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.experiment.packing import appended, pack, unpack
-from mjp_privacy.experiment.reconstruction_index import ReconstructionIndex, file_stamps
-
-ROW_COLUMNS = (
-    "run_id",
-    "model",
-    "checkpoint_sha",
-    "architecture",
-    "setting",
-    "gamma",
-    "attack",
-    "dtype",
-    "seed",
-    "image_id",
-    "metric",
-    "variant",
-    "value",
-    "status",
-    "reason",
+from mjp_privacy.experiment.reconstruction_index import ReconstructionIndex
+from mjp_privacy.experiment.row_columns import CELL_COLUMNS, NOT_DONE, ROW_COLUMNS
+from mjp_privacy.experiment.row_files import (
+    block_files,
+    part_files,
+    read_frame,
+    row_columns,
+    score_table,
 )
-"""Columns of a row. New columns are added to CELL_COLUMNS; none is ever renamed."""
+from mjp_privacy.experiment.score_table import ScoreTable
+from mjp_privacy.experiment.timings import read_timings
 
-NOT_DONE = ("failed", "unreadable")
-"""Statuses of rows that the next command makes again. `unreadable`: the image's file, or one of its
-client step, is no image, so that nothing was attacked; such rows are in no figure."""
-
-CELL_COLUMNS = (
-    "trained_gamma",
-    "position_embedding",
-    "victim",
-    "engine",
-    "mode",
-    "loss",
-    "batch",
-    "dal",
-    "label_source",
-    "dal_lambda",
-    "attack_name",
-    "role",
-    "uploads",
-    "plain_share",
-    "mask",
-    "augment",
-    "withhold",
-    "positions",
-    "position_noise",
-    "server_lr",
-    "upload",
-    "lr",
-    "weight_decay",
-    "round",
-    "defenses",
-    "steps",
-    "optimizer",
-    "momentum",
-    "pseudo_gradient",
-    "code",
-)
-"""Further columns of every row, which describe its cell and its image."""
+__all__ = ["CELL_COLUMNS", "NOT_DONE", "ROW_COLUMNS", "RunStore"]
 
 
 @dataclass(frozen=True)
@@ -106,9 +62,13 @@ class RunStore:
 
     # rows -------------------------------------------------------------------------------------
 
+    def rows_folder(self, run_id: str) -> Path:
+        """The folder of one cell's rows."""
+        return self.root / "rows" / run_id
+
     def rows_path(self, run_id: str, block: int) -> Path:
         """The file of one cell's rows of one block."""
-        return self.root / "rows" / run_id / f"{block:05d}.parquet"
+        return self.rows_folder(run_id) / f"{block:05d}.parquet"
 
     def write_rows(self, run_id: str, block: int, rows: pd.DataFrame) -> None:
         """Write one cell's rows of one block, replacing those that are there."""
@@ -116,24 +76,13 @@ class RunStore:
         write_atomically(path, lambda temporary: rows.to_parquet(temporary, index=False))
 
     def read_rows(self, run_id: str) -> pd.DataFrame:
-        """All rows of one cell in the order of its blocks; empty if there are none.
+        """All rows of one cell that count (`row_files`), in the order of its blocks; empty if there
+        are none."""
+        return read_frame(self.rows_folder(run_id))
 
-        If the images of a run change, an image that failed in one block may be done again in
-        another and have rows in both. Rows that did not fail are then kept, or else the later ones.
-        """
-        paths = self.row_files(run_id)
-        if not paths:
-            return pd.DataFrame(columns=[*ROW_COLUMNS, *CELL_COLUMNS])
-        rows = pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
-        keys = ["image_id", "metric", "variant"]
-        if not {*keys, "status"} <= set(rows):
-            return rows  # not rows of this project; whoever reads them reports it
-        failed = rows["status"].isin(NOT_DONE)
-        if not failed.any():
-            return rows
-        failed_first = rows.loc[(~failed).sort_values(kind="stable").index]
-        superseded = failed & failed_first.duplicated(keys, keep="last")
-        return rows[~superseded].reset_index(drop=True)
+    def score_table(self, run_id: str) -> tuple[ScoreTable, frozenset[str]]:
+        """The same rows by metric, for any number of them, and the columns that the files have."""
+        return score_table(self.rows_folder(run_id))
 
     def merge_rows(
         self, run_id: str, block: int, parts: Sequence[pd.DataFrame], order: Sequence[str]
@@ -149,8 +98,13 @@ class RunStore:
         self.write_rows(run_id, block, new.reset_index(drop=True))
 
     def drop_rows(self, run_id: str, block: int, image_ids: Collection[str]) -> None:
-        """Remove these images from a block's rows, and the file with the last of them."""
+        """Remove these images from a block's rows, and the file with the last of them.
+
+        In parts nothing is removed: where the images are in a block's file, that one counts.
+        """
         path = self.rows_path(run_id, block)
+        if not path.is_file():
+            return
         rows = pd.read_parquet(path)
         kept = rows[~rows["image_id"].isin(list(image_ids))]
         if kept.empty:
@@ -158,13 +112,23 @@ class RunStore:
         else:
             self.write_rows(run_id, block, kept.reset_index(drop=True))
 
+    def row_columns(self, run_id: str) -> list[str]:
+        """The columns of a cell's rows, in the order of `read_rows`."""
+        return row_columns(self.rows_folder(run_id))
+
     def stored_cells(self) -> list[str]:
         """The run_ids of all cells that have rows, also of those that no command plans any more."""
         return sorted(path.name for path in (self.root / "rows").glob("*") if path.is_dir())
 
     def row_files(self, run_id: str) -> list[Path]:
-        """The files of one cell's rows, in the order of its blocks."""
-        return sorted((self.root / "rows" / run_id).glob("[0-9]*.parquet"))
+        """The files of one cell's rows: parts, then blocks."""
+        parts, blocks = self.rows_of(run_id)
+        return [*parts, *blocks]
+
+    def rows_of(self, run_id: str) -> tuple[list[Path], list[Path]]:
+        """The parts and the blocks' files of one cell, each in their order."""
+        folder = self.rows_folder(run_id)
+        return part_files(folder), block_files(folder)
 
     # reconstructions --------------------------------------------------------------------------
 
@@ -238,7 +202,7 @@ class RunStore:
         """Where the cell's images are; read again if a file was added or replaced."""
         folder = self.root / "reconstructions" / run_id
         index = self._indexes.get(run_id)
-        if index is None or index.stamps != file_stamps(folder):
+        if index is None or not index.holds(folder):
             index = self._indexes[run_id] = ReconstructionIndex.of(folder)
         return index
 
@@ -307,4 +271,4 @@ class RunStore:
 
     def read_timings(self) -> pd.DataFrame:
         """timings.jsonl as a table; lines that are cut off are left out."""
-        return pd.DataFrame(read_json_lines(self.root / "timings.jsonl"))
+        return read_timings(self.root / "timings.jsonl")

@@ -24,8 +24,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from mjp_privacy.metrics import perceptual
-from mjp_privacy.metrics.alexnet import alexnet_layers, lpips_heads
+from mjp_privacy.metrics.alexnet import SMALLEST, alexnet_layers, lpips_heads
 from mjp_privacy.metrics.jigsaw import matched_patches
 from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import Floats
@@ -34,6 +33,7 @@ from mjp_privacy.models.jigsaw import to_patches
 SIDE = 64
 MOST = 200  # images compared with one another
 MOST_MATCHED = 30  # of them, for `patches`: each pair is an assignment problem
+CHUNK = 16  # images that the network sees at a time
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def embed(images: Tensor) -> Embedding:
     small = shrink(images)
     pixels = small.double().flatten(1) / math.sqrt(small[0].numel())  # squared distances are MSE
     channels, height, width = small.shape[1:]
-    if channels not in (1, 3) or min(height, width) < perceptual.SMALLEST:
+    if channels not in (1, 3) or min(height, width) < SMALLEST:
         return Embedding(pixels, None, None)
-    parts = [_alexnet(chunk) for chunk in torch.split(small.float(), perceptual.CHUNK)]
+    parts = [_alexnet(chunk) for chunk in torch.split(small.float(), CHUNK)]
     layers, features = (torch.cat(column) for column in zip(*parts, strict=True))
     return Embedding(pixels, layers, torch.nn.functional.normalize(features))
 
@@ -132,14 +132,12 @@ def _alexnet(images: Tensor) -> tuple[Tensor, Tensor]:
     LPIPS is Σ_layers mean_space Σ_c w_c (f_c - g_c)², so each layer times sqrt(w_c / HW) makes it
     a squared distance.
     """
-    exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
-    with torch.no_grad(), exact:
-        layers = alexnet_layers(images.expand(-1, 3, -1, -1))
-        vectors = []
-        for layer, head in zip(layers, lpips_heads(), strict=True):
-            unit = layer / (layer.square().sum(1, keepdim=True).sqrt() + 1e-10)
-            vectors.append((unit * (head / unit[0, 0].numel()).sqrt()).flatten(1))
-        return torch.cat(vectors, dim=1), layers[-1].mean((2, 3))
+    layers = alexnet_layers(images)
+    vectors = []
+    for layer, head in zip(layers, lpips_heads(), strict=True):
+        unit = layer / (layer.square().sum(1, keepdim=True).sqrt() + 1e-10)
+        vectors.append((unit * (head / unit[0, 0].numel()).sqrt()).flatten(1))
+    return torch.cat(vectors, dim=1), layers[-1].mean((2, 3))
 
 
 def _squared_distances(left: Tensor, right: Tensor) -> Floats:

@@ -8,8 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.metrics.shares import wilson
-from mjp_privacy.metrics.statistics import LEVEL, Floats, resampled_means
+from mjp_privacy.metrics.statistics import (
+    LEVEL,
+    MOST_DRAWN,
+    Floats,
+    resampled_means,
+    resampled_quantiles,
+)
 
 DECIBELS: Floats = np.linspace(0.0, 100.0, 101, dtype=np.float64)
 
@@ -28,10 +35,10 @@ class SuccessCurve:
 
 def success_curve(
     values: Sequence[float] | Floats,
-    statuses: Sequence[str],
+    statuses: Sequence[str] | Coded,
     thresholds: Sequence[float] | Floats = DECIBELS,
     *,
-    groups: Sequence[str] | None = None,
+    groups: Sequence[str] | Coded | None = None,
     higher: bool = True,
 ) -> SuccessCurve:
     """The success curve of one metric over one line's images.
@@ -45,19 +52,29 @@ def success_curve(
     array, limits = np.asarray(values, dtype=np.float64), np.asarray(thresholds, dtype=np.float64)
     if not len(array) == len(statuses) == len(array if groups is None else groups):
         raise ValueError("values, statuses and groups must have one entry per image")
-    state = np.asarray(statuses, dtype=str)
-    tried = state != "unscored"
-    scores = np.where(state == "ok", array, np.nan)[tried]
-    reached = scores[:, None] >= limits if higher else scores[:, None] <= limits  # NaN: neither
+    states = Coded.of(statuses)
+    tried = ~states.equal("unscored")
+    scores = np.where(states.equal("ok"), array, np.nan)[tried]
     if groups is None:
-        low, high = _wilson_band(reached.sum(axis=0), len(scores))
+        count = _counted(scores, limits, higher)
+        low, high = _wilson_band(count, len(scores))
         photographs = None
     else:
-        names = np.asarray(groups, dtype=str)[tried]
+        names = Coded.of(groups)[tried].present()
+        reached = scores[:, None] >= limits if higher else scores[:, None] <= limits
+        count = reached.sum(axis=0)
         low, high = _resampled_band(reached, names)
-        photographs = len(np.unique(names))
-    share = reached.mean(axis=0) if len(scores) else np.full(len(limits), np.nan)
+        photographs = len(names.words)
+    share = count / len(scores) if len(scores) else np.full(len(limits), np.nan)
     return SuccessCurve(limits, 100 * share, 100 * low, 100 * high, len(scores), photographs)
+
+
+def _counted(scores: Floats, limits: Floats, higher: bool) -> NDArray[np.int64]:
+    """How many scores reach each limit; a NaN reaches none."""
+    ascending = np.sort(scores[~np.isnan(scores)])
+    if higher:
+        return np.asarray(len(ascending) - np.searchsorted(ascending, limits, "left"))
+    return np.asarray(np.searchsorted(ascending, limits, "right"))
 
 
 def _wilson_band(reached: NDArray[np.int64], of: int) -> tuple[Floats, Floats]:
@@ -66,22 +83,25 @@ def _wilson_band(reached: NDArray[np.int64], of: int) -> tuple[Floats, Floats]:
     return low, high
 
 
-def _resampled_band(reached: NDArray[np.bool_], names: NDArray[np.str_]) -> tuple[Floats, Floats]:
+def _resampled_band(reached: NDArray[np.bool_], names: Coded) -> tuple[Floats, Floats]:
     """Percentiles of the share over resampled photographs; NaN for fewer than two.
 
     Where no image, or every image, is recovered, all resamples agree; there the band is Wilson's
     over as many trials as there are photographs.
     """
-    photographs, of_image = np.unique(names, return_inverse=True)
-    count = len(photographs)
+    count, of_image = len(names.words), names.codes
     if count < 2:
         unknown = np.full(reached.shape[1], np.nan)
         return unknown, unknown
     hits = np.zeros((count, reached.shape[1]))
     np.add.at(hits, of_image, reached.astype(np.float64))
-    shares = resampled_means(hits, np.bincount(of_image).astype(np.float64))
+    sizes = np.bincount(of_image).astype(np.float64)
     tail = (1 - LEVEL) / 2
-    low, high = np.quantile(shares, [tail, 1 - tail], axis=0)
+    if count > MOST_DRAWN:
+        low, high = resampled_quantiles(hits, sizes, (tail, 1 - tail))
+        low, high = np.maximum(low, 0.0), np.minimum(high, 1.0)
+    else:
+        low, high = np.quantile(resampled_means(hits, sizes), [tail, 1 - tail], axis=0)
     none, every = ~reached.any(axis=0), reached.all(axis=0)
     high[none] = wilson(0.0, count)[1]
     low[every] = wilson(1.0, count)[0]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
+import numpy as np
 
 from mjp_privacy.report.grouping import grouped, which
 from mjp_privacy.report.loading import Line
@@ -58,17 +59,21 @@ def _sentence(line: DerivedLine) -> str:
 def _incomplete_choices(line: DerivedLine) -> int:
     """On how many images at least one member has no value to be chosen by."""
     (rule,) = (rule for rule in RULES if rule.name == line.role)
-    scored = [set(member.scored(rule.metric, rule.variant).index) for member in line.members]
-    return sum(any(image not in image_ids for image_ids in scored) for image in line.chosen)
+    images = line.chosen.images
+    compared = np.zeros(len(images), dtype=int)
+    for member in line.members:
+        column = member.column(rule.metric, rule.variant)
+        compared[images.places(member.images.ids)[column.at[column.scored]]] += 1
+    return int(((line.chosen.member >= 0) & (compared < len(line.members))).sum())
 
 
 def _missing_images(line: Line) -> list[str]:
     """Why images of a derived line have no reconstruction; other lines have their own section."""
     if not isinstance(line, DerivedLine):
         return []
-    rows = line.scores("psnr", "standard")
-    rows = rows[rows["status"] != "ok"]
-    reasons = Counter(zip(rows["status"].astype(str), rows["reason"].astype(str), strict=True))
+    column = line.column("psnr", "standard")
+    column = column.chosen(~column.statuses.equal("ok"))
+    reasons = Counter(zip(column.statuses.tolist(), column.reasons.tolist(), strict=True))
     return [
         f"{'1 image' if count == 1 else f'{count} images'} {status}: {reason}"
         for (status, reason), count in reasons.most_common(REASONS_SHOWN)
@@ -77,12 +82,12 @@ def _missing_images(line: Line) -> list[str]:
 
 def write_choices(derived: Sequence[DerivedLine], path: Path) -> None:
     """Write one row per derived line and image, ordered by line, then by image."""
-    rows = [
-        (
-            *(line.number, line.run, line.cell.attack.title, image_id, chosen.number),
-            *(chosen.run_id, chosen.cell.attack.title),
-        )
-        for line in derived
-        for image_id, chosen in sorted(line.chosen.items())
-    ]
-    pd.DataFrame(rows, columns=list(COLUMNS)).to_csv(path, index=False, lineterminator="\n")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(COLUMNS)
+        for line in derived:
+            before = (line.number, line.run, line.cell.attack.title)
+            after = [(m.number, m.run_id, m.cell.attack.title) for m in line.members]
+            choice = line.chosen
+            chosen = zip(choice.images.ids, choice.member.tolist(), strict=True)
+            rows.writerows((*before, image, *after[at]) for image, at in chosen if at >= 0)

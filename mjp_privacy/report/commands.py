@@ -19,7 +19,8 @@ class ReportArguments:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders: each is the --out of an attack."""
     out: Path
-    """Folder for index.html, table.md, table.tex, table.csv, samples.csv and the pictures."""
+    """Folder for index.html, table.md, table.tex, table.csv, the pictures, and samples.csv, which
+    is samples.txt for a large run: where its rows are."""
     everything: Annotated[bool, tyro.conf.arg(name="all")] = False
     """Print every line and write every note and diagnostic, not the answer alone."""
     pictures: Literal["shown", "all", "none"] = "shown"

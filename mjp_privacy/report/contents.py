@@ -19,7 +19,7 @@ from mjp_privacy.report.pictures.strip import Strip, card_strip
 from mjp_privacy.report.rounds import curve_points
 from mjp_privacy.report.tables.ceilings import diagnostics_table
 from mjp_privacy.report.tables.clients import clients_table
-from mjp_privacy.report.tables.figures import Table, build_table
+from mjp_privacy.report.tables.figures import Table, build_tables
 from mjp_privacy.report.tables.regions import regions_table
 from mjp_privacy.report.tables.text import TextTable, comparison_table, main_table
 from mjp_privacy.report.tables.timing import timing_table
@@ -94,12 +94,16 @@ class Contents:
     @cached_property
     def standard(self) -> Table:
         """Every line in the standard variants of the metrics."""
-        return build_table(self.lines, "standard", self.derived)
+        return self._tables[1]
 
     @cached_property
     def paper(self) -> Table:
         """Every line in the paper's variants of the metrics."""
-        return build_table(self.lines, "paper", self.derived)
+        return self._tables[0]
+
+    @cached_property
+    def _tables(self) -> tuple[Table, ...]:
+        return build_tables(self.lines, self.derived)
 
     @cached_property
     def points(self) -> pd.DataFrame:

@@ -1,25 +1,16 @@
-"""The report as files for other programs: Markdown, CSV, LaTeX, and every sample."""
+"""The report as files for other programs: Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 
-from mjp_privacy.report.loading import Line
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.pictures.pixels import one_line
 from mjp_privacy.report.tables.figures import Table
 from mjp_privacy.report.tables.text import TextTable
-
-SAMPLE_COLUMNS = (
-    *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
-    *("image_id", "metric", "variant", "value", "status", "reason"),
-)
-"""The first columns of samples.csv; the other columns of the rows follow in their own order."""
 
 HEADING = "What a Vision Transformer client leaks through its gradients"
 
@@ -133,24 +124,3 @@ def table_csv(tables: Sequence[Table], *, many_runs: bool) -> str:
     merged = merged if many_runs else merged.drop(columns="run")  # names of folders are no results
     ordered = merged[[*first, *(name for name in merged if name not in first)]]
     return str(ordered.to_csv(index=False, lineterminator="\n"))
-
-
-def write_samples(lines: Sequence[Line], path: Path, *, many_runs: bool) -> None:
-    """Write every stored row; a line without rows becomes one row with its status and reason."""
-    run = ["run"] if many_runs else []
-    names = dict.fromkeys([*SAMPLE_COLUMNS, *(name for line in lines for name in line.rows), *run])
-    with path.open("w", encoding="utf-8", newline="") as file:
-        for line in lines:
-            stored = [rows for rows in (line.rows, line.unreadable) if len(rows)]
-            rows = pd.concat(stored) if stored else _rowless(line)
-            rows = rows.assign(run=line.run) if many_runs else rows
-            first = line is lines[0]
-            columns = rows.reindex(columns=list(names))
-            columns.to_csv(file, index=False, header=first, lineterminator="\n")
-
-
-def _rowless(line: Line) -> pd.DataFrame:
-    columns = {name: line.cell.columns.get(name) for name in line.rows.columns}
-    values = {"value": math.nan, "status": line.status, "reason": line.reason}
-    row: pd.DataFrame = pd.DataFrame([columns | values])
-    return row

@@ -2,155 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
+from mjp_privacy.experiment.score_table import Images, JoinedTable, ScoreTable
 from mjp_privacy.experiment.store import ROW_COLUMNS, RunStore
+from mjp_privacy.report.line import Line
+
+__all__ = ["Line", "Loaded", "load_runs"]
 
 REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
 """Columns that every cell must have, so that its line can be told from the others."""
-
-MARKS = {
-    "floor": " (control)",
-    "ceiling": " (control)",
-    "worst_case": " (oracle selection)",
-}
-"""Suffix of the attack's name on lines that are not attacks, by role."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of the table: a cell of a run and the rows stored for it.
-
-    Images that could not be read have no part in `rows` nor in the number of planned images: they
-    say nothing of what leaks, and a share that counted them would flatter the client.
-    """
-
-    number: int  # from 1, over all runs; the notes refer to it
-    run: str  # name of the run folder, made unique
-    cell: CellFacts
-    rows: pd.DataFrame
-    store: RunStore
-    unreadable: pd.DataFrame = field(default_factory=pd.DataFrame, kw_only=True)
-    """The stored rows of images that could not be read."""
-
-    @property
-    def run_id(self) -> str:
-        """The cell's id inside its run, which is also the name of the folder of its rows."""
-        return self.cell.run_id
-
-    @property
-    def label(self) -> str:
-        """Model, setting and attack in words, such as `DeiT-S (a) april`."""
-        return f"{self.cell.model.label} ({self.cell.setting}) {self.title}"
-
-    @property
-    def role(self) -> str:
-        """`attack`; `floor` or `ceiling` for a control; the rule's name for a derived line."""
-        return self.cell.attack.role
-
-    @property
-    def attack(self) -> str:
-        """What tables call the attack."""
-        return self.cell.attack.title
-
-    @property
-    def title(self) -> str:
-        """The attack's label, with a mark on lines that are not attacks."""
-        return f"{self.attack}{MARKS.get(self.role, '')}"
-
-    @property
-    def uploads(self) -> int:
-        """How many uploads the attack uses."""
-        return self.cell.attack.uploads or 1
-
-    @property
-    def stored(self) -> bool:
-        """Whether any rows are stored."""
-        return len(self.rows) + len(self.unreadable) > 0
-
-    @property
-    def status(self) -> str:
-        """The cell's status; `failed` where a cell marked ok has no rows: its run was cut off."""
-        if self.cell.outcome.status == "ok" and self.rows.empty:
-            return "failed"
-        return self.cell.outcome.status
-
-    @property
-    def reason(self) -> str:
-        """Why the line has no scores, even if it has diagnostics; empty if it has some."""
-        if self.cell.outcome.reason:
-            return self.cell.outcome.reason
-        if self.rows.empty and len(self.unreadable):
-            return "none of its images could be read"
-        if self.rows.empty:
-            return "no rows stored: the run ended before this cell; run the same command again"
-        scores = self.rows[self.rows["variant"] != "diagnostic"]
-        return "" if (scores["status"] == "ok").any() else self._commonest_reason()
-
-    def _commonest_reason(self) -> str:
-        reasons = Counter(self.rows["reason"].dropna().astype(str))
-        reasons.pop("", None)
-        return min(reasons, key=lambda reason: (-reasons[reason], reason), default="")
-
-    @cached_property
-    def by_metric(self) -> dict[tuple[str, str], pd.DataFrame]:
-        """Rows by (metric, variant), sorted by image so that the order of writing has no effect."""
-        ordered = self.rows.sort_values("image_id", kind="stable")
-        return {
-            (str(metric), str(variant)): part
-            for (metric, variant), part in ordered.groupby(["metric", "variant"], sort=False)
-        }
-
-    def scores(self, metric: str, variant: str) -> pd.DataFrame:
-        """Rows of one metric; empty where it was not computed."""
-        rows = self.by_metric.get((metric, variant))
-        return self.rows.head(0) if rows is None else rows
-
-    @cached_property
-    def reductions(self) -> dict[object, Any]:
-        """What was computed from the rows before, by what was asked; rows never change."""
-        return {}
-
-    def scored(self, metric: str, variant: str) -> pd.Series[float]:
-        """The metric's value by image_id, for the images that have one."""
-        key = "scored", metric, variant
-        if key not in self.reductions:
-            self.reductions[key] = self._scored(metric, variant)
-        values: pd.Series[float] = self.reductions[key]
-        return values
-
-    def _scored(self, metric: str, variant: str) -> pd.Series[float]:
-        rows = self.scores(metric, variant)
-        rows = rows.loc[(rows["status"] == "ok") & rows["value"].notna()]
-        values: pd.Series[float] = pd.Series(
-            rows["value"].to_numpy(dtype=float), index=rows["image_id"].astype(str)
-        )
-        return values
-
-    def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
-        """The stored tensors of one image by kind; None where none were stored."""
-        return self.store.find_reconstruction(self.run_id, image_id)
-
-    @cached_property
-    def groups(self) -> dict[str, str] | None:
-        """Photograph by image_id, where several images were cut from the same one; else None."""
-        if "group" not in self.rows or self.rows["group"].isna().all():
-            return None
-        images = self.rows.drop_duplicates("image_id")
-        photographs = images["group"].fillna(images["image_id"])
-        if photographs.nunique() == len(photographs):
-            return None
-        return dict(zip(images["image_id"].astype(str), photographs.astype(str), strict=True))
 
 
 @dataclass(frozen=True)
@@ -235,33 +102,38 @@ def _read_cells(store: RunStore) -> list[CellFacts]:
 
 
 def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
-    run_id = cell.run_id
-    folder = store.root / "rows" / run_id
+    table = _table(store, cell.run_id)
+    unreadable = table.unreadable
+    outcome = cell.outcome
+    left = max(0, outcome.planned_images - len(unreadable))
+    counted = replace(cell, outcome=replace(outcome, planned_images=left))
+    if unreadable:
+        readable = Images.of(image for image in table.images.ids if image not in unreadable)
+        table = JoinedTable([table], readable)
+    return Line(number, name, counted, table, store, unreadable=unreadable)
+
+
+def _table(store: RunStore, run_id: str) -> ScoreTable:
+    """The rows of a cell by metric, if they can be read and hold what they should."""
+    folder = store.rows_folder(run_id)
     try:
-        rows = store.read_rows(run_id)
+        table, columns = store.score_table(run_id)
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
         raise UserError(
             f"The rows in {folder} cannot be read ({error}). Delete that folder and run the attack "
             "again; only this cell is computed again."
         ) from error
-    missing = [column for column in ROW_COLUMNS if column not in rows]
+    missing = [column for column in ROW_COLUMNS if column not in columns]
     if missing:
         raise UserError(
             f"The rows in {folder} lack the column(s) {', '.join(missing)}. They were written by "
             "another version: delete that folder and run the attack again."
         )
-    twice = rows[rows.duplicated(["image_id", "metric", "variant"])]
-    if len(twice):
-        row = twice.iloc[0]
+    if table.twice:
+        image, (metric, variant) = table.twice
         raise UserError(
             f"Expected one row per image and metric, but {folder} holds image "
-            f"{row['image_id']!r} twice for {row['metric']} ({row['variant']}). Delete that folder "
+            f"{image!r} twice for {metric} ({variant}). Delete that folder "
             "and run the attack again."
         )
-    no_image = rows["status"] == "unreadable"
-    unreadable = rows[no_image].reset_index(drop=True)
-    outcome = cell.outcome
-    left = max(0, outcome.planned_images - unreadable["image_id"].nunique())
-    counted = replace(cell, outcome=replace(outcome, planned_images=left))
-    rows = rows[~no_image].reset_index(drop=True)
-    return Line(number, name, counted, rows, store, unreadable=unreadable)
+    return table

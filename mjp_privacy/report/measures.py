@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import wraps
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
 from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import PSNR_CAP, Counts, Summary, summarise
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.line import Line
 from mjp_privacy.report.published import METRICS
 
 THRESHOLDS = (20, 30)
@@ -55,6 +56,23 @@ REGIONS = (
 """Diagnostics that only some attacks and settings have; a report shows those that occur."""
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _once(
+    figure: Callable[Concatenate[Line, P], T],
+) -> Callable[Concatenate[Line, P], T]:
+    """A figure of a line that is computed once for the same arguments."""
+
+    @wraps(figure)
+    def known(line: Line, *args: P.args, **kwargs: P.kwargs) -> T:
+        name = figure.__name__, args, tuple(kwargs.items())
+        return line.reduced(name, lambda: figure(line, *args, **kwargs))
+
+    return known
+
+
 def summary(
     line: Line, metric: str, variant: str, *, cap: float = math.inf, interval: bool = True
 ) -> Summary:
@@ -67,12 +85,12 @@ def summary(
 
 
 def _summary(line: Line, metric: str, variant: str, cap: float, interval: bool) -> Summary:
-    rows = line.scores(metric, variant)
-    groups = line.groups
+    column = line.column(metric, variant)
+    photographs = line.photographs
     return summarise(
-        rows["value"].to_numpy(dtype=float),
-        rows["status"].astype(str).tolist(),
-        groups=None if groups is None else [groups[str(image)] for image in rows["image_id"]],
+        column.values,
+        column.statuses,
+        groups=None if photographs is None else photographs[column.at],
         cap=cap,
         interval=interval,
     )
@@ -81,7 +99,7 @@ def _summary(line: Line, metric: str, variant: str, cap: float, interval: bool) 
 def image_counts(line: Line, variant: str) -> Counts:
     """How many images were scored, failed and so on, by PSNR or else the first other score."""
     metrics = ["psnr", *METRICS]
-    computed = [metric for metric in metrics if len(line.scores(metric, variant))]
+    computed = [metric for metric in metrics if len(line.column(metric, variant).at)]
     return summary(line, [*computed, "psnr"][0], variant, interval=False).counts
 
 
@@ -91,18 +109,27 @@ def exact_images(line: Line) -> frozenset[str]:
     return frozenset(map(str, scored.index[np.isposinf(scored.to_numpy())]))
 
 
+def failed_images(line: Line) -> frozenset[str]:
+    """The images that have a row of status failed."""
+    columns = (line.column(*key) for key in line.table.keys)
+    places = {at for c in columns for at in c.at[c.statuses.equal("failed")].tolist()}
+    return frozenset(line.images.ids[at] for at in places)
+
+
 def not_run(line: Line) -> int:
     """How many images the run's last command planned that have no rows yet."""
     planned = line.cell.outcome.planned_images
-    return max(0, planned - line.rows["image_id"].nunique())
+    return max(0, planned - len(line.images))
 
 
+@_once
 def capped_mean(line: Line) -> float:
     """Mean of min(PSNR, 100) in the standard variant; NaN where no image was scored."""
     values = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
     return float(values.mean()) if len(values) else math.nan
 
 
+@_once
 def capped_median(line: Line, metric: str, variant: str, cap: float = PSNR_CAP) -> float:
     """Median of min(value, cap) over the images that were scored."""
     values = line.scored(metric, variant).clip(upper=cap)
@@ -114,6 +141,7 @@ def success(line: Line, threshold: float, variant: str) -> float:
     return success_share(line, threshold, variant).percent
 
 
+@_once
 def success_share(line: Line, threshold: float, variant: str = "standard") -> Share:
     """How many of the images an attacker was given are at or above `threshold` dB.
 
@@ -125,6 +153,7 @@ def success_share(line: Line, threshold: float, variant: str = "standard") -> Sh
     return Share(int((line.scored("psnr", variant) >= threshold).sum()), tried)
 
 
+@_once
 def below_grey(line: Line) -> float:
     """Percent of images for which a uniform grey has a higher standard PSNR than the attack."""
     grey = line.scored("grey_psnr", "diagnostic")
@@ -135,6 +164,7 @@ def below_grey(line: Line) -> float:
     return 100 * float(np.mean(reached[both].to_numpy() < grey[both].to_numpy()))
 
 
+@_once
 def ceiling_distance(line: Line) -> float:
     """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
     ceiling = line.scored("ceiling_psnr", "diagnostic").clip(upper=PSNR_CAP)
@@ -150,7 +180,7 @@ def present(lines: Sequence[Line]) -> tuple[Measure, ...]:
     return tuple(
         measure
         for measure in REGIONS
-        if any(len(line.scored(measure.diagnostic, "diagnostic")) for line in lines)
+        if any(line.count(measure.diagnostic, "diagnostic") for line in lines)
     )
 
 

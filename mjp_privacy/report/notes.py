@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mjp_privacy.experiment.cell_facts import ClientFacts
-from mjp_privacy.metrics.statistics import LEVEL, PSNR_CAP, RESAMPLES
+from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, PSNR_CAP, RESAMPLES
 from mjp_privacy.report.card.flags import DIGITS
 from mjp_privacy.report.grouping import grouped, which
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.line import Line
 from mjp_privacy.report.measures import ceiling_distance, not_run
 from mjp_privacy.report.published import CAVEATS
+from mjp_privacy.report.samples import samples_name
 from mjp_privacy.report.tables.figures import paper_row, rank_bound
 from mjp_privacy.report.unreadable import unreadable_notes
 from mjp_privacy.report.unshuffled import unshuffled_note
@@ -64,13 +65,12 @@ def _images(line: Line) -> Iterable[str]:
             f"Images: {data}; they were not declared to be ImageNet-1K validation images like the "
             "paper's (--data-is-papers), so the paper's figures do not stand beside them."
         )
-    images = line.rows["image_id"].nunique()
+    images = len(line.images)
     if images and images != PAPER_IMAGES:
         yield f"Number of images: {images}; the paper says 1K."
-    if line.groups is not None:
-        photographs = len(set(line.groups.values()))
+    if line.photographs is not None:
         yield (
-            f"The images are crops of {photographs} photographs; for the intervals whole "
+            f"The images are crops of {len(line.photographs.present().words)} photographs; for the intervals whole "
             "photographs are resampled."
         )
 
@@ -156,7 +156,7 @@ def bounds(lines: Sequence[Line]) -> list[str]:
         *grouped(lines, unshuffled_note),
         *grouped(lines, _conditioning),
     ]
-    images = {frozenset(line.rows["image_id"]) for line in lines if not line.rows.empty}
+    images = {id(line.images) for line in lines if len(line.images)}  # equal ones are one object
     if len(images) > 1:
         sentences.append(
             "The lines do not cover the same images (see n), so their means are not paired. To "
@@ -216,11 +216,11 @@ def _unfinished_line(line: Line) -> Iterable[str]:
 
 def _several_codes(line: Line) -> Iterable[str]:
     """Images that different versions of the attack's or the defence's code made."""
-    if line.role not in STORED_ROLES or "code" not in line.rows:
+    if line.role not in STORED_ROLES or line.table.codes is None:
         return
-    codes = line.rows.drop_duplicates("image_id")["code"].fillna("")
-    recorded = codes[codes != ""].value_counts()
-    unrecorded = int((codes == "").sum())
+    counts = line.table.codes.counts()
+    unrecorded = counts.pop("", 0)
+    recorded = sorted(counts.values(), reverse=True)
     if (versions := len(recorded) + bool(unrecorded)) > 1:
         earlier = f", and {unrecorded} from before code was recorded" if unrecorded else ""
         yield (
@@ -257,7 +257,7 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
         sentences.append(f"{images} {status}: {reason} ({numbers})")
     shown = sentences[:REASONS_SHOWN]
     if len(sentences) > len(shown):
-        shown.append(f"{len(sentences) - len(shown)} further reasons; see samples.csv")
+        shown.append(f"{len(sentences) - len(shown)} further reasons; see {samples_name(lines)}")
     return shown
 
 
@@ -267,22 +267,35 @@ def _plural(count: int, noun: str) -> str:
 
 def image_reasons(line: Line) -> Counter[tuple[str, str]]:
     """The number of images by (status, reason); an image counts once for each of its reasons."""
-    rows = line.rows[line.rows["status"] != "ok"]
-    rows = rows[rows["metric"] != "top1"] if line.cell.command.true_labels is False else rows
-    distinct = rows[["image_id", "status", "reason"]].drop_duplicates()
-    reasons = distinct["reason"].fillna("").replace("", "no reason given")
-    return Counter(zip(distinct["status"].astype(str), reasons.astype(str), strict=True))
+    if "image_reasons" not in line.reductions:
+        line.reductions["image_reasons"] = _image_reasons(line)
+    known: Counter[tuple[str, str]] = line.reductions["image_reasons"]
+    return known
+
+
+def _image_reasons(line: Line) -> Counter[tuple[str, str]]:
+    images: dict[tuple[str, str], set[int]] = {}
+    for metric, variant in line.table.keys:
+        if metric == "top1" and line.cell.command.true_labels is False:
+            continue
+        column = line.column(metric, variant)
+        column = column.chosen(~column.statuses.equal("ok"))
+        for at, status, reason in zip(
+            column.at.tolist(), column.statuses.tolist(), column.reasons.tolist(), strict=True
+        ):
+            images.setdefault((status, reason or "no reason given"), set()).add(at)
+    return Counter({pair: len(places) for pair, places in images.items()})
 
 
 def method(lines: Sequence[Line]) -> list[str]:
     """How scores become figures; printed with every report, so that it can stand alone."""
-    by_group = any(line.groups is not None for line in lines)
+    by_group = any(line.photographs is not None for line in lines)
     unit = "images (photographs, where images are crops of one)" if by_group else "images"
     return [
         "Arrows give the direction that is better for the model owner's privacy, as in the paper. "
         "Acc. is in percent, PSNR in dB.",
         f"Figures are mean [low, high], where low and high bound a {LEVEL:.0%} percentile "
-        f"bootstrap interval of the mean over {unit}, with {RESAMPLES} resamples and a fixed seed. "
+        f"bootstrap interval of the mean over {unit}, {_resampled(lines)}. "
         "For a single one no interval can be computed, and – is printed. An interval says nothing "
         "about other checkpoints, shuffles or client seeds.",
         f"Means of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image, as are medians in tables "
@@ -299,3 +312,15 @@ def method(lines: Sequence[Line]) -> list[str]:
         "images as they are; its FFT2D conjugates one spectrum, which makes it the cosine distance "
         "of the pixels.",
     ]
+
+
+def _resampled(lines: Sequence[Line]) -> str:
+    """How the intervals of lines with few and with many images or photographs are made."""
+    units = [
+        len(line.images) if line.photographs is None else len(line.photographs.present().words)
+        for line in lines
+    ]
+    drawn = f"with {RESAMPLES} resamples and a fixed seed"
+    if max(units, default=0) <= MOST_DRAWN:
+        return drawn
+    return f"{drawn}, or beyond {MOST_DRAWN} of them from their mean, spread and skewness"

@@ -39,7 +39,7 @@ def curve_points(lines: Sequence[Line]) -> pd.DataFrame:
     """
     panels: dict[object, list[Line]] = {}
     for line in lines:
-        if line.role == "attack" and len(line.scored("psnr", "standard")):
+        if line.role == "attack" and line.count("psnr", "standard"):
             panels.setdefault(_panel(line), []).append(line)
     kept = [panel for panel in panels.values() if len({line.uploads for line in panel}) > 1]
     shown = [line for panel in kept for line in panel]

@@ -15,10 +15,7 @@ def unreadable_images(lines: Sequence[Line]) -> dict[str, str]:
     """Why images could not be read, by image_id."""
     reasons: dict[str, str] = {}
     for line in lines:
-        if len(line.unreadable):
-            rows = line.unreadable.drop_duplicates("image_id")
-            pairs = zip(rows["image_id"].astype(str), rows["reason"].astype(str), strict=True)
-            reasons |= dict(pairs)
+        reasons |= line.unreadable
     return reasons
 
 

@@ -25,7 +25,7 @@ def unshuffled_note(line: Line) -> Iterable[str]:
     exact = exact_images(line)
     among = f"; {len(exact & unshuffled)} of the {len(exact)} exact pictures are among them"
     yield (
-        f"Unshuffled: {len(unshuffled)} of {line.rows['image_id'].nunique()} pictures have an "
+        f"Unshuffled: {len(unshuffled)} of {len(line.images)} pictures have an "
         "upload in which no patch was masked, which is that of a plain client"
         f"{among if exact else ''}."
     )

@@ -3,7 +3,7 @@
 OUT/index.html                 the whole report on one page that works offline
 OUT/table.md  table.tex        the same answer and tables in two formats
 OUT/table.csv                  the figures at full precision, for both metric variants
-OUT/samples.csv                every stored row
+OUT/samples.csv                every stored row; of a large run samples.txt: where they are
 OUT/choices.csv                which attack the worst case took for each image
 OUT/rounds.csv                 PSNR against the number of uploads
 OUT/config.yaml                the run's config (config_1.yaml, … if several), for `mjp attack`
@@ -28,13 +28,14 @@ from mjp_privacy.report.card.text import card_notes, card_table
 from mjp_privacy.report.chosen_attacks import write_choices
 from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
-from mjp_privacy.report.export import latex, markdown, table_csv, write_samples
+from mjp_privacy.report.export import latex, markdown, table_csv
 from mjp_privacy.report.measures import image_counts, not_run
 from mjp_privacy.report.notes import Section, unfinished
 from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.page.reproduce import config_text, run_configs
 from mjp_privacy.report.pictures.strip import write_strip
 from mjp_privacy.report.rounds import write_points, write_rounds
+from mjp_privacy.report.samples import write_samples
 from mjp_privacy.report.unreadable import unreadable_images
 
 __all__ = ["ReportSummary", "write_report"]
@@ -138,6 +139,7 @@ DOWNLOADS = {
     "table.tex": "the same in LaTeX",
     "table.csv": "every line at full precision, both variants of the metrics",
     "samples.csv": "every stored row: image, metric, value, status, reason",
+    "samples.txt": "where the stored rows are, too many for a CSV file, and how to read them",
     "choices.csv": "which attack the worst case took for each image",
     "rounds.csv": "PSNR against the number of uploads",
     "figures/strip.png": "the card's pictures",
@@ -179,11 +181,11 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
     tables = (contents.paper, contents.standard)
     points, derived = contents.points, contents.derived
     writers: dict[str, Callable[[Path], object] | None] = {
-        "samples.csv": lambda path: write_samples(lines, path, many_runs=many),
         "choices.csv": (lambda path: write_choices(derived, path)) if derived else None,
         "rounds.csv": (lambda path: write_points(points, path)) if len(points) else None,
     }
     written = [_write_text(out / "table.csv", table_csv(tables, many_runs=many))]
+    written.append(write_samples(lines, out, many_runs=many))
     for name, write in writers.items():
         if write is None:
             (out / name).unlink(missing_ok=True)

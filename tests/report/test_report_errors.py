@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from mjp_privacy.core.errors import UserError
@@ -67,7 +68,8 @@ def rows_that_lack_a_column(tmp_path: Path) -> list[Path]:
 
 def an_image_twice(tmp_path: Path) -> list[Path]:
     store = RunStore(small_run(tmp_path / "run"))
-    store.write_rows("small", 1, store.read_rows("small").head(3))
+    rows = store.read_rows("small")
+    store.write_rows("small", 0, pd.concat([rows, rows.head(3)]))
     return [tmp_path / "run"]
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import bootstrap_interval
+from mjp_privacy.report import samples
 from mjp_privacy.report.console import WIDTH, console_table
-from mjp_privacy.report.export import SAMPLE_COLUMNS, latex_text, markdown_text
+from mjp_privacy.report.export import latex_text, markdown_text
 from mjp_privacy.report.loading import Line, load_runs
 from mjp_privacy.report.tables.figures import build_table
 from mjp_privacy.report.tables.text import number
@@ -77,15 +78,15 @@ def test_same_rows_same_bytes(written: tuple[Path, ReportSummary], tmp_path: Pat
 def test_samples_hold_every_row(written: tuple[Path, ReportSummary]) -> None:
     out = written[0]
     with (out / "samples.csv").open(newline="") as file:
-        samples = list(csv.DictReader(file))
-    assert tuple(samples[0])[: len(SAMPLE_COLUMNS)] == SAMPLE_COLUMNS
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0])[: len(samples.COLUMNS)] == samples.COLUMNS
     lines = load_runs([out.parent / "run"]).lines
-    assert len(samples) == sum(max(1, len(line.rows)) for line in lines)
-    exact = [s for s in samples if s["run_id"] == "exact" and s["image_id"] == image_id(0)]
+    assert len(rows) == sum(max(1, len(line.rows)) for line in lines)
+    exact = [s for s in rows if s["run_id"] == "exact" and s["image_id"] == image_id(0)]
     assert {s["value"] for s in exact if s["metric"] == "psnr"} == {"inf"}
-    (unsupported,) = (s for s in samples if s["run_id"] == "unsupported")
+    (unsupported,) = (s for s in rows if s["run_id"] == "unsupported")
     assert (unsupported["status"], unsupported["reason"]) == ("unsupported", "needs N + 1 <= D")
-    first = next(s for s in samples if (s["metric"], s["variant"]) == ("psnr", "standard"))
+    first = next(s for s in rows if (s["metric"], s["variant"]) == ("psnr", "standard"))
     assert float(first["value"]) == psnr_values(1, COUNT)[0]  # full precision
 
 
@@ -237,7 +238,7 @@ def test_console_fits_with_long_names(tmp_path: Path) -> None:
     store.write_cells([entry])
     write_rows(store, entry, image_rows(entry, image_id(0), 15.0))
     line = only_line(tmp_path)
-    line = Line(1, "run" * 40, line.cell, line.rows, store)
+    line = Line(1, "run" * 40, line.cell, line.table, store)
     text = console_table(build_table([line], "standard"), many_runs=True)
     assert max(map(len, text.splitlines())) <= WIDTH
     assert "15.00" in text

@@ -34,7 +34,7 @@ class Client:
         """Scored controls that need no gradient: its own, else those of a like group."""
         for group in (self.group, *self.like_groups):
             lines = (line for line in group.controls if line.role == "floor")
-            if scored := tuple(x for x in lines if len(x.scored("psnr", "standard"))):
+            if scored := tuple(x for x in lines if x.count("psnr", "standard")):
                 return scored
         return ()
 
@@ -52,7 +52,7 @@ class Client:
     def masks(self) -> bool:
         """Whether it masks patches as MJP does; False: it shuffles at most."""
         return self.cell.gamma > 0 and (
-            any((line.scored("zero_rows", "diagnostic") > 0).any() for line in self.lines)
+            any(line.some_above_zero("zero_rows") for line in self.lines)
             or any(reconstructs(line) and made_for_masks(line) for line in self.group.attacks)
         )
 
@@ -83,7 +83,7 @@ class Client:
         """How its patches are shuffled; empty where nothing that was run can tell."""
         if self.masks:
             return "MJP "
-        counted = any(len(line.scored("zero_rows", "diagnostic")) for line in self.lines)
+        counted = any(line.count("zero_rows", "diagnostic") for line in self.lines)
         return "shuffled " if counted else ""
 
     @property
@@ -129,8 +129,9 @@ def _same_images(group: Group, other: Group) -> bool:
     return targets and augmented and seeds and _images(mine) == _images(its)
 
 
-def _images(lines: Sequence[Line]) -> set[str]:
-    return {str(image) for line in lines for image in line.rows["image_id"]}
+def _images(lines: Sequence[Line]) -> frozenset[str]:
+    every = {id(line.images): line.images for line in lines}  # equal ones are one object
+    return frozenset().union(*(images.names for images in every.values()))
 
 
 def client_titles(clients: Sequence[Client]) -> list[str]:

@@ -84,7 +84,7 @@ def _model(client: Client) -> str:
         recipe += "; MJP only where it is attacked" if cell.gamma else ""
     else:
         recipe = f"trained with γ {short_gamma(trained)}" if trained else "trained without MJP"
-    scored = [line for line in client.group.attacks if len(line.scored("psnr", "standard"))]
+    scored = [line for line in client.group.attacks if line.count("psnr", "standard")]
     altered = any(line.cell.attack.victim == "april_block" for line in scored)
     block = (
         " APRIL meets a copy with block 0 altered, which no client trains."
@@ -96,7 +96,7 @@ def _model(client: Client) -> str:
 
 def _pictures(client: Client) -> str:
     first = client.lines[0]
-    ids = {str(image) for line in client.lines for image in line.rows["image_id"]}
+    ids = set().union(*(line.images.names for line in client.lines))
     size = f" at {first.cell.model.size}×{first.cell.model.size}" if first.cell.model.size else ""
     photographs = (
         f", crops of {len(set(first.groups.values()))} photographs" if first.groups else ""
@@ -119,7 +119,7 @@ def _accuracy(row: CardRow) -> str:
 def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     """What this report did not try on its main client, in a few words; `clients`: all of them."""
     alike = [other for other in clients if same_client(other) == same_client(client)]
-    lines = [line for other in alike for line in other.group.attacks if len(line.rows)]
+    lines = [line for other in alike for line in other.group.attacks if len(line.images)]
     ran = {line.cell.attack.known_as for line in lines}
     missing = [name for name in ATTACKS if name not in ran and name != "mask_locator"]
     cells = [other.cell for other in clients]

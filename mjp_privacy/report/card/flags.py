@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import pandas as pd
 
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import ClientFacts
@@ -101,12 +103,12 @@ FEWER_ATTACKS = Flag(
 )
 
 
-def figure_flags(client: Client, line: Line, floor: Mapping[str, float]) -> tuple[Flag, ...]:
+def figure_flags(client: Client, line: Line, floor: pd.Series[float]) -> tuple[Flag, ...]:
     """The flags of what one attacker got, an attack's line or a worst case.
 
     Controls have none, nor what was not scored. floor: PSNR of the best control by image
     """
-    if line.role in ("floor", "ceiling") or not len(line.scored("psnr", "standard")):
+    if line.role in ("floor", "ceiling") or not line.count("psnr", "standard"):
         return ()
     checks: tuple[tuple[Flag, Callable[[], bool]], ...] = (
         (BELOW_FLOOR, lambda: _below(line, floor)),
@@ -133,7 +135,7 @@ def client_flags(client: Client, others: Sequence[Client]) -> tuple[Flag, ...]:
 
 def _occurs(client: Client, diagnostic: str) -> bool:
     """Whether a diagnostic is above 0 on any image of any line."""
-    return any((line.scored(diagnostic, "diagnostic") > 0).any() for line in client.lines)
+    return any(line.some_above_zero(diagnostic) for line in client.lines)
 
 
 def fewer_attacks(client: Client, others: Sequence[Client]) -> bool:
@@ -156,17 +158,17 @@ def _alike(client: Client) -> tuple[object, ...]:
     return (*facts, client.lines[0].run, client.masks, cell.client.withhold)
 
 
-def _below(line: Line, floor: Mapping[str, float]) -> bool:
+def _below(line: Line, floor: pd.Series[float]) -> bool:
     """Whether the line's mean is below that of the floor on the same images."""
     scored = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
-    pairs = [(value, floor[str(image)]) for image, value in scored.items() if str(image) in floor]
-    return bool(pairs) and sum(value - low for value, low in pairs) < 0
+    both = scored.index.intersection(floor.index)
+    return len(both) > 0 and float((scored[both] - floor[both]).sum()) < 0
 
 
 def _unfinished(line: Line) -> bool:
     """Whether a planned image has no row, or attacks of a worst case have not the same images."""
     members = line.members if isinstance(line, DerivedLine) else (line,)
-    images = {frozenset(member.rows["image_id"].astype(str)) for member in members}
+    images = {id(member.images) for member in members}  # equal ones are one object
     return len(images) > 1 or any(not_run(member) for member in members)
 
 
@@ -174,7 +176,7 @@ def _chosen(line: Line) -> tuple[Line, ...]:
     """The attacks whose pictures a line shows: its own, or those that a worst case took."""
     if not isinstance(line, DerivedLine):
         return (line,)
-    return tuple({member.number: member for member in line.chosen.values()}.values())
+    return line.taken
 
 
 def _traits(line: Line) -> frozenset[str]:
@@ -204,4 +206,4 @@ def _ill_conditioned(line: Line) -> bool:
 
 
 def _some_not_scored(line: Line) -> bool:
-    return len(line.scored("psnr", "standard")) < len(line.scores("psnr", "standard"))
+    return not line.column("psnr", "standard").scored.all()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+import pandas as pd
 
 from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of
@@ -58,7 +60,7 @@ def distinct_clients(groups: Sequence[Group]) -> list[Client]:
         chosen.setdefault(same_client(client), client)
     order = {id(client.group): place for place, client in enumerate(clients)}
     ranked = sorted(chosen.values(), key=lambda client: order[id(client.group)])
-    return [client for client in ranked if any(len(line.rows) for line in client.lines)]
+    return [client for client in ranked if any(len(line.images) for line in client.lines)]
 
 
 def _with_the_undefended(ranked: Sequence[Client], all_: Sequence[Client]) -> list[Client]:
@@ -118,8 +120,8 @@ def _absences(client: Client) -> tuple[str, ...]:
 
 def _absence(lines: Sequence[Line]) -> str:
     """Why none of these attacks has a figure."""
-    rows = [line.scores("psnr", "standard") for line in lines]
-    statuses = {str(status) for of_line in rows for status in of_line["status"]}
+    columns = [line.column("psnr", "standard") for line in lines]
+    statuses = {status for column in columns for status in column.statuses.counts()}
     for status, words in ABSENT.items():
         if status in statuses:
             return words
@@ -136,7 +138,7 @@ def card_rows(clients: Sequence[Client], groups: Sequence[Group]) -> tuple[CardR
 def published_line(client: Client) -> Line | None:
     """The line of the published attack; None where it was not run or not scored."""
     lines = (x for x in client.group.attacks if x.cell.attack.known_as == PUBLISHED)
-    return next((line for line in lines if len(line.scored("psnr", "standard"))), None)
+    return next((line for line in lines if line.count("psnr", "standard")), None)
 
 
 def one_upload_line(client: Client) -> Line | None:
@@ -157,11 +159,11 @@ def _best(client: Client, lines: Sequence[Line], *, single: bool) -> Line | None
         for line in client.group.derived
         if line.role == WORST_CASE.name and (line.uploads == 1) == single
     ]
-    scored = [line for line in lines if len(line.scored("psnr", "standard"))]
+    scored = [line for line in lines if line.count("psnr", "standard")]
     return worst[0] if worst and scored else next(iter(scored), None)
 
 
-def card_figure(client: Client, line: Line, floor: Mapping[str, float]) -> CardFigure:
+def card_figure(client: Client, line: Line, floor: pd.Series[float]) -> CardFigure:
     """The figure of one attack, or of a worst case, with its flags; `floor`: PSNR by image."""
     score = summary(line, "psnr", "standard", cap=PSNR_CAP)
     counts = image_counts(line, "standard")
@@ -202,45 +204,48 @@ def floor_line(client: Client) -> Line | None:
     return max(client.floors, key=capped_mean, default=None)
 
 
-def floor_values(client: Client) -> Mapping[str, float]:
+def floor_values(client: Client) -> pd.Series[float]:
     """PSNR by image of the best control; where none was run that of a uniform grey, which every run
     stores; empty where there is no truth."""
     floor = floor_line(client)
     if floor is not None:
-        return {str(k): float(v) for k, v in floor.scored("psnr", "standard").items()}
+        return floor.scored("psnr", "standard")
     return _united(client, "grey_psnr", "diagnostic")
 
 
 def floor_level(client: Client) -> float:
     """Mean of `floor_values`; NaN where there is none."""
-    values = [min(value, PSNR_CAP) for value in floor_values(client).values()]
-    return sum(values) / len(values) if values else math.nan
+    values = floor_values(client).clip(upper=PSNR_CAP)
+    return float(values.mean()) if len(values) else math.nan
 
 
-def _united(client: Client, metric: str, variant: str) -> dict[str, float]:
+def _united(client: Client, metric: str, variant: str) -> pd.Series[float]:
     """What is the same for every attack on an image: its value from the first line that has one."""
-    values: dict[str, float] = {}
+    values: pd.Series[float] = pd.Series(dtype=float)
     for line in client.lines:
-        for image, value in line.scored(metric, variant).items():
-            values.setdefault(str(image), float(value))
+        more = line.scored(metric, variant)
+        new = more.index.difference(values.index) if len(values) else more.index
+        if len(new):
+            values = pd.concat([values, more[new]]) if len(values) else more
     return values
 
 
 def _floor_figure(client: Client, floor: Line | None) -> CardFigure | None:
     if floor is not None:
-        return card_figure(client, floor, {})
+        return card_figure(client, floor, pd.Series(dtype=float))
     grey = _united(client, "grey_psnr", "diagnostic")
-    if not grey:
+    if grey.empty:
         return None
-    images = sorted(grey)
+    grey = grey.sort_index()
+    images = list(grey.index)
     groups = next((line.groups for line in client.lines if line.groups is not None), None)
     score = summarise(
-        [grey[image] for image in images],
+        grey.to_numpy(),
         ["ok"] * len(images),
         groups=None if groups is None else [groups.get(image, image) for image in images],
         cap=PSNR_CAP,
     )
-    above = sum(value >= PLAIN_TO_SEE for value in grey.values())
+    above = int((grey >= PLAIN_TO_SEE).sum())
     number = client.lines[0].number
     return CardFigure(
         *("uniform grey", number, score.mean, score.low, score.high, score.median),
@@ -251,4 +256,4 @@ def _floor_figure(client: Client, floor: Line | None) -> CardFigure | None:
 def _accuracy(client: Client) -> tuple[float | None, int]:
     """Top-1 in percent over the images of all the client's lines, and their number."""
     hits = _united(client, "top1", "intact")
-    return (100 * sum(hits.values()) / len(hits), len(hits)) if hits else (None, 0)
+    return (100 * float(hits.sum()) / len(hits), len(hits)) if len(hits) else (None, 0)

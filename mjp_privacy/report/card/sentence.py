@@ -132,7 +132,7 @@ def without_truth(client: Client, who: str) -> str:
     """What can be said of recorded uploads whose private images are not known."""
     if all(has_truth(line) for line in client.group.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known"
-    ids = {str(i) for line in client.matching for i in line.rows["image_id"]}
+    ids = set().union(*(line.images.names for line in client.matching))
     residuals = [
         line.scored("gradient_residual", "diagnostic").median() for line in client.matching
     ]

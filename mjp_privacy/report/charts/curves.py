@@ -71,13 +71,13 @@ def _thinned(places: Floats) -> Floats:
 
 
 def _curve(line: Line, metric: str, places: Floats, *, higher: bool) -> Curve | None:
-    rows = line.scores(metric, "standard")
-    groups = line.groups
+    column = line.column(metric, "standard")
+    photographs = line.photographs
     curve = success_curve(
-        rows["value"].to_numpy(dtype=float),
-        rows["status"].astype(str).tolist(),
+        column.values,
+        column.statuses,
         places,
-        groups=None if groups is None else [groups[str(image)] for image in rows["image_id"]],
+        groups=None if photographs is None else photographs[column.at],
         higher=higher,
     )
     if not curve.of:

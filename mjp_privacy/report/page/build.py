@@ -32,11 +32,13 @@ from mjp_privacy.report.page.lines import exact_by_line, line_flags, page_line, 
 from mjp_privacy.report.page.reproduce import commands, provenance
 from mjp_privacy.report.published import CITATION
 from mjp_privacy.report.tables.agreement import agreement_table
-from mjp_privacy.report.tables.identification import identification_table
+from mjp_privacy.report.tables.identification import evenly_spaced, identification_table
 from mjp_privacy.report.tables.paired import tests_table
 from mjp_privacy.report.tables.text import TextTable
 
 MOST_CURVES = 12
+MOST_COMPARED = 100_000
+"""Images times lines whose scores the page holds; they take 6 MB of it."""
 IDENTIFIED = 4  # lines whose pictures are looked up among all images
 
 
@@ -45,7 +47,9 @@ def page_content(
 ) -> PageContent:
     """All of index.html; `downloads`: the files beside it and what they hold."""
     lines = [*contents.lines, *contents.derived]
-    image_ids = sorted({str(image) for line in contents.lines for image in line.rows["image_id"]})
+    every = sorted(set().union(*(line.images.names for line in contents.lines)))
+    most = MOST_COMPARED // max(1, len(lines))
+    image_ids = compared_images(every, [shown.image_id for shown in gallery.shown], most)
     page_lines, flags = _lines(contents)
     strip = contents.strip
     return PageContent(
@@ -66,7 +70,7 @@ def page_content(
         provenance=provenance(contents.runs, contents.lines),
         reproduce=commands(contents.runs, contents.lines),
         downloads=tuple(downloads),
-        further=_remarks(gallery, image_ids),
+        further=_remarks(gallery, len(every), len(image_ids)),
         comparisons=tuple(contents.comparisons),
         flags=flags,
         strip_caption=_strip_caption(contents),
@@ -99,15 +103,30 @@ def _lines(contents: Contents) -> tuple[tuple[PageLine, ...], tuple[Flag, ...]]:
     return tuple(sorted(made, key=lambda line: line.number)), tuple(flags.values())
 
 
-def _remarks(gallery: Gallery, image_ids: Sequence[str]) -> dict[str, str]:
-    left = len(image_ids) - len(gallery.shown)
-    if left <= 0:
-        return {}
-    return {
-        "pictures": f"{len(gallery.shown)} of {len(image_ids)} images, at evenly spread quantiles; "
-        "the page has no room for more. All scores are here, and `mjp report --pictures all` "
-        "writes every picture as a file."
-    }
+def compared_images(every: Sequence[str], shown: Sequence[str], most: int) -> list[str]:
+    """The images whose scores are in the page, where two lines are compared image by image: all,
+    or about `most` that are evenly spaced among them, and those shown."""
+    if len(every) <= most:
+        return list(every)
+    return sorted({*evenly_spaced(every, max(most, 2)), *shown})
+
+
+def _remarks(gallery: Gallery, images: int, compared: int) -> dict[str, str]:
+    """What the page leaves out; `compared`: images whose scores are in it."""
+    remarks = {}
+    if images > len(gallery.shown):
+        here = "All scores are here, and" if compared == images else "The rows hold all scores, and"
+        remarks["pictures"] = (
+            f"{len(gallery.shown)} of {images} images, at evenly spread quantiles; "
+            f"the page has no room for more. {here} `mjp report --pictures all` "
+            "writes every picture as a file."
+        )
+    if compared < images:
+        remarks["ladder"] = (
+            f"Figures are over all {images} images; two lines are compared image by image on "
+            f"{compared} of them, evenly spaced in the order of their ids."
+        )
+    return remarks
 
 
 def _tables(contents: Contents) -> list[TextTable]:
@@ -134,7 +153,7 @@ def card_lines(contents: Contents) -> list[tuple[str, Line]]:
         title = contents.client_names[client.lines[0].number]
         best = (one_upload_line(client), any_uploads_line(client))
         for line in (*best, published_line(client)):
-            if line is not None and len(line.rows):
+            if line is not None and len(line.images):
                 named.setdefault(line.number, (f"{title}: {line.attack}", line))
     return list(named.values())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -89,24 +89,32 @@ def _equal(stored: dict[str, Tensor], first: str, second: str) -> bool:
 def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
     """The pictures of a page; `main` is the line by whose PSNR images are chosen."""
     gallery = Gallery()
-    for image_id, strip in images_in_order(lines, main):
+    pictured = {image for line in lines for image in picture_ids(line)}
+    for image_id, strip in images_in_order(lines, main, pictured):
         if gallery.full:
             break
         gallery.add(image_id, lines, main=main, strip=strip)
     return gallery
 
 
-def images_in_order(lines: Sequence[Line], main: Line | None) -> Iterator[tuple[str, bool]]:
+def images_in_order(
+    lines: Sequence[Line], main: Line | None, pictured: Set[str] | None = None
+) -> Iterator[tuple[str, bool]]:
     """Image ids, those of the strip first, then ever finer quantiles of the main line's PSNR.
 
     Images that the main line did not score come last; without truth all images do.
+    pictured: images with a stored picture, where only these are of use
     """
     scores = {} if main is None else main.scored("psnr", "standard").to_dict()
+    if pictured is not None:
+        scores = {image: score for image, score in scores.items() if image in pictured}
     ranked = sorted(scores, key=lambda image: (scores[image], image))
     places = [round(q * (len(ranked) - 1)) for q in STRIP_QUANTILES] if ranked else []
     strip = list(dict.fromkeys(ranked[place] for place in places))
     others = [ranked[place] for place in spread_order(len(ranked))]
-    unscored = sorted({image for line in lines for image in picture_ids(line)} - {*ranked})
+    if pictured is None:
+        pictured = {image for line in lines for image in picture_ids(line)}
+    unscored = sorted(pictured - {*ranked})
     for image in dict.fromkeys((*strip, *others, *unscored)):
         yield image, image in strip or (not strip and image in unscored[: len(STRIP_QUANTILES)])
 

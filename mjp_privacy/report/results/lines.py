@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.score_table import Images, JoinedTable
 from mjp_privacy.report.results.figures import (
     ENTRIES,
     CountFigures,
@@ -25,7 +26,7 @@ from mjp_privacy.report.results.figures import (
     LineFigures,
     entry,
 )
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.line import Line
 from mjp_privacy.report.results.columns import REPEATS
 from mjp_privacy.report.results.rows import Published, read_published
 
@@ -90,7 +91,8 @@ def restricted(line: Line, only: str | None, published: Published) -> Line:
             f"Expected only: repeats, or: no repeats, on rows that count them; got {only!r}."
         )
     kept = pictures.index[(pictures > 0) == (only == "repeats")]
-    return replace(line, rows=line.rows[line.rows["image_id"].isin(kept)])
+    images = Images.of(line.images.names & set(kept.astype(str)))
+    return replace(line, table=JoinedTable([line.table], images))
 
 
 def _csv_row(selection: Selection, folder: Path) -> CsvFigures:

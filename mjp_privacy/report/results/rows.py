@@ -27,8 +27,10 @@ import pandas as pd
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import read_json_lines, write_atomically
 from mjp_privacy.experiment.cell_facts import CellFacts
+from mjp_privacy.experiment.score_table import MemoryTable
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.line import Line
+from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.results.columns import REPEATS, cells, line_rows, long_rows
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 
@@ -87,7 +89,7 @@ def write_published(
         write_published([Path("results/demo")], Path("rows.parquet"), commit="dc26fec")
     """
     lines = load_runs(runs).lines
-    frames = [line_rows(line, paper_scores=paper_scores) for line in lines if len(line.rows)]
+    frames = [line_rows(line, paper_scores=paper_scores) for line in lines if len(line.images)]
     if not frames:
         raise UserError(f"Expected runs with rows, got none in {', '.join(map(str, runs))}.")
     frame = pd.concat(frames, ignore_index=True)
@@ -195,7 +197,7 @@ def _line(
     entry: Mapping[str, Any], shared: Mapping[str, Any], wide: pd.DataFrame, store: RunStore
 ) -> Line:
     cell = CellFacts.read({**shared, **entry["cell"]})
-    return Line(entry["number"], entry["run"], cell, long_rows(wide, cell), store)
+    return Line(entry["number"], entry["run"], cell, MemoryTable(long_rows(wide, cell)), store)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

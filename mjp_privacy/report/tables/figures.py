@@ -66,20 +66,37 @@ class Table:
 
 def build_table(lines: Sequence[Line], variant: str, derived: Sequence[DerivedLine] = ()) -> Table:
     """The table of one variant of the metrics; accuracies in percent, PSNR in dB."""
-    varying = varying_columns(lines)
-    measures = present(lines)
-    records = [
-        {
-            **_identity(line, varying),
-            **_counts(line, variant),
-            **_accuracy(line, variant),
-            **_scores(line, variant),
-            **_diagnostics(line),
-            **_ladder(line, variant, measures),
-        }
-        for line in (*lines, *derived)
-    ]
-    return Table(variant, pd.DataFrame.from_records(records), varying, measures)
+    return build_tables(lines, derived)[VARIANTS.index(variant)]
+
+
+def build_tables(lines: Sequence[Line], derived: Sequence[DerivedLine] = ()) -> tuple[Table, ...]:
+    """The tables of all VARIANTS.
+
+    A derived line is computed right after the last of its members, whose scores are then at hand.
+    """
+    varying, measures = varying_columns(lines), present(lines)
+    last = {line.number: max(member.number for member in line.members) for line in derived}
+    records: dict[int, list[dict[str, Any]]] = {}
+    for line in sorted((*lines, *derived), key=lambda x: (last.get(x.number, x.number), x.number)):
+        records[line.number] = [_record(line, name, varying, measures) for name in VARIANTS]
+    ordered = [records[line.number] for line in (*lines, *derived)]
+    return tuple(
+        Table(name, pd.DataFrame.from_records([r[at] for r in ordered]), varying, measures)
+        for at, name in enumerate(VARIANTS)
+    )
+
+
+def _record(
+    line: Line, variant: str, varying: Sequence[str], measures: Sequence[Measure]
+) -> dict[str, Any]:
+    return {
+        **_identity(line, varying),
+        **_counts(line, variant),
+        **_accuracy(line, variant),
+        **_scores(line, variant),
+        **_diagnostics(line),
+        **_ladder(line, variant, measures),
+    }
 
 
 def varying_columns(lines: Sequence[Line]) -> tuple[str, ...]:

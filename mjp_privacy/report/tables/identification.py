@@ -31,6 +31,7 @@ from mjp_privacy.report.cell_columns import (
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.tables.figures import varying_columns
 from mjp_privacy.report.tables.text import DASH, TextTable, gamma, number
+from mjp_privacy.report.tables.without_truth import picture_ids
 
 TITLE = "Does a reconstruction point to its own image?"
 
@@ -99,7 +100,7 @@ def evenly_spaced(names: Sequence[str], most: int) -> list[str]:
 
 def _read(line: Line) -> _Read | None:
     """The stored pictures of a line; None for fewer than two, or without their originals."""
-    scored = sorted(line.scored("psnr", "standard").index.astype(str))
+    scored = sorted({*line.scored("psnr", "standard").index} & {*picture_ids(line)})
     chosen = evenly_spaced(scored, MOST)
     matched = set(evenly_spaced(chosen, MOST_MATCHED))
     small: list[tuple[Tensor, Tensor]] = []
@@ -119,7 +120,7 @@ def _read(line: Line) -> _Read | None:
     if len(small) < 2:
         return None
     patch_size = _patch_size(full[0][0], patches) if len(full) > 1 else 0
-    of = line.rows["image_id"].nunique()
+    of = len(line.images)
     return _Read(_stacked(small), _stacked(full) if patch_size else None, patch_size, of)
 
 

@@ -13,6 +13,7 @@ from mjp_privacy.metrics.paired_tests import (
     ENUMERATED,
     EXACT_RANKS,
     FLIPS,
+    MOST_FLIPPED,
     PairedTest,
     holm,
     paired_test,
@@ -44,8 +45,9 @@ CAPTION = (
     f"ties share mean ranks; exact up to {EXACT_RANKS} differing pairs, normal beyond. Holm: the "
     "same p adjusted for all tests of this table. p sign flips: permutation test of the mean, "
     f"two-sided, not adjusted: every choice of signs up to {ENUMERATED} differing pairs, else "
-    f"{FLIPS:,} random ones; (min) marks the smallest p that it can give, 2 / 2^m for m differing "
-    f"pairs and 1 / {FLIPS + 1:,} with random signs; Wilcoxon's exact p is not below 2 / 2^m "
+    f"{FLIPS:,} random ones, and beyond {MOST_FLIPPED:,} pairs their sum taken as normal; (min) "
+    "marks the smallest p that it can give, 2 / 2^m for m differing pairs and "
+    f"1 / {FLIPS + 1:,} with random signs; Wilcoxon's exact p is not below 2 / 2^m "
     "either, so few pairs prove little however large the difference. Worst case: for each image "
     "the best attack, "
     "chosen with the private image at hand; a client that more attacks were tried on had more "
@@ -137,7 +139,7 @@ def _between_attacks(clients: Sequence[Client], names: Mapping[int, str]) -> lis
 
 
 def _is_april(line: Line) -> bool:
-    return line.cell.attack.known_as == "april" and len(line.scored("psnr", "standard")) > 0
+    return line.cell.attack.known_as == "april" and line.count("psnr", "standard") > 0
 
 
 def _mean_beside(line: Line, other: Line) -> float:
@@ -160,7 +162,7 @@ def _test(comparison: Comparison) -> PairedTest:
 
 def _cells(comparison: Comparison, test: PairedTest, adjusted: float) -> tuple[str, ...]:
     sides = (comparison.first, comparison.second)
-    planned = {str(image) for line in sides for image in line.rows["image_id"]}
+    planned = sides[0].images.names | sides[1].images.names
     averaged = f"{test.n} photographs ({test.images} images)"
     low, high = number(test.low, 2), number(test.high, 2)
     interval = f"{low}, {high}" if low != DASH else DASH

@@ -45,5 +45,5 @@ def _row(line: Line, measures: Sequence[Measure]) -> tuple[str, ...]:
 
 def _figure(line: Line, measure: Measure) -> str:
     value, n = measured(line, measure)
-    same_n = n == len(line.scored("psnr", "standard"))
+    same_n = n == line.count("psnr", "standard")
     return DASH if not n else number(value, measure.decimals) + ("" if same_n else f" (n={n})")

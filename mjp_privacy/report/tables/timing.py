@@ -13,7 +13,7 @@ STAGES = ("decode", "gradient", "attack", "score")
 
 CAPTION = (
     "Wall-clock seconds per image on the machine that ran each stage, median over blocks of "
-    "images; the times of these stages are not in samples.csv. The time of a gradient that "
+    "images; the times of these stages are not among the rows. The time of a gradient that "
     "several attacks share is counted for the first of them. Another machine gives other figures, "
     "so compare only lines with the same device and number of threads."
 )
@@ -38,7 +38,8 @@ def timing_table(lines: Sequence[Line], timings: pd.DataFrame) -> TextTable | No
     if timed.empty:
         return None
     timed["each"] = timed["seconds"] / timed["images"]
-    stages = timed.groupby(keys, dropna=False).agg({"images": "sum", "each": "median"})
+    by_stage = timed.groupby(keys, dropna=False, observed=True)
+    stages = by_stage.agg({"images": "sum", "each": "median"})
     sums = stages.reset_index()
     rows = tuple(
         (

@@ -48,7 +48,7 @@ def has_truth(line: Line) -> bool:
     """
     if isinstance(line, DerivedLine):
         return all(has_truth(member) for member in line.members)
-    if (line.scores("psnr", "standard")["status"] == "ok").any():
+    if line.column("psnr", "standard").statuses.equal("ok").any():
         return True
     stored = picture_ids(line)
     tensors = line.reconstruction(stored[0]) if stored else None
@@ -58,8 +58,8 @@ def has_truth(line: Line) -> bool:
 def picture_ids(line: Line) -> list[str]:
     """The images for which a reconstruction is stored, scored or not, sorted."""
     if isinstance(line, DerivedLine):
-        stored = {id(member): set(picture_ids(member)) for member in line.chosen.values()}
-        return sorted(i for i, member in line.chosen.items() if i in stored[id(member)])
+        stored = [(member, picture_ids(member)) for member in line.taken]
+        return sorted(i for member, ids in stored for i in ids if line.chosen.get(i) is member)
     return sorted(line.store.reconstructed(line.run_id))
 
 

@@ -1,0 +1,193 @@
+"""What a study of ImageNet's size takes: core hours, GPU hours, storage, files. Nothing is run.
+
+    python benchmarks/plan.py                        rewrites the tables of benchmarks/PLAN.md
+    python benchmarks/plan.py --run results/ladder   with the unit costs of that run
+
+Unit costs are medians over the blocks of a run (timings.jsonl) and bytes of its files. Those of
+UNITS were measured on one thread of an x86 server core at 192 pixels with ViT-Ti; --run takes them
+from another folder, and benchmarks/results/plan.json, where it exists, replaces single ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mjp_privacy.core.files import read_json_lines
+from mjp_privacy.experiment.store import RunStore
+
+HERE = Path(__file__).parent
+PAGE, MEASURED = HERE / "PLAN.md", HERE / "results" / "plan.json"
+BEGIN, END = "<!-- plan:begin -->", "<!-- plan:end -->"
+
+UNITS: Mapping[str, float] = {
+    **{"decode": 0.0025, "gradient": 0.0534, "score": 0.1412},
+    **{"attack april": 0.0052, "attack patch_gradient": 0.0049, "attack patch_prior": 0.0212},
+    **{"attack masked_span": 0.3587, "attack token_span": 0.3596, "attack plain_step": 0.0059},
+    **{"attack multi_round (6)": 0.2195, "attack pixel_lattice": 11.8352},
+    **{"rows an image": 23.03, "bytes of rows": 1472.7, "bytes of compacted rows": 162.5},
+    **{"bytes of pictures": 633_575.0},
+}
+"""Seconds (on one core) or bytes for an image in a cell; results/ladder, ViT-Ti, 192 pixels. The
+bytes of compacted rows are those of a simulated folder of 10⁸ rows (`large_store`)."""
+
+ATTACKS = (
+    *("april", "patch_gradient", "patch_prior", "masked_span", "token_span", "plain_step"),
+    *("multi_round (6)", "pixel_lattice"),
+)
+BLOCK = 20
+STAGES = 3  # lines of timings.jsonl for each block of a cell
+LINE_BYTES = 150
+WITH_PICTURES = 100
+"""Images of a cell whose pictures would be kept; the rows of all are."""
+
+GFLOP = {"ViT-Ti": 1.3, "ViT-S": 4.6, "ViT-B": 17.6}
+"""Multiplications and additions (10⁹) of one forward pass at 224 pixels, as published with DeiT."""
+MODELS = {"ViT-Ti": 8, "ViT-S": 8, "ViT-B": 4}
+GPU_FLOPS = 20e12
+"""ASSUMED: what a data centre's GPU sustains in float32 here; no CUDA device was measured."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """How much is attacked."""
+
+    images: int = 50_000
+    ratios: int = 6
+
+    @property
+    def cells(self) -> int:
+        """Model, ratio and attack."""
+        return sum(MODELS.values()) * self.ratios * len(ATTACKS)
+
+    @property
+    def units(self) -> int:
+        """An image in a cell."""
+        return self.cells * self.images
+
+    @property
+    def uploads(self) -> int:
+        """Gradients of a client: one for all attacks on one upload, one of the client whose block 0
+        is altered for APRIL, five more for six uploads."""
+        return 7 * sum(MODELS.values()) * self.ratios * self.images
+
+
+def units_of(run: Path) -> dict[str, float]:
+    """The unit costs of a finished run."""
+    store = RunStore(run)
+    attacks = {cell["run_id"]: cell["attack"] for cell in store.read_cells()}
+    each: defaultdict[str, list[float]] = defaultdict(list)
+    for line in read_json_lines(run / "timings.jsonl"):
+        stage = line["stage"]
+        name = f"attack {attacks.get(line['run_id'])}" if stage == "attack" else stage
+        each[name].append(line["seconds"] / line["images"])
+    found = {name: statistics.median(seconds) for name, seconds in each.items()}
+    tables = [store.score_table(run_id)[0] for run_id in store.stored_cells()]
+    units = sum(len(table.images) for table in tables)
+    columns = (table.column(*key) for table in tables for key in table.keys)
+    rows = sum(len(column.at) for column in columns if column is not None)
+    sizes = {"rows": _size(run / "rows"), "pictures": _size(run / "reconstructions")}
+    found |= {f"bytes of {name}": size / units for name, size in sizes.items() if size}
+    return found | {"rows an image": rows / units}
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def tables(study: Study, units: Mapping[str, float]) -> Iterator[str]:
+    """The tables of the page, in Markdown."""
+    yield _table(("Unit", "each"), [(name, _short(cost, name)) for name, cost in units.items()])
+    yield _table(("Stage", "times", "s each", "core hours"), [*_time_rows(study, units)])
+    yield _table(("Stored", "bytes", "files"), [*_storage_rows(study, units)])
+    yield _table(
+        ("Model", "uploads", "FLOP each", "GPU hours (ASSUMED 20 TFLOP/s)"), [*_gpu(study)]
+    )
+
+
+def _short(cost: float, name: str) -> str:
+    return f"{cost:,.0f} B" if "bytes" in name else f"{cost:.4g}" + ("" if "rows" in name else " s")
+
+
+def _time_rows(study: Study, units: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
+    """Core hours by stage. Models of other sizes: gradients by FLOP, the rest as for ViT-Ti."""
+    share = sum(MODELS[m] * GFLOP[m] for m in MODELS) / sum(MODELS.values()) / GFLOP["ViT-Ti"]
+    pixels = (224 / 192) ** 2
+    targets = study.units // len(ATTACKS)
+    stages = [
+        ("decode", study.images * sum(MODELS.values()), units["decode"] * pixels),
+        ("gradient (mean of the models)", study.uploads, units["gradient"] * pixels * share),
+        *((name, targets, units[f"attack {name}"] * pixels) for name in ATTACKS),
+        ("score, five metrics twice", study.units, units["score"] * pixels),
+    ]
+    for name, times, each in stages:
+        yield name, f"{times:,}", f"{each:.4f}", f"{times * each / 3600:,.0f}"
+    total = sum(times * each for _, times, each in stages) / 3600
+    yield "**all**", "", "", f"**{total:,.0f}**"
+
+
+def _storage_rows(study: Study, units: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
+    blocks = study.cells * -(-study.images // BLOCK)
+    rows = study.units * units["rows an image"]
+    picture = units["bytes of pictures"] * (224 / 192) ** 2
+    few = study.cells * WITH_PICTURES
+    parts = study.cells * -(-int(study.images * units["rows an image"]) // 2_000_000)
+    yield (
+        f"{rows / 1e9:.2f}·10⁹ rows, as blocks",
+        _bytes(study.units * units["bytes of rows"]),
+        (f"{blocks:,}"),
+    )
+    yield (
+        "the same, compacted",
+        _bytes(study.units * units["bytes of compacted rows"]),
+        f"{parts:,}",
+    )
+    yield "pictures of all images", _bytes(study.units * picture), f"{blocks:,}"
+    yield f"pictures of {WITH_PICTURES} images a cell", _bytes(few * picture), f"{few // BLOCK:,}"
+    yield "timings.jsonl", _bytes(blocks * STAGES * LINE_BYTES), "1"
+
+
+def _gpu(study: Study) -> Iterator[tuple[str, ...]]:
+    of_a_model = study.uploads // sum(MODELS.values())
+    for model, count in MODELS.items():
+        flop = 2 * 3 * GFLOP[model] * 1e9  # forward and twice that backward
+        hours = of_a_model * count * flop / GPU_FLOPS / 3600
+        yield f"{count} × {model}", f"{of_a_model * count:,}", f"{flop:.2g}", f"{hours:,.1f}"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("kB", "MB", "GB", "TB"):
+        number /= 1000
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+    return f"{number:.3g} PB"
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Rewrite the tables of the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--run", type=Path, help="a finished run whose unit costs are taken")
+    given = parser.parse_args()
+    units = dict(UNITS)
+    if MEASURED.is_file():
+        units |= json.loads(MEASURED.read_text())
+    units |= units_of(given.run) if given.run else {}
+    page = PAGE.read_text(encoding="utf-8")
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    made = "\n\n".join(tables(Study(), units))
+    PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}", encoding="utf-8")
+    print(made)
+
+
+if __name__ == "__main__":
+    main()

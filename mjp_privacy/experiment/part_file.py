@@ -1,0 +1,210 @@
+"""A part: the rows of many blocks of one cell in one file, a metric after the other.
+
+A block's file holds some 500 rows, and a million images in a hundred cells are millions of files.
+A part has the same columns and four more,
+
+    block, row  where the row stood: in which block's file, at which place in it
+    unit        the place of its image among the part's images, in the order of their ids
+    done        whether none of the image's rows failed
+
+and each metric and variant has a row group of its own, ordered by unit, so that a metric of fifty
+thousand images is read in a millisecond, and without their names. Other programs read the file as
+any other parquet file; its metadata (`mjp_privacy.part`) list the row groups.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from mjp_privacy.experiment.score_table import UNREADABLE, Column, Images, Key
+from mjp_privacy.metrics.coded import Coded
+
+OWN = ("block", "row", "unit", "done")
+"""Columns that the rows of blocks do not have."""
+
+ENCODING = {
+    "unit": "DELTA_BINARY_PACKED",
+    "row": "DELTA_BINARY_PACKED",
+    "image_id": "DELTA_BYTE_ARRAY",  # sorted names share most of their letters
+    "group": "DELTA_BYTE_ARRAY",
+    "value": "BYTE_STREAM_SPLIT",
+}
+"""How columns are encoded in which nearly every entry is another."""
+
+METADATA = b"mjp_privacy.part"
+
+
+def part_name(number: int) -> str:
+    """The name of a part's file: part-00000.parquet."""
+    return f"part-{number:05d}.parquet"
+
+
+def part_number(path: Path) -> int:
+    """The number in a part's name."""
+    return int(path.stem.removeprefix("part-"))
+
+
+def write_part(path: Path, pieces: Sequence[tuple[Key, Any]]) -> None:
+    """Write a part: for every metric and variant a table ordered by unit, with equal columns."""
+    from pyarrow.parquet import ParquetWriter
+
+    schema = pieces[0][1].schema
+    encoding = {name: kind for name, kind in ENCODING.items() if name in schema.names}
+    layout: dict[str, Any] = {
+        "use_dictionary": [name for name in schema.names if name not in encoding],
+        "column_encoding": encoding,
+    }
+    layout["store_schema"] = False  # so that words are read as words, not as categories
+    with ParquetWriter(path, schema, compression="zstd", **layout) as writer:
+        for _, table in pieces:
+            writer.write_table(table, row_group_size=len(table))
+        keys = json.dumps([list(key) for key, _ in pieces])
+        writer.add_key_value_metadata({METADATA.decode(): keys})
+
+
+def part_frame(path: Path) -> tuple[pd.DataFrame, NDArray[np.int64]]:
+    """The rows of a part as blocks had them, in their order, and the block of each."""
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        table = file.read().sort_by([("block", "ascending"), ("row", "ascending")])
+    frame = table.drop_columns(list(OWN)).to_pandas()
+    return frame, table["block"].to_numpy().astype(np.int64)
+
+
+class PartTable:
+    """The rows of a part, read when they are asked for: PartTable(path).column("psnr", "paper")."""
+
+    def __init__(self, path: Path) -> None:
+        from pyarrow.parquet import read_metadata
+
+        self.path = path
+        self._metadata = read_metadata(path)
+        stored = (self._metadata.metadata or {}).get(METADATA)
+        if stored is None:
+            raise ValueError(f"{path.name} has no list of its row groups")
+        self.keys: Sequence[Key] = [(metric, variant) for metric, variant in json.loads(stored)]
+        self.twice = None  # whoever wrote the part saw to it
+        self.columns = frozenset(self._metadata.schema.names) - {*OWN}
+
+    @cached_property
+    def _known(self) -> _Known:
+        rows = self.image_rows(("status", "reason", "group", "code"))
+        ids = rows["image_id"]
+        lost = rows[rows["status"] == UNREADABLE]
+        return _Known(
+            Images.of(ids),
+            _photographs(rows),
+            _words(rows, "code"),
+            dict(zip(lost["image_id"], lost["reason"].astype(str), strict=True)),
+        )
+
+    def image_rows(self, columns: Sequence[str]) -> pd.DataFrame:
+        """A row for each image in the order of its unit: its id, and what its first row says.
+
+        Row groups are read until all images were met; the first of a run's has all of them.
+        """
+        wanted = ["unit", "image_id", *(n for n in columns if n in self.columns or n in OWN)]
+        frames: list[pd.DataFrame] = []
+        met = np.zeros(self._count, dtype=bool)
+        for group in range(len(self.keys)):
+            table = self._read(group, wanted)
+            new = ~met[table["unit"].to_numpy()]
+            met[table["unit"].to_numpy()] = True
+            frames.append(table.to_pandas().astype(dict.fromkeys(wanted[1:], object))[new])
+            if met.all():
+                break
+        return pd.concat(frames).sort_values("unit").reset_index(drop=True)
+
+    @property
+    def _count(self) -> int:
+        """The number of images: the statistics of each row group hold its largest unit."""
+        at = self._metadata.schema.names.index("unit")
+        groups = range(self._metadata.num_row_groups)
+        largest = [self._metadata.row_group(g).column(at).statistics.max for g in groups]
+        return int(max(largest)) + 1
+
+    @property
+    def images(self) -> Images:
+        """All images with rows."""
+        return self._known.images
+
+    @property
+    def photographs(self) -> Coded | None:
+        """The photograph that each image was cut from; None where each is its own."""
+        return self._known.photographs
+
+    @property
+    def codes(self) -> Coded | None:
+        """The digest of the code that made each image."""
+        return self._known.codes
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Why images could not be read, by their id."""
+        return self._known.unreadable
+
+    def column(self, metric: str, variant: str) -> Column | None:
+        """The rows of one metric; None where it was not computed."""
+        if (metric, variant) not in self.keys:
+            return None
+        wanted = ["unit", "value", "status", "reason"]
+        table = self._read(self.keys.index((metric, variant)), wanted)
+        return Column(
+            table["unit"].to_numpy(),
+            table["value"].to_numpy(),
+            _coded(table["status"]),
+            _coded(table["reason"]),
+        )
+
+    def _read(self, group: int, columns: Sequence[str]) -> Any:
+        from pyarrow.parquet import ParquetFile
+
+        words = [name for name in columns if name in ("status", "reason")]
+        with ParquetFile(self.path, metadata=self._metadata, read_dictionary=words) as file:
+            return file.read_row_group(group, columns=list(columns), use_threads=False)
+
+
+class _Known(NamedTuple):
+    """What a part says of its images."""
+
+    images: Images
+    photographs: Coded | None
+    codes: Coded | None
+    unreadable: Mapping[str, str]
+
+
+def _photographs(rows: pd.DataFrame) -> Coded | None:
+    if "group" not in rows or (rows["group"].isna() | (rows["group"] == rows["image_id"])).all():
+        return None
+    return Coded.of(rows["group"].fillna(rows["image_id"]).astype(str).tolist())
+
+
+def _words(rows: pd.DataFrame, name: str) -> Coded | None:
+    if name not in rows or rows[name].isna().all():
+        return None
+    return Coded.of(rows[name].fillna("").astype(str).tolist())
+
+
+def _coded(column: Any) -> Coded:
+    """A column of words, in which none may be missing but reasons."""
+    import pyarrow as pa
+
+    whole = column.combine_chunks()
+    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+    words = ["" if word is None else word for word in whole.dictionary.to_pylist()]
+    codes = whole.indices
+    if codes.null_count:
+        codes = codes.fill_null(len(words))
+        words.append("")
+    different = sorted(set(words))
+    place = np.array([different.index(word) for word in words] or [0], dtype=np.int16)
+    return Coded(place[codes.to_numpy()], tuple(different))

@@ -1,0 +1,100 @@
+"""Every stored row beside a report: as CSV for a small run, else where and how to read them.
+
+A row takes 0.35 kB as CSV and 10 bytes in the run's own files, so 10⁸ rows would be 35 GB that no
+spreadsheet opens; from 200,000 rows on `samples.txt` says how to query the files themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.experiment.score_table import UNREADABLE
+from mjp_privacy.report.line import Line
+
+MOST_ROWS = 200_000
+"""Rows up to which they are written as CSV: 70 MB."""
+
+CSV, TEXT = "samples.csv", "samples.txt"
+
+COLUMNS = (
+    *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
+    *("image_id", "metric", "variant", "value", "status", "reason"),
+)
+"""The first columns of samples.csv; the other columns of the rows follow in their own order."""
+
+WHERE = """\
+{rows:,} rows are more than a CSV file is good for (samples.csv is written up to {most:,}).
+They are in the run folder{plural} {runs}, as parquet files: rows/<run_id>/*.parquet, one row for
+each image, metric and variant. What is in a cell's block files (00003.parquet) counts before what
+is in its parts (part-00000.parquet) for the same image. For example, here on {first}:
+
+    duckdb -c "SELECT attack, setting, gamma, avg(least(value, 100)), count(*)
+               FROM read_parquet('{first}/rows/*/*.parquet', union_by_name=true)
+               WHERE metric = 'psnr' AND variant = 'standard' AND status = 'ok'
+               GROUP BY ALL"
+
+    polars:  pl.scan_parquet("{first}/rows/*/part-*.parquet").filter(pl.col("metric") == "psnr")
+    pandas:  RunStore(Path("{first}")).read_rows(run_id)    # from mjp_privacy.experiment.store
+"""
+
+
+def row_count(lines: Sequence[Line]) -> int:
+    """At most so many rows are stored: not every image has every diagnostic."""
+    return sum(len(line.images) * len(line.table.keys) for line in lines)
+
+
+def samples_name(lines: Sequence[Line]) -> str:
+    """The name of the file that `write_samples` writes."""
+    return CSV if row_count(lines) <= MOST_ROWS else TEXT
+
+
+def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
+    """Write samples.csv, or samples.txt for many rows, into the folder; the file's path.
+
+    A line without rows becomes one row with its status and reason.
+    """
+    if samples_name(lines) == CSV:
+        path, other = out / CSV, out / TEXT
+        write_atomically(path, lambda place: _write_csv(lines, place, many_runs=many_runs))
+    else:
+        path, other = out / TEXT, out / CSV
+        text = _where(lines, row_count(lines))
+        write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
+    other.unlink(missing_ok=True)
+    return path
+
+
+def _where(lines: Sequence[Line], rows: int) -> str:
+    runs = [*dict.fromkeys(line.run for line in lines)]
+    plural = "s" if len(runs) > 1 else ""
+    return WHERE.format(
+        rows=rows, most=MOST_ROWS, plural=plural, runs=", ".join(runs), first=runs[0]
+    )
+
+
+def _write_csv(lines: Sequence[Line], path: Path, *, many_runs: bool) -> None:
+    run = ["run"] if many_runs else []
+    stored = [line.store.row_columns(line.run_id) for line in lines]
+    names = list(dict.fromkeys([*COLUMNS, *(name for of_line in stored for name in of_line), *run]))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        for line in lines:
+            rows = _rows(line)
+            rows = rows.assign(run=line.run) if many_runs else rows
+            rows = rows.reindex(columns=names)
+            rows.to_csv(file, index=False, header=line is lines[0], lineterminator="\n")
+
+
+def _rows(line: Line) -> pd.DataFrame:
+    """The line's rows, those of images that could not be read last."""
+    if not line.stored:
+        columns = {name: line.cell.columns.get(name) for name in (*COLUMNS, *line.cell.columns)}
+        values = {"value": math.nan, "status": line.status, "reason": line.reason}
+        return pd.DataFrame([columns | values])
+    rows = line.store.read_rows(line.run_id)
+    last = (rows["status"] == UNREADABLE).to_numpy()
+    return pd.concat([rows[~last], rows[last]]) if last.any() else rows
