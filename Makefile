@@ -40,12 +40,11 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks.april
-	$(BIN)/python -m benchmarks.lattice
-	$(BIN)/python -m benchmarks.pipeline
+	for name in april pipeline scores lattice start workers growth; do \
+	  $(BIN)/python -W ignore -m benchmarks.$$name || exit 1; done
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.report
-	$(BIN)/python -m benchmarks.start
+	$(BIN)/python -m benchmarks.page
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -88,6 +88,36 @@ def of_pipeline(content: Mapping[str, Any]) -> Iterator[Row]:
         )
 
 
+def of_scores(content: Mapping[str, Any]) -> Iterator[Row]:
+    """The five metrics in both variants, for one image in one cell."""
+    names = {
+        "packages": "the packages, image by image",
+        "images": "ours, two sets of images",
+        "prepared": "ours, what is known of the private images prepared",
+    }
+    yield (f"{content['side']} px, one thread", "CPU ms an image and cell", "packages / this")
+    for row in content["rows"]:
+        seconds = row["seconds_per_image"]["median"]
+        yield (names[row["way"]], f"{1e3 * seconds:.1f}", _ratio(row["packages / this"]))
+
+
+def of_start(content: Mapping[str, Any]) -> Iterator[Row]:
+    """Commands from their start to their end."""
+    yield ("", "seconds", "from", "to", "modules")
+    for name, times in content["starts"].items():
+        walls = (f"{times[f'wall_{which}']:.2f}" for which in ("median", "min", "max"))
+        yield (f"`{name}`", *walls, f"{times['modules']:,.0f}")
+
+
+def of_lattice(content: Mapping[str, Any]) -> Iterator[Row]:
+    """Stages of `pixel_lattice`."""
+    found = f"{content['exact']} of {content['pictures']} pictures whole"
+    yield (f"γ {content['gamma']:g}, {content['side']} px, {found}", "CPU s an image", "range")
+    for stage, seconds in content["seconds_per_image"].items():
+        spread = f"{seconds['min']:.2f} to {seconds['max']:.2f}"
+        yield (stage, f"{seconds['median']:.2f}", spread)
+
+
 def of_workers(content: Mapping[str, Any]) -> Iterator[Row]:
     """One process and several workers."""
     yield ("", "seconds", "beside 2 workers")
@@ -126,6 +156,9 @@ def _ratio(values: Mapping[str, float]) -> str:
 TABLES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
     "april": of_stages,
     "pipeline": of_pipeline,
+    "scores": of_scores,
+    "lattice": of_lattice,
+    "start": of_start,
     "workers": of_workers,
     "ladder_workers": of_workers,
     "growth": of_growth,

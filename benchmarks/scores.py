@@ -15,10 +15,8 @@ image and cell: median, and the least and the most over the repeats.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 
 import lpips as lpips_package
 import numpy as np
@@ -28,6 +26,7 @@ import tyro
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
 from mjp_privacy.metrics import METRICS, prepare, score
 from mjp_privacy.metrics.alexnet import CONVOLUTIONS, backbone_weights
 from mjp_privacy.metrics.pixel import quantise
@@ -113,18 +112,19 @@ def main(arguments: Arguments) -> None:
         "prepared": lambda: score(attempts, known),
     }
     check({name: way() for name, way in ways.items()})
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(arguments.repeats):
-        for name, way in ways.items():
-            started = time.process_time()
-            way()
-            seconds[name].append((time.process_time() - started) / arguments.images)
+    facts, timings = machine(), alternate(ways, arguments.repeats)
     print(f"{len(METRICS.names())} scores an image, {arguments.side}×{arguments.side}, one thread")
-    print(f"{'way':10} {'CPU s/image':>11} {'least':>8} {'most':>8} {'ratio':>6}")
-    for name, values in seconds.items():
-        ratio = median(seconds["packages"]) / median(values)
-        figures = f"{median(values):11.4f} {min(values):8.4f} {max(values):8.4f} {ratio:6.1f}"
-        print(f"{name:10} {figures}")
+    rows = []
+    for name, timing in timings.items():
+        times = ratio(timings["packages"], timing, "cpu")
+        seconds = timing.facts(arguments.images)["cpu"]
+        rows.append({"way": name, "seconds_per_image": seconds, "packages / this": times})
+        print(
+            f"{name:10} {seconds['median']:8.4f} CPU s/image, packages / this {ratio_text(times)}"
+        )
+    write_result(
+        "scores", {"side": arguments.side, "images": arguments.images, "rows": rows}, facts
+    )
 
 
 def check(found: dict[str, Values]) -> None:
