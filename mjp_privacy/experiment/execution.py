@@ -5,6 +5,7 @@ make_plan -> work, here or handed out (engines/) -> messages -> ledger, display,
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -132,6 +133,7 @@ class Order:
     ) -> Generator[Message | TaskLost, None, None]:
         """Everything that is not finished, done here or by an engine; closed, the engine stops."""
         if self.in_this_process:
+            shutil.rmtree(self.job.path.parent, ignore_errors=True)  # tells old workers to stop
             return written(finished.store, work(plan, self.source, finished, codes))
         on_gpu = self.device.type == "cuda"
         engine = start_engine(self.engine, self.job.path, self.job.threads, on_gpu)
