@@ -15,6 +15,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def write_store(root: Path, images: int, *, blocks: bool) -> None:
                 continue
             path = store.rows_folder(facts["run_id"]) / part_name(first // 80_000)
             made = part_tables(facts, number, first, ids[first:last])
-            write_atomically(path, lambda place, made=made: write_part(place, made))
+            write_atomically(path, partial(write_part, pieces=made))
         write_pictures(store, facts["run_id"], ids[:PICTURED])
     write_beside(store, ids, cells)
     store.write_cells(cells)

@@ -4,8 +4,9 @@
     python benchmarks/plan.py --run results/ladder   with the unit costs of that run
 
 Unit costs are medians over the blocks of a run (timings.jsonl) and bytes of its files. Those of
-UNITS were measured on one thread of an x86 server core at 192 pixels with ViT-Ti; --run takes them
-from another folder, and benchmarks/results/plan.json, where it exists, replaces single ones.
+UNITS were measured on one thread of an x86 server core at 192 pixels with ViT-Ti. Where they exist,
+benchmarks/results/april.json and scores.json give the gradient, `april` and the scores in their
+place; --run takes all that a run measured from its folder.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mjp_privacy.core.files import read_json_lines
 from mjp_privacy.experiment.store import RunStore
 
 HERE = Path(__file__).parent
-PAGE, MEASURED = HERE / "PLAN.md", HERE / "results" / "plan.json"
+PAGE, RESULTS = HERE / "PLAN.md", HERE / "results"
 BEGIN, END = "<!-- plan:begin -->", "<!-- plan:end -->"
 
-UNITS: Mapping[str, float] = {
+UNITS: dict[str, float] = {
     **{"decode": 0.0025, "gradient": 0.0534, "score": 0.1412},
     **{"attack april": 0.0052, "attack patch_gradient": 0.0049, "attack patch_prior": 0.0212},
     **{"attack masked_span": 0.3587, "attack token_span": 0.3596, "attack plain_step": 0.0059},
@@ -41,6 +43,7 @@ ATTACKS = (
     *("multi_round (6)", "pixel_lattice"),
 )
 BLOCK = 20
+SIDE = 192  # pixels of the pictures that unit costs are of
 STAGES = 3  # lines of timings.jsonl for each block of a cell
 LINE_BYTES = 150
 WITH_PICTURES = 100
@@ -94,6 +97,26 @@ def units_of(run: Path) -> dict[str, float]:
     sizes = {"rows": _size(run / "rows"), "pictures": _size(run / "reconstructions")}
     found |= {f"bytes of {name}": size / units for name, size in sizes.items() if size}
     return found | {"rows an image": rows / units}
+
+
+def benchmark_units(results: Path) -> dict[str, float]:
+    """CPU seconds an image of the stages that `april` and `scores` measured, ViT-Ti at 192 pixels;
+    a file that is not there, or is of other pictures, gives nothing."""
+    found = {}
+    for row in _content(results / "april.json").get("rows", []):
+        if (row["model"], row["dtype"]) == ("ViT-Ti/16 @192", "float32"):
+            name = "gradient" if row["stage"] == "gradient" else "attack april"
+            found[name] = row["seconds_per_image"]["ours"]["cpu"]["median"]
+    scores = _content(results / "scores.json")
+    if scores.get("side") == SIDE:
+        ways = {row["way"]: row["seconds_per_image"]["median"] for row in scores["rows"]}
+        found["score"] = ways["prepared"]
+    return found
+
+
+def _content(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return content
 
 
 def _size(folder: Path) -> int:
@@ -178,9 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--run", type=Path, help="a finished run whose unit costs are taken")
     given = parser.parse_args()
-    units = dict(UNITS)
-    if MEASURED.is_file():
-        units |= json.loads(MEASURED.read_text())
+    units = UNITS | benchmark_units(RESULTS)
     units |= units_of(given.run) if given.run else {}
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.split(BEGIN)[0], page.split(END)[1]

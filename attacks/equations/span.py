@@ -95,6 +95,8 @@ def masked_basis(projected: Tensor, masked: int, above_noise: float = ABOVE_NOIS
     missing direction that a weak patch needs makes an equation wrong, which spoils the result of
     several uploads.
     """
+    if not masked or not len(projected):  # as many visible rows as the model is wide
+        return projected.new_zeros(0, projected.shape[1]).double()
     _, s, vh = torch.linalg.svd(projected.double(), full_matrices=False)
     floor = s[masked] if masked < len(s) else s[0] * torch.finfo(torch.float32).eps
     return vh[:masked][s[:masked] > above_noise * floor]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.block import Block
-from mjp_privacy.experiment.score_table import Images
+from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.stored_units import StoredUnit, read_units
 from mjp_privacy.metrics.coded import Coded

@@ -18,14 +18,18 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.experiment.score_table import UNREADABLE, Column, Images, Key
+from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.experiment.score_table import UNREADABLE, Column, Key
 from mjp_privacy.metrics.coded import Coded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 OWN = ("block", "row", "unit", "done")
 """Columns that the rows of blocks do not have."""
@@ -97,34 +101,41 @@ class PartTable:
 
     @cached_property
     def _known(self) -> _Known:
-        rows = self.image_rows(("status", "reason", "group", "code"))
-        ids = rows["image_id"]
-        lost = rows[rows["status"] == UNREADABLE]
+        import pyarrow.compute as pc
+
+        rows = self._image_table(("status", "reason", "group", "code"))
+        lost = rows.filter(pc.equal(rows["status"], UNREADABLE)).to_pandas()
         return _Known(
-            Images.of(ids),
+            Images.of_column(_whole(rows["image_id"])),
             _photographs(rows),
             _words(rows, "code"),
-            dict(zip(lost["image_id"], lost["reason"].astype(str), strict=True)),
+            dict(zip(lost["image_id"], lost["reason"].astype(object).fillna(""), strict=True)),
         )
 
     def image_rows(self, columns: Sequence[str]) -> pd.DataFrame:
-        """A row for each image in the order of its unit: its id, and what its first row says.
+        """A row for each image in the order of its unit: its id, and what its first row says."""
+        rows = self._image_table(columns).to_pandas()
+        return rows.astype(dict.fromkeys(rows.columns.drop("unit"), object))
 
-        Row groups are read until all images were met; the first of a run's has all of them.
-        """
+    def _image_table(self, columns: Sequence[str]) -> pa.Table:
+        """Row groups are read until all images were met; the first of a run's has all of them."""
+        import pyarrow as pa
+
         wanted = ["unit", "image_id", *(n for n in columns if n in self.columns or n in OWN)]
-        frames: list[pd.DataFrame] = []
+        tables: list[pa.Table] = []
         met = np.zeros(self._count, dtype=bool)
         for group in range(len(self.keys)):
             table = self._read(group, wanted)
-            new = ~met[table["unit"].to_numpy()]
-            met[table["unit"].to_numpy()] = True
-            frames.append(table.to_pandas().astype(dict.fromkeys(wanted[1:], object))[new])
+            unit = table["unit"].to_numpy()
+            tables.append(table if not met.any() else table.filter(pa.array(~met[unit])))
+            met[unit] = True
             if met.all():
                 break
-        return pd.concat(frames).sort_values("unit").reset_index(drop=True)
+        if len(tables) == 1:
+            return tables[0]
+        return pa.concat_tables(tables).unify_dictionaries().sort_by("unit")
 
-    @property
+    @cached_property
     def _count(self) -> int:
         """The number of images: the statistics of each row group hold its largest unit."""
         at = self._metadata.schema.names.index("unit")
@@ -156,19 +167,34 @@ class PartTable:
         """The rows of one metric; None where it was not computed."""
         if (metric, variant) not in self.keys:
             return None
-        wanted = ["unit", "value", "status", "reason"]
-        table = self._read(self.keys.index((metric, variant)), wanted)
-        return Column(
-            table["unit"].to_numpy(),
-            table["value"].to_numpy(),
-            _coded(table["status"]),
-            _coded(table["reason"]),
+        group = self.keys.index((metric, variant))
+        count = self._metadata.row_group(group).num_rows
+        words = {name: self._only_word(group, name) for name in ("status", "reason")}
+        different = [name for name, word in words.items() if word is None]
+        every = count == self._count
+        table = self._read(group, ["value", *([] if every else ["unit"]), *different])
+        statuses, reasons = (
+            _coded(table[name]) if word is None else Coded.equal_words(word, count)
+            for name, word in words.items()
         )
+        at = self.images.everywhere if every else table["unit"].to_numpy()
+        return Column(at, table["value"].to_numpy(), statuses, reasons)
+
+    def _only_word(self, group: int, name: str) -> str | None:
+        """The word that stands in all rows of a row group, by its statistics; None: they differ."""
+        at = self._metadata.schema.names.index(name)
+        known = self._metadata.row_group(group).column(at).statistics
+        if known is None or not known.has_null_count:
+            return None
+        if known.null_count == self._metadata.row_group(group).num_rows:
+            return ""
+        same = not known.null_count and known.has_min_max and known.min == known.max
+        return str(known.min) if same else None
 
     def _read(self, group: int, columns: Sequence[str]) -> Any:
         from pyarrow.parquet import ParquetFile
 
-        words = [name for name in columns if name in ("status", "reason")]
+        words = [name for name in columns if name in ("status", "reason", "code")]
         with ParquetFile(self.path, metadata=self._metadata, read_dictionary=words) as file:
             return file.read_row_group(group, columns=list(columns), use_threads=False)
 
@@ -182,29 +208,40 @@ class _Known(NamedTuple):
     unreadable: Mapping[str, str]
 
 
-def _photographs(rows: pd.DataFrame) -> Coded | None:
-    if "group" not in rows or (rows["group"].isna() | (rows["group"] == rows["image_id"])).all():
+def _photographs(rows: pa.Table) -> Coded | None:
+    import pyarrow.compute as pc
+
+    if "group" not in rows.column_names:
         return None
-    return Coded.of(rows["group"].fillna(rows["image_id"]).astype(str).tolist())
+    said = pc.coalesce(rows["group"], rows["image_id"])
+    return None if pc.all(pc.equal(said, rows["image_id"])).as_py() else _coded(said)
 
 
-def _words(rows: pd.DataFrame, name: str) -> Coded | None:
-    if name not in rows or rows[name].isna().all():
+def _words(rows: pa.Table, name: str) -> Coded | None:
+    if name not in rows.column_names or rows[name].null_count == len(rows):
         return None
-    return Coded.of(rows[name].fillna("").astype(str).tolist())
+    return _coded(rows[name])
 
 
-def _coded(column: Any) -> Coded:
-    """A column of words, in which none may be missing but reasons."""
+def _whole(column: pa.ChunkedArray) -> pa.Array:
     import pyarrow as pa
 
     whole = column.combine_chunks()
-    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+    return whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def _coded(column: pa.ChunkedArray) -> Coded:
+    """A column of words; a missing one is "" ."""
+    import pyarrow as pa
+
+    whole = _whole(column)
+    whole = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
     words = ["" if word is None else word for word in whole.dictionary.to_pylist()]
     codes = whole.indices
     if codes.null_count:
         codes = codes.fill_null(len(words))
         words.append("")
     different = sorted(set(words))
-    place = np.array([different.index(word) for word in words] or [0], dtype=np.int16)
+    at = {word: code for code, word in enumerate(different)}
+    place = np.array([at[word] for word in words] or [0], dtype=np.int32)
     return Coded(place[codes.to_numpy()], tuple(different))

@@ -10,61 +10,21 @@ and a `JoinedTable` is several of them, or a part of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Protocol
-from weakref import WeakValueDictionary
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.metrics.coded import Coded
 
 Key = tuple[str, str]
 """Metric and variant."""
 
 UNREADABLE = "unreadable"
-
-
-class Images:
-    """The ids of images, sorted, each once. `Images.of` gives equal ones the same object."""
-
-    _known: ClassVar[WeakValueDictionary[int, Images]] = WeakValueDictionary()
-
-    def __init__(self, ids: Sequence[str]) -> None:
-        self.ids = tuple(ids)
-
-    @classmethod
-    def of(cls, ids: Iterable[str]) -> Images:
-        """The images of these ids, in any order and number."""
-        made = cls(sorted(set(ids)))
-        known = cls._known.setdefault(hash(made.ids), made)
-        return known if known.ids == made.ids else made
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @cached_property
-    def index(self) -> pd.Index:
-        """The ids as pandas' index."""
-        return pd.Index(self.ids, dtype=object, name="image_id")
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """The ids as a set."""
-        return frozenset(self.ids)
-
-    @cached_property
-    def place(self) -> Mapping[str, int]:
-        """Where each id stands."""
-        return {name: at for at, name in enumerate(self.ids)}
-
-    def places(self, ids: Sequence[str]) -> NDArray[np.int32]:
-        """Where each of these ids stands; -1 where it is not among the images."""
-        if ids is self.ids:
-            return np.arange(len(ids), dtype=np.int32)
-        return np.asarray(self.index.get_indexer(pd.Index(ids, dtype=object)), dtype=np.int32)
 
 
 class Column(NamedTuple):
@@ -77,8 +37,10 @@ class Column(NamedTuple):
 
     def chosen(self, which: NDArray[np.bool_]) -> Column:
         """The rows that are marked."""
-        kept = (self.at[which], self.values[which], self.statuses[which], self.reasons[which])
-        return Column(*kept)
+        rows = np.flatnonzero(which)
+        if len(rows) == len(which):
+            return self
+        return Column(self.at[rows], self.values[rows], self.statuses[rows], self.reasons[rows])
 
     @property
     def scored(self) -> NDArray[np.bool_]:
@@ -179,14 +141,19 @@ class JoinedTable:
             images = tables[0].images if len(of_tables) == 1 else Images.of(every)
         self.images = images
         self.keys: Sequence[Key] = [*dict.fromkeys(key for table in tables for key in table.keys)]
-        self._places: list[NDArray[np.int32]] = []
+
+    @cached_property
+    def _places(self) -> list[NDArray[np.int32]]:
+        """Where the images of each table stand among all; -1 where they do not count."""
+        of_tables: list[NDArray[np.int32]] = []
         free = np.ones(len(self.images), dtype=bool)
-        for table in tables:
+        for table in self.tables:
             places = self.images.places(table.images.ids)
             taken = places >= 0
             taken[taken] = free[places[taken]]
-            self._places.append(np.where(taken, places, -1).astype(np.int32))
+            of_tables.append(np.where(taken, places, -1).astype(np.int32))
             free[places[taken]] = False
+        return of_tables
 
     @property
     def photographs(self) -> Coded | None:
@@ -251,6 +218,8 @@ def joined(columns: Sequence[Column]) -> Column | None:
 def concatenated(lists: Sequence[Coded]) -> Coded:
     """The lists one after the other."""
     words = sorted({word for part in lists for word in part.words})
+    if len(words) == 1:
+        return Coded.equal_words(words[0], sum(map(len, lists)))
     code_of = {word: code for code, word in enumerate(words)}
     codes = [
         np.array([code_of[word] for word in part.words] or [0], dtype=np.int32)[part.codes]

@@ -26,14 +26,29 @@ class Coded:
         codes = np.fromiter((code_of[word] for word in words), np.int32, len(words))
         return cls(codes, tuple(different))
 
+    @classmethod
+    def equal_words(cls, word: str, times: int) -> Coded:
+        """The same word so many times; it takes no memory."""
+        return cls(np.broadcast_to(np.int32(0), (times,)), (word,))
+
     def __len__(self) -> int:
         return len(self.codes)
 
     def __getitem__(self, chosen: NDArray[np.bool_] | NDArray[np.integer]) -> Coded:
+        if not self.size and self.words:
+            count = np.count_nonzero(chosen) if chosen.dtype == bool else len(chosen)
+            return Coded.equal_words(self.words[0], int(count))
         return Coded(self.codes[chosen], self.words)
+
+    @property
+    def size(self) -> int:
+        """Its bytes in memory."""
+        return self.codes.nbytes if self.codes.strides != (0,) else 0
 
     def equal(self, word: str) -> NDArray[np.bool_]:
         """Which entries are this word."""
+        if not self.size:
+            return np.full(len(self.codes), self.words == (word,))
         if word not in self.words:
             return np.zeros(len(self.codes), dtype=bool)
         same: NDArray[np.bool_] = self.codes == self.words.index(word)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.coded import Coded
+from mjp_privacy.metrics.draws import Draws, draws
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -24,13 +24,7 @@ SEED = 0
 PSNR_CAP = 100.0
 """In dB. An image recovered exactly has PSNR inf; averages take min(PSNR, 100)."""
 
-_CHUNK = 1 << 18  # entries of the matrix of draws held as floating point at a time (2 MiB)
-_KEPT_BYTES = 64 << 20
-
 Floats = NDArray[np.float64]
-Draws = NDArray[np.uint8] | NDArray[np.uint16]
-
-_kept: OrderedDict[tuple[int, int, int], list[Draws]] = OrderedDict()  # least used first
 
 
 @dataclass(frozen=True)
@@ -150,9 +144,9 @@ def median_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the median, with whole groups drawn as in
     `bootstrap_interval`; (nan, nan) for fewer than two groups."""
-    if groups is None:
-        count, of_value = len(values), np.arange(len(values), dtype=np.int32)
-    else:
+    of_value: NDArray[np.int32] = np.arange(len(values), dtype=np.int32)
+    count = len(values)
+    if groups is not None:
         photographs = Coded.of(groups).present()
         count, of_value = len(photographs.words), photographs.codes
     if count < 2 or not np.isfinite(values).all():
@@ -164,7 +158,7 @@ def median_interval(
             _median_quantile(values[order], of_value[order], part) for part in (tail, 1 - tail)
         )
         return low, high
-    blocks = _draws(count, resamples, seed)
+    blocks = draws(count, resamples, seed)
     medians = [_weighted_medians(values[order], block[:, of_value[order]]) for block in blocks]
     low, high = np.quantile(np.concatenate(medians), [tail, 1 - tail])
     return float(low), float(high)
@@ -179,7 +173,7 @@ def resampled_means(
     -> (resamples,) or (resamples, T)
     """
     parts = []
-    for block in _draws(len(sums), resamples, seed):
+    for block in draws(len(sums), resamples, seed):
         times = block.astype(np.float64)
         drawn = times @ sizes
         parts.append(times @ sums / (drawn if sums.ndim == 1 else drawn[:, None]))
@@ -259,44 +253,3 @@ def _group_sums(values: Floats, groups: Sequence[str] | Coded | None) -> tuple[F
     sums = np.bincount(names.codes, values, len(names.words))
     sizes = np.bincount(names.codes, minlength=len(names.words))
     return sums.astype(np.float64), sizes.astype(np.float64)
-
-
-def _draws(count: int, resamples: int, seed: int) -> Iterator[Draws]:
-    """Blocks of the (resamples, count) matrix of how often each resample holds each group.
-
-    Matrices are kept for the next call, up to _KEPT_BYTES in all.
-    """
-    key = (count, resamples, seed)
-    size = resamples * count * _type_of(count).itemsize
-    if size > _KEPT_BYTES:
-        yield from _new_draws(*key)
-        return
-    if key not in _kept:
-        _make_room(size)
-        _kept[key] = list(_new_draws(*key))
-    _kept.move_to_end(key)
-    yield from _kept[key]
-
-
-def _make_room(size: int) -> None:
-    def held() -> int:
-        return sum(block.nbytes for blocks in _kept.values() for block in blocks)
-
-    while _kept and held() + size > _KEPT_BYTES:
-        _kept.popitem(last=False)
-
-
-def _new_draws(count: int, resamples: int, seed: int) -> Iterator[Draws]:
-    generator = np.random.default_rng(seed)
-    rows = max(1, _CHUNK // count)
-    for start in range(0, resamples, rows):
-        shape = (min(rows, resamples - start), count)
-        drawn = generator.integers(0, count, size=shape)
-        drawn += count * np.arange(shape[0])[:, None]
-        times = np.bincount(drawn.ravel(), minlength=shape[0] * count)
-        yield times.reshape(shape).astype(_type_of(count))
-
-
-def _type_of(count: int) -> np.dtype[np.unsignedinteger]:
-    """Small integers that hold how often one of `count` groups is drawn."""
-    return np.dtype(np.uint8) if count < 256 else np.dtype(np.uint16)

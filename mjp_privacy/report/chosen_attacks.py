@@ -1,20 +1,28 @@
-"""Which attack each derived line took for which image: as notes, and as rows of choices.csv."""
+"""Which attack each derived line took for which image: as notes, and as rows of choices.csv.
+
+With more rows than a CSV file is good for it is choices.parquet, with the same columns.
+"""
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.report.grouping import grouped, which
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.notes import REASONS_SHOWN, Section
+from mjp_privacy.report.samples import MOST_ROWS
 from mjp_privacy.report.worst_case import RULES, WORST_CASE, DerivedLine
 
 COLUMNS = ("line", "run", "reduction", "image_id", "chosen_line", "chosen_run_id", "chosen_attack")
+CSV, PARQUET = "choices.csv", "choices.parquet"
 TITLE = "Worst case and attacker's choice"
 
 
@@ -80,8 +88,47 @@ def _missing_images(line: Line) -> list[str]:
     ]
 
 
-def write_choices(derived: Sequence[DerivedLine], path: Path) -> None:
-    """Write one row per derived line and image, ordered by line, then by image."""
+def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path | None:
+    """Write one row per derived line and image, ordered by line, then by image, into choices.csv
+    or choices.parquet; the file's path, None without derived lines. Stale ones are deleted."""
+    many = sum(len(line.chosen) for line in derived) > MOST_ROWS
+    writers = {CSV: _write_csv, PARQUET: _write_parquet}
+    written = (PARQUET if many else CSV) if derived else None
+    for name, write in writers.items():
+        if name == written:
+            write_atomically(out / name, partial(write, derived))
+        else:
+            (out / name).unlink(missing_ok=True)
+    return None if written is None else out / written
+
+
+def _write_parquet(derived: Sequence[DerivedLine], path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    kinds = (pa.int32(), *[pa.string()] * 3, pa.int32(), *[pa.string()] * 2)
+    schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
+    words = [name for name in COLUMNS if name != "image_id"]
+    encoding = {"image_id": "DELTA_BYTE_ARRAY"}
+    ids: dict[Images, pa.Array] = {}
+    with ParquetWriter(
+        path, schema, compression="zstd", use_dictionary=words, column_encoding=encoding
+    ) as writer:
+        for line in derived:
+            choice = line.chosen
+            if choice.images not in ids:
+                ids = {choice.images: pa.array(choice.images.ids, pa.string())}
+            at = np.flatnonzero(choice.member >= 0)
+            member = pa.array(choice.member[at].astype(np.int32))
+            of_line = (line.number, line.run, line.cell.attack.title)
+            of_member = [(m.number, m.run_id, m.cell.attack.title) for m in line.members]
+            columns = [pa.repeat(value, len(at)) for value in of_line]
+            columns.append(ids[choice.images].take(pa.array(at)))
+            columns += [pa.array(values).take(member) for values in zip(*of_member, strict=True)]
+            writer.write_table(pa.table(columns, names=COLUMNS).cast(schema))
+
+
+def _write_csv(derived: Sequence[DerivedLine], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(COLUMNS)

@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mjp_privacy.experiment.score_table import Column, Images, JoinedTable, Key, joined
+from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.experiment.score_table import Column, JoinedTable, Key, joined
 from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.report.line import Line
 
@@ -91,7 +92,7 @@ class ChosenScores:
             return self._first_known(columns)
         member = self.choice.member
         parts = [c.chosen(member[c.at] == number) for number, c in enumerate(columns)]
-        if kind == "score":
+        if kind == "score" and len(self._unchosen):
             parts.append(self._without_choice(columns))
         return joined([part for part in parts if len(part.at)])
 
@@ -100,6 +101,10 @@ class ChosenScores:
 
     def _first_known(self, columns: Sequence[Column]) -> Column | None:
         """Of each image the row with a value, rather of the chosen line, rather of an early one."""
+        if all(len(c.at) == len(self.images) and c.statuses.equal("ok").all() for c in columns):
+            member = np.maximum(self.choice.member, 0)
+            parts = [c.chosen(member == number) for number, c in enumerate(columns)]
+            return joined([part for part in parts if len(part.at)])
         every = joined([column for column in columns if len(column.at)])
         if every is None:
             return None

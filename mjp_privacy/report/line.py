@@ -13,7 +13,8 @@ import pandas as pd
 from torch import Tensor
 
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.score_table import UNREADABLE, Column, Images, ScoreTable
+from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.experiment.score_table import UNREADABLE, Column, ScoreTable
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.report.recent import Recent
@@ -130,7 +131,12 @@ class Line:
         return RECENT.get(
             (self.table, metric, variant),
             lambda: self.table.column(metric, variant) or EMPTY,
-            lambda column: column.values.nbytes + column.at.nbytes + 8 * len(column.at),
+            lambda column: (
+                column.values.nbytes
+                + (0 if column.at is self.images.everywhere else column.at.nbytes)
+                + column.statuses.size
+                + column.reasons.size
+            ),
         )
 
     def scores(self, metric: str, variant: str) -> pd.DataFrame:

@@ -10,7 +10,8 @@ import pandas as pd
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.score_table import Images, JoinedTable, ScoreTable
+from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.experiment.score_table import JoinedTable, ScoreTable
 from mjp_privacy.experiment.store import ROW_COLUMNS, RunStore
 from mjp_privacy.report.line import Line
 

@@ -14,6 +14,7 @@ from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import PSNR_CAP, Counts, Summary, summarise
 from mjp_privacy.report.line import Line
 from mjp_privacy.report.published import METRICS
+from mjp_privacy.report.shared_images import shared_scores
 
 THRESHOLDS = (20, 30)
 """PSNR in dB from which an image counts as recovered: at 20 its content is plain to see, at 30
@@ -96,11 +97,12 @@ def _summary(line: Line, metric: str, variant: str, cap: float, interval: bool) 
     )
 
 
+@_once
 def image_counts(line: Line, variant: str) -> Counts:
     """How many images were scored, failed and so on, by PSNR or else the first other score."""
     metrics = ["psnr", *METRICS]
-    computed = [metric for metric in metrics if len(line.column(metric, variant).at)]
-    return summary(line, [*computed, "psnr"][0], variant, interval=False).counts
+    computed = (metric for metric in metrics if len(line.column(metric, variant).at))
+    return summary(line, next(computed, "psnr"), variant, interval=False).counts
 
 
 def exact_images(line: Line) -> frozenset[str]:
@@ -156,23 +158,16 @@ def success_share(line: Line, threshold: float, variant: str = "standard") -> Sh
 @_once
 def below_grey(line: Line) -> float:
     """Percent of images for which a uniform grey has a higher standard PSNR than the attack."""
-    grey = line.scored("grey_psnr", "diagnostic")
-    reached = line.scored("psnr", "standard")
-    both = grey.index.intersection(reached.index)
-    if not len(both):
-        return math.nan
-    return 100 * float(np.mean(reached[both].to_numpy() < grey[both].to_numpy()))
+    both = shared_scores(line, line, ("grey_psnr", "diagnostic"))
+    return 100 * float(np.mean(both.second < both.first)) if len(both.at) else math.nan
 
 
 @_once
 def ceiling_distance(line: Line) -> float:
     """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
-    ceiling = line.scored("ceiling_psnr", "diagnostic").clip(upper=PSNR_CAP)
-    reached = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
-    both = ceiling.index.intersection(reached.index)
-    if not len(both):
-        return math.nan
-    return float(np.mean(ceiling[both].to_numpy() - reached[both].to_numpy()))
+    both = shared_scores(line, line, ("ceiling_psnr", "diagnostic"))
+    ceiling, reached = (np.minimum(side, PSNR_CAP) for side in (both.first, both.second))
+    return float(np.mean(ceiling - reached)) if len(both.at) else math.nan
 
 
 def present(lines: Sequence[Line]) -> tuple[Measure, ...]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-BYTES = 192 << 20
+BYTES = 128 << 20
 """What a report keeps: 300 metrics of 50,000 images, or all of a run with some thousand."""
 
 

@@ -4,19 +4,20 @@ OUT/index.html                 the whole report on one page that works offline
 OUT/table.md  table.tex        the same answer and tables in two formats
 OUT/table.csv                  the figures at full precision, for both metric variants
 OUT/samples.csv                every stored row; of a large run samples.txt: where they are
-OUT/choices.csv                which attack the worst case took for each image
+OUT/choices.csv                which attack the worst case took for each image; of a large run
+                               choices.parquet
 OUT/rounds.csv                 PSNR against the number of uploads
 OUT/config.yaml                the run's config (config_1.yaml, … if several), for `mjp attack`
 OUT/figures/                   the card's pictures, the page's charts, the curve over uploads
 OUT/pictures/                  reconstructions as files, which `mjp score` can score
 
-choices.csv is written only if some target met several attacks, rounds.csv and its picture only if
+choices.* is written only if some target met several attacks, rounds.csv and its picture only if
 an attack was run with several numbers of uploads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,7 @@ from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.export import latex, markdown, table_csv
 from mjp_privacy.report.measures import image_counts, not_run
 from mjp_privacy.report.notes import Section, unfinished
+from mjp_privacy.report.page.content import Chart
 from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.page.reproduce import config_text, run_configs
 from mjp_privacy.report.pictures.strip import write_strip
@@ -41,6 +43,7 @@ from mjp_privacy.report.unreadable import unreadable_images
 __all__ = ["ReportSummary", "write_report"]
 
 Pictures = Literal["shown", "all", "none"]
+Charts = Mapping[str, tuple[Chart, ...]]  # by section of the page
 STALE = ("table.html", "figures/overview.png", "figures/comparison.png", "figures/psnr.png")
 """Files that an earlier version wrote into a report's folder."""
 
@@ -78,17 +81,20 @@ def write_report(
             f"Expected a folder of its own for the report, but {out} is the run itself. Give "
             f"another --out, such as {out / 'report'}."
         )
+    from mjp_privacy.report.page.build import page_charts
+
     contents = read_contents(runs)
+    charts = page_charts(contents)
     chooser = contents.strip.chooser if contents.strip else None
     gallery = fill_gallery([*contents.lines, *contents.derived], chooser)
     files = [
         *_write_texts(contents, out, everything=everything),
         *_write_data(contents, out),
         *_write_figures(contents, gallery, out),
-        *_write_charts(contents, out),
+        *_write_charts(charts, out),
         *_write_pictures(contents, gallery, out, pictures),
     ]
-    files.insert(0, _write_page(contents, gallery, files, out))
+    files.insert(0, _write_page(contents, gallery, charts, files, out))
     for name in STALE:
         (out / name).unlink(missing_ok=True)
     return _summary(contents, files, everything=everything)
@@ -114,7 +120,9 @@ def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> 
 # files --------------------------------------------------------------------------------------------
 
 
-def _write_page(contents: Contents, gallery: Gallery, files: Sequence[Path], out: Path) -> Path:
+def _write_page(
+    contents: Contents, gallery: Gallery, charts: Charts, files: Sequence[Path], out: Path
+) -> Path:
     from mjp_privacy.report.page.build import page_content
     from mjp_privacy.report.page.render import render_page
 
@@ -122,7 +130,8 @@ def _write_page(contents: Contents, gallery: Gallery, files: Sequence[Path], out
     downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
     downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
     downloads += [(n, "the config, for mjp attack") for n in beside if n.startswith("config")]
-    return _write_text(out / "index.html", render_page(page_content(contents, gallery, downloads)))
+    page = page_content(contents, gallery, downloads, charts)
+    return _write_text(out / "index.html", render_page(page))
 
 
 CHART_FILES = (
@@ -141,6 +150,7 @@ DOWNLOADS = {
     "samples.csv": "every stored row: image, metric, value, status, reason",
     "samples.txt": "where the stored rows are, too many for a CSV file, and how to read them",
     "choices.csv": "which attack the worst case took for each image",
+    "choices.parquet": "which attack the worst case took for each image",
     "rounds.csv": "PSNR against the number of uploads",
     "figures/strip.png": "the card's pictures",
     "figures/rounds.png": "the curve over uploads",
@@ -180,18 +190,16 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
     lines, many = contents.lines, contents.loaded.many_runs
     tables = (contents.paper, contents.standard)
     points, derived = contents.points, contents.derived
-    writers: dict[str, Callable[[Path], object] | None] = {
-        "choices.csv": (lambda path: write_choices(derived, path)) if derived else None,
-        "rounds.csv": (lambda path: write_points(points, path)) if len(points) else None,
-    }
     written = [_write_text(out / "table.csv", table_csv(tables, many_runs=many))]
     written.append(write_samples(lines, out, many_runs=many))
-    for name, write in writers.items():
-        if write is None:
-            (out / name).unlink(missing_ok=True)
-        else:
-            write_atomically(out / name, write)
-            written.append(out / name)
+    if choices := write_choices(derived, out):
+        written.append(choices)
+    rounds = out / "rounds.csv"
+    if len(points):
+        write_atomically(rounds, lambda path: write_points(points, path))
+        written.append(rounds)
+    else:
+        rounds.unlink(missing_ok=True)
     for config in run_configs(contents.runs):
         if config.fields:
             written.append(_write_text(out / config.file, config_text(config.fields)))
@@ -220,13 +228,12 @@ def _write_figures(contents: Contents, gallery: Gallery, out: Path) -> list[Path
     return [path for path, written in made.items() if written]
 
 
-def _write_charts(contents: Contents, out: Path) -> list[Path]:
+def _write_charts(sections: Charts, out: Path) -> list[Path]:
     """The page's charts as SVG files; those of an earlier report are deleted."""
     from mjp_privacy.report.charts.svg import standalone
-    from mjp_privacy.report.page.build import page_charts
 
     folder = out / "figures"
-    charts = [chart for section in page_charts(contents).values() for chart in section]
+    charts = [chart for section in sections.values() for chart in section]
     written = [_write_text(folder / f"{c.name}.svg", standalone(c.svg)) for c in charts]
     for name in CHART_FILES:
         for stale in {*folder.glob(name)} - {*written}:

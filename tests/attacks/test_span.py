@@ -90,3 +90,12 @@ def test_a_visible_row_that_carries_nothing_gets_the_least_norm() -> None:
     found = combine([upload_span(system, 0)]).known
     assert torch.allclose(found[:3], patches[:3])
     assert not found[3].any()
+
+
+def test_as_many_visible_patches_as_the_model_is_wide_are_all_known() -> None:
+    x = draw(N, P, seed=20)
+    rows = draw(N, N, seed=21)
+    upload = PatchSystem(rows[None], (rows.mT @ x)[None], torch.zeros(1, N, dtype=torch.bool))
+    knowledge = combine([upload_span(upload, 0)])
+    assert knowledge.basis.shape == (0, P)
+    assert torch.allclose(knowledge.known, x, atol=1e-8)

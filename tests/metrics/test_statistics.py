@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics import statistics
+from mjp_privacy.metrics import draws
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
     Counts,
@@ -135,11 +135,11 @@ def test_chunks_say_how_much_is_held_not_what_is_drawn(monkeypatch: pytest.Monke
     values = np.random.default_rng(3).normal(size=500)
     intervals = bootstrap_interval, median_interval
     whole = [interval(values) for interval in intervals]
-    monkeypatch.setattr(statistics, "_CHUNK", 500 * 7)
-    statistics._kept.clear()
+    monkeypatch.setattr(draws, "_CHUNK", 500 * 7)
+    draws._kept.clear()
     for interval, expected in zip(intervals, whole, strict=True):
         assert interval(values) == pytest.approx(expected, rel=1e-12)
-    statistics._kept.clear()
+    draws._kept.clear()
 
 
 @pytest.mark.parametrize("n", [5, 17, 255, 256, 300])
@@ -163,17 +163,17 @@ def test_intervals_are_those_of_resamples_written_out(n: int, grouped: bool) -> 
 
 def test_draws_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = 2000 * 200
-    monkeypatch.setattr(statistics, "_KEPT_BYTES", bound)
-    statistics._kept.clear()
+    monkeypatch.setattr(draws, "_KEPT_BYTES", bound)
+    draws._kept.clear()
     for n in (60, 80, 100, 150, 60):
         values = np.random.default_rng(n).normal(size=n)
         expected = bootstrap_interval(values)
         assert bootstrap_interval(values) == expected
-        held = sum(block.nbytes for blocks in statistics._kept.values() for block in blocks)
+        held = sum(block.nbytes for blocks in draws._kept.values() for block in blocks)
         assert 0 < held <= bound
-    statistics._kept.clear()
+    draws._kept.clear()
     bootstrap_interval(np.arange(201.0))  # larger than the bound alone
-    assert not statistics._kept
+    assert not draws._kept
 
 
 def test_several_means_come_from_the_same_resamples() -> None:

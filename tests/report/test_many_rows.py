@@ -2,13 +2,19 @@
 
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.compaction import compact
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import samples
+from mjp_privacy.experiment.timings import read_timings
+from mjp_privacy.report import chosen_attacks, method, samples
+from mjp_privacy.report.charts import ridges
+from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.page import build
 from mjp_privacy.report.recent import Recent
+from mjp_privacy.report.shared_images import shared_scores
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import ladder_run
 
@@ -63,3 +69,61 @@ def test_what_was_read_last_is_kept_as_far_as_there_is_room() -> None:
     for key in "abacb":
         assert get(key) == key
     assert made == ["a", "b", "c", "b"]  # b was asked for longest ago when c came
+
+
+def test_of_many_choices_a_parquet_file_holds_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder_run(tmp_path / "run")
+    out = tmp_path / "out"
+    write_report([tmp_path / "run"], out)
+    text = pd.read_csv(out / "choices.csv", dtype={"image_id": str})
+    monkeypatch.setattr(chosen_attacks, "MOST_ROWS", 3)
+    write_report([tmp_path / "run"], out)
+    assert not (out / "choices.csv").exists()
+    stored = pd.read_parquet(out / "choices.parquet")
+    assert len(stored) > 3
+    pd.testing.assert_frame_equal(stored, text, check_dtype=False)
+
+
+def test_notes_say_from_how_many_images_on_nothing_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder_run(tmp_path / "run")
+    lines = read_contents([tmp_path / "run"]).lines
+    (said,) = (note for note in method.method(lines) if "resamples" in note)
+    assert "with 2000 resamples and a fixed seed. " in said
+    monkeypatch.setattr(method, "MOST_DRAWN", 2)
+    (said,) = (note for note in method.method(lines) if "resamples" in note)
+    assert "or beyond 2 of them from their mean, spread and skewness. " in said
+
+
+def test_shared_scores_are_those_of_pandas(tmp_path: Path) -> None:
+    ladder_run(tmp_path / "run")
+    lines = read_contents([tmp_path / "run"]).lines
+    for first in lines:
+        for second in lines:
+            shared = shared_scores(first, second)
+            one, other = (line.scored("psnr", "standard") for line in (first, second))
+            names = sorted({*one.index} & {*other.index})
+            assert [first.images.ids[at] for at in shared.at] == names
+            assert shared.first.tolist() == one[names].tolist()
+            assert shared.second.tolist() == other[names].tolist()
+
+
+def test_a_density_of_many_places_is_that_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = np.random.default_rng(0).normal(60, 9, 4000).clip(0, 100)
+    each = ridges.density(places, 0, 100)
+    monkeypatch.setattr(ridges, "MOST_KERNELS", 10)
+    assert np.abs(ridges.density(places, 0, 100) - each).max() < 1e-3
+
+
+def test_timings_are_the_same_read_at_once_and_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "timings.jsonl"
+    line = '{"run_id": "%s", "stage": "attack", "seconds": %s, "images": 20, "threads": 2}\n'
+    path.write_text(line % ("b", 1.5) + line % ("a", 2))
+    whole = read_timings(path)
+    path.write_text(path.read_text() + '{"run_id": "c", "sta')
+    pd.testing.assert_frame_equal(read_timings(path), whole)
+    assert whole["run_id"].tolist() == ["b", "a"]
+    assert whole["seconds"].tolist() == [1.5, 2.0]

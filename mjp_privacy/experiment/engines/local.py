@@ -57,10 +57,6 @@ class LocalEngine:
         for thread in self._threads:
             thread.join()
 
-    def pids(self) -> list[int]:
-        """The process ids of the workers that run now."""
-        return [p.pid for p in self._processes.values() if p.poll() is None]
-
     def _serve(self, number: int) -> None:
         """Keep one worker busy; if it dies, its task is lost and another one takes its place."""
         while not self._closed.is_set():

@@ -88,12 +88,8 @@ class RayEngine:
     def lost(self) -> Sequence[tuple[Task, str]]:
         """Tasks that ended by an error, and those that ended long ago: their words never came."""
         ray = imported_ray()
-        under_way = list(self._running)
-        over, _ = (
-            ray.wait(under_way, num_returns=len(under_way), timeout=0) if under_way else ([], [])
-        )
         lost = []
-        for reference in over:
+        for reference in self._over():
             task = self._running.pop(reference)
             try:
                 ray.get(reference)

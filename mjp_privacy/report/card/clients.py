@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
+from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.report.cell_columns import client_text
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.worst_case import Group, meets_trained_model, reconstructs
@@ -126,12 +127,14 @@ def _same_images(group: Group, other: Group) -> bool:
     targets = shuffled[0] == shuffled[1] and (not shuffled[0] or one.gamma == two.gamma)
     augmented = one.client.augment == two.client.augment
     seeds = one.seed == two.seed and one.model.size == two.model.size
-    return targets and augmented and seeds and _images(mine) == _images(its)
+    if not (targets and augmented and seeds):
+        return False
+    one_set, its_set = ({line.images for line in lines} for lines in (mine, its))
+    return one_set == its_set or _names(one_set) == _names(its_set)
 
 
-def _images(lines: Sequence[Line]) -> frozenset[str]:
-    every = {id(line.images): line.images for line in lines}  # equal ones are one object
-    return frozenset().union(*(images.names for images in every.values()))
+def _names(every: Set[Images]) -> frozenset[str]:
+    return frozenset().union(*(images.names for images in every))
 
 
 def client_titles(clients: Sequence[Client]) -> list[str]:

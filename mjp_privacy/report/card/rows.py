@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of
 from mjp_privacy.report.card.content import CardFigure, CardRow
@@ -237,12 +238,11 @@ def _floor_figure(client: Client, floor: Line | None) -> CardFigure | None:
     if grey.empty:
         return None
     grey = grey.sort_index()
-    images = list(grey.index)
     groups = next((line.groups for line in client.lines if line.groups is not None), None)
     score = summarise(
         grey.to_numpy(),
-        ["ok"] * len(images),
-        groups=None if groups is None else [groups.get(image, image) for image in images],
+        Coded.equal_words("ok", len(grey)),
+        groups=None if groups is None else [groups.get(image, image) for image in grey.index],
         cap=PSNR_CAP,
     )
     above = int((grey >= PLAIN_TO_SEE).sum())

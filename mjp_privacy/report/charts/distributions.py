@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.metrics.shares import wilson
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.axes import (
@@ -121,11 +122,25 @@ def _band_words(curves: Sequence[Curve | None]) -> str:
 
 def floor_mean(lines: Sequence[Line]) -> float:
     """Mean PSNR of a uniform grey over the images of the lines, each once; NaN where unknown."""
-    found: dict[tuple[str, str], float] = {}
+    by_run: dict[str, list[Line]] = {}
     for line in lines:
-        for image, value in line.scored("grey_psnr", "diagnostic").items():
-            found[line.run, str(image)] = min(float(value), PSNR_CAP)
-    return float(np.mean(list(found.values()))) if found else math.nan
+        by_run.setdefault(line.run, []).append(line)
+    levels = np.concatenate([_floor_levels(of_run) for of_run in by_run.values()])
+    return float(np.mean(levels)) if len(levels) else math.nan
+
+
+def _floor_levels(lines: Sequence[Line]) -> NDArray[np.float64]:
+    """PSNR of a uniform grey of each image of one run's lines."""
+    distinct = {line.images for line in lines}
+    names = (name for images in distinct for name in images.ids)
+    every = lines[0].images if len(distinct) == 1 else Images.of(names)
+    levels = np.full(len(every), np.nan)
+    for line in lines:
+        column = line.column("grey_psnr", "diagnostic")
+        column = column.chosen(column.scored)
+        places = every.places(line.images.ids)[column.at]
+        levels[places] = np.minimum(column.values, PSNR_CAP)
+    return levels[~np.isnan(levels)]
 
 
 def _floor_words(floor: float) -> str:

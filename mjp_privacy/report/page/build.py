@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
@@ -43,9 +43,13 @@ IDENTIFIED = 4  # lines whose pictures are looked up among all images
 
 
 def page_content(
-    contents: Contents, gallery: Gallery, downloads: Sequence[tuple[str, str]]
+    contents: Contents,
+    gallery: Gallery,
+    downloads: Sequence[tuple[str, str]],
+    charts: Mapping[str, tuple[Chart, ...]] | None = None,
 ) -> PageContent:
-    """All of index.html; `downloads`: the files beside it and what they hold."""
+    """All of index.html; `downloads`: the files beside it and what they hold; charts: those of
+    `page_charts`, where they were made before."""
     lines = [*contents.lines, *contents.derived]
     every = sorted(set().union(*(line.images.names for line in contents.lines)))
     most = MOST_COMPARED // max(1, len(lines))
@@ -62,7 +66,7 @@ def page_content(
         image_ids=tuple(image_ids),
         pictures=gallery.pictures,
         shown=tuple(gallery.shown),
-        charts=page_charts(contents),
+        charts=page_charts(contents) if charts is None else charts,
         tables=tuple(_tables(contents)),
         folded_tables=tuple(contents.details),
         notes=contents.notes,

@@ -111,5 +111,6 @@ def _missing(value: float | None) -> float | str | None:
 
 
 def _plain(value: float | None) -> float | str | None:
-    found = _missing(value)
-    return float(f"{found:.{DIGITS}g}") if isinstance(found, (int, float)) else found
+    if value is None or not math.isfinite(value):
+        return _missing(value)
+    return float(f"{value:.{DIGITS}g}")

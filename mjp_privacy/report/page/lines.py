@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.clients import Client
@@ -70,12 +73,11 @@ def scores_by_line(
     """Every line's scores by metric, in the order of `image_ids`; None where there is none."""
     scores: dict[int, dict[str, tuple[float | None, ...]]] = {}
     for line in lines:
+        places = line.images.places(image_ids)
         of_line = {}
         for metric in PER_IMAGE:
-            values = line.scored(metric, _variant(metric))
-            if len(values):
-                known: Mapping[str, float] = values.to_dict()
-                of_line[metric] = tuple(known.get(image) for image in image_ids)
+            if line.count(metric, _variant(metric)):
+                of_line[metric] = tuple(_values_at(line, metric, _variant(metric), places))
         scores[line.number] = of_line
     return scores
 
@@ -86,9 +88,19 @@ def exact_by_line(
     """By line and image: whether the picture equals the original in every 8-bit value."""
     exact = {}
     for line in lines:
-        values: Mapping[str, float] = line.scored("psnr", "paper").to_dict()
+        values = _values_at(line, "psnr", "paper", line.images.places(image_ids))
         exact[line.number] = tuple(
-            None if (value := values.get(image)) is None else value == float("inf")
-            for image in image_ids
+            None if value is None else value == float("inf") for value in values
         )
     return exact
+
+
+def _values_at(
+    line: Line, metric: str, variant: str, places: NDArray[np.integer]
+) -> list[float | None]:
+    """The scores at these places among the line's images; None where there is none, and for -1."""
+    column = line.column(metric, variant)
+    values = np.full(len(line.images) + 1, np.nan)  # the last one for -1
+    scored = column.scored
+    values[column.at[scored]] = column.values[scored]
+    return [None if value != value else value for value in values[places].tolist()]

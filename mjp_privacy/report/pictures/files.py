@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -125,8 +126,8 @@ class _Writer:
         names = self._attacks.setdefault(client, UniqueNames(taken=TRUTH.values()))
         attack = names.of(line.attack, key=line.number, mark=_mark(line))
         scores = {
-            "psnr": line.scored("psnr", "standard").to_dict(),
-            "psnr_paper": line.scored("psnr", "paper").to_dict(),
+            "psnr": _scores_of(line.scored("psnr", "standard"), image_ids),
+            "psnr_paper": _scores_of(line.scored("psnr", "paper"), image_ids),
         }
         for image_id, tensors in _stored(line, image_ids):
             place = {"client": self.client_names[line.number], "image_id": image_id}
@@ -169,6 +170,13 @@ class _Writer:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels(image)).save(path, compress_level=COMPRESSION)
         self.files.append(path)
+
+
+def _scores_of(values: pd.Series[float], image_ids: Sequence[str]) -> dict[str, float]:
+    """The scores of these images, as far as they have one."""
+    at = values.index.get_indexer(pd.Index(image_ids, dtype=object))
+    known = zip(image_ids, at.tolist(), strict=True)
+    return {image: float(values.iloc[place]) for image, place in known if place >= 0}
 
 
 def _mark(line: Line) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.score_table import Images, JoinedTable
+from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.experiment.score_table import JoinedTable
 from mjp_privacy.report.results.figures import (
     ENTRIES,
     CountFigures,

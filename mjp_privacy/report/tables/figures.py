@@ -28,6 +28,7 @@ from mjp_privacy.report.measures import (
     summary,
 )
 from mjp_privacy.report.published import METRICS, PublishedRow, is_papers_model, published_row
+from mjp_privacy.report.shared_images import shared_scores
 from mjp_privacy.report.worst_case import DerivedLine
 
 VARIANTS = ("paper", "standard")
@@ -220,11 +221,7 @@ def _diagnostics(line: Line) -> dict[str, Any]:
     return {
         "grey_mean": summary(line, "grey_psnr", "diagnostic", interval=False).mean,
         "below_grey": below_grey(line),
-        "below_grey_n": len(
-            line.scored("grey_psnr", "diagnostic").index.intersection(
-                line.scored("psnr", "standard").index
-            )
-        ),
+        "below_grey_n": len(shared_scores(line, line, ("grey_psnr", "diagnostic")).at),
         "in_place_mean": summary(line, "oracle_in_place_psnr", "diagnostic", interval=False).mean,
         "ceiling_mean": ceiling.mean if bounded else math.nan,
         "ceiling_n": ceiling.n if bounded else 0,

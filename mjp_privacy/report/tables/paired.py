@@ -9,6 +9,7 @@ from itertools import starmap
 
 import numpy as np
 
+from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.metrics.paired_tests import (
     ENUMERATED,
     EXACT_RANKS,
@@ -21,6 +22,7 @@ from mjp_privacy.metrics.paired_tests import (
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of
 from mjp_privacy.report.loading import Line
+from mjp_privacy.report.shared_images import shared_scores
 from mjp_privacy.report.tables.agreement import correlation
 from mjp_privacy.report.tables.compared_clients import best_line, client_pairs
 from mjp_privacy.report.tables.text import DASH, TextTable, number
@@ -97,14 +99,8 @@ def _omitted(hidden: int, apart: int) -> str:
 
 def _with_shared_images(rows: Sequence[Comparison]) -> tuple[list[Comparison], int]:
     """The comparisons whose lines share an image, and the number of the others."""
-    kept = [row for row in rows if shared_images(row)]
+    kept = [row for row in rows if len(shared_scores(row.first, row.second).at)]
     return kept, len(rows) - len(kept)
-
-
-def shared_images(comparison: Comparison) -> list[str]:
-    """Ids of the images that both lines scored, in order."""
-    first = comparison.first.scored("psnr", "standard").index
-    return sorted(first.intersection(comparison.second.scored("psnr", "standard").index))
 
 
 def _between_clients(clients: Sequence[Client], names: Mapping[int, str]) -> list[Comparison]:
@@ -144,25 +140,25 @@ def _is_april(line: Line) -> bool:
 
 def _mean_beside(line: Line, other: Line) -> float:
     """Mean of min(PSNR, 100) over the images that the other line scored too; -inf without any."""
-    scores = line.scored("psnr", "standard")
-    shared = scores.index.intersection(other.scored("psnr", "standard").index)
-    return float(scores[shared].clip(upper=PSNR_CAP).mean()) if len(shared) else -math.inf
+    scores = shared_scores(line, other).first
+    return float(np.minimum(scores, PSNR_CAP).mean()) if len(scores) else -math.inf
 
 
 def _test(comparison: Comparison) -> PairedTest:
-    images = shared_images(comparison)
-    sides = (comparison.first, comparison.second)
-    first, second = (
-        line.scored("psnr", "standard").loc[images].to_numpy(dtype=np.float64) for line in sides
-    )
+    at, first, second = shared_scores(comparison.first, comparison.second)
     photographs = {**(comparison.first.groups or {}), **(comparison.second.groups or {})}
-    groups = [photographs.get(image, image) for image in images] if photographs else None
+    groups = None
+    if photographs:
+        names = comparison.first.images.ids
+        groups = [photographs.get(names[place], names[place]) for place in at.tolist()]
     return paired_test(first, second, groups=groups, cap=PSNR_CAP)
 
 
 def _cells(comparison: Comparison, test: PairedTest, adjusted: float) -> tuple[str, ...]:
     sides = (comparison.first, comparison.second)
-    planned = sides[0].images.names | sides[1].images.names
+    planned = sides[0].images
+    if sides[1].images is not planned:
+        planned = Images.of(planned.names | sides[1].images.names)
     averaged = f"{test.n} photographs ({test.images} images)"
     low, high = number(test.low, 2), number(test.high, 2)
     interval = f"{low}, {high}" if low != DASH else DASH
