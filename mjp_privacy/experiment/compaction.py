@@ -69,12 +69,15 @@ def compact_cell(store: RunStore, run_id: str, *, fewest_files: int = FEWEST_FIL
 def _portions(parts: Sequence[Path], blocks: Sequence[Path]) -> Iterator[list[Path]]:
     """Files that become one part, in the order of what counts: last of all what counts most.
 
-    Small parts are written again with the blocks, large ones are left.
+    Small parts behind the last large one are written again with the blocks; what is older stays as
+    it is, for a later part counts.
     """
     from pyarrow.parquet import read_metadata
 
     sizes = {path: read_metadata(path).num_rows for path in (*parts, *blocks)}
-    portion = [path for path in parts if sizes[path] < MOST_ROWS / 2]
+    portion = []
+    for path in parts:
+        portion = [*portion, path] if sizes[path] < MOST_ROWS / 2 else []
     for path in blocks:
         if portion and sum(sizes[file] for file in portion) + sizes[path] > MOST_ROWS:
             yield portion
@@ -142,7 +145,8 @@ def _add(gathered: Gathered, name: str, column: pa.ChunkedArray) -> None:
 
     if name not in (*KEYS, "value"):
         if column.null_count == len(column):
-            kind = pa.string() if pa.types.is_null(column.type) else column.type
+            kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+            kind = pa.string() if pa.types.is_null(kind) else kind
             gathered.equal[name] = pa.scalar(None, kind)
             return
         if not column.null_count and pc.all(pc.equal(column, column[0])).as_py():

@@ -198,7 +198,7 @@ class _Run:
         """Put the rows of cells with very many blocks into few files."""
         try:
             compact(self.ledger.store)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, TypeError, NotImplementedError) as error:  # pyarrow's errors
             self.progress.say(f"rows were left in the files of their blocks: {error}")
 
     def _note_lost(self, lost: TaskLost) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.experiment.score_table import UNREADABLE, Column, Key
 from mjp_privacy.metrics.coded import Coded
@@ -82,6 +83,10 @@ def part_frame(path: Path) -> tuple[pd.DataFrame, NDArray[np.int64]]:
         table = file.read().sort_by([("block", "ascending"), ("row", "ascending")])
     frame = table.drop_columns(list(OWN)).to_pandas()
     return frame, table["block"].to_numpy().astype(np.int64)
+
+
+class PartGone(UserError, FileNotFoundError):
+    """A part that was there when its table was made."""
 
 
 class PartTable:
@@ -195,8 +200,14 @@ class PartTable:
         from pyarrow.parquet import ParquetFile
 
         words = [name for name in columns if name in ("status", "reason", "code")]
-        with ParquetFile(self.path, metadata=self._metadata, read_dictionary=words) as file:
-            return file.read_row_group(group, columns=list(columns), use_threads=False)
+        try:
+            with ParquetFile(self.path, metadata=self._metadata, read_dictionary=words) as file:
+                return file.read_row_group(group, columns=list(columns), use_threads=False)
+        except FileNotFoundError as error:
+            raise PartGone(
+                f"{self.path} went while it was read: expected a run folder that stays as it is, "
+                "but a run that ends there put its rows into other files. Give the command again."
+            ) from error
 
 
 class _Known(NamedTuple):

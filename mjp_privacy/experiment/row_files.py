@@ -42,6 +42,16 @@ def part_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"), key=part_number)
 
 
+def rows_of(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The parts and the blocks' files, each in their order.
+
+    Blocks are listed first: where a run compacts between the two listings, its rows are in both
+    lists, or the files of the first one are gone when they are read. In neither they never are.
+    """
+    blocks = block_files(folder)
+    return part_files(folder), blocks
+
+
 def row_columns(folder: Path) -> list[str]:
     """The columns of the rows, in the order of `read_frame`."""
     return _settled(folder, _row_columns)
@@ -74,10 +84,10 @@ def _settled(folder: Path, read: Callable[[list[Path], list[Path]], T]) -> T:
     """Read a folder again if files went while it was read: they were compacted."""
     for _ in range(TRIES):
         try:
-            return read(part_files(folder), block_files(folder))
+            return read(*rows_of(folder))
         except FileNotFoundError:
             continue
-    return read(part_files(folder), block_files(folder))
+    return read(*rows_of(folder))
 
 
 # as a table of rows -------------------------------------------------------------------------------

@@ -60,6 +60,8 @@ def run_experiment(
     model    fields of `ModelConfig` for all models: {"img_size": 192, "mean": (0.5,)}
     stale    what to do with finished images whose attack or defence has other code now: "ask", that
              is stop and name the files that changed; "fresh": make them again; "keep" them
+    engine   who does the work: None, this process; "local", "ray" or "slurm"; the YAML file of a
+             site; or an EngineConfig, such as EngineConfig(kind="local", workers=2)
     """
     check_stale(stale)
     if isinstance(weights, Mapping):

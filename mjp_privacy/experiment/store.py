@@ -38,10 +38,9 @@ from mjp_privacy.experiment.packing import appended, pack, unpack
 from mjp_privacy.experiment.reconstruction_index import ReconstructionIndex
 from mjp_privacy.experiment.row_columns import CELL_COLUMNS, NOT_DONE, ROW_COLUMNS
 from mjp_privacy.experiment.row_files import (
-    block_files,
-    part_files,
     read_frame,
     row_columns,
+    rows_of,
     score_table,
 )
 from mjp_privacy.experiment.score_table import ScoreTable
@@ -127,8 +126,7 @@ class RunStore:
 
     def rows_of(self, run_id: str) -> tuple[list[Path], list[Path]]:
         """The parts and the blocks' files of one cell, each in their order."""
-        folder = self.rows_folder(run_id)
-        return part_files(folder), block_files(folder)
+        return rows_of(self.rows_folder(run_id))
 
     # reconstructions --------------------------------------------------------------------------
 

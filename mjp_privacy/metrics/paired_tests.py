@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mjp_privacy.metrics.statistics import PSNR_CAP, SEED, Floats, bootstrap_interval
+from mjp_privacy.metrics.statistics import PSNR_CAP, SEED, Floats, bootstrap_interval, few_decide
 
 FLIPS = 10_000
 MOST_FLIPPED = 5_000  # pairs that differ, up to which signs are drawn
@@ -147,13 +147,13 @@ def sign_flip_test(differences: Floats) -> tuple[float, float]:
     """(p, the smallest p it can give) of the two-sided permutation test of the mean.
 
     Up to 12 differing pairs every choice of signs is tried; beyond, 10,000 random ones, and
-    p = (1 + those with a mean as far from 0) / 10,001. Of more than 5,000 the sum is taken as
-    normal, which it is then to less than what 10,000 choices resolve, and p may be any number.
+    p = (1 + those with a mean as far from 0) / 10,001. Of more than 5,000 pairs, none of which
+    differs far more than the others, the sum is taken as normal, and p may be any number.
     """
     moved = differences[differences != 0]
     if not len(moved):
         return 1.0, 1.0
-    if len(moved) > MOST_FLIPPED:
+    if len(moved) > MOST_FLIPPED and not few_decide(moved):
         away = abs(float(moved.sum())) / math.sqrt(float((moved**2).sum()))
         return math.erfc(away / math.sqrt(2)), 0.0
     sums = _flipped_sums(moved)

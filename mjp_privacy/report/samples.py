@@ -30,15 +30,17 @@ COLUMNS = (
 WHERE = """\
 {rows:,} rows are more than a CSV file is good for (samples.csv is written up to {most:,}).
 They are in the run folder{plural} {runs}, as parquet files: rows/<run_id>/*.parquet, one row for
-each image, metric and variant. What is in a cell's block files (00003.parquet) counts before what
-is in its parts (part-00000.parquet) for the same image. For example, here on {first}:
+each image, metric and variant, in block files (00003.parquet) or, for cells of many blocks, in
+parts (part-00000.parquet). Of an image that is in both, as while a run goes on, the block file
+counts; queries over all files hold once the run has ended. For example, in the folder above
+{first}:
 
     duckdb -c "SELECT attack, setting, gamma, avg(least(value, 100)), count(*)
                FROM read_parquet('{first}/rows/*/*.parquet', union_by_name=true)
                WHERE metric = 'psnr' AND variant = 'standard' AND status = 'ok'
                GROUP BY ALL"
 
-    polars:  pl.scan_parquet("{first}/rows/*/part-*.parquet").filter(pl.col("metric") == "psnr")
+    polars:  pl.scan_parquet("{first}/rows/*/*.parquet").filter(pl.col("metric") == "psnr")
     pandas:  RunStore(Path("{first}")).read_rows(run_id)    # from mjp_privacy.experiment.store
 """
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.compaction import compact, compact_cell
 from mjp_privacy.experiment.finished import Finished
@@ -173,11 +174,12 @@ def test_of_an_image_in_two_blocks_the_later_rows_count_as_a_whole(tmp_path: Pat
     assert psnr(store) == {"x": 5.0, "y": 2.0}
 
 
+@pytest.mark.parametrize("listing", ["block_files", "part_files"])
 def test_a_folder_that_is_compacted_while_it_is_read(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, listing: str
 ) -> None:
     before = psnr(store)
-    listed = row_files.block_files
+    listed = getattr(row_files, listing)
     calls = []
 
     def lists_then_compacts(folder: Path) -> list[Path]:
@@ -187,10 +189,49 @@ def test_a_folder_that_is_compacted_while_it_is_read(
             compact_cell(store, "cell", fewest_files=1)
         return paths
 
-    monkeypatch.setattr(row_files, "block_files", lists_then_compacts)
+    monkeypatch.setattr(row_files, listing, lists_then_compacts)
     assert len(store.read_rows("cell")) == 14
     calls.clear()
     assert psnr(store) == pytest.approx(before, nan_ok=True)
+
+
+def test_a_part_that_goes_after_it_was_opened_is_told(store: RunStore) -> None:
+    compact_cell(store, "cell", fewest_files=1)
+    table, _ = row_files.score_table(store.rows_folder("cell"))
+    next(store.rows_folder("cell").glob("part-*.parquet")).unlink()
+    with pytest.raises(UserError, match=r"went while it was read.*Give the command again"):
+        table.column("psnr", "standard")
+
+
+def test_a_column_without_any_value_is_compacted_twice(store: RunStore) -> None:
+    for block in (1, 2):
+        rows = block_rows({"a2": 9.0, "c": 9.0}).assign(group=None, mode=None)
+        store.write_rows("cell", block, rows)
+        compact_cell(store, "cell", fewest_files=1)
+    assert store.read_rows("cell")["mode"].isna().any()
+
+
+def test_a_small_part_before_a_large_one_is_left(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mjp_privacy.experiment import compaction
+
+    folder = store.rows_folder("cell")
+    store.write_rows("cell", 7, block_rows({"x": 1.0}))
+    compact_cell(store, "cell", fewest_files=1)
+    small = next(folder.glob("part-*.parquet")).read_bytes()
+    store.write_rows("cell", 7, block_rows({"x": 7.0, "y": 7.0}))
+    compact_cell(store, "cell", fewest_files=1)
+    newest = next(folder.glob("part-*.parquet"))
+    (folder / "part-00000.parquet").write_bytes(small)  # as a kill leaves it
+    if newest.name == "part-00000.parquet":
+        newest = newest.rename(folder / "part-00001.parquet")
+        (folder / "part-00000.parquet").write_bytes(small)
+    rows = store.read_rows("cell")
+    monkeypatch.setattr(compaction, "MOST_ROWS", len(rows))  # the newest part is a large one
+    store.write_rows("cell", 8, block_rows({"z": 8.0}))
+    compact_cell(store, "cell", fewest_files=1)
+    assert psnr(store)["x"] == 7.0
 
 
 def test_a_file_that_somebody_wrote_meanwhile_is_kept(

@@ -82,3 +82,32 @@ def test_coded_words_are_those_of_a_list() -> None:
     assert some.counts() == {"ok": 2}
     assert some.present().words == ("ok",)
     assert some.present().tolist() == ["ok", "ok"]
+
+
+def test_where_few_values_decide_the_interval_is_drawn() -> None:
+    values = np.zeros(MANY)
+    values[:5] = 60.0
+    low, high = bootstrap_interval(values)
+    means = resampled_means(values, np.ones(MANY), resamples=20_000, seed=1)
+    assert low == pytest.approx(np.quantile(means, TAILS[0]), abs=0.02)
+    assert high == pytest.approx(np.quantile(means, TAILS[1]), abs=0.05)
+    assert low >= 0
+
+
+def test_no_end_of_a_share_leaves_zero_to_one() -> None:
+    hits = np.zeros((MANY, 2))
+    hits[0, 0], hits[1:, 1] = 1.0, 1.0
+    low, high = resampled_quantiles(hits, np.ones(MANY), TAILS)
+    assert (low >= 0).all()
+    assert (high <= 1).all()
+
+
+@pytest.mark.parametrize("large", [3, 5])
+def test_sign_flips_of_few_large_differences_are_drawn(large: int) -> None:
+    """All large ones have the same sign in 2 of 2**large choices; in half of these the small ones,
+    which add up to nothing as observed, carry the sum further out."""
+    rounding = np.random.default_rng(0).normal(0, 1e-6, 6000)
+    small = rounding - rounding.mean()
+    p, least = sign_flip_test(np.concatenate([np.full(large, 25.0), small]))
+    assert p == pytest.approx(1 / 2**large, rel=0.1)
+    assert least > 0
