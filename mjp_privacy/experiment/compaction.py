@@ -75,7 +75,7 @@ def _portions(parts: Sequence[Path], blocks: Sequence[Path]) -> Iterator[list[Pa
     from pyarrow.parquet import read_metadata
 
     sizes = {path: read_metadata(path).num_rows for path in (*parts, *blocks)}
-    portion = []
+    portion: list[Path] = []
     for path in parts:
         portion = [*portion, path] if sizes[path] < MOST_ROWS / 2 else []
     for path in blocks:
