@@ -77,7 +77,9 @@ def of_stages(content: Mapping[str, Any]) -> Iterator[Row]:
 
 def of_pipeline(content: Mapping[str, Any]) -> Iterator[Row]:
     """Images in, rows stored."""
-    yield ("", "loop and scripts, ms an image", "ours, ms an image", "ratio")
+    stages = ("decode", "gradient", "attack", "residual", "score")
+    ours = (f"of it {stage}" for stage in stages)
+    yield ("ms an image", "loop and scripts", "ours", "ratio", *ours)
     for row in content["rows"]:
         seconds = row["seconds_per_image"]
         yield (
@@ -85,6 +87,7 @@ def of_pipeline(content: Mapping[str, Any]) -> Iterator[Row]:
             _milliseconds(seconds["scripts"]),
             _milliseconds(seconds["ours"]),
             _ratio(row["scripts / ours"]["wall"]),
+            *(f"{1e3 * row['ours_last_by_stage'][stage]:.1f}" for stage in stages),
         )
 
 
@@ -159,7 +162,6 @@ TABLES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
     "scores": of_scores,
     "lattice": of_lattice,
     "start": of_start,
-    "workers": of_workers,
     "ladder_workers": of_workers,
     "growth": of_growth,
 }
