@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.alternating import machine, write_result
 
@@ -123,7 +124,6 @@ def axes() -> list[Axis]:
 
 def run_point(point: Point) -> dict[str, float]:
     """CPU seconds of each stage for one image, peak memory in MB, and memory by stage."""
-    import torch
 
     torch.set_num_threads(1)
     imported = _resident()
@@ -267,6 +267,7 @@ def main() -> None:
     if arguments.point:
         print(json.dumps(run_point(Point(**json.loads(arguments.point)))))
         return
+    torch.set_num_threads(1)  # as the points have
     facts, curves = machine(), []
     for axis in axes():
         if arguments.only and axis.name.split()[0] not in arguments.only:
