@@ -47,7 +47,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photographs(tmp_path_factory.mktemp("images"), 9)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
