@@ -10,11 +10,15 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.shown import shown
 
 T = TypeVar("T")
 
-STRICT = ConfigDict(extra="forbid")
-"""For dataclasses that are read from a file: an unknown field is an error."""
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+"""For dataclasses that are read from a file: an unknown field is an error, and so is NaN."""
+
+MOST = 10
+"""How many mistakes a message lists."""
 
 
 def parse(kind: type[T], content: Mapping[str, Any], where: str, owners: Mapping[str, Any]) -> T:
@@ -27,22 +31,32 @@ def parse(kind: type[T], content: Mapping[str, Any], where: str, owners: Mapping
     try:
         return TypeAdapter(kind).validate_python(dict(content))
     except ValidationError as error:
-        lines = [_explain(problem, kind, owners) for problem in error.errors()]
-        raise UserError(f"{where} has {len(lines)} mistake(s):\n  " + "\n  ".join(lines)) from error
+        raise UserError(f"{where} has {listed_mistakes(error, kind, owners)}") from error
+
+
+def listed_mistakes(error: ValidationError, kind: Any, owners: Mapping[str, Any]) -> str:
+    """What pydantic found, as the end of a sentence and a line for each mistake."""
+    lines = [_explain(problem, kind, owners) for problem in error.errors(include_url=False)]
+    count = len(lines)
+    if count > MOST:
+        lines = [*lines[:MOST], f"... and {count - MOST} more"]
+    return f"{count} mistake(s):\n  " + "\n  ".join(lines)
 
 
 def _explain(problem: Any, kind: Any, owners: Mapping[str, Any]) -> str:
-    place = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "unexpected_keyword_argument":
+    place = shown(".".join(str(part) for part in problem["loc"]), 100)
+    if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         fields = sorted(_field_names(problem["loc"], kind, owners))
         all_fields = f" Known: {', '.join(fields)}."
         hint = did_you_mean(str(problem["loc"][-1]), fields, all_fields)
         return f"{place}: unknown field.{hint}"
-    if problem["type"] == "missing":
+    if problem["type"] in ("missing", "missing_argument"):
         return f"{place}: this field is needed and was not given."
-    return f"{place}: {problem['msg']}; got {problem['input']!r}."
+    return f"{place}: {shown(problem['msg'])}; got {shown(repr(problem['input']), 100)}."
 
 
 def _field_names(location: tuple[Any, ...], kind: Any, owners: Mapping[str, Any]) -> set[str]:
     owner = owners.get(str(location[0]), kind) if len(location) > 1 else kind
-    return {field.name for field in dataclasses.fields(owner)}
+    if dataclasses.is_dataclass(owner):
+        return {field.name for field in dataclasses.fields(owner)}
+    return set(getattr(owner, "__annotations__", {}))

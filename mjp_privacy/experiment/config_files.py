@@ -11,7 +11,7 @@ from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import parse
 from mjp_privacy.core.registry import did_you_mean, unknown_name
-from mjp_privacy.core.yaml_files import read_mapping
+from mjp_privacy.core.gate.yaml_files import read_mapping
 from mjp_privacy.experiment.config import (
     AttackConfig,
     Experiment,

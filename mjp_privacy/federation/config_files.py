@@ -10,7 +10,7 @@ from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.config_rows import row_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import parse
-from mjp_privacy.core.yaml_files import read_mapping
+from mjp_privacy.core.gate.yaml_files import read_mapping
 from mjp_privacy.experiment.config import AttackConfig
 from mjp_privacy.federation.config import Clients, FederationConfig, Recording, Server
 from mjp_privacy.federation.other_rounds import longest_probe, with_rounds

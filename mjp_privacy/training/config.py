@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from mjp_privacy.core.config_rows import row_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import STRICT, parse
-from mjp_privacy.core.yaml_files import read_mapping
+from mjp_privacy.core.gate.yaml_files import read_mapping
 
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
 

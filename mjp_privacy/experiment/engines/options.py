@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import STRICT, parse
 from mjp_privacy.core.registry import did_you_mean
-from mjp_privacy.core.yaml_files import read_mapping
+from mjp_privacy.core.gate.yaml_files import read_mapping
 
 Kind = Literal["here", "local", "ray", "slurm"]
 KINDS: tuple[Kind, ...] = ("here", "local", "ray", "slurm")
