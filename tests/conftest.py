@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.runs import photographs
+from tests.helpers.trap import Trap, planted
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
@@ -30,3 +33,28 @@ def _one_thread_for_tiny_steps(request: pytest.FixtureRequest) -> Iterator[None]
         torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Rows of several processes equal those of one bit for bit where threads are equally many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def nine_photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs of the classes 0 to 8: three blocks of the tiny configs."""
+    return photographs(tmp_path_factory.mktemp("nine_photographs"), 9)
+
+
+@pytest.fixture(scope="module")
+def planted_trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
+    """The attack `trap`, known to this process and to those that it starts."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        planted(tmp_path_factory.mktemp("trap") / "trap", patch) as trap,
+    ):
+        yield trap

@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 
 from mjp_privacy.experiment.engines.options import EngineConfig
 from tests.helpers.background import Background
@@ -18,48 +17,29 @@ from tests.helpers.runs import (
     attack,
     cell,
     one_cell,
-    photographs,
     rows,
+    same_results,
     same_rows,
     tiny,
     written,
 )
-from tests.helpers.trap import Trap, is_running, planted
+from tests.helpers.trap import Trap, is_running
 
 TWO = EngineConfig("local", workers=2, threads=1)
 ONE = EngineConfig("local", workers=1, threads=1)
 BOTH = ["float32", "float64"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TRAPPED = one_cell(attacks=[{"name": "trap"}, {"name": "grey"}])
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine photographs, of the classes 0 to 8: three blocks."""
-    return photographs(tmp_path_factory.mktemp("images"), 9)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def planted_trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        planted(tmp_path_factory.mktemp("trap") / "trap", patch) as made,
-    ):
-        yield made
-
-
-@pytest.fixture(scope="module")
-def here(images: Path, planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(
+    nine_photographs: Path, planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The run of `TRAPPED` in this process."""
     out = tmp_path_factory.mktemp("here")
-    attack(images, out, TRAPPED)
+    attack(nine_photographs, out, TRAPPED)
     return out
 
 
@@ -86,55 +66,52 @@ def logged(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-def pictures(out: Path) -> dict[str, bytes]:
-    files = out.glob("reconstructions/*/*")
-    return {str(path.relative_to(out)): path.read_bytes() for path in files}
-
-
-def test_two_workers_make_what_one_process_makes(images: Path, tmp_path: Path) -> None:
-    attack(images, tmp_path / "here", tiny(dtypes=BOTH))
-    summary = attack(images, tmp_path / "two", tiny(dtypes=BOTH), engine=TWO)
+def test_two_workers_make_what_one_process_makes(nine_photographs: Path, tmp_path: Path) -> None:
+    attack(nine_photographs, tmp_path / "here", tiny(dtypes=BOTH))
+    summary = attack(nine_photographs, tmp_path / "two", tiny(dtypes=BOTH), engine=TWO)
     assert summary.exit_code == 0
-    same_rows(tmp_path / "here", tmp_path / "two")
-    assert pictures(tmp_path / "here") == pictures(tmp_path / "two")
+    same_results(tmp_path / "here", tmp_path / "two")
     assert not (tmp_path / "two" / "work").exists()
 
 
 def test_what_is_counted_ends_at_the_total(
-    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    nine_photographs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = one_cell(attacks=[{"name": "grey"}])
-    attack(images, tmp_path / "run", config, engine=TWO)
+    attack(nine_photographs, tmp_path / "run", config, engine=TWO)
     assert "attack: 9/9 ·" in capfd.readouterr().err
     before = written(tmp_path / "run")
-    attack(images, tmp_path / "run", config, engine=TWO)
+    attack(nine_photographs, tmp_path / "run", config, engine=TWO)
     assert "all 9 units are finished already; nothing to do" in capfd.readouterr().err
     assert written(tmp_path / "run") == before
 
 
 def test_the_block_of_a_killed_worker_is_given_again(
-    images: Path, here: Path, tmp_path: Path, trap: Trap
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
 ) -> None:
     trap.hold()
-    with Background(lambda: attack(images, tmp_path / "two", TRAPPED, engine=TWO)) as run:
+    with Background(lambda: attack(nine_photographs, tmp_path / "two", TRAPPED, engine=TWO)) as run:
         first = trap.victims(2)[0]
         os.kill(first, signal.SIGKILL)
         trap.release()
         summary = run.result()
     assert summary.exit_code == 0
-    same_rows(here, tmp_path / "two")
-    assert pictures(here) == pictures(tmp_path / "two")
+    same_results(here, tmp_path / "two")
     [lost] = [sorted(labels) for pid, labels in trap.attacked() if pid == first]
     assert blocks(trap) == sorted([*planned(here), lost])
 
 
 def test_a_block_that_always_kills_its_worker_is_given_up(
-    images: Path, here: Path, tmp_path: Path, trap: Trap, capfd: pytest.CaptureFixture[str]
+    nine_photographs: Path,
+    here: Path,
+    tmp_path: Path,
+    trap: Trap,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "run"
     first, deadly, last = planned(here)
     trap.kill_at(deadly[0])
-    summary = attack(images, out, TRAPPED, engine=ONE)
+    summary = attack(nine_photographs, out, TRAPPED, engine=ONE)
     assert summary.exit_code == 3
     reason = "worker 0 was killed by signal 9, as a system does that is out of memory, 3 times"
     assert summary.not_done == (f"ViT, block 1: {reason}",)
@@ -144,35 +121,39 @@ def test_a_block_that_always_kills_its_worker_is_given_up(
     finished = written(out)
 
     trap.reset()
-    assert attack(images, out, TRAPPED, engine=ONE).exit_code == 0
+    assert attack(nine_photographs, out, TRAPPED, engine=ONE).exit_code == 0
     assert blocks(trap) == [deadly]
     assert written(out).items() >= finished.items()
     same_rows(here, out)
 
 
 def test_a_worker_that_ends_by_itself_is_told_with_its_last_words(
-    images: Path, tmp_path: Path, trap: Trap
+    nine_photographs: Path, tmp_path: Path, trap: Trap
 ) -> None:
     trap.quit_at(*range(10))
-    summary = attack(images, tmp_path / "run", TRAPPED, limit=3, engine=ONE)
+    summary = attack(nine_photographs, tmp_path / "run", TRAPPED, limit=3, engine=ONE)
     words = "worker 0 ended with code 5: the last words of a worker, 3 times"
     assert summary.not_done == (f"ViT, block 0: {words}",)
 
 
 def test_a_worker_that_cannot_be_started_is_told(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nine_photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    summary = attack(images, tmp_path / "run", one_cell(), limit=3, engine=ONE)
+    summary = attack(nine_photographs, tmp_path / "run", one_cell(), limit=3, engine=ONE)
     [line] = summary.not_done
     assert line.startswith("ViT, block 0: worker 0 could not be started: [Errno 2] No such file")
 
 
 def test_an_error_that_is_a_bug_ends_its_block_alone(
-    images: Path, here: Path, tmp_path: Path, trap: Trap, capfd: pytest.CaptureFixture[str]
+    nine_photographs: Path,
+    here: Path,
+    tmp_path: Path,
+    trap: Trap,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     trap.fail_at(planned(here)[1][0])
-    summary = attack(images, tmp_path / "run", TRAPPED, engine=TWO)
+    summary = attack(nine_photographs, tmp_path / "run", TRAPPED, engine=TWO)
     assert summary.exit_code == 3
     assert blocks(trap) == sorted(planned(here))
     said = [line for line in capfd.readouterr().err.splitlines() if "planted by a test" in line]
@@ -184,7 +165,7 @@ def test_an_error_that_is_a_bug_ends_its_block_alone(
 
 
 def test_workers_end_where_the_run_is_broken_off(
-    images: Path, tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
+    nine_photographs: Path, tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error in this process, here one while a message is written down, ends the workers."""
     from mjp_privacy.experiment.save import RunLedger
@@ -199,18 +180,18 @@ def test_workers_end_where_the_run_is_broken_off(
 
     monkeypatch.setattr(RunLedger, "_save_time", full)
     with pytest.raises(DiskFull) as raised:
-        attack(images, tmp_path / "run", TRAPPED, engine=TWO)
+        attack(nine_photographs, tmp_path / "run", TRAPPED, engine=TWO)
     assert {pid for pid, _ in trap.attacked()}
     assert not [pid for pid, _ in trap.attacked() if is_running(pid)]
     assert raised.tb is not None  # while somebody still holds the error, as a notebook does
 
 
 def test_a_mistake_that_only_workers_meet_is_no_fault_of_the_package(
-    images: Path, tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
+    nine_photographs: Path, tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attack that is registered in this process alone is unknown to workers."""
     monkeypatch.delenv("PYTHONPATH")
-    summary = attack(images, tmp_path / "run", TRAPPED, engine=ONE)
+    summary = attack(nine_photographs, tmp_path / "run", TRAPPED, engine=ONE)
     [line] = summary.not_done
     assert "block 0" in line
     assert "Unknown attack 'trap'" in line

@@ -113,6 +113,18 @@ def same_rows(one: Path, other: Path) -> None:
     pd.testing.assert_frame_equal(rows(one), rows(other), check_exact=True)
 
 
+def same_results(one: Path, other: Path) -> None:
+    """Rows and files of pictures are equal, to the last bit."""
+    same_rows(one, other)
+    assert picture_files(one) == picture_files(other)
+
+
+def picture_files(out: Path) -> dict[str, bytes]:
+    """Every file of reconstructions by its place in the run folder."""
+    files = out.glob("reconstructions/*/*")
+    return {str(path.relative_to(out)): path.read_bytes() for path in files}
+
+
 def tensors(out: Path, run_id: str) -> dict[str, dict[str, torch.Tensor]]:
     """The stored tensors of a cell by image id."""
     store = RunStore(out)

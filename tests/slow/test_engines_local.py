@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 import yaml
 from safetensors.torch import save_file
 
@@ -26,7 +25,9 @@ from tests.helpers.runs import (
     cell,
     one_cell,
     photographs,
+    picture_files,
     rows,
+    same_results,
     same_rows,
     tiny,
     values,
@@ -34,25 +35,12 @@ from tests.helpers.runs import (
 )
 from tests.helpers.trap import Trap, children_of, is_running, planted, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 TWO = EngineConfig("local", workers=2, threads=1)
 BOTH = ["float32", "float64"]
 TRAPPED = one_cell(attacks=[{"name": "trap"}, {"name": "april"}], dtypes=BOTH)
 OPTIONS = ["--engine", "local", "--workers", "2", "--threads", "1"]
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photographs(tmp_path_factory.mktemp("images"), 9)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -61,31 +49,23 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
         yield made
 
 
-def pictures(out: Path) -> dict[str, bytes]:
-    files = out.glob("reconstructions/*/*")
-    return {str(path.relative_to(out)): path.read_bytes() for path in files}
-
-
-def same(one: Path, other: Path) -> None:
-    same_rows(one, other)
-    assert pictures(one) == pictures(other)
-
-
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_number_of_workers_changes_nothing(images: Path, tmp_path: Path, workers: int) -> None:
-    attack(images, tmp_path / "here", tiny(dtypes=BOTH))
+def test_the_number_of_workers_changes_nothing(
+    nine_photographs: Path, tmp_path: Path, workers: int
+) -> None:
+    attack(nine_photographs, tmp_path / "here", tiny(dtypes=BOTH))
     engine = EngineConfig("local", workers=workers, threads=1)
-    attack(images, tmp_path / "there", tiny(dtypes=BOTH), engine=engine)
-    same(tmp_path / "here", tmp_path / "there")
+    attack(nine_photographs, tmp_path / "there", tiny(dtypes=BOTH), engine=engine)
+    same_results(tmp_path / "here", tmp_path / "there")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_workers_end_with_their_command(
-    images: Path, tmp_path: Path, trap: Trap, number: signal.Signals, code: int
+    nine_photographs: Path, tmp_path: Path, trap: Trap, number: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "run"
     trap.hold()
-    with attack_command(TRAPPED, images, out, OPTIONS, trap.environment) as running:
+    with attack_command(TRAPPED, nine_photographs, out, OPTIONS, trap.environment) as running:
         workers = trap.victims(2)
         assert {*workers} <= {*children_of(running.pid)}
         os.kill(running.pid, number)
@@ -95,30 +75,32 @@ def test_workers_end_with_their_command(
     if number == signal.SIGINT:
         assert "stopped; the same command goes on from here" in running.errors()
     trap.release()
-    assert attack(images, out, TRAPPED, engine=TWO).exit_code == 0
-    attack(images, tmp_path / "here", TRAPPED)
-    same(tmp_path / "here", out)
+    assert attack(nine_photographs, out, TRAPPED, engine=TWO).exit_code == 0
+    attack(nine_photographs, tmp_path / "here", TRAPPED)
+    same_results(tmp_path / "here", out)
     assert not (out / "work").exists()
 
 
-def test_images_that_move_between_blocks_stand_in_one(images: Path, tmp_path: Path) -> None:
+def test_images_that_move_between_blocks_stand_in_one(
+    nine_photographs: Path, tmp_path: Path
+) -> None:
     """New images come between those that were attacked, whose blocks are others then. Their rows
     leave a file that another worker may be writing."""
     some = tmp_path / "some"
     some.mkdir()
     for number in (2, 3, 5):
-        shutil.copy(images / f"{number}.png", some)
+        shutil.copy(nine_photographs / f"{number}.png", some)
     (some / "labels.csv").write_text("file,label\n2.png,2\n3.png,3\n5.png,5\n")
     config = tiny(dtypes=BOTH)
     attack(some, tmp_path / "grown", config, engine=TWO)
     before = blocks(tmp_path / "grown")
-    attack(images, tmp_path / "grown", config, engine=TWO)
-    attack(images, tmp_path / "fresh", config)
+    attack(nine_photographs, tmp_path / "grown", config, engine=TWO)
+    attack(nine_photographs, tmp_path / "fresh", config)
     after = blocks(tmp_path / "grown")
     assert any(before[image] != after[image] for image in before)
     assert after == blocks(tmp_path / "fresh")
     same_rows(tmp_path / "fresh", tmp_path / "grown")
-    stored = pictures(tmp_path / "fresh"), pictures(tmp_path / "grown")
+    stored = picture_files(tmp_path / "fresh"), picture_files(tmp_path / "grown")
     assert stored[0].keys() == stored[1].keys()
 
 
@@ -132,45 +114,47 @@ def blocks(out: Path) -> dict[str, list[str]]:
     return files
 
 
-def test_a_larger_limit_ends_with_the_rows_of_a_fresh_run(images: Path, tmp_path: Path) -> None:
+def test_a_larger_limit_ends_with_the_rows_of_a_fresh_run(
+    nine_photographs: Path, tmp_path: Path
+) -> None:
     config = tiny(dtypes=BOTH, block=4)
-    attack(images, tmp_path / "grown", config, limit=5, engine=TWO)
-    attack(images, tmp_path / "grown", config, limit=9, engine=TWO)
-    attack(images, tmp_path / "fresh", config, limit=9)
+    attack(nine_photographs, tmp_path / "grown", config, limit=5, engine=TWO)
+    attack(nine_photographs, tmp_path / "grown", config, limit=9, engine=TWO)
+    attack(nine_photographs, tmp_path / "fresh", config, limit=9)
     same_rows(tmp_path / "fresh", tmp_path / "grown")
 
 
 def test_results_of_other_code_are_kept_or_made_again(
-    images: Path, tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
+    nine_photographs: Path, tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     out, config = tmp_path / "run", one_cell(attacks=[{"name": "trap"}, {"name": "grey"}])
-    attack(images, out, config, limit=3, engine=TWO)
+    attack(nine_photographs, out, config, limit=3, engine=TWO)
     grey, before = values(out, attack="trap"), written(out)
     trap.edit("0.5)", "0.25)")
     with pytest.raises(UserError, match="trap_attack"):
-        attack(images, out, config, engine=TWO)
+        attack(nine_photographs, out, config, engine=TWO)
     assert written(out) == before
 
-    attack(images, out, config, stale="keep", engine=TWO)
+    attack(nine_photographs, out, config, stale="keep", engine=TWO)
     assert values(out, attack="trap")[grey.index].equals(grey)
     kept = rows(out).query("attack == 'trap'")
     assert set(kept.groupby("code")["image_id"].nunique()) == {3, 6}
 
-    attack(images, out, config, stale="fresh", engine=TWO)
+    attack(nine_photographs, out, config, stale="fresh", engine=TWO)
     assert rows(out).query("attack == 'trap'")["code"].nunique() == 1
-    attack(images, tmp_path / "here", config)
-    same(tmp_path / "here", out)
+    attack(nine_photographs, tmp_path / "here", config)
+    same_results(tmp_path / "here", out)
 
 
 def test_the_report_works_while_workers_do(
-    images: Path, tmp_path: Path, trap: Trap, capsys: pytest.CaptureFixture[str]
+    nine_photographs: Path, tmp_path: Path, trap: Trap, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    attack(images, out, TRAPPED, limit=3)
+    attack(nine_photographs, out, TRAPPED, limit=3)
     trap.hold()
-    with Background(lambda: attack(images, out, TRAPPED, engine=TWO)) as run:
+    with Background(lambda: attack(nine_photographs, out, TRAPPED, engine=TWO)) as run:
         trap.victims(2)
         assert main(["report", str(out), "--out", str(tmp_path / "report")]) == 0
         trap.release()
@@ -191,4 +175,4 @@ def test_relative_paths_are_those_of_the_command(tmp_path: Path) -> None:
         words = ["attack", "config.yaml", *places, "--out", name, *options]
         with Command(words, tmp_path / f"{name}.log", environment, tmp_path) as running:
             assert running.wait() == 0, running.errors()
-    same(tmp_path / "here", tmp_path / "there")
+    same_results(tmp_path / "here", tmp_path / "there")

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers.background import Background
 from tests.helpers.command import Command, attack_command
-from tests.helpers.runs import attack, photographs, rows, same_rows, tiny
-from tests.helpers.trap import Trap, children_of, is_running, planted, until
+from tests.helpers.runs import attack, rows, same_results, same_rows, tiny
+from tests.helpers.trap import Trap, children_of, is_running, until
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
@@ -34,35 +33,20 @@ NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80_000_000}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quiet() -> Iterator[None]:
-    """One thread here, and a Ray that neither calls home nor speaks of its dashboard."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _quiet(one_thread: None) -> Iterator[None]:
+    """A Ray that neither calls home nor speaks of its dashboard."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
-def planted_trap(tmp_path_factory: pytest.TempPathFactory, _quiet: None) -> Iterator[Trap]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        planted(tmp_path_factory.mktemp("trap") / "trap", patch) as made,
-    ):
-        yield made
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photographs(tmp_path_factory.mktemp("images"), 9)
-
-
-@pytest.fixture(scope="module")
-def here(images: Path, planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(
+    nine_photographs: Path, planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The run in one process."""
     out = tmp_path_factory.mktemp("here")
-    attack(images, out, CONFIG)
+    attack(nine_photographs, out, CONFIG)
     return out
 
 
@@ -87,22 +71,20 @@ def on(cluster: Cluster, **options: Any) -> EngineConfig:
     return EngineConfig("ray", address=cluster.address, threads=1, **options)
 
 
-def by_ray(images: Path, out: Path, engine: EngineConfig) -> Background[RunSummary]:
-    return Background(lambda: attack(images, out, CONFIG, engine=engine))
+def by_ray(nine_photographs: Path, out: Path, engine: EngineConfig) -> Background[RunSummary]:
+    return Background(lambda: attack(nine_photographs, out, CONFIG, engine=engine))
 
 
 def same(here: Path, out: Path, summary: RunSummary) -> None:
     assert summary.exit_code == 0
-    same_rows(here, out)
-    before = {p.relative_to(here): p.read_bytes() for p in here.glob("reconstructions/*/*")}
-    assert before == {p.relative_to(out): p.read_bytes() for p in out.glob("reconstructions/*/*")}
+    same_results(here, out)
 
 
 def test_two_nodes_make_what_one_process_makes(
-    images: Path, here: Path, tmp_path: Path, trap: Trap, cluster: Cluster
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, cluster: Cluster
 ) -> None:
     trap.hold()
-    with by_ray(images, tmp_path / "run", on(cluster)) as run:
+    with by_ray(nine_photographs, tmp_path / "run", on(cluster)) as run:
         trap.victims(2)  # as many as there is room for, without --workers
         trap.release()
         same(here, tmp_path / "run", run.result())
@@ -111,10 +93,10 @@ def test_two_nodes_make_what_one_process_makes(
 
 
 def test_a_node_dies(
-    images: Path, here: Path, tmp_path: Path, trap: Trap, cluster: Cluster
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, cluster: Cluster
 ) -> None:
     trap.hold()
-    with by_ray(images, tmp_path / "run", on(cluster, workers=2)) as run:
+    with by_ray(nine_photographs, tmp_path / "run", on(cluster, workers=2)) as run:
         victims = trap.victims(2)
         cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
         [lost] = until(lambda: [pid for pid in victims if not is_running(pid)])
@@ -131,10 +113,10 @@ def blocks_of(out: Path) -> list[Path]:
 
 
 def test_a_worker_dies(
-    images: Path, here: Path, tmp_path: Path, trap: Trap, cluster: Cluster
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, cluster: Cluster
 ) -> None:
     trap.hold()
-    with by_ray(images, tmp_path / "run", on(cluster, workers=2)) as run:
+    with by_ray(nine_photographs, tmp_path / "run", on(cluster, workers=2)) as run:
         os.kill(trap.victims(2)[0], signal.SIGKILL)
         trap.release()
         same(here, tmp_path / "run", run.result())
@@ -142,11 +124,11 @@ def test_a_worker_dies(
 
 
 def test_the_cluster_goes_and_the_run_says_so(
-    images: Path, here: Path, tmp_path: Path, trap: Trap, cluster: Cluster
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, cluster: Cluster
 ) -> None:
     trap.hold()
     options = ["--engine", "ray", "--address", cluster.address, "--threads", "1"]
-    command = attack_command(CONFIG, images, tmp_path / "run", options, trap.environment)
+    command = attack_command(CONFIG, nine_photographs, tmp_path / "run", options, trap.environment)
     with command as running:
         trap.victims(2)
         for node in cluster.list_all_nodes():
@@ -156,17 +138,17 @@ def test_the_cluster_goes_and_the_run_says_so(
         assert "is gone: its head no longer answers. What was done is kept" in running.errors()
         assert "Traceback" not in running.errors()
     trap.release()
-    summary = attack(images, tmp_path / "run", CONFIG)
+    summary = attack(nine_photographs, tmp_path / "run", CONFIG)
     same(here, tmp_path / "run", summary)
 
 
 def test_a_task_that_no_machine_has_room_for(
-    images: Path, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    nine_photographs: Path, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "PATIENCE", 1.0)
     config = EngineConfig("ray", address=cluster.address, threads=64)
     with pytest.raises(UserError, match=r"No machine .* has had 64 CPU\(s\) for 1 s, which a task"):
-        attack(images, tmp_path / "run", CONFIG, engine=config)
+        attack(nine_photographs, tmp_path / "run", CONFIG, engine=config)
     assert not ray.is_initialized()
 
 
@@ -179,11 +161,13 @@ def raylets_of(command: Command) -> list[int]:
 
 
 def test_ray_is_started_for_the_run_and_ends_with_it(
-    images: Path, here: Path, tmp_path: Path, trap: Trap
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
 ) -> None:
     trap.hold()
     options = ["--engine", "ray", "--workers", "2"]
-    with attack_command(CONFIG, images, tmp_path / "run", options, trap.environment) as running:
+    with attack_command(
+        CONFIG, nine_photographs, tmp_path / "run", options, trap.environment
+    ) as running:
         workers = trap.victims(2)
         started = [*workers, *raylets_of(running)]
         assert len(started) > 2
@@ -195,14 +179,21 @@ def test_ray_is_started_for_the_run_and_ends_with_it(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_workers_end_with_the_command(
-    images: Path, here: Path, tmp_path: Path, trap: Trap, number: signal.Signals, code: int
+    nine_photographs: Path,
+    here: Path,
+    tmp_path: Path,
+    trap: Trap,
+    number: signal.Signals,
+    code: int,
 ) -> None:
     trap.hold()
     options = ["--engine", "ray", "--workers", "2"]
-    with attack_command(CONFIG, images, tmp_path / "run", options, trap.environment) as running:
+    with attack_command(
+        CONFIG, nine_photographs, tmp_path / "run", options, trap.environment
+    ) as running:
         started = [*trap.victims(2), *raylets_of(running)]
         os.kill(running.pid, number)
         assert running.wait(30) == code
         until(lambda: not any(map(is_running, started)), 15)
     trap.release()
-    same(here, tmp_path / "run", attack(images, tmp_path / "run", CONFIG))
+    same(here, tmp_path / "run", attack(nine_photographs, tmp_path / "run", CONFIG))

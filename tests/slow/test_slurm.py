@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import RunSummary
 from tests.helpers.background import Background
 from tests.helpers.command import Command, attack_command
-from tests.helpers.runs import attack, photographs, rows, same_rows, tiny
+from tests.helpers.runs import attack, rows, same_results, tiny
 from tests.helpers.slurm_cluster import SLURM_HERE, kill_node, slurm_here
-from tests.helpers.trap import Trap, is_running, planted, until
+from tests.helpers.trap import Trap, is_running, until
 
 pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 CONFIG = tiny(
     dtypes=["float32", "float64"],
@@ -50,34 +49,13 @@ def cluster(planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield made
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def planted_trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        planted(tmp_path_factory.mktemp("trap") / "trap", patch) as made,
-    ):
-        yield made
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine photographs: three blocks of two models are six tasks."""
-    return photographs(tmp_path_factory.mktemp("images"), 9)
-
-
-@pytest.fixture(scope="module")
-def here(images: Path, planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(
+    nine_photographs: Path, planted_trap: Trap, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The run in one process."""
     out = tmp_path_factory.mktemp("here")
-    attack(images, out, CONFIG)
+    attack(nine_photographs, out, CONFIG)
     return out
 
 
@@ -89,9 +67,9 @@ def trap(planted_trap: Trap, here: Path, cluster: Any) -> Iterator[Trap]:
     assert not squeue("--states=PENDING,RUNNING")
 
 
-def by_slurm(images: Path, out: Path, blocks: int = 3) -> Background[RunSummary]:
+def by_slurm(nine_photographs: Path, out: Path, blocks: int = 3) -> Background[RunSummary]:
     engine = EngineConfig("slurm", workers=2, threads=1, blocks_per_task=blocks)
-    return Background(lambda: attack(images, out, CONFIG, engine=engine), 300)
+    return Background(lambda: attack(nine_photographs, out, CONFIG, engine=engine), 300)
 
 
 def squeue(*options: str) -> list[list[str]]:
@@ -109,9 +87,7 @@ def since(before: list[list[str]]) -> Counter[str]:
 
 def same(here: Path, out: Path, summary: RunSummary) -> None:
     assert summary.exit_code == 0
-    same_rows(here, out)
-    before = {p.relative_to(here): p.read_bytes() for p in here.glob("reconstructions/*/*")}
-    assert before == {p.relative_to(out): p.read_bytes() for p in out.glob("reconstructions/*/*")}
+    same_results(here, out)
     assert not (out / "work").exists()
 
 
@@ -122,11 +98,11 @@ def times_attacked(out: Path) -> int:
 
 
 def test_two_tasks_at_once_make_what_one_process_makes(
-    images: Path, here: Path, tmp_path: Path, trap: Trap
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
 ) -> None:
     """Four tasks in arrays of at most two; a report is made of what is there meanwhile."""
     before, out = squeue("--states=all"), tmp_path / "run"
-    with by_slurm(images, out, blocks=2) as run:
+    with by_slurm(nine_photographs, out, blocks=2) as run:
         until(lambda: len(trap.attacked()) > 2, 90)
         trap.hold()
         trap.victims(2)
@@ -142,11 +118,11 @@ def test_two_tasks_at_once_make_what_one_process_makes(
 
 
 def test_blocks_of_a_killed_task_are_given_again(
-    images: Path, here: Path, tmp_path: Path, trap: Trap
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
 ) -> None:
     before = squeue("--states=all")
     trap.hold()
-    with by_slurm(images, tmp_path / "run") as run:
+    with by_slurm(nine_photographs, tmp_path / "run") as run:
         os.kill(trap.victims(2)[0], signal.SIGKILL)
         trap.release()
         same(here, tmp_path / "run", run.result())
@@ -155,11 +131,11 @@ def test_blocks_of_a_killed_task_are_given_again(
 
 
 def test_requeued_tasks_go_on_with_what_is_not_finished(
-    images: Path, here: Path, tmp_path: Path, trap: Trap
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
 ) -> None:
     """One as a node's failure or an administrator requeues it, one as a preemption warns it."""
     before = squeue("--states=all")
-    with by_slurm(images, tmp_path / "run") as run:
+    with by_slurm(nine_photographs, tmp_path / "run") as run:
         until(lambda: len(trap.attacked()) > 2, 90)
         trap.hold()
         first = set(trap.victims(2))
@@ -180,11 +156,13 @@ def restarts(task: str) -> int:
     return int(shown.stdout.partition("Restarts=")[2].split()[0])
 
 
-def test_a_node_dies(images: Path, here: Path, tmp_path: Path, trap: Trap, cluster: Any) -> None:
+def test_a_node_dies(
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, cluster: Any
+) -> None:
     """Slurm requeues its task, of which nobody hears that it ended."""
     before = squeue("--states=all")
     trap.hold()
-    with by_slurm(images, tmp_path / "run") as run:
+    with by_slurm(nine_photographs, tmp_path / "run") as run:
         victims = set(trap.victims(2))
         kill_node(cluster, "here1")
         until(lambda: [state for _, state in squeue() if state != "RUNNING"] == ["PENDING"], 90)
@@ -201,11 +179,16 @@ def test_a_node_dies(images: Path, here: Path, tmp_path: Path, trap: Trap, clust
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_command_that_is_broken_off_leaves_no_task_for_the_next(
-    images: Path, here: Path, tmp_path: Path, trap: Trap, number: signal.Signals, code: int
+    nine_photographs: Path,
+    here: Path,
+    tmp_path: Path,
+    trap: Trap,
+    number: signal.Signals,
+    code: int,
 ) -> None:
     """Ctrl-C cancels its tasks; those of a killed command are cancelled by the next one."""
     before = squeue("--states=all")
-    command = attack_command(CONFIG, images, tmp_path / "run", OPTIONS, trap.environment)
+    command = attack_command(CONFIG, nine_photographs, tmp_path / "run", OPTIONS, trap.environment)
     with command as running:
         until(lambda: len(trap.attacked()) > 2, 90)
         trap.hold()
@@ -218,7 +201,7 @@ def test_a_command_that_is_broken_off_leaves_no_task_for_the_next(
         assert not squeue("--states=PENDING,RUNNING")
     else:
         assert all(map(is_running, victims))
-    with by_slurm(images, tmp_path / "run") as run:
+    with by_slurm(nine_photographs, tmp_path / "run") as run:
         until(lambda: not any(map(is_running, victims)), 30)
         trap.release()
         same(here, tmp_path / "run", run.result())
@@ -226,27 +209,27 @@ def test_a_command_that_is_broken_off_leaves_no_task_for_the_next(
     assert len(trap.attacked()) == times_attacked(here) + 2
 
 
-def test_what_sbatch_refuses_is_said(images: Path, tmp_path: Path, trap: Trap) -> None:
+def test_what_sbatch_refuses_is_said(nine_photographs: Path, tmp_path: Path, trap: Trap) -> None:
     engine = EngineConfig("slurm", partition="nowhere")
     said = r"--engine slurm: expected sbatch to take .*; it says: .*[Ii]nvalid partition name"
     with pytest.raises(UserError, match=said):
-        attack(images, tmp_path / "run", CONFIG, engine=engine)
+        attack(nine_photographs, tmp_path / "run", CONFIG, engine=engine)
 
 
 def test_a_task_that_would_wait_for_ever_is_given_up(
-    images: Path, here: Path, tmp_path: Path, trap: Trap
+    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
 ) -> None:
     """Slurm takes it, because the partition's limit may be changed, and never starts it."""
     update = ["scontrol", "update", "PartitionName=here"]
     subprocess.run([*update, "MaxTime=5"], check=True)
     try:
         engine = EngineConfig("slurm", workers=2, minutes=10, blocks_per_task=3)
-        summary = attack(images, tmp_path / "run", CONFIG, engine=engine)
+        summary = attack(nine_photographs, tmp_path / "run", CONFIG, engine=engine)
     finally:
         subprocess.run([*update, "MaxTime=INFINITE"], check=True)
     assert summary.exit_code == 3
     assert "a Slurm task would wait for ever (PartitionTimeLimit), 3 times" in summary.not_done[0]
-    same(here, tmp_path / "run", attack(images, tmp_path / "run", CONFIG))
+    same(here, tmp_path / "run", attack(nine_photographs, tmp_path / "run", CONFIG))
 
 
 def test_the_script_runs_a_command_and_leaves_nothing(tmp_path: Path, trap: Trap) -> None:
