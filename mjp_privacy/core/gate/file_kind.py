@@ -8,6 +8,7 @@ with HEADER.reading(path):          # any error of a library becomes a UserError
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,18 +62,25 @@ class FileKind:
             raise NoFile(path, str(refusal), refusal.got) from error
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
             raise self.refusal(path, reason(error)) from error
+        return self._checked(path, status)
+
+    def _checked(self, path: Path, status: os.stat_result) -> int:
         if not stat.S_ISREG(status.st_mode):
             raise self.refusal(path, _what_it_is(status.st_mode))
         if status.st_size > self.max_bytes:
-            limit = f"{self.max_bytes / MIB:,.0f} MiB"
+            limit = f"{self.max_bytes / MIB:,.1f} MiB"
             raise self.refusal(path, f"{status.st_size / MIB:,.1f} MiB, more than {limit}")
         return status.st_size
 
     def bytes(self, path: Path) -> bytes:
         """The content of the file."""
         self.check(path)
-        with self.reading(path), path.open("rb") as file:
-            return file.read(self.max_bytes + 1)
+        with self.reading(path), open(path, "rb", opener=_without_waiting) as file:
+            self._checked(path, os.fstat(file.fileno()))  # it may have been replaced since
+            content = file.read(self.max_bytes + 1)
+        if len(content) > self.max_bytes:  # a file of /proc has no size of its own
+            raise self.refusal(path, f"more than {self.max_bytes / MIB:,.1f} MiB")
+        return content
 
     def text(self, path: Path) -> str:
         """The content of a file in UTF-8."""
@@ -97,6 +105,11 @@ class FileKind:
             if type(error).__name__ != "PanicException":  # of a library in Rust
                 raise
             raise self.refusal(path, reason(error)) from error
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file as `open` does, and never wait for somebody to write into it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def reason(error: BaseException, limit: int = 200) -> str:

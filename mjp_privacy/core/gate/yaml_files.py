@@ -74,8 +74,8 @@ def _refuse_too_many(root: yaml.Node, where: str) -> None:
     """Count what the anchors of a file stand for, without building it."""
     if _count(root, {}, set()) > MOST_NODES:
         raise UserError(
-            f"{where}: expected at most {MOST_NODES} fields and values; got anchors (&name, "
-            "*name) that repeat to more. Write the config without them."
+            f"{where}: expected at most {MOST_NODES} fields and values, each counted as often as "
+            "anchors (&name, *name) repeat it; got more. Write a shorter config without anchors."
         )
 
 
