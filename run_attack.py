@@ -1,6 +1,6 @@
 """Attack a folder of images: python run_attack.py CONFIG --images PATH --out RUN (see --help)."""
 
-from mjp_privacy.cli import run_attack
+from mjp_privacy.__main__ import main
 
 if __name__ == "__main__":
-    raise SystemExit(run_attack())
+    raise SystemExit(main("run_attack"))

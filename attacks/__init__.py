@@ -4,19 +4,26 @@ To add one: copy `patch_gradient.py`, which satisfies `mjp_privacy.interfaces.At
 copy below, and list its name under `attacks:` in a config. Controls
 (`mjp_privacy.interfaces.Control`) are registered and run the same way; results show their role as
 `floor` or `ceiling` where an attack's role is `attack`.
+
+Attacks that search look at their time (`core.budget`) and then give the best so far: pixel_lattice,
+inverting_gradients and april_optimization, and the completion of masked_span, multi_round and
+token_span. The others solve linear systems; they are stopped from outside, without a picture.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from mjp_privacy.core.blame import blamed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry, Registry, unknown_name
+from mjp_privacy.core.shown import shown
 
 if TYPE_CHECKING:
     from mjp_privacy.interfaces import Attack, Control
@@ -173,7 +180,7 @@ def traits_of(name: str) -> frozenset[str]:
 
 def _build(name: str, entry: Entry, options: dict[str, Any]) -> Attack | Control:
     """Build the attack; its own error about an option's value comes before one about its type."""
-    cls = entry.load()
+    cls = _loaded(name, entry)
     offered = _options(entry, cls)
     for option, value in options.items():
         if option not in offered:
@@ -185,11 +192,35 @@ def _build(name: str, entry: Entry, options: dict[str, Any]) -> Attack | Control
             )
     try:
         attack: Attack | Control = cls(**{**entry.preset, **options})
-    except (TypeError, ValueError):
-        _check_types(name, cls, options)
+    except UserError:
         raise
+    except Exception as error:  # an attack of anybody's may raise anything
+        _check_types(name, cls, options)
+        raise UserError(
+            f"Attack {name}: expected it to be made with the options {shown(options)}; got "
+            f"{blamed(error)}. Give other options, or mend its code."
+        ) from error
     _check_types(name, cls, options)
     return attack
+
+
+def _loaded(name: str, entry: Entry) -> Any:
+    """The attack's class; UserError where its file cannot be imported or holds no dataclass."""
+    try:
+        cls = entry.load()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"Attack {name}: expected {entry.where} to be imported; got {blamed(error)}. Mend "
+            "that file, or install what it needs."
+        ) from error
+    if not dataclasses.is_dataclass(cls):
+        raise UserError(
+            f"Attack {name}: expected {entry.where} to be a dataclass, whose fields are its "
+            "options; got another object. Write @dataclass(frozen=True) above it."
+        )
+    return cls
 
 
 def _options(entry: Entry, cls: Any) -> list[str]:
@@ -202,13 +233,36 @@ def _options(entry: Entry, cls: Any) -> list[str]:
 
 
 def _check_types(name: str, cls: Any, options: dict[str, Any]) -> None:
-    """Raise UserError for the first option whose value does not have its field's type."""
+    """Raise UserError for the first option whose value does not have its field's type: true is no
+    number, "5" is not 5, and nothing is NaN."""
     for option, value in options.items():
         try:
-            TypeAdapter(_type_of(cls, option)).validate_python(value)
+            _check_type(_type_of(cls, option), value)
         except ValidationError as error:
             mistake = error.errors()[0]["msg"]
-            raise UserError(f"Attack {name}, option {option}: {mistake}; got {value!r}.") from error
+            raise UserError(
+                f"Attack {name}, option {option}: {mistake}; got {shown(repr(value), 100)}."
+            ) from error
+
+
+EXACT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def _check_type(kind: Any, value: Any) -> None:
+    """Raise pydantic's ValidationError unless the value is of this type, as JSON has types: a list
+    may stand for a tuple."""
+    try:
+        adapter = TypeAdapter(kind, config=EXACT)
+    except Exception as error:  # a dataclass, which has a config of its own, or no type for data
+        if not getattr(error, "code", "").startswith("type-adapter-config"):
+            return
+        adapter = TypeAdapter(kind)
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):  # what no file holds, such as a date or a tensor
+        adapter.validate_python(value, strict=True)
+        return
+    adapter.validate_json(text, strict=True)
 
 
 def _type_of(cls: Any, option: str) -> Any:
@@ -221,4 +275,4 @@ def _type_of(cls: Any, option: str) -> Any:
         if option in annotations
     )
     body = {"__module__": owner.__module__, "__annotations__": {option: annotation}}
-    return get_type_hints(type(owner.__name__, (), body))[option]
+    return get_type_hints(type(owner.__name__, (), body), include_extras=True)[option]

@@ -21,9 +21,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from attacks.equations.clip_factor import clip_factors
@@ -31,12 +32,15 @@ from attacks.equations.names import PATCH, TABLE, UNKNOWN
 from attacks.equations.patch_system import located
 from attacks.equations.pictures import to_unit_range
 from attacks.equations.requirements import lacks_positions
+from mjp_privacy.core.budget import image
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 Signed = Literal["hard", "soft", "none"]
 Decay = Literal["step-lr", "cosine-decay", "linear", "none"]
+Steps = Annotated[int, Field(le=100_000_000)]
+Number = Annotated[float, Field(le=1e9)]
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,13 @@ class GradientMatching:
                term
     """
 
-    steps: int = 2000
-    restarts: int = 1
-    step_size: float = 0.1
+    steps: Steps = 2000
+    restarts: Steps = 1
+    step_size: Number = 0.1
     decay: Decay = "step-lr"
     signed: Signed = "hard"
-    tv: float = 0.2
-    positions: float | None = None
+    tv: Number = 0.2
+    positions: Number | None = None
     name: str = "inverting_gradients"
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
@@ -119,8 +123,9 @@ class GradientMatching:
             mask = None if hidden is None else hidden[step].expand(len(labels), -1)
             seed = int(torch.randint(2**62, (), generator=generator))
             started = time.monotonic()
-            targets = _gradients_of_pixels(view.model, grads, update, mask)
-            matched, fact = self._match(view, targets, labels, mask, seed)
+            with image(step * update.batch, len(labels)):
+                targets = _gradients_of_pixels(view.model, grads, update, mask)
+                matched, fact = self._match(view, targets, labels, mask, seed)
             seconds = (time.monotonic() - started) / len(labels)
             images.append(matched)
             masks.append(mask)

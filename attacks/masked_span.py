@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from attacks.equations.filling import Completion, Filling, Solution, check_completion
 from attacks.equations.least_squares import condition_and_rank
@@ -58,7 +59,7 @@ class MaskedSpan:
     prior: str = "fitted"
     completion: Completion = "field"
     tokens: bool = True
-    uploads: int = 1
+    uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
     name: str = "masked_span"
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"

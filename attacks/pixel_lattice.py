@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from attacks.equations.filling import Completion, check_completion
@@ -35,6 +36,7 @@ from attacks.jigsaw.solver import solve
 from attacks.lattice.mosaic import FIXED, FREE
 from attacks.lattice.unmixing import Unmixed, sum_coordinates, unmix
 from attacks.masked_span import MaskedSpan
+from mjp_privacy.core.budget import image, spent
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images, to_patches
@@ -51,7 +53,7 @@ class PixelLattice:
     prior: str = "fitted"
     completion: Completion = "field"
     tokens: bool = True
-    most: int = 80
+    most: Annotated[int, Field(ge=0, le=1000)] = 80
     name: ClassVar[str] = "pixel_lattice"
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
@@ -90,16 +92,11 @@ class PixelLattice:
         images, orders, lattice_found = [], [], []
         for index, filled in enumerate(self.span.solve(view, [system]).patches):
             guess = pictures(view, filled.unsqueeze(0))[0]
-            exact = self._exact(view, system, index, sums[index], guess)
-            hidden = system.hidden[index]
-            lattice_found.append(float(exact is not None) if hidden.any() else torch.nan)
-            patches, order = to_patches(guess, view.model.patch_size), torch.arange(len(hidden))
-            if exact is not None:
-                patches, order = exact.placed(hidden, view.model.grid, view.model.patch_size)
-            if view.against == "input" and hidden.any():
-                patches[hidden] = patches[hidden].mean(0)
-            images.append(to_images(patches, view.model.patch_size, len(view.pixels.mean)))
+            with image(index):
+                picture, order, found = self._picture(view, system, index, sums[index], guess)
+            images.append(picture)
             orders.append(order)
+            lattice_found.append(found)
         return Reconstruction(
             torch.stack(images),
             mask=system.hidden,
@@ -109,6 +106,24 @@ class PixelLattice:
                 "lattice_found": torch.tensor(lattice_found).double(),
             },
         )
+
+    def _picture(
+        self, view: AttackerView, system: PatchSystem, index: int, row_sum: Tensor, guess: Tensor
+    ) -> tuple[Tensor, Tensor, float]:
+        """One picture (C, S, S), the permutation (N,), and whether there was a lattice.
+
+        The arguments are those of `_exact`.
+        """
+        exact = self._exact(view, system, index, row_sum, guess)
+        hidden = system.hidden[index]
+        found = float(exact is not None) if hidden.any() else torch.nan
+        patches, order = to_patches(guess, view.model.patch_size), torch.arange(len(hidden))
+        if exact is not None:
+            patches, order = exact.placed(hidden, view.model.grid, view.model.patch_size)
+        if view.against == "input" and hidden.any():
+            patches[hidden] = patches[hidden].mean(0)
+        picture = to_images(patches, view.model.patch_size, len(view.pixels.mean))
+        return picture, order, found
 
     def _exact(
         self, view: AttackerView, system: PatchSystem, index: int, row_sum: Tensor, guess: Tensor
@@ -129,7 +144,7 @@ class PixelLattice:
         t = sum_coordinates(rest, span.basis, rest_of_sum)
         pixels, size = view.pixels, view.model.patch_size
         unmixed = unmix(span.basis, t, mean=pixels.mean, std=pixels.std, patch_size=size)
-        if unmixed is None:
+        if unmixed is None or spent():  # a search that was ended has found no photographs yet
             return None
         restored, whole = unmixed.complete(span.complement[~hidden], patches[~hidden])
         whole = (whole & _possible(restored)).to(patches.device).unsqueeze(1)

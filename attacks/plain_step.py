@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from attacks.equations.least_squares import minimum_norm_solve
 from attacks.equations.patch_system import PatchSystem, patch_system
@@ -27,7 +28,7 @@ class PlainStep:
     upload seen has no reconstruction.
     """
 
-    uploads: int = 4
+    uploads: Annotated[int, Field(ge=1, le=10_000)] = 4
     name: ClassVar[str] = "plain_step"
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from attacks.equations.filling import Completion, Filling, Solution, check_completion
 from attacks.equations.names import PATCH, QKV
@@ -42,7 +43,7 @@ class TokenSpan:
 
     prior: str = "fitted"
     completion: Completion = "field"
-    uploads: int = 1
+    uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
     name: ClassVar[str] = "token_span"
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"

@@ -15,7 +15,6 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from mjp_privacy.core.files import write_atomically, write_json
+from mjp_privacy.core.files import write_json
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.compaction import compact
 from mjp_privacy.experiment.part_file import OWN, part_name, write_part
@@ -158,7 +157,7 @@ def write_store(root: Path, images: int, *, blocks: bool) -> None:
                 continue
             path = store.rows_folder(facts["run_id"]) / part_name(first // 80_000)
             made = part_tables(facts, number, first, ids[first:last])
-            write_atomically(path, partial(write_part, pieces=made))
+            write_part(path, made)
         write_pictures(store, facts["run_id"], ids[:PICTURED])
     write_beside(store, ids, cells)
     store.write_cells(cells)

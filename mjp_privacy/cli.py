@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mjp_privacy.core.command import BAD_USAGE, DONE, Usage, answered
+from mjp_privacy.core.command import ANEW, BAD_USAGE, DONE, GOES_ON, Usage, answered
 from mjp_privacy.core.registry import Entry, did_you_mean
 
 
@@ -15,10 +15,11 @@ class CommandEntry(Entry):
     """A command: its line in `mjp --help`, and the example that its own help starts with."""
 
     example: str = ""  # without the leading `mjp`
+    again: str = ANEW  # what the same command does after it was stopped
 
 
-def _entry(where: str, summary: str, example: str) -> CommandEntry:
-    return CommandEntry(where, summary, example=example)
+def _entry(where: str, summary: str, example: str, again: str = ANEW) -> CommandEntry:
+    return CommandEntry(where, summary, example=example, again=again)
 
 
 COMMANDS: Mapping[str, CommandEntry] = {
@@ -26,6 +27,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "mjp_privacy.experiment.commands:attack",
         "attack a folder of images, or recorded uploads, as a config says",
         "attack configs/demo.yaml --out results/demo",
+        GOES_ON,
     ),
     "report": _entry(
         "mjp_privacy.report.commands:report",
@@ -46,6 +48,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "mjp_privacy.training.commands:train",
         "train a ViT with or without MJP (also under torchrun)",
         "train configs/training/cifar10.yaml --row J --data cifar10-train.zip --out results/J",
+        GOES_ON,
     ),
     "evaluate": _entry(
         "mjp_privacy.training.commands:evaluate",
@@ -61,6 +64,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "mjp_privacy.federation.commands:federate",
         "train a federation and attack what its clients send",
         "federate configs/federated/minute.yaml --data embedded --out results/minute",
+        GOES_ON,
     ),
     "compare": _entry(
         "mjp_privacy.federation.commands:compare",
@@ -107,16 +111,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(name: str, argv: list[str], prog: str) -> int:
     """Run a registered command; its help and messages call it `prog`."""
     command = COMMANDS[name]
-    return answered(command.load(), argv, Usage(prog, f"mjp {command.example}"))
+    return answered(command.load, argv, Usage(prog, f"mjp {command.example}", command.again))
 
 
 def run_attack() -> int:
-    """The entry point of `run_attack.py`, the same as `mjp attack`."""
+    """What `run_attack.py` does, the same as `mjp attack`."""
     return run("attack", sys.argv[1:], "run_attack.py")
 
 
 def report() -> int:
-    """The entry point of `report.py`, the same as `mjp report`."""
+    """What `report.py` does, the same as `mjp report`."""
     return run("report", sys.argv[1:], "report.py")
 
 
@@ -135,6 +139,7 @@ def overview() -> str:
             "Commands (mjp COMMAND --help says more):",
             *lines,
             "",
-            "Exit codes: 0 done, 2 a mistake in the command, 3 some image or cell failed.",
+            "Exit codes: 0 done, 2 a mistake in the command, 3 some image or cell failed, 70 a",
+            "fault of mjp-privacy, 71 no memory, 74 no disk to write to, 130 Ctrl-C, 143 SIGTERM.",
         ]
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.breaching.closed_form import server_payload
 from attacks.breaching.parts import breaching_folder, parts_of_breaching
+from mjp_privacy.core.budget import spent
 from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -48,6 +49,19 @@ class UploadedParameters(nn.Module):
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """The parameters in `names`, in that order: breaching pairs by place."""
         return (self.model.get_parameter(name) for name in self.names)
+
+
+class InTime(OptimizationBasedAttacker):
+    """Stops where the time of the images is over (`core.budget`), with the best ones so far:
+    breaching ends a trial at a loss that is no number."""
+
+    def _compute_objective(self, candidate: Tensor, *arguments: Any) -> Callable[[], Tensor]:
+        """What the optimiser calls in each of its steps."""
+        if not spent():
+            objective: Callable[[], Tensor] = super()._compute_objective(candidate, *arguments)
+            return objective
+        self.current_task_loss = candidate.new_tensor(math.nan)
+        return lambda: candidate.new_tensor(math.nan)
 
 
 class CosineWithPositions(CosineSimilarity):
@@ -106,9 +120,7 @@ def match_gradients(
     names = [name for name, _ in model.named_parameters() if name in grads]
     victim = UploadedParameters(model, names, mask)
     device = model.cls_token.device
-    attacker = OptimizationBasedAttacker(
-        victim, nn.CrossEntropyLoss(), configuration, {"device": device}
-    )
+    attacker = InTime(victim, nn.CrossEntropyLoss(), configuration, {"device": device})
     if positions is not None:
         attacker.objective = CosineWithPositions(names.index(positions[0]), positions[1])
     shared = {

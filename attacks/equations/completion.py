@@ -21,6 +21,7 @@ from torch import Tensor
 from attacks.equations.span import Knowledge
 from attacks.prior import find_prior
 from attacks.prior.gaussian import JITTER, GaussianPrior, cosine_basis
+from mjp_privacy.core.budget import spent
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import to_images, to_patches
 
@@ -126,7 +127,7 @@ def _conjugate_gradients(
     shaped = residual @ preconditioner
     direction, product = shaped, (residual * shaped).sum()
     for _ in range(STEPS):
-        if residual.norm() <= target:
+        if residual.norm() <= target or spent():
             break
         moved = apply(direction)
         step = product / (direction * moved).sum()

@@ -16,6 +16,7 @@ from attacks.equations.patch_system import PatchSystem
 from attacks.equations.pictures import per_image, pictures
 from attacks.equations.span import Knowledge, UploadSpan
 from attacks.prior import find_prior
+from mjp_privacy.core.budget import image
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction
 
@@ -37,7 +38,11 @@ class Filling:
     def patches(self, view: AttackerView, knowledge: Sequence[Knowledge]) -> list[Tensor]:
         """Normalised patches (N, p) of each picture."""
         fill = self._filler(view)
-        return [fill(picture) for picture in knowledge]
+        patches = []
+        for index, picture in enumerate(knowledge):
+            with image(index):
+                patches.append(fill(picture))
+        return patches
 
     def _filler(self, view: AttackerView) -> Callable[[Knowledge], Tensor]:
         """The function that completes one picture, with the prior loaded once."""

@@ -22,6 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.jigsaw.borders import Cost, border_costs
+from mjp_privacy.core.budget import spent
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import derive_seed
 
@@ -107,6 +108,8 @@ def _arrange(board: _Board, free: Places, rounds: int) -> Places:
     best = _improve(board, _grow(board, best, free, pieces), free)
     energy = board.energy(best)
     for number in range(rounds):
+        if spent():
+            break
         emptied = _part(board, best, free, number, rng)
         trial = best.copy()
         trial[emptied] = len(board.neighbours)
@@ -159,7 +162,7 @@ def _improve(board: _Board, arranged: Places, free: Places) -> Places:
     colour = (free // board.grid + free % board.grid) % 2
     halves = [free[colour == side] for side in (0, 1) if (colour == side).sum() > 1]
     energy = np.inf
-    while (now := board.energy(arranged)) < energy - 1e-9:
+    while (now := board.energy(arranged)) < energy - 1e-9 and not spent():
         energy = now
         for places in halves:
             pieces = arranged[places]
@@ -175,6 +178,8 @@ def _exchange(board: _Board, arranged: Places, free: Places) -> Places:
     """
     touching = (board.neighbours[free][:, :, None] == free).any(1)
     for _ in range(4 * len(free)):
+        if spent():
+            break
         pieces = arranged[free]
         costs = board.at(arranged, free)[:, pieces]
         present = costs.diagonal()

@@ -12,6 +12,7 @@ from attacks.lattice.frame import Frame, Reals
 from attacks.lattice.parts import KEPT, Border, Parts, Places, Singles
 from attacks.lattice.reduction import lll
 from attacks.lattice.search import GAIN, SWEEPS, exchanged, least
+from mjp_privacy.core.budget import spent
 
 Group = tuple[Any, Any, Any, float]  # rows first, second and third of the table, and a sign
 DEEP = 4  # times that a basis is deepened, at most
@@ -103,6 +104,8 @@ class Moves:
         own = self.parts.of(vector[None])
         cost = float(self.parts.cost(own, border)[0])
         for _ in range(SWEEPS):
+            if spent():
+                break
             ranks = self.parts.rank(self.parts.thin(own) + self.thin)
             ranks[~allowed] = np.inf
             kept = least(ranks, KEPT)
@@ -187,6 +190,8 @@ def deepened(frame: Frame, patches: Reals) -> Reals:
     for _ in range(DEEP):
         before = patches.copy()
         for row in np.argsort(-parts.cost(parts.of(patches)), kind="stable"):
+            if spent():
+                return patches
             others = np.delete(patches, row, axis=0)
             moves = Moves.near(frame, parts, patches[row], others)
             patches[row] = moves.descended(patches[row], None)

@@ -12,6 +12,7 @@ import numpy as np
 from attacks.lattice.descent import Moves
 from attacks.lattice.frame import Frame, Reals
 from attacks.lattice.parts import Border, Parts, Places
+from mjp_privacy.core.budget import spent
 
 WEIGHT = 1.0  # of a step across a border, beside GRADIENT of one inside
 PATIENCE = 48  # unmoved patches in a row after which a round ends
@@ -39,6 +40,8 @@ def continued(frame: Frame, masked: Reals, patches: Reals, members: Places) -> R
             state = patches[place].tobytes() + border.beyond.tobytes()
             if member == FIXED or looked_at.get(place) == state:
                 continue
+            if spent():
+                return patches
             patch = patches[place]
             better = moves.descended(patch, patch, border, None if member == FREE else member)
             looked_at[place] = better.tobytes() + border.beyond.tobytes()

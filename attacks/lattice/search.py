@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attacks.lattice.frame import Frame, Reals
 from attacks.lattice.parts import KEPT, Parts, Places, Singles
+from mjp_privacy.core.budget import spent
 
 SWEEPS = 30  # at most
 GAIN = 1e-3  # a move must lower the cost by so much
@@ -62,6 +63,8 @@ def exchanged(parts: Parts, vectors: Reals) -> Reals:
             fresh = changed > seen[row]
             if not fresh.any():
                 continue
+            if spent():
+                return members.vectors
             terms, signs, cost = _best_move(members, int(row), fresh)
             seen[row] = step
             if cost < members.cost[row] - GAIN:

@@ -35,6 +35,7 @@ from attacks.lattice.frame import Frame, Reals
 from attacks.lattice.mosaic import FIXED, continued
 from attacks.lattice.reduction import FIRST, STEP, SpanLattice, order_of_pixels, span_lattice
 from attacks.lattice.search import without_surplus
+from mjp_privacy.core.budget import spent
 
 NOISES = (2e-5, 1e-4, 5e-4, 2e-3)
 """Grey levels that the span may be off, tried in turn. Smaller ones need fewer pixels; trained ViTs
@@ -73,6 +74,9 @@ class Unmixed:
             surplus = frame.solved(nearest - points)[:, -1]
         moves = Moves.of(frame, frame.parts(), masked)
         for row in np.flatnonzero(whole):
+            whole[row] = not spent()
+            if not whole[row]:
+                continue
             start = without_surplus(frame, np.rint(nearest[row]), surplus[row], masked)
             whole[row] = start is not None
             if start is not None:
@@ -115,6 +119,8 @@ def unmix(
     frame = Frame.of(basis, t, mean, std, patch_size)
     metric = precision(basis.shape[1], patch_size)
     for noise in NOISES:
+        if spent():
+            break
         unmixed = _unmixed(frame, span_lattice(frame.space, metric, noise))
         if unmixed is not None:
             return unmixed
@@ -127,6 +133,8 @@ def _unmixed(frame: Frame, lattice: SpanLattice) -> Unmixed | None:
     waiting = order_of_pixels(lattice)
     step = max(FIRST, size)
     for _ in range(EXTENSIONS):
+        if spent():
+            break
         lattice, waiting = lattice.extended(waiting[:step]), waiting[step:]
         step = max(STEP, size // 6)
         combinations = combination_basis(frame, *lattice.vectors())

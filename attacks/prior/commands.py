@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_file
+from mjp_privacy.core.shown import shown
+
+FEWEST_PIXELS = 2
+MOST_SIZE = 2048  # pixels a side: nine sums for each of its frequencies are kept
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,20 +43,30 @@ class FitArguments:
 def fit(argv: list[str], usage: Usage) -> int:
     """`mjp fit-prior`: fit a prior to the pictures and write it."""
     arguments = usage.parse(FitArguments, argv)
-    from attacks.prior.files import save_prior
+    from attacks.prior.files import MOST_PATCH, save_prior
     from attacks.prior.fitting import fit_prior
 
     patch, out = arguments.patch, arguments.out
-    if patch < 2:
-        raise UserError(f"--patch: expected at least 2 pixels, got {patch}.")
+    if not FEWEST_PIXELS <= patch <= MOST_PATCH:
+        raise UserError(
+            f"--patch: expected at least {FEWEST_PIXELS} pixels and at most {MOST_PATCH}, got "
+            f"{patch}."
+        )
     size = 14 * patch if arguments.size is None else arguments.size
-    if size < patch or size % patch:
-        raise UserError(f"--size: expected a multiple of the patch's {patch} pixels, got {size}.")
+    if not patch <= size <= MOST_SIZE or size % patch:
+        raise UserError(
+            f"--size: expected a multiple of the patch's {patch} pixels, got {size} (at most "
+            f"{MOST_SIZE})."
+        )
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UserError(f"--limit: expected 1 picture or more, got {arguments.limit}.")
     if out.suffix != ".safetensors":
-        raise UserError(f"--out: expected a name that ends in .safetensors, got {out}.")
+        raise UserError(f"--out: expected a name that ends in .safetensors, got {shown(out)}.")
+    keep_apart(out, {"--images": arguments.images})
+    output_file(out)
     prior = fit_prior(_pictures(arguments.images, size, arguments.limit), patch=patch, size=size)
     save_prior(prior, out)
-    print(f"Wrote {out} ({out.stat().st_size / 1000:.0f} kB): {prior.description}.")
+    print(f"Wrote {shown(out)} ({out.stat().st_size / 1000:.0f} kB): {prior.description}.")
     return DONE
 
 
@@ -60,7 +76,7 @@ def _pictures(images: Path, size: int, limit: int | None) -> Iterator[Tensor]:
 
     def report(error: ImageError) -> None:
         """One line on stderr for a file that is left out."""
-        print(f"left out: {error}", file=sys.stderr)
+        print(f"left out: {shown(error)}", file=sys.stderr)
 
     loaded = load_images(images, size=size, limit=limit, on_error=report)
     for count, image in enumerate(loaded, 1):

@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from safetensors import SafetensorError, safe_open
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from attacks.prior.gaussian import GaussianPrior
 from attacks.prior.stationary import stationary_prior
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import FileKind, is_there
+from mjp_privacy.core.gate.json_files import typed
+from mjp_privacy.core.gate.tensor_files import FLOATS, TensorFile
+from mjp_privacy.core.shown import shown
 from mjp_privacy.core.tensor_files import save_tensors
 
 SHIPPED = Path(__file__).parent / "assets"
 TENSORS = ("mean", "frequencies", "spectrum", "patch_mean", "patch_covariance")
+CHANNELS = 3
+MOST_PATCH = 48  # a covariance of 6,912 pixel values is 382 MB in float64
+MOST_FREQUENCIES = 4096
+ROUNDING = 1e-4
+"""By how much of the largest eigenvalue one of a covariance in float32 may fall below zero."""
+PRIOR = FileKind(
+    f"a prior written by `mjp fit-prior`, with {', '.join(TENSORS)}",
+    "Fit it again: mjp fit-prior --images DIR --patch P --out mine.safetensors.",
+    1 << 30,
+)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
+class PriorMetadata:
+    """What the file says in words; numbers in metadata are texts."""
+
+    patch: Annotated[int, Field(ge=2, le=MOST_PATCH)]
+    description: Annotated[str, Field(max_length=500)] = ""
 
 
 @lru_cache(maxsize=8)
@@ -34,11 +59,11 @@ def find_prior(name: str, *, patch: int, size: int) -> GaussianPrior:
     if name == "fitted":
         path = SHIPPED / f"patch{patch}.safetensors"
         return load_prior(path) if path.is_file() else derived_prior(size)
-    if not Path(name).is_file():
+    if not is_there(Path(name)):
         shipped = ", ".join(sorted(file.stem.removeprefix("patch") for file in _shipped()))
         raise UserError(
-            f"prior {name!r}: expected 'fitted' (shipped for patch sizes {shipped}, derived for "
-            f"others), 'stationary' or the path of a fitted file, and there is no file {name}. To "
+            f"prior {shown(name)!r}: expected 'fitted' (shipped for patch sizes {shipped}, derived "
+            "for others), 'stationary' or the path of a fitted file, and there is no such file. To "
             f"fit one for patches of {patch}×{patch}: mjp fit-prior --images DIR --patch {patch} "
             "--out mine.safetensors"
         )
@@ -85,26 +110,72 @@ def save_prior(prior: GaussianPrior, path: Path) -> None:
 
 def load_prior(path: Path) -> GaussianPrior:
     """Read a prior that `save_prior` wrote, in float64 and with its whole covariance."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name).double() for name in TENSORS}
-        covariance = _symmetric(tensors["patch_covariance"], len(tensors["patch_mean"]))
-        patch = int(metadata["patch"])
-    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
-        raise UserError(
-            f"{path} is not a prior: expected a file written by `mjp fit-prior` with "
-            f"{', '.join(TENSORS)}, got: {error}."
-        ) from error
+    file = TensorFile(path, PRIOR, dtypes=FLOATS)
+    facts = typed(file.metadata, path, PRIOR, PriorMetadata)
+    _check_shapes(file, facts.patch)
+    stored = file.tensors(TENSORS, finite=True)
+    tensors = {name: tensor.double() for name, tensor in stored.items()}
+    covariance = _symmetric(tensors["patch_covariance"], len(tensors["patch_mean"]))
+    _check_values({**tensors, "patch_covariance": covariance}, path)
     return GaussianPrior(
-        metadata.get("description", path.name),
+        facts.description or path.name,
         tensors["mean"],
         tensors["frequencies"],
         tensors["spectrum"],
-        patch,
+        facts.patch,
         tensors["patch_mean"],
         covariance,
     )
+
+
+def _check_shapes(file: TensorFile, patch: int) -> None:
+    """Raise unless all tensors are there, in shapes that fit the patch and one another."""
+    missing = [name for name in TENSORS if name not in file.shapes]
+    if missing:
+        raise PRIOR.refusal(file.path, f"no tensor {', '.join(missing)}")
+    knots = file.shapes["frequencies"]
+    if len(knots) != 1 or not 2 <= knots[0] <= MOST_FREQUENCIES:
+        raise PRIOR.refusal(file.path, f"the shape {knots}", "frequencies")
+    values = CHANNELS * patch * patch
+    expected = {
+        "mean": (CHANNELS,),
+        "spectrum": (*knots, CHANNELS, CHANNELS),
+        "patch_mean": (values,),
+        "patch_covariance": (values * (values + 1) // 2,),
+    }
+    for name, shape in expected.items():
+        if file.shapes[name] != shape:
+            got = f"the shape {file.shapes[name]} where patches of {patch}×{patch} need {shape}"
+            raise PRIOR.refusal(file.path, got, name)
+
+
+def _check_values(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise unless frequencies ascend from above zero, and spectrum and covariance are those of
+    colours: symmetric, and not negative in any direction beyond rounding."""
+    frequencies = tensors["frequencies"]
+    if not bool((frequencies > 0).all()) or not bool((frequencies.diff() > 0).all()):
+        raise PRIOR.refusal(path, "numbers that do not ascend from above 0", "frequencies")
+    spectrum = tensors["spectrum"]
+    if not torch.allclose(spectrum, spectrum.mT, rtol=ROUNDING, atol=0):
+        raise PRIOR.refusal(path, "matrices that are not symmetric", "spectrum")
+    with PRIOR.reading(path):
+        values = torch.linalg.eigvalsh(spectrum)
+    least, most = values.amin(-1), values.amax(-1)
+    if not bool(((least >= -ROUNDING * most) & (most > 0)).all()):
+        got = f"the eigenvalue {float(least.min()):.2g}, as no covariance has"
+        raise PRIOR.refusal(path, got, "spectrum")
+    if not _is_covariance(tensors["patch_covariance"]):
+        got = "a matrix with an eigenvalue below 0, as no covariance has"
+        raise PRIOR.refusal(path, got, "patch_covariance")
+
+
+def _is_covariance(matrix: Tensor) -> bool:
+    """Whether a symmetric matrix has no eigenvalue below zero but for rounding: Cholesky's
+    factorisation succeeds once as much is added to its diagonal."""
+    largest = matrix.abs().sum(1).amax()  # no eigenvalue is larger
+    shifted = matrix.clone()
+    shifted.diagonal().add_(ROUNDING * largest)
+    return bool(largest > 0) and int(torch.linalg.cholesky_ex(shifted).info) == 0
 
 
 def _symmetric(lower: Tensor, side: int) -> Tensor:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field
-from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from mjp_privacy.client.defenses.registry import StepDefense, canonical, check_order, defense_of
+from mjp_privacy.core.bounds import Count, Many, NotNegative, Positive, Share, Switch
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import STRICT
+from mjp_privacy.core.fields import schema
+from mjp_privacy.core.gate.yaml_files import yaml_value
+from mjp_privacy.core.shown import shown
 
-Share = Annotated[float, Field(ge=0, le=1)]
+MOST_STEPS = 1_000_000
+"""Local steps stay below this, so that round and step fit into one number in `local_round`."""
+
+LocalSteps = Annotated[int, Field(strict=True, ge=1, lt=MOST_STEPS)]
+Momentum = Annotated[float, Field(strict=True, ge=0, lt=1)]
+ParameterName = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 
 
 def _one_line(item: Any) -> str:
@@ -29,28 +34,29 @@ def _one_line(item: Any) -> str:
 def _mapping(text: str) -> Any:
     """Read YAML's braces in a string, as the command line passes them on."""
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return yaml_value(text, "a defense")
+    except UserError as error:
+        got = shown(repr(text), 100)
         raise UserError(
-            f"A defense is written as {{dp_sgd: 0.5}} or as dp_sgd 0.5; got {text!r}."
+            f"A defense is written as {{dp_sgd: 0.5}} or as dp_sgd 0.5; got {got}."
         ) from error
 
 
-DefenseText = Annotated[str, BeforeValidator(_one_line)]
+DefenseText = Annotated[str, BeforeValidator(_one_line), Field(max_length=200)]
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class ClientConfig:
     """How the client computes what it uploads. Each field is a column of every row."""
 
     mode: Literal["eval", "train"] = "eval"
     """Mode of the network, as in torch, while gradients are computed."""
     loss: Literal["cross_entropy"] = "cross_entropy"
-    batch: int = 1
+    batch: Count = 1
     """Images in each step."""
-    dal: bool = False
+    dal: Switch = False
     """Add dal_lambda * L_DAL over the unmasked positions to the loss."""
-    dal_lambda: float = 0.01
+    dal_lambda: NotNegative = 0.01
     plain_share: Share = 0.0
     """Probability that a step is not shuffled at all; the paper trains with .5."""
     mask: Literal["image", "batch"] = "image"
@@ -58,30 +64,30 @@ class ClientConfig:
     augment: Literal["none", "flip", "crop", "mixup"] = "none"
     """Random change of the image in every round, before the shuffle. Scores compare with the image
     of round 0 after this change."""
-    withhold: tuple[str, ...] = ()
+    withhold: Annotated[tuple[ParameterName, ...], Many] = ()
     """Parameters whose gradient is not uploaded, such as a frozen pos_embed."""
     positions: Literal["own", "sinusoidal"] = "own"
     """sinusoidal: a fixed 2-D sine table replaces the learned one; its gradient is not uploaded."""
-    position_noise: float = 0.0
+    position_noise: NotNegative = 0.0
     """Gaussian noise on every row of the uploaded pos_embed gradient; its standard deviation
     relative to the root mean square of the gradient's nonzero entries."""
-    server_lr: float = 0.0
+    server_lr: NotNegative = 0.0
     """Step size by which all weights move between rounds along the mean gradient of the block's
     images, as in a federation that trains; 0: every round has the same weights."""
     upload: Literal["gradient", "weight_difference"] = "gradient"
     """weight_difference: weights after the local steps minus those before, in the client's
     dtype."""
-    lr: float = 0.1
+    lr: Positive = 0.1
     """Learning rate of the local steps; it enters a weight difference only."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Weight decay of the local steps; it enters a weight difference only."""
-    defenses: tuple[DefenseText, ...] = ()
+    defenses: Annotated[tuple[DefenseText, ...], Many] = ()
     """Defences, applied in this order: `{dp_sgd: 0.5}`, `{top_k: 0.1}`, `int8`, ..."""
-    steps: int = 1
+    steps: LocalSteps = 1
     """Local steps before weights are sent, all on the same images, each with a fresh mask."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """Optimiser of the local steps."""
-    momentum: float = 0.0
+    momentum: Momentum = 0.0
     """Momentum of SGD; the velocity starts at zero in every upload."""
 
     @property
@@ -122,10 +128,6 @@ FIRST_FIELDS = ("mode", "loss", "batch", "dal", "dal_lambda")
 differ from their default, so that runs finished before they existed still count as finished."""
 
 
-MOST_STEPS = 1_000_000
-"""Local steps stay below this, so that round and step fit into one number in `local_round`."""
-
-
 def local_round(round: int, step: int) -> int:
     """The number that the random choices of a local step are drawn for.
 
@@ -154,26 +156,14 @@ def client_recipe(client: ClientConfig) -> dict[str, Any]:
 
 
 def check_client(client: ClientConfig, block: int, where: str) -> None:
-    """Raise UserError where a field is out of range, or a block does not hold whole client steps.
+    """Raise UserError where fields contradict each other, or a block does not hold whole steps.
 
     where: the client's place in the config, such as "grid.0.client", which opens every message.
     """
-    if client.batch < 1:
-        raise UserError(f"{where}.batch: expected at least 1, got {client.batch}.")
     if block % client.batch:
         raise UserError(
             f"{where.removesuffix('client')}block: a block holds whole client steps; expected a "
             f"multiple of client.batch ({client.batch}), got {block}."
-        )
-    for name in ("dal_lambda", "position_noise", "server_lr", "weight_decay"):
-        value = getattr(client, name)
-        if not 0 <= value < math.inf:
-            raise UserError(f"{where}.{name}: expected 0 or a number above it, got {value}.")
-    if not 0 < client.lr < math.inf:
-        raise UserError(f"{where}.lr: expected a number above 0, got {client.lr}.")
-    if not 0 <= client.momentum < 1:
-        raise UserError(
-            f"{where}.momentum: expected 0 or more, and less than 1, got {client.momentum}."
         )
     _check_local_training(client, where)
     check_order(client.defenses, where)
@@ -181,10 +171,6 @@ def check_client(client: ClientConfig, block: int, where: str) -> None:
 
 
 def _check_local_training(client: ClientConfig, where: str) -> None:
-    if not 1 <= client.steps < MOST_STEPS:
-        raise UserError(
-            f"{where}.steps: expected 1 to {MOST_STEPS - 1} local steps, got {client.steps}."
-        )
     if client.optimizer != "sgd" and client.momentum:
         raise UserError(
             f"{where}.momentum: expected 0 with optimizer: {client.optimizer}, which has momentum "

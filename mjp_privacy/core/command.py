@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import cleandoc
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TypeVar
 
-from mjp_privacy.core.errors import UserError
+from mjp_privacy.core import stops
+from mjp_privacy.core.errors import StorageError, UserError
+from mjp_privacy.core.memory import ran_out
+from mjp_privacy.core.shown import plain, shown
+from mjp_privacy.core.storage import GONE, at_the_door
 
 DONE, BAD_USAGE, SOME_FAILED = 0, 2, 3
 """Exit codes: everything done; a mistake in the command; some image, cell or upload failed."""
-INTERRUPTED, CLOSED = 130, 141  # as a shell names them: 128 and the number of the signal
+FAULT, NO_MEMORY, NO_STORAGE = 70, 71, 74  # a bug of this package; memory; a disk
+CLOSED = 141  # nobody reads the output: 128 and the number of the signal, as stops have it
+GOES_ON = "the same command goes on from here"
+ANEW = "the same command starts anew"
+NEW_LINE = "\n"
+UNFIT = (*GONE, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
+"""Numbers of errors that say that a path is not what the command line takes it for."""
 
 Arguments = TypeVar("Arguments")
 
@@ -27,6 +41,7 @@ class Usage:
 
     prog: str  # such as "mjp attack"
     example: str  # a line that can be run as it stands
+    again: str = ANEW  # what the same command does after it was stopped
 
     def parse(
         self,
@@ -44,36 +59,121 @@ class Usage:
         """
         import tyro
 
+        _refuse_empty(argv)
         defaults: dict[str, Any] = {} if default is None else {"default": default}
         config = () if both_ways else (tyro.conf.FlagCreatePairsOff,)
-        parsed: Arguments = tyro.cli(
-            kind,
-            args=argv,
-            prog=self.prog,
-            description=f"Example: {self.example}\n\n{cleandoc(kind.__doc__ or '')}",
-            config=config,
-            **defaults,
-        )
+        try:
+            parsed: Arguments = tyro.cli(
+                kind,
+                args=argv,
+                prog=self.prog,
+                description=f"Example: {self.example}\n\n{cleandoc(kind.__doc__ or '')}",
+                config=config,
+                **defaults,
+            )
+        except SystemExit as end:  # of --help, or of a wrong option that it has named
+            raise _Parsed(end.code) from None
         return parsed
+
+
+def _refuse_empty(argv: Sequence[str]) -> None:
+    """Raise for an option without a word in it: as a path, no text is the folder one stands in."""
+    option = ""
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if not word.strip() or (name.startswith("--") and equals and not value.strip()):
+            where = name if equals else option or "the command line"
+            raise UserError(
+                f"{shown(where)}: expected a value, got an empty text, as an unset variable of a "
+                "shell gives. Name a value, or leave the option out."
+            )
+        option = word if word.startswith("-") else option
+
+
+class _Parsed(SystemExit):
+    """The command line's parser ends the command; an exit from anywhere else is a fault."""
 
 
 Command = Callable[[list[str], Usage], int]
 """A function from the command's arguments to its exit code."""
 
 
-def answered(command: Command, argv: list[str], usage: Usage) -> int:
-    """Run a command and return its exit code; a user's mistake is printed without a traceback."""
+def answered(load: Callable[[], Command], argv: list[str], usage: Usage) -> int:
+    """Import a command, run it and return its exit code: the last door of every command.
+
+    Whatever it raises becomes one line on stderr: a user's mistake, a stop, a disk or a memory that
+    is full. All else is a fault of this package, and its traceback goes into a file.
+    """
+    stops.then(usage.again)
+    _bear_any_name()
     try:
-        return command(argv, usage)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_USAGE
-    except BrokenPipeError:  # whoever reads the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = load()(argv, usage)
+        sys.stdout.flush()
+        return code
+    except BaseException as error:
+        if isinstance(error, _Parsed) and not stops.stopped():
+            raise
+        return _code_of(error, argv, usage)
+
+
+def _code_of(error: BaseException, argv: Sequence[str], usage: Usage) -> int:
+    """Say what ended a command; its exit code."""
+    if stops.stopped() or isinstance(error, KeyboardInterrupt):
+        return stops.told()
+    if isinstance(error, UserError):
+        return _said(f"error: {plain(str(error), keep=NEW_LINE)}", BAD_USAGE)
+    if isinstance(error, BrokenPipeError):  # whoever reads the output, such as `head`, saw enough
+        _drop_output()
         return CLOSED
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return INTERRUPTED
+    if mistake := _of_a_named_path(error, argv):
+        return _said(f"error: {mistake}", BAD_USAGE)
+    if storage := at_the_door(error):
+        _drop_output()  # it may be the output that has no room
+        return _said(f"error: {storage.what}. {storage.do}; then {usage.again}", NO_STORAGE)
+    if ran_out(error):
+        return _said(
+            f"error: memory ran out ({shown(' '.join(str(error).split()) or 'MemoryError', 200)}). "
+            f"Close other programs or take less at once; then {usage.again}",
+            NO_MEMORY,
+        )
+    from mjp_privacy.core.faults import fault_line
+
+    return _said(fault_line(error, [*usage.prog.split(), *argv]), FAULT)
+
+
+def _of_a_named_path(error: BaseException, argv: Sequence[str]) -> str:
+    """What is wrong with a path that the command line names, or with one below it; "" if the error
+    is about something else."""
+    if not isinstance(error, OSError) or isinstance(error, StorageError):
+        return ""
+    name = error.filename2 or error.filename  # of a file that is renamed, its new name
+    if not isinstance(name, str) or error.errno not in UNFIT:
+        return ""
+    place = Path(name).absolute()
+    named = [Path(word.partition("=")[2] or word).absolute() for word in argv if "\0" not in word]
+    if not any(path == place or path in place.parents for path in named):
+        return ""
+    return f"{shown(name)} cannot be used ({os.strerror(error.errno).lower()}). Give another path."
+
+
+def _said(line: str, code: int) -> int:
+    with suppress(OSError, ValueError):  # nobody may be listening
+        print(line, file=sys.stderr, flush=True)
+    return code
+
+
+def _drop_output() -> None:
+    """Let nothing more be written to stdout, which Python would do at its end."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _bear_any_name() -> None:
+    """Print characters that the console's encoding lacks as escapes: names of files may hold any
+    bytes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def use_threads(threads: int | None) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
+from functools import wraps
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from typing_extensions import dataclass_transform
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
@@ -16,6 +20,29 @@ T = TypeVar("T")
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """For dataclasses that are read from a file: an unknown field is an error, and so is NaN."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def schema(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass whose fields are checked, as STRICT says.
+
+    A wrong value is a UserError also where the class is called, as the command line and
+    `dataclasses.replace` do.
+    """
+    made: Any = dataclass(frozen=True, config=STRICT)(cls)
+    checked = made.__init__
+
+    @wraps(checked)
+    def initialised(self: Any, *values: Any, **fields: Any) -> None:
+        try:
+            checked(self, *values, **fields)
+        except ValidationError as error:
+            raise UserError(f"{cls.__name__} has {listed_mistakes(error, made, {})}") from error
+
+    made.__init__ = initialised
+    whole: type[T] = made
+    return whole
+
 
 MOST = 10
 """How many mistakes a message lists."""
@@ -52,7 +79,12 @@ def _explain(problem: Any, kind: Any, owners: Mapping[str, Any]) -> str:
         return f"{place}: unknown field.{hint}"
     if problem["type"] in ("missing", "missing_argument"):
         return f"{place}: this field is needed and was not given."
-    return f"{place}: {shown(problem['msg'])}; got {shown(repr(problem['input']), 100)}."
+    said, hint = problem["msg"].removeprefix("Value error, "), ""
+    if problem["type"] == "dataclass_type":
+        said = "Input should be named fields"
+    if problem["type"] == "literal_error":
+        hint = did_you_mean(str(problem["input"]), re.findall(r"'([^']+)'", problem["msg"]))
+    return f"{place}: {shown(said)}; got {shown(repr(problem['input']), 100)}.{hint}"
 
 
 def _field_names(location: tuple[Any, ...], kind: Any, owners: Mapping[str, Any]) -> set[str]:

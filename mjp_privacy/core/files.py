@@ -6,32 +6,71 @@ processes, also on several machines, can write into one folder.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.errors import StorageError, UserError
+from mjp_privacy.core.held import check_folder
+from mjp_privacy.core.stops import holding
+from mjp_privacy.core.storage import ALWAYS, writing
 
 DAY = 24 * 3600.0  # seconds; nothing takes so long to write
+PROBE = 1 << 16  # bytes; a full disk often has room for a few hundred
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object], *, lasting: bool = False) -> None:
     """Call `write` with a temporary path beside `path`, then rename that file to `path`.
 
     write_atomically(path, lambda temporary: temporary.write_text("whole or not at all"))
+
+    lasting: the file is on the disk itself when this returns, and survives a loss of power
+
+    Who may read the file is what the process' umask says, whatever library writes it. A disk that
+    does not take it is a StorageError, and so is a folder that was taken away.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_folder(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}@{_host()}.tmp")
+    with writing(path), holding():
+        new_folder = not path.parent.is_dir()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.touch()
+            mode = stat.S_IMODE(temporary.stat().st_mode)
+            write(temporary)
+            if stat.S_IMODE(temporary.stat().st_mode) != mode:
+                temporary.chmod(mode)
+            if lasting:
+                bring_to_disk(temporary)
+            temporary.replace(path)
+            if lasting:
+                bring_to_disk(path.parent)
+            if lasting and new_folder:
+                bring_to_disk(path.parent.parent)
+        finally:
+            with suppress(OSError):  # as on a disk that has become read-only
+                temporary.unlink(missing_ok=True)
+
+
+def bring_to_disk(path: Path) -> None:
+    """Wait until the disk holds this file, or this folder's names, where the system can say so."""
+    if os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY)
     try:
-        write(temporary)
-        temporary.replace(path)
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what keeps the file is no disk
+            raise
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def abandoned(root: Path) -> Iterator[Path]:
@@ -43,6 +82,12 @@ def abandoned(root: Path) -> Iterator[Path]:
     for path in root.rglob(".*.tmp"):
         if _is_abandoned(path):
             yield path
+
+
+def sweep(root: Path) -> None:
+    """Delete the temporary files that killed processes left under this folder."""
+    for leftover in abandoned(root):
+        leftover.unlink(missing_ok=True)
 
 
 def _is_abandoned(path: Path) -> bool:
@@ -76,26 +121,26 @@ def _is_running(pid: str) -> bool:
     return True
 
 
+def check_disk(folder: Path) -> None:
+    """Raise a StorageError unless a small file can be written there to its end."""
+    write_atomically(folder / "probe", lambda temporary: temporary.write_bytes(bytes(PROBE)))
+    (folder / "probe").unlink(missing_ok=True)
+
+
 def write_json(path: Path, content: object) -> None:
     """Write JSON atomically; NaN and infinity are errors, since JSON has no such numbers."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a file with a JSON object in each; empty if there is no file.
-
-    A line that a killed process left unfinished is skipped.
-    """
-    if not path.is_file():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
-    return lines
+def output_file(path: Path) -> Path:
+    """The file given as --out, before work begins: its folder is made, and a small file is written
+    there and removed again."""
+    if path.is_dir():
+        raise UserError(f"--out {path}: expected a file, got a folder. Give a name in it.")
+    output_folder(path.parent)
+    check_disk(path.parent)
+    return path
 
 
 def output_folder(path: Path) -> Path:
@@ -103,6 +148,8 @@ def output_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if error.errno in ALWAYS:
+            raise StorageError.of(f"--out {path}", error.errno) from error
         raise UserError(
             f"--out {path}: expected a folder, or a place where one can be made; got: "
             f"{error.strerror}. Give another --out."

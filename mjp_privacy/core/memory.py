@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,8 @@ CGROUPS = (
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 """Files with the limit of this process's container and what is used of it, in versions 2 and 1."""
-ALLOCATOR = "DefaultCPUAllocator"  # begins the error of torch where the CPU's memory ran out
+WORDS = ("DefaultCPUAllocator", "std::bad_alloc", "can't start new thread")
+"""What errors without a class of their own say where the machine's memory ran out."""
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -47,11 +50,15 @@ def _free_in_group(files: tuple[str, str]) -> int | None:
 
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on the CPU or a GPU."""
-    import torch
-
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError) and ALLOCATOR in str(error)
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOMEM, errno.EAGAIN)  # of a process that cannot be started
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    torch = sys.modules.get("torch")  # where it is not imported, the error is not torch's
+    return any(words in said for words in WORDS) or (
+        torch is not None and isinstance(error, torch.OutOfMemoryError)
+    )
 
 
 def give_back(device: torch.device) -> None:

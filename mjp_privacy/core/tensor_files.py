@@ -12,23 +12,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.sealed import BLANK, write_sealed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+SEAL = "mjp-seal"
+"""The entry of the metadata that holds a file's seal."""
 LENGTH_BYTES = 8  # before the header: its length, little endian
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors by name and strings about them; the file is there whole or not at all."""
+def save_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    *,
+    sealed: bool = False,
+) -> None:
+    """Write tensors by name and strings about them; the file is there whole or not at all.
+
+    sealed: it carries its own digest in its metadata (`core/sealed`), and survives a loss of power
+    """
     from safetensors.torch import save_file
 
     def write(temporary: Path) -> None:
-        save_file(_apart(tensors), temporary, dict(metadata))
+        seal = {SEAL: BLANK} if sealed else {}
+        save_file(_apart(tensors), temporary, {**metadata, **seal})
         _sort_metadata(temporary)
-        temporary.chmod(0o644)  # safetensors writes for the owner alone
 
-    write_atomically(path, write)
+    if sealed:
+        write_sealed(path, write)
+    else:
+        write_atomically(path, write)
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

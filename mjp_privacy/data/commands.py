@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage
+from mjp_privacy.core.shown import shown
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def sample(argv: list[str], usage: Usage) -> int:
 
     images = open_images(arguments.source, arguments.labels)
     count = len(images.records)
-    print(f"{count} images in {arguments.source}. {images.labels_described}", flush=True)
+    print(f"{count} images in {shown(arguments.source)}. {images.labels_described}", flush=True)
     choice = {"per_class": arguments.per_class, "seed": arguments.seed}
     print(make_sample(images, arguments.out, progress=_progress, **choice))
     return DONE

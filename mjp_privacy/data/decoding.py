@@ -8,20 +8,29 @@ Each kind of pixel becomes 8-bit RGB by one fixed rule:
     float, 32-bit integer        refused, because their range is unknown
     several frames               the first one
     EXIF orientation             applied; an unreadable EXIF block counts as none
+
+Files come from strangers. Only the formats in FORMATS are tried, a picture's size is checked before
+its pixels are decoded, and whatever a decoder raises is the ImageError of that one image.
 """
 
 from __future__ import annotations
 
 import io
-import struct
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from threading import Lock
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
+
+MAX_BYTES = 512 * 2**20
+"""Size of the largest image file that is read into memory."""
 
 MAX_PIXELS = 178_956_970
 """Pillow's own limit against decompression bombs; kept here because a program can lift Pillow's."""
@@ -29,21 +38,16 @@ MAX_PIXELS = 178_956_970
 MAX_ASPECT = 100
 """Long side over short side. Beyond it, resizing the short side would make the long one huge."""
 
-_DAMAGED = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    RuntimeError,
-    MemoryError,
-    struct.error,
-    zlib.error,
-)
-"""What Pillow's readers raise on damaged files, each format in its own way."""
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF", "HEIF")
+"""What is opened: the formats of the endings in `files.IMAGE_SUFFIXES`, as far as this Pillow reads
+them. Its other decoders, such as those of PostScript and of textures, never see a stranger's file.
+"""
+
+STRIP_PIXELS = 1 << 22
+"""Pixels that are converted at once where a conversion needs further memory for each of them."""
+
+_STDERR = Lock()
+"""Held by the one thread that has redirected it."""
 
 _TURN = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -80,6 +84,7 @@ def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
     with _opened(content) as image:
         _check_sides(image.size, min_side)
         image.load()
+        _check_sides(image.size, min_side)  # some formats know their size only now
         turn = _TURN.get(_orientation(image))
         picture = _to_rgb(image)
         return picture if turn is None else picture.transpose(turn)
@@ -96,20 +101,61 @@ def check_header(content: bytes) -> None:
 
 @contextmanager
 def _opened(content: bytes) -> Iterator[Image.Image]:
-    """The image as Pillow opens it; what Pillow raises on damaged files becomes an ImageError."""
+    """The image as Pillow opens it; whatever its decoders raise becomes an ImageError."""
     if not content:
         raise ImageError("the file is empty (0 bytes)")
     # Importing breaching makes Pillow fill up truncated files with grey, in the whole process.
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
-        with Image.open(io.BytesIO(content)) as image:
-            yield image
+        with warnings.catch_warnings(), _silent() if _is_talkative(content) else nullcontext():
+            warnings.simplefilter("ignore")  # of each odd tag of a damaged file
+            with Image.open(io.BytesIO(content), formats=_formats()) as image:
+                yield image
+    except ImageError:
+        raise
     except UnidentifiedImageError as error:
         raise ImageError("not an image in a format that Pillow can read") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"too many pixels, at most {MAX_PIXELS} are allowed ({error})") from error
-    except _DAMAGED as error:
-        raise ImageError(f"cannot be decoded: {str(error) or type(error).__name__}") from error
+    except MemoryError as error:
+        raise ImageError("needs more memory to be decoded than there is") from error
+    except Exception as error:
+        raise ImageError(f"cannot be decoded: {_said(error)}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of a decoder in Rust
+            raise
+        raise ImageError(f"cannot be decoded: {_said(error)}") from error
+
+
+def _is_talkative(content: bytes) -> bool:
+    """Whether it is a TIFF or an AVIF: their libraries print on stderr themselves."""
+    return content[:2] in (b"II", b"MM") or content[4:8] == b"ftyp"
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what a decoder prints of a damaged file: it would stand among the lines of a run."""
+    with _STDERR:
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nowhere)
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Those of FORMATS that this installation of Pillow can open."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _said(error: BaseException) -> str:
+    """What a decoder says of a file, in one short line: parts of the file can stand in it."""
+    return shown(" ".join(str(error).split()), 200) or type(error).__name__
 
 
 def _check_sides(size: tuple[int, int], min_side: int) -> None:
@@ -128,7 +174,7 @@ def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 (upright) to 8; 1 where there is none or it cannot be read."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except _DAMAGED:
+    except Exception:
         return 1
     return value if isinstance(value, int) else 1
 
@@ -137,16 +183,35 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ImageError("floating-point pixels have no fixed range: save the image with 8 bits")
     if image.mode.startswith("I"):
-        return _from_16_bit(image)
+        # PNG and PPM reach mode I with 16 bits, TIFF with 32
+        if image.mode == "I" and image.format not in {"PNG", "PPM"}:
+            raise ImageError(
+                "32-bit integer pixels have no fixed range: save the image with 8 bits"
+            )
+        return _in_strips(image, _from_16_bit)
     if "transparency" in image.info or image.mode in {"RGBA", "LA", "PA", "RGBa", "La"}:
-        layer = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+        return _in_strips(image, _over_white)
     return image.convert("RGB")
 
 
+def _in_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """The picture converted some rows at a time, so that what a conversion needs stays small."""
+    rows = max(1, STRIP_PIXELS // max(1, image.width))
+    if rows >= image.height:
+        return convert(image)
+    picture = Image.new("RGB", image.size)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        picture.paste(convert(strip), (0, top))
+    return picture
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+
+
 def _from_16_bit(image: Image.Image) -> Image.Image:
-    """Grey levels 0..65535 to 0..255. PNG and PPM reach mode I with 16 bits, TIFF with 32."""
-    if image.mode == "I" and image.format not in {"PNG", "PPM"}:
-        raise ImageError("32-bit integer pixels have no fixed range: save the image with 8 bits")
+    """Grey levels 0..65535 to 0..255."""
     levels = np.asarray(image).astype(np.int64)
     return Image.fromarray(((levels + 128) // 257).astype(np.uint8)).convert("RGB")

@@ -15,6 +15,7 @@ from pathlib import Path
 from PIL import Image
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import BadFile, FileKind
 from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.source import ImageRecord, ImageSource
 
@@ -23,6 +24,8 @@ EMBEDDED = "embedded"
 
 SIDE = 224
 """Side of a crop in the photograph, in pixels; a size of 224 therefore needs no resampling."""
+
+PHOTOGRAPH = FileKind("a photograph of scikit-image", "Install scikit-image again.")
 
 PHOTOGRAPHS = {
     "astronaut": "astronaut.png",
@@ -93,8 +96,8 @@ def _crops(photograph: Image.Image) -> dict[tuple[int, int], Image.Image]:
 def _photograph(folder: Path, name: str) -> Image.Image:
     path = folder / PHOTOGRAPHS[name]
     try:
-        return decode_image(path.read_bytes())
-    except (OSError, ImageError) as error:
+        return decode_image(PHOTOGRAPH.bytes(path))
+    except (BadFile, ImageError) as error:
         raise UserError(
             f"Expected the photograph {path} of scikit-image, got: {error}. "
             "Install scikit-image again, from its wheel."

@@ -41,6 +41,8 @@ def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSour
         if labels is not None:
             raise UserError(f"The {EMBEDDED} images have no labels; expected no label file.")
         return embedded_images()
+    if not str(path).strip():
+        raise UserError("Expected a folder or a zip of images, got an empty path. Name one.")
     files = open_files(_from_home(path))
     image_ids = image_names(files)
     labelling = find_labels(files, image_ids, _from_home(labels) if labels else None)

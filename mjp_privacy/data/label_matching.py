@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
 from mjp_privacy.data.label_files import LabelTable
 
 NUM_VALIDATION = 50_000
@@ -41,7 +42,7 @@ def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> d
 def some(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return ", ".join(shown(name, 100) for name in names[:_SHOWN]) + more
 
 
 def validation_number(image_id: str) -> int | None:
@@ -76,7 +77,7 @@ def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
         }
     if len(table.ordered) != len(image_ids):
         raise UserError(
-            f"{table.origin} holds {len(table.ordered)} labels without names for "
+            f"{shown(table.origin)} holds {len(table.ordered)} labels without names for "
             f"{len(image_ids)} images; expected one for each, in the order of the file names. "
             "Give a CSV with the header `file,label` instead."
         )
@@ -89,11 +90,11 @@ def _unmatched(table: LabelTable, image_ids: Sequence[str], labels: Mapping[str,
     named = [name for name, _ in table.rows]
     if not labels:
         return UserError(
-            f"{table.origin} names none of the {len(image_ids)} images: its {len(named)} names "
-            f"are {some(named)}; the images are {some(missing)}. Expected paths relative to the "
-            "folder or zip."
+            f"{shown(table.origin)} names none of the {len(image_ids)} images: its {len(named)} "
+            f"names are {some(named)}; the images are {some(missing)}. Expected paths relative to "
+            "the folder or zip."
         )
     return UserError(
-        f"{table.origin} leaves {len(missing)} of {len(image_ids)} images without a label: "
+        f"{shown(table.origin)} leaves {len(missing)} of {len(image_ids)} images without a label: "
         f"{some(missing)}. Expected a line for each: add the lines, or take the images out."
     )

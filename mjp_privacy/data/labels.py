@@ -21,9 +21,13 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import NoFile
+from mjp_privacy.core.shown import shown
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.files import Files, missing_path
 from mjp_privacy.data.label_files import (
+    LABEL_FILE,
+    MOST_CLASSES,
     LabelTable,
     is_synset,
     parse_label_file,
@@ -85,12 +89,10 @@ def _wrapper(image_ids: Sequence[str]) -> str:
 
 
 def _read_outside(path: Path) -> LabelTable:
-    if not path.exists():
-        raise missing_path("label file", path)
     try:
-        return parse_label_file(str(path), path.read_bytes())
-    except OSError as error:
-        raise UserError(f"Expected a label file at {path}, got: {error.strerror}.") from error
+        return parse_label_file(shown(path), LABEL_FILE.bytes(path))
+    except NoFile as error:
+        raise missing_path("label file", path) from error
 
 
 def _read_inside(files: Files, name: str) -> LabelTable:
@@ -98,7 +100,10 @@ def _read_inside(files: Files, name: str) -> LabelTable:
     try:
         return parse_label_file(origin, files.read(name))
     except ImageError as error:
-        raise UserError(f"Expected a label file, but {origin} {error.reason}.") from error
+        raise UserError(
+            f"Expected a label file, but {shown(origin)} {error.reason}. Replace it, or take "
+            "it out."
+        ) from error
 
 
 def _from_table(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> Labels:
@@ -130,8 +135,8 @@ def _refuse_splits(files: Files, inner: Mapping[str, str]) -> None:
     tops = sorted({PurePosixPath(path).parts[0] for path in inner.values() if "/" in path})
     if len(tops) > 1 and all(top.lower() in _SPLITS for top in tops):
         raise UserError(
-            f"{files.path} holds several splits: {', '.join(tops)}. Expected the images of one: "
-            f"give that folder (such as {files.path / tops[-1]}), or a zip of it."
+            f"{shown(files.path)} holds several splits: {some(tops)}. Expected the images of one: "
+            f"give that folder (such as {shown(files.path / tops[-1])}), or a zip of it."
         )
 
 
@@ -146,8 +151,8 @@ def _from_synsets(files: Files, inner: Mapping[str, str]) -> Labels | None:
     strays = [image_id for image_id, synset in synsets.items() if synset is None]
     if strays:
         raise UserError(
-            f"{files.path} holds synset folders, but {len(strays)} of {len(inner)} images lie "
-            f"outside them: {some(strays)}. Move these away, or give a CSV with `file,label`."
+            f"{shown(files.path)} holds synset folders, but {len(strays)} of {len(inner)} images "
+            f"lie outside them: {some(strays)}. Move these away, or give a CSV with `file,label`."
         )
     return _synset_labels(files, {image_id: synset or "" for image_id, synset in synsets.items()})
 
@@ -157,8 +162,9 @@ def _synset_labels(files: Files, synsets: Mapping[str, str]) -> Labels:
     unknown = sorted({synset for synset in synsets.values() if synset not in indices})
     if unknown:
         raise UserError(
-            f"{files.path} holds {len(unknown)} folders named like synsets that are none of the "
-            f"1000 of ILSVRC 2012: {some(unknown)}. Give a CSV with `file,label`, or take them out."
+            f"{shown(files.path)} holds {len(unknown)} folders named like synsets that are none of "
+            f"the 1000 of ILSVRC 2012: {some(unknown)}. Give a CSV with `file,label`, or take them "
+            "out."
         )
     by_image = {image_id: indices[synset] for image_id, synset in synsets.items()}
     count = len(set(synsets.values()))
@@ -188,12 +194,19 @@ def _from_class_folders(inner: Mapping[str, str]) -> Labels | None:
     if not all("/" in path for path in inner.values()):
         return None
     folders = sorted({path.split("/")[0] for path in inner.values()})
-    if all(folder.isdecimal() and str(int(folder)) == folder for folder in folders):
+    if all(map(_is_index, folders)):
         index = {folder: int(folder) for folder in folders}
         how = f"Labels are the numbers that name the {len(folders)} class folders"
     else:
         index = {folder: place for place, folder in enumerate(folders)}
         how = f"Labels are the places of the {len(folders)} class folders in sorted order"
-    shown = some([f"{folder} = {index[folder]}" for folder in sorted(index, key=index.__getitem__)])
+    named = some([f"{folder} = {index[folder]}" for folder in sorted(index, key=index.__getitem__)])
     by_image = {image_id: index[path.split("/")[0]] for image_id, path in inner.items()}
-    return Labels(by_image, "folder", f"{how} ({shown}).")
+    return Labels(by_image, "folder", f"{how} ({named}).")
+
+
+def _is_index(folder: str) -> bool:
+    """Whether a folder's name is a class index: `17`, but not `017` and not `20240131`."""
+    if not re.fullmatch(r"0|[1-9][0-9]{0,9}", folder):
+        return False
+    return int(folder) < MOST_CLASSES

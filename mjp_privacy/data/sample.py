@@ -18,12 +18,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder
+from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.held import check_folder, held_folder
 from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.shown import shown
+from mjp_privacy.core.stops import holding
+from mjp_privacy.core.storage import writing
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.source import ImageRecord, ImageSource
 
 _SHOWN = 10
+
+COPY = FileKind("a copy that this command wrote", "Give another --out.", 1 << 40)
 
 
 @dataclass(frozen=True)
@@ -64,9 +73,9 @@ def make_sample(
     sample = choose(source, per_class=per_class, seed=seed, progress=progress)
     if not occupied:
         _write(source, sample, out)
-        done = f"Wrote {len(sample.chosen)} images to {out}."
+        done = f"Wrote {len(sample.chosen)} images to {shown(out)}."
     elif _holds(out, sample):
-        done = f"{out} already holds this sample, complete: {len(sample.chosen)} images."
+        done = f"{shown(out)} already holds this sample, complete: {len(sample.chosen)} images."
     else:
         raise _occupied(out)
     return "\n".join([done, *_remarks(sample, per_class)])
@@ -104,8 +113,9 @@ def choose(
             short[label] = len(chosen) - before
     if not chosen:
         raise UserError(
-            f"None of the {len(skipped)} images of {source.path} can be read; the first is "
-            f"{skipped[0][0].image_id}: {skipped[0][1]}. Expected at least one readable image."
+            f"None of the {len(skipped)} images of {shown(source.path)} can be read; the first is "
+            f"{shown(skipped[0][0].image_id)}: {skipped[0][1]}. Expected at least one readable "
+            "image."
         )
     return Sample(tuple(sorted(chosen, key=_id)), tuple(sorted(skipped, key=_id)), short)
 
@@ -115,7 +125,7 @@ def _by_class(source: ImageSource) -> dict[int, list[ImageRecord]]:
     for record in source.records:
         if record.label is None:
             raise UserError(
-                f"A sample takes images of every class, but {source.path} has no classes: "
+                f"A sample takes images of every class, but {shown(source.path)} has no classes: "
                 f"{source.labels_described} Give --labels with a CSV `file,label`."
             )
         classes[record.label].append(record)
@@ -133,44 +143,60 @@ def _id(entry: tuple[ImageRecord, str]) -> str:
 
 def _refuse_out(source: Path, out: Path) -> None:
     if out.exists() and not out.is_dir():
-        raise UserError(f"Expected a folder for --out, got the file {out}. Give another name.")
-    if out.resolve().is_relative_to(source.resolve()):
         raise UserError(
-            f"--out {out} lies inside --from {source}: the sample would become part of its own "
-            "source. Give a folder elsewhere."
+            f"Expected a folder for --out, got the file {shown(out)}. Give another name."
         )
+    keep_apart(out, {"--from": source})
 
 
 def _occupied(out: Path) -> UserError:
     return UserError(
-        f"{out} is not empty and holds something other than this sample. Expected a new or empty "
-        "folder: give another --out, or move the files away."
+        f"{shown(out)} is not empty and holds something other than this sample. Expected a new or "
+        "empty folder: give another --out, or move the files away."
     )
 
 
 def _write(source: ImageSource, sample: Sample, out: Path) -> None:
     """Fill a temporary folder beside `out`, then rename it."""
     temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
-    try:
-        for record, sha256 in sample.chosen:
-            content = source.read_bytes(record)
-            if hashlib.sha256(content).hexdigest() != sha256:
-                raise UserError(f"{record.image_id} changed while it was copied. Start again.")
-            target = temporary / record.image_id
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-        for name, text in sample.tables().items():
-            (temporary / name).write_text(text, encoding="utf-8", newline="")
-        if out.is_dir():
-            out.rmdir()
-        temporary.replace(out)
-    except OSError as error:
-        raise UserError(
-            f"Cannot write {out}: {error.strerror} ({error.filename}). Nothing was left there; "
-            "give a folder that can be written, on a disk with enough space."
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    output_folder(temporary.parent)
+    with holding(), writing(out):
+        try:
+            temporary.mkdir()
+            with held_folder(temporary):
+                _copy(source, sample, temporary)
+                _verify(sample, temporary)
+            if out.is_dir():
+                out.rmdir()
+            temporary.replace(out)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _copy(source: ImageSource, sample: Sample, folder: Path) -> None:
+    """Write images and tables into this folder."""
+    for record, sha256 in sample.chosen:
+        content = source.read_bytes(record)
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise UserError(f"{shown(record.image_id)} changed while it was copied. Start again.")
+        target = folder / record.image_id
+        check_folder(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    for name, text in sample.tables().items():
+        (folder / name).write_text(text, encoding="utf-8", newline="")
+
+
+def _verify(sample: Sample, folder: Path) -> None:
+    """Raise unless every copy can be read again as it was: a disk may take two names for one."""
+    for record, sha256 in sample.chosen:
+        path = folder / record.image_id
+        if COPY.sha256(path) != sha256:
+            raise UserError(
+                f"The copy of {shown(record.image_id)} is not the image: the disk of the sample "
+                "changed it, or takes two of the names for one. Give --out on another disk, or "
+                "rename the image."
+            )
 
 
 def _holds(out: Path, sample: Sample) -> bool:
@@ -180,8 +206,7 @@ def _holds(out: Path, sample: Sample) -> bool:
     expected |= {record.image_id: sha256 for record, sha256 in sample.chosen}
     present = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     return present.keys() == expected.keys() and all(
-        hashlib.sha256(path.read_bytes()).hexdigest() == expected[name]
-        for name, path in present.items()
+        COPY.sha256(path) == expected[name] for name, path in present.items()
     )
 
 
@@ -192,14 +217,14 @@ def _remarks(sample: Sample, per_class: int) -> list[str]:
         count = len(sample.skipped)
         lines.append(
             f"Skipped {count} unreadable {'image' if count == 1 else 'images'}, listed in "
-            f"skipped.csv; the first is {first.image_id}: {reason}."
+            f"skipped.csv; the first is {shown(first.image_id)}: {reason}."
         )
     if sample.short:
-        shown = [f"{label} ({count})" for label, count in list(sample.short.items())[:_SHOWN]]
+        named = [f"{label} ({count})" for label, count in list(sample.short.items())[:_SHOWN]]
         more = f" and {len(sample.short) - _SHOWN} more" if len(sample.short) > _SHOWN else ""
         lines.append(
             f"Fewer than {per_class} readable images in {len(sample.short)} classes; class (images "
-            f"found): {', '.join(shown)}{more}."
+            f"found): {', '.join(named)}{more}."
         )
     return lines
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.memory import ran_out
+from mjp_privacy.core.stops import stopped
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.messages import CellDone, Message
 from mjp_privacy.experiment.plan import Plan
@@ -61,6 +63,10 @@ def forecast(plan: Plan, source: UploadSource) -> Forecast:
             refused = {c: _refusals(plan, outlook, c) for c in plan.cells_of(model)}
         except UserError as error:
             unopened[model] = str(error)
+            continue
+        except Exception as error:  # it is opened again in the run, which tells what it is
+            if stopped() or ran_out(error):
+                raise
             continue
         for cell, reasons in refused.items():
             for reason in reasons:

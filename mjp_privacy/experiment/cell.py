@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from mjp_privacy.core.budget import over_budget
 from mjp_privacy.core.device import clock
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageRecord
@@ -28,8 +29,9 @@ from mjp_privacy.experiment.diagnostics import (
 from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_setting
 from mjp_privacy.experiment.rows import reasoned_rows, scored_rows
 from mjp_privacy.experiment.source import BlockUploads
-from mjp_privacy.experiment.step_by_step import reconstruct, without_reconstruction
+from mjp_privacy.experiment.step_by_step import OVER, reconstruct, without_reconstruction
 from mjp_privacy.experiment.unshuffled import unshuffled_uploads
+from mjp_privacy.experiment.valid_reconstruction import checked_reconstruction
 from mjp_privacy.interfaces import Attack, Control, Reconstruction, Refusal, Truth
 from mjp_privacy.metrics import score
 from mjp_privacy.models import LoadedModel
@@ -46,6 +48,7 @@ class CellRows:
     image_ids: Sequence[str] = ()  # of `tensors`
     failed: Mapping[ImageRecord, str] = field(default_factory=dict)  # with the reason
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
+    traces: Mapping[str, str] = field(default_factory=dict)  # tracebacks, by reason
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,14 @@ class CellWork:
         device = self.model.cls_token.device
         started = clock(device)
         batch = scene.view.updates[0].batch
+        traces: dict[str, str] = {}
         reconstruction, reasons = reconstruct(
-            attack, scene.view, len(records) // batch, lambda step: self._generator(records, step)
+            attack,
+            scene.view,
+            len(records) // batch,
+            lambda step: self._generator(records, step),
+            self.cell.attack.seconds,
+            traces,
         )
         attacked_at = clock(device)
         failed = {records[place]: reason for place, reason in reasons.items()}
@@ -89,7 +98,7 @@ class CellWork:
             "residual": checked_at - attacked_at,
             "score": clock(device) - checked_at,
         }
-        return replace(rows, failed=failed, seconds=seconds)
+        return replace(rows, failed=failed, seconds=seconds, traces=traces)
 
     def _refusal(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why the attack does not apply, as far as that is known before any upload; or None."""
@@ -103,7 +112,8 @@ class CellWork:
         scene = Scene.of(observation, self.cell, self.model)
         truth = Truth(scene.plain, scene.inputs.labels, scene.inputs.image_ids)
         generator = self._generator(records, 0)
-        reconstruction = control.run(scene.view, truth, scene.inputs, generator=generator)
+        answer = control.run(scene.view, truth, scene.inputs, generator=generator)
+        reconstruction = checked_reconstruction(answer, scene.view, len(records))
         reasons = without_reconstruction(reconstruction, len(records))
         failed = {records[place]: reason for place, reason in reasons.items()}
         checks = self._checks(scene, reconstruction, failed)
@@ -123,10 +133,11 @@ class CellWork:
         reasons = dict.fromkeys(records, reason)
         return CellRows(reasoned_rows(self.facts, reasons, "unsupported"))
 
-    def failed(self, records: Sequence[ImageRecord], reason: str) -> CellRows:
+    def failed(self, records: Sequence[ImageRecord], reason: str, trace: str = "") -> CellRows:
         """Rows of images for which this cell failed, all with the same reason."""
-        reasons = dict.fromkeys(records, reason)
-        return CellRows(reasoned_rows(self.facts, reasons, "failed"), failed=reasons)
+        reasons, traces = dict.fromkeys(records, reason), {reason: trace} if trace else {}
+        rows = reasoned_rows(self.facts, reasons, "failed")
+        return CellRows(rows, failed=reasons, traces=traces)
 
     # score ------------------------------------------------------------------------------------
 
@@ -180,7 +191,19 @@ class CellWork:
             diagnostics = {**reconstruction.diagnostics, **agreement, **unshuffled}
             parts.append(self._unscored(kept, places, diagnostics, NO_PICTURE))
         rows = pd.concat([part for part in parts if len(part)])
+        rows = self._said_late(rows, records, reconstruction)
         return CellRows(rows, tensors, [r.image_id for r in kept] if tensors else [])
+
+    def _said_late(
+        self, rows: pd.DataFrame, records: Sequence[ImageRecord], made: Reconstruction
+    ) -> pd.DataFrame:
+        """The rows, with the reason in those of pictures that the attack had no time to finish."""
+        seconds, cut = self.cell.attack.seconds, made.diagnostics.get(OVER)
+        if seconds is None or cut is None:
+            return rows
+        late = {records[at].image_id for at, value in enumerate(cut.tolist()) if value == 1}
+        here = rows["image_id"].isin(late) & (rows["status"] == "ok")
+        return rows.assign(reason=rows["reason"].mask(here, over_budget(seconds)))
 
     def _pictures(
         self,

@@ -69,7 +69,8 @@ def check_model(question: ModelQuestion) -> str:
     _check_client(question, own)
     asked = own
     if question.mjp and own.unk_embed is None:
-        asked = outline_model(**{**arguments, "unknown_embedding": True})  # type: ignore[arg-type]
+        masked = {**arguments, "unknown_embedding": True, "unknown_init": "zeros"}
+        asked = outline_model(**masked)  # type: ignore[arg-type]
     lines = [_described(question, own, heads)]
     lines += [f"  note   {remark}" for remark in _remarks(question, own)]
     width = max(map(len, ATTACKS)) + 2

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from mjp_privacy.client.recorded.faults import faults
+from mjp_privacy.client.recorded.examined import Examined, examine
+from mjp_privacy.client.recorded.faults import one_line
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import Group, group_uploads
-from mjp_privacy.client.recorded.loading import load_recorded
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
+from mjp_privacy.experiment.recorded import load_group
 from mjp_privacy.experiment.upload_remarks import applicability, remarks
 
 
 def check_uploads(folder: Path) -> tuple[str, bool]:
     """A report on all uploads of a folder, and whether every one of them can be attacked."""
     uploads = UploadFolder(folder)
-    groups = group_uploads(uploads.entries())
-    lines: list[str] = []
-    faulty = False
-    for group in groups:
+    examined = examine(uploads)
+    lines = list(_refused(examined))
+    faulty = bool(lines)
+    for group in group_uploads(examined.sound):
         group_lines, group_faulty = _described(group)
         lines += group_lines
         faulty |= group_faulty
     for name in uploads.unfinished():
-        lines.append(f"{name}: no header beside it; its recorder was stopped. It is left out.")
+        lines.append(
+            f"{shown(name)}: no header beside it; its recorder was stopped. It is left out."
+        )
     return "\n".join(lines), not faulty
+
+
+def _refused(examined: Examined) -> Iterator[str]:
+    """The uploads that cannot be attacked, with every reason."""
+    if examined.refused:
+        count = len(examined.refused)
+        yield f"{count} upload(s) cannot be attacked; a run makes a failed row of each:"
+    for name, reasons in examined.refused.items():
+        yield from (f"  FAULT  {name}: {reason}" for reason in reasons)
 
 
 def _described(group: Group) -> tuple[list[str], bool]:
@@ -36,17 +50,9 @@ def _described(group: Group) -> tuple[list[str], bool]:
         f"{'private images known' if group.scored else 'no private images: rows will be unscored'}"
     ]
     try:
-        model = load_recorded(group.series[0].first)
+        model = load_group(group)
     except UserError as error:
-        return [*lines, f"  FAULT  {error}"], True
-    fault_lines = [
-        f"  FAULT  {upload.name}: {fault}"
-        for series in group.series
-        for upload in series.uploads
-        for fault in faults(upload, model)
-    ]
-    if fault_lines:
-        return [*lines, *fault_lines], True
+        return [*lines, f"  FAULT  {one_line(error, group.series[0].first.folder)}"], True
     lines += [f"  note   {remark}" for remark in remarks(group, model)]
     reasons = applicability(group, model)
     lines.append(f"  applies: {', '.join(n for n, reason in reasons.items() if not reason)}")

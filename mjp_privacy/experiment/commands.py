@@ -83,6 +83,9 @@ class AttackArguments:
     and images."""
     gamma: float | None = None
     """Shuffle ratio of settings b and c, instead of the config's."""
+    attack_seconds: float | None = None
+    """The processor's time that an attack may take over one image; past it the image's row is the
+    best so far, or `unsupported`. A later command with more time makes those rows again."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where gradients are computed; auto takes CUDA if there is a GPU."""
     fresh: bool = False
@@ -152,6 +155,7 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
             limit=arguments.limit,
             gamma=arguments.gamma,
             model=fields,
+            attack_seconds=arguments.attack_seconds,
             device=arguments.device,
             stale=stale,
             engine=engine,
@@ -161,6 +165,7 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
         arguments.uploads,
         out,
         limit=arguments.limit,
+        attack_seconds=arguments.attack_seconds,
         device=arguments.device,
         stale=stale,
         engine=engine,

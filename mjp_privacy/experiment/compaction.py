@@ -14,9 +14,8 @@ No other process may write rows of a cell while it is compacted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.core.files import write_atomically
 from mjp_privacy.experiment.part_file import ENCODING, OWN, part_name, part_number, write_part
 from mjp_privacy.experiment.row_columns import KEYS, NOT_DONE
 from mjp_privacy.experiment.row_files import block_files, part_files, superseded
@@ -58,12 +56,33 @@ def compact_cell(store: RunStore, run_id: str, *, fewest_files: int = FEWEST_FIL
     for files in _portions(part_files(folder), blocks):
         number = max(map(part_number, part_files(folder)), default=-1) + 1
         stamps = {path: _stamp(path) for path in files}
-        pieces = part_pieces(_gathered(files))
-        write_atomically(folder / part_name(number), partial(write_part, pieces=pieces))
+        pictures = _pictures(store, run_id, files)
+        write_part(folder / part_name(number), part_pieces(_gathered(files)), pictures)
         for path in files:
             if _stamp(path) == stamps[path]:  # else somebody wrote it meanwhile
                 path.unlink()
     return len(blocks)
+
+
+def _pictures(store: RunStore, run_id: str, files: Sequence[Path]) -> dict[int, str]:
+    """The digests of the pictures that the rows of these files belong to, by block."""
+    pictures: dict[int, str] = {}
+    for path in files:
+        if path.stem.isdigit():  # its pictures are not those of a part that holds the block too
+            pictures.pop(int(path.stem), None)
+        pictures |= store.named_pictures(run_id, path)
+    return pictures
+
+
+def take_out(store: RunStore, run_id: str, path: Path, blocks: Collection[int]) -> None:
+    """Write a part again without the rows of these blocks; it goes with its last row."""
+    gathered = _gathered([path], blocks)
+    pictures = _pictures(store, run_id, [path])
+    if not gathered.length:
+        path.unlink()
+        return
+    left = {block: digest for block, digest in pictures.items() if block not in blocks}
+    write_part(path, part_pieces(gathered), left)
 
 
 def _portions(parts: Sequence[Path], blocks: Sequence[Path]) -> Iterator[list[Path]]:
@@ -106,9 +125,10 @@ class Gathered:
     """`block`, `row`; `file`: the number of the file among those that were read; and `part`."""
 
 
-def _gathered(files: Sequence[Path]) -> Gathered:
-    """All rows of these files."""
+def _gathered(files: Sequence[Path], without: Collection[int] = ()) -> Gathered:
+    """All rows of these files, but for those of blocks in parts that are named."""
     import pyarrow as pa
+    import pyarrow.compute as pc
     from pyarrow.parquet import ParquetFile
 
     tables, own = [], []
@@ -122,6 +142,9 @@ def _gathered(files: Sequence[Path]) -> Gathered:
         for name in {*words} - {*at_once}:  # in this encoding they cannot be read as categories
             at = table.column_names.index(name)
             table = table.set_column(at, name, table[name].dictionary_encode())
+        if whole and without:
+            wanted = pc.invert(pc.is_in(table["block"], pa.array([*without], pa.int32())))
+            table = table.filter(wanted)
         places = {
             "block": table["block"].to_numpy() if whole else np.full(len(table), int(path.stem)),
             "row": table["row"].to_numpy() if whole else np.arange(len(table)),

@@ -10,12 +10,30 @@ import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from mjp_privacy.client.config import ClientConfig, Share
-from mjp_privacy.core.fields import STRICT
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.core.bounds import (
+    Classes,
+    Depth,
+    Label,
+    Many,
+    Mean,
+    Name,
+    PathText,
+    Positive,
+    Seed,
+    Share,
+    Side,
+    Spread,
+    Switch,
+    Text,
+    Whole,
+    Width,
+)
+from mjp_privacy.core.fields import schema
 
 __all__ = [
+    "MOST_CELLS",
     "AttackConfig",
     "Cell",
     "DtypeName",
@@ -31,41 +49,48 @@ __all__ = [
 
 SettingName = Literal["a", "b", "c"]
 DtypeName = Literal["float32", "float64"]
+BlockSize = Annotated[int, Field(strict=True, ge=1, le=100_000)]
+
+Seconds = Annotated[float, Field(strict=True, ge=0.001, le=1e7)]
+
+MOST_CELLS = 10_000
+"""Lines of a table; a grid of more is a slip of the pen."""
+Lines = Field(max_length=MOST_CELLS)
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class ModelConfig:
     """One model. Fields left out come from the named model or from the checkpoint."""
 
-    model: str | None = None
+    model: Label | None = None
     """A named model (vit_small, deit_small_mjp, ...) or a plain timm ViT (vit_tiny_patch16_224)."""
-    checkpoint: str | None = None
+    checkpoint: PathText | None = None
     """A file, timm:NAME, or random. --weights overrides it."""
     unknown_init: Literal["mean_position", "zeros", "random"] | None = None
     """How to fill E_unk if the checkpoint has none; the table will say so."""
-    paper: str | None = None
+    paper: Label | None = None
     """The paper's model whose figures in Table 5 stand beside this one's."""
-    note: str | None = None
+    note: Text | None = None
     """A sentence for the notes below the table."""
-    img_size: int | None = None
-    patch_size: int | None = None
-    embed_dim: int | None = None
-    depth: int | None = None
-    num_heads: int | None = None
-    num_classes: int | None = None
-    mean: float | tuple[float, float, float] | None = None
-    std: float | tuple[float, float, float] | None = None
-    resize: int | None = None
+    img_size: Side | None = None
+    patch_size: Side | None = None
+    embed_dim: Width | None = None
+    depth: Depth | None = None
+    num_heads: Width | None = None
+    num_classes: Classes | None = None
+    mean: Mean | tuple[Mean, Mean, Mean] | None = None
+    std: Spread | tuple[Spread, Spread, Spread] | None = None
+    resize: Side | None = None
     interpolation: Literal["bicubic", "bilinear"] | None = None
     position_embedding: Literal["learned", "exposed", "strict"] | None = None
-    unknown_embedding: bool | None = None
-    index_embedding: bool | None = None
+    unknown_embedding: Switch | None = None
+    index_embedding: Switch | None = None
     dal: Literal["none", "pca", "linear", "nonlinear"] | None = None
     first_block: Literal["intact", "closed_form"] | None = None
-    norm_eps: float | None = None
+    norm_eps: Positive | None = None
     activation: Literal["gelu", "quick_gelu", "gelu_tanh", "relu"] | None = None
     trained_gamma: Share | None = None
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the weights if `checkpoint` is random."""
 
     def loading(self) -> dict[str, Any]:
@@ -74,37 +99,43 @@ class ModelConfig:
         return {name: value for name, value in vars(self).items() if name not in not_for_loading}
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class GridEntry:
     """A part of the grid: all combinations of these lists, in the order of the table."""
 
-    models: tuple[str, ...]
-    settings: tuple[SettingName, ...]
-    gammas: tuple[Share, ...] = (0.27,)
+    models: Annotated[tuple[Label, ...], Many]
+    settings: Annotated[tuple[SettingName, ...], Many]
+    gammas: Annotated[tuple[Share, ...], Many] = (0.27,)
     """Shuffle ratios of settings b and c; nothing is shuffled in setting a."""
-    attacks: tuple[str, ...] | None = None
+    attacks: Annotated[tuple[Label, ...], Many] | None = None
     """Labels of the attacks to run; None: all attacks of the experiment."""
     paper_setting: SettingName | None = None
     """The setting that the paper prints for this row, if it differs from the one computed."""
-    note: str | None = None
-    client: dict[str, Any] | None = None
+    note: Text | None = None
+    client: Annotated[dict[Label, Any], Many] | None = None
     """Fields of the client that differ here from the experiment's client."""
+    dtypes: Annotated[tuple[DtypeName, ...], Many] | None = None
+    """Precisions of this entry's gradients, whatever the experiment's are; None: those."""
     only_with: Literal["unknown_embedding"] | None = None
     """Leave out models that have no such part; the run says which (`conditions`)."""
-    trained_gamma: bool = False
+    trained_gamma: Switch = False
     """Use the ratio that a model was trained with, where its checkpoint states one, in place of
     `gammas`; --gamma replaces both."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class AttackConfig:
     """An attack's name in the registry and its options."""
 
-    name: str
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    label: str | None = None
+    name: Label
+    options: Annotated[dict[Label, Any], Many] = dataclasses.field(default_factory=dict)
+    label: Label | None = None
     """What tables and grid entries call it, needed where one attack has several sets of options;
     None: its name."""
+    seconds: Seconds | None = None
+    """The processor's time that the attack may take over one image; past it the image's row is the
+    best that the attack has so far, or `unsupported` with the reason. None: any. Which images that
+    concerns depends on the machine, so rows say it (`attack_seconds`, `over_budget`)."""
 
     @property
     def title(self) -> str:
@@ -112,41 +143,41 @@ class AttackConfig:
         return self.label or self.name
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class ClassChoice:
     """Images whose class index leaves one of `remainders` when divided by `modulo`.
 
     It keeps the images that are attacked apart from those that something was fitted on.
     """
 
-    modulo: Annotated[int, Field(ge=2)]
-    remainders: tuple[int, ...]
+    modulo: Annotated[int, Field(strict=True, ge=2, le=1_000_000)]
+    remainders: Annotated[tuple[Whole, ...], Many]
 
     def holds(self, label: int) -> bool:
         """Whether images of this class are chosen."""
         return label % self.modulo in self.remainders
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Experiment:
     """Everything that decides the numbers, and so neither paths nor the device nor a limit."""
 
-    name: str
-    models: dict[str, ModelConfig] = dataclasses.field(default_factory=dict)
-    grid: tuple[GridEntry, ...] = ()
+    name: Name
+    models: Annotated[dict[Label, ModelConfig], Lines] = dataclasses.field(default_factory=dict)
+    grid: Annotated[tuple[GridEntry, ...], Lines] = ()
     """Models and grid may both be left out; such a config names the attacks on recorded uploads."""
-    attacks: tuple[AttackConfig, ...] = (AttackConfig("april"),)
-    dtypes: tuple[DtypeName, ...] = ("float32",)
+    attacks: Annotated[tuple[AttackConfig, ...], Many] = (AttackConfig("april"),)
+    dtypes: Annotated[tuple[DtypeName, ...], Many] = ("float32",)
     client: ClientConfig = ClientConfig()
-    seed: int = 0
-    block: int = 20
+    seed: Seed = 0
+    block: BlockSize = 20
     """Images that are attacked together, a number of whole client steps. It belongs here because
     float32 results of APRIL depend slightly on it."""
-    images: str | None = None
+    images: PathText | None = None
     """Default for --images; `embedded` means photographs that every installation has."""
     classes: ClassChoice | None = None
     """Which of the labelled images to attack; None: all of them."""
-    data_is_papers: bool = False
+    data_is_papers: Switch = False
     """Whether the images are ImageNet-1K validation images, as in the paper."""
 
 
@@ -174,7 +205,7 @@ def expand(experiment: Experiment) -> list[Cell]:
         for setting in entry.settings
         for gamma in ((0.0,) if setting == "a" else entry.gammas)
         for attack in attacks_of(entry, experiment)
-        for dtype in experiment.dtypes
+        for dtype in entry.dtypes or experiment.dtypes
     ]
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attacks import ATTACKS, CONTROLS
+from attacks import ATTACKS, CONTROLS, find_attack
+from attacks.prior.names import check_prior
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import parse
-from mjp_privacy.core.registry import did_you_mean, unknown_name
 from mjp_privacy.core.gate.yaml_files import read_mapping
+from mjp_privacy.core.registry import did_you_mean, unknown_name
 from mjp_privacy.experiment.config import (
+    MOST_CELLS,
     AttackConfig,
     Experiment,
     GridEntry,
@@ -78,11 +80,44 @@ def check_experiment(experiment: Experiment, where: str) -> None:
             raise UserError(f"{where}, {field}: expected at least one entry, got none.")
     _check_labels(experiment.attacks, where)
     _check_names(experiment.attacks, where)
-    if experiment.block < 1:
-        raise UserError(f"{where}, block: expected at least 1, got {experiment.block}.")
     check_client(experiment.client, experiment.block, f"{where}, client")
     for place, entry in enumerate(experiment.grid):
         _check_entry(entry, experiment, f"{where}, grid.{place}")
+    _check_size(experiment, where)
+
+
+def _check_size(experiment: Experiment, where: str) -> None:
+    """Raise for a grid whose lists multiply to more lines than anybody reads."""
+    cells = sum(
+        len(entry.models)
+        * len(entry.settings)
+        * len(entry.gammas)
+        * len(experiment.attacks if entry.attacks is None else entry.attacks)
+        * len(experiment.dtypes)
+        for entry in experiment.grid
+    )
+    if cells > MOST_CELLS:
+        raise UserError(
+            f"{where}, grid: expected at most {MOST_CELLS} cells, got {cells}: models × settings × "
+            "gammas × attacks × dtypes. Shorten the lists, or make several configs."
+        )
+
+
+def check_attacks(attacks: Sequence[AttackConfig], where: str) -> None:
+    """Raise for attacks that cannot be made: a name or an option that does not exist, a value out
+    of range, code of one's own that cannot be imported, a prior that cannot be read.
+
+    It imports them, so it comes when a command is about to do its work, and before any of it.
+    """
+    _check_labels(tuple(attacks), where)
+    _check_names(tuple(attacks), where)
+    for place, attack in enumerate(attacks):
+        try:
+            prior = getattr(find_attack(attack.name, attack.options), "prior", None)
+            if isinstance(prior, str):
+                check_prior(prior)
+        except UserError as error:
+            raise UserError(f"{where}, attacks.{place}: {error}") from error
 
 
 def _check_labels(attacks: tuple[AttackConfig, ...], where: str) -> None:
@@ -115,7 +150,7 @@ def _check_names(attacks: tuple[AttackConfig, ...], where: str) -> None:
 
 def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
     labels = [attack.title for attack in experiment.attacks]
-    for field in ("models", "settings", "gammas", "attacks"):
+    for field in ("models", "settings", "gammas", "attacks", "dtypes"):
         values = getattr(entry, field)
         if values is not None and not values:
             raise UserError(f"{where}.{field}: expected at least one entry, got none.")

@@ -27,8 +27,9 @@ from mjp_privacy.experiment.failures import Failure, failure_lines, failures_of
 from mjp_privacy.experiment.finished import Finished
 from mjp_privacy.experiment.inventory import Inventory
 from mjp_privacy.experiment.job import Job
+from mjp_privacy.experiment.mending import Examination
 from mjp_privacy.experiment.messages import BlockSkipped, Message, ModelOpened
-from mjp_privacy.experiment.narration import say, say_foreseen, say_start
+from mjp_privacy.experiment.narration import say, say_foreseen, say_mended, say_start
 from mjp_privacy.experiment.other_code import (
     Stale,
     code_of_cells,
@@ -95,14 +96,17 @@ class Order:
         """Plan, work and save; a lock keeps other commands out of the folder."""
         root, experiment = self.root, self.job.experiment
         with locked(root):
+            examined = Examination.of(root)
             store = RunStore(root)
             plan = make_plan(experiment, self.source)
-            inventory = Inventory(store)
+            finished = Finished(store, again=self.stale == "fresh", damage=examined.damage)
+            inventory = Inventory(store, finished.images)
             absent = self.source.check(inventory)
             codes = code_of_cells(plan, with_defenses=self.job.uploads is None)
-            finished = Finished(store, again=self.stale == "fresh")
             if self.stale == "ask":
                 refuse_other_code(plan, self.source, codes, finished)
+            examined.mend()
+            inventory.begin()
             made_with = provenance(self.device, self.job.threads)
             write_provenance(store, experiment, made_with)
             planned = [
@@ -121,6 +125,7 @@ class Order:
             ledger.begin()
             with RunProgress(plan.units, root / LOG) as progress:
                 where = self._where()
+                say_mended(progress, examined.said, len(inventory.lost))
                 say_start(progress, plan, self.images, store, made_with, where, absent)
                 run = _Run(self, plan, ledger, progress)
                 run.begin()
@@ -190,6 +195,7 @@ class _Run:
                 self.kept |= message.of_other_code.keys()
                 self.unrecorded |= message.unrecorded.keys()
         self.ledger.end()
+        self.ledger.inventory.tidy()
         self._compact()
         if said := kept_cells(self.kept, self.unrecorded, self.plan):
             self.progress.say(said)

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.client.config import client_identity
+from mjp_privacy.core.gate.file_kind import FileKind, is_there
 from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
 from mjp_privacy.models import LoadedModel
 
 UNRESOLVED = "unresolved"
+OPTION = FileKind("a file that an attack's option names", "Give a smaller file.", 1 << 31)
 
 
 def cell_key(cell: Cell, experiment: Experiment) -> str:
@@ -62,13 +64,14 @@ def _attack_identity(attack: AttackConfig) -> dict[str, Any]:
     A file that is given as an option enters by its content, not by its path.
     """
     content = dataclasses.asdict(attack)
+    del content["seconds"]  # rows within it are those that the attack makes without it
     content["options"] = {name: _content(value) for name, value in attack.options.items()}
     return content if attack.label else {name: content[name] for name in ("name", "options")}
 
 
 def _content(value: Any) -> Any:
-    if isinstance(value, str) and Path(value).is_file():
-        return hashlib.sha256(Path(value).read_bytes()).hexdigest()
+    if isinstance(value, str) and is_there(Path(value)) and Path(value).is_file():
+        return OPTION.sha256(Path(value))
     return value
 
 

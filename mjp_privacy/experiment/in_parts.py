@@ -151,4 +151,5 @@ def joined(parts: Sequence[CellRows]) -> CellRows:
         [image_id for part in parts for image_id in part.image_ids],
         {record: reason for part in parts for record, reason in part.failed.items()},
         {stage: sum(part.seconds.get(stage, 0.0) for part in parts) for stage in stages},
+        {reason: trace for part in parts for reason, trace in part.traces.items()},
     )

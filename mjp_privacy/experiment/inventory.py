@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pandas as pd
 from PIL import Image
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import BadFile
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing
 from mjp_privacy.experiment.block import ImageNote
+from mjp_privacy.experiment.image_list import write_images
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models import LoadedModel
 
-COLUMNS = ("image_id", "label", "label_source", "sha256", "pixel_sha256", "status", "reason")
-
 
 class Inventory:
-    """images.csv of a run folder; `known` holds its lines by image_id."""
+    """images.csv of a run folder; `known` holds its lines by image_id.
 
-    def __init__(self, store: RunStore) -> None:
+    with_rows: gives the images that have rows in the folder
+    """
+
+    def __init__(
+        self, store: RunStore, with_rows: Callable[[], Collection[str]] = frozenset
+    ) -> None:
         self.store = store
-        self.known = {row["image_id"]: row for row in store.read_images().to_dict("records")}
+        self.with_rows = with_rows
+        try:
+            self.known = dict(store.image_list().images)
+        except BadFile:  # no file of lines; whoever mends the folder sets it aside
+            self.known = {}
+        self.lost: list[ImageNote] = []
+        """Images that have rows and lack a line, as they are now."""
 
     def check_known(self, source: ImageSource, chosen: Sequence[ImageRecord]) -> list[str]:
         """Raise if a chosen image has other pixels or another label than the folder's image of the
@@ -39,6 +50,9 @@ class Inventory:
         self._refuse(relabelled, "had another label", "the labels it was made with")
         changed = [record.image_id for record in chosen if self._changed(record, source)]
         self._refuse(changed, "had other pixels", "the same pixels under the same name")
+        if unknown := [record for record in chosen if record.image_id not in self.known]:
+            with_rows = self.with_rows()
+            self.lost = [_note(r, source) for r in unknown if r.image_id in with_rows]
         return absent
 
     def _refuse(self, image_ids: Sequence[str], fault: str, expected: str) -> None:
@@ -70,19 +84,29 @@ class Inventory:
         except ImageError:
             return True
 
+    def begin(self) -> None:
+        """Write the lines that were lost: nothing is written before."""
+        self.note(self.lost)
+
+    def tidy(self) -> None:
+        """Leave one line an image in the file, which may have grown several."""
+        if not self.store.image_list().tidy:
+            write_images(self.store.images_path, self.known.values())
+
     def note(self, notes: Sequence[ImageNote]) -> None:
-        """Write a line for each of these images.
+        """Write a line for each of these images that is not there yet.
 
         What is known already is kept: the hashes of an image that another model finds too small,
         and the label of an image that is now given without one.
         """
+        new = []
         for note in notes:
             record, known = note.record, self.known.get(note.record.image_id)
             if note.reason and known is not None and known["status"] == "ok":
                 continue
             new_label = {"label": record.label, "label_source": record.label_source}
             label = known if known is not None and record.label is None else new_label
-            self.known[record.image_id] = {
+            line = {
                 "image_id": record.image_id,
                 "label": label["label"],
                 "label_source": label["label_source"],
@@ -91,7 +115,20 @@ class Inventory:
                 "status": "failed" if note.reason else "ok",
                 "reason": note.reason,
             }
-        self.store.write_images(pd.DataFrame(list(self.known.values()), columns=list(COLUMNS)))
+            if line != known:
+                self.known[record.image_id] = line
+                new.append(line)
+        if new:
+            self.store.append_images(new)
+
+
+def _note(record: ImageRecord, source: ImageSource) -> ImageNote:
+    """An image as it is now, for a line that was lost."""
+    try:
+        content, picture = source.read_bytes(record), source.decode(record)
+    except ImageError as error:
+        return ImageNote(record, "", "", error.reason)
+    return ImageNote(record, hashlib.sha256(content).hexdigest(), pixel_sha256(picture))
 
 
 def check_labels(records: Sequence[ImageRecord], model: LoadedModel) -> None:

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
+from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.gate.json_files import read_json
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.source import UploadSource
 
 FOLDER = "work"
+JOB = FileKind("what a worker needs to know of a run", "Give the run's command again.", 1 << 32)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Job:
     labels: str | None = None  # ... of their label file ...
     chosen: tuple[str, ...] = ()  # ... and the ids of those that are attacked
     uploads: str | None = None  # recorded clients: the folder of their uploads ...
-    limit: int | None = None  # ... and the number of images for each line
+    limit: int | None = None  # ... the number of images for each line ...
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """... and the uploads that cannot be attacked, with the reason."""
 
     @property
     def path(self) -> Path:
@@ -56,10 +61,7 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> Job:
         """The job of this file."""
-        from pydantic import TypeAdapter
-
-        job: Job = TypeAdapter(Job).validate_json(path.read_text(encoding="utf-8"))
-        return job
+        return read_json(path, JOB, Job)
 
     def source(self) -> UploadSource:
         """The source of the run's uploads."""
@@ -81,14 +83,15 @@ class Job:
         return Simulated(self.experiment, opened, chosen, torch.device(self.device))
 
     def _recorded(self) -> UploadSource:
+        from mjp_privacy.client.recorded.examined import of_names
         from mjp_privacy.client.recorded.folder import UploadFolder
         from mjp_privacy.client.recorded.groups import group_uploads
         from mjp_privacy.experiment.recorded import Recorded
 
         folder = Path(str(self.uploads))
-        groups = group_uploads(UploadFolder(folder).entries(), self.limit)
+        groups = group_uploads(of_names(UploadFolder(folder), self.refused), self.limit)
         by_name = {group.name: group for group in groups}
-        return Recorded(folder, by_name, torch.device(self.device))
+        return Recorded(folder, by_name, torch.device(self.device), self.refused)
 
 
 @dataclass(frozen=True, order=True)

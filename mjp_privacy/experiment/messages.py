@@ -25,6 +25,7 @@ class ModelOpened:
     facts: Sequence[CellFacts]
     report: CheckpointReport | None  # None: it could not be loaded
     reason: str = ""  # why not
+    trace: str = ""  # the traceback, where it is no user's mistake
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class CellDone:
     remark: str = ""  # what is said of it while the run goes on
     elsewhere: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """Images that files of other blocks hold too, by block: there they are to be removed."""
+    traces: Mapping[str, str] = field(default_factory=dict)  # tracebacks, by reason of `failed`
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ class TaskEnded:
     """A worker has finished a block in all cells of a model, or met an error that is a bug."""
 
     error: str = ""  # the error and where it came from, as Python shows it
+    storage: int = 0
+    """The system's number of the error where a disk did not take what was written: that ends the
+    run, and `error` says which file it was."""
 
 
 Message = ModelOpened | BlockSkipped | BlockRead | CellDone | TaskEnded

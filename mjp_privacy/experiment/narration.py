@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mjp_privacy.core.progress import RunProgress
+from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.applicability import Forecast
 from mjp_privacy.experiment.messages import BlockSkipped, CellDone, Message, ModelOpened
 from mjp_privacy.experiment.plan import Plan
@@ -44,6 +45,17 @@ def say_start(
         )
 
 
+def say_mended(progress: RunProgress, damage: Sequence[str], lost: int) -> None:
+    """Say what was damaged in the folder, and how many images with rows images.csv lacked."""
+    for line in damage:
+        progress.say(line)
+    if lost:
+        progress.say(
+            f"images.csv lacks {lost} image(s) that have rows: their hashes are taken anew from "
+            "the images that are given now"
+        )
+
+
 def say_foreseen(progress: RunProgress, remarks: Sequence[str], foreseen: Forecast) -> None:
     """Say what does not apply and which models fail, before anything is computed."""
     for remark in remarks:
@@ -63,19 +75,33 @@ def say(progress: RunProgress, message: Message, foreseen: Forecast) -> None:
     elif isinstance(message, CellDone):
         if message.remark:
             progress.say(message.remark)
-        progress.advance(message.units, f"{message.model} {message.setting} {message.dtype}")
+        where = f"{message.model} {message.setting} {message.dtype}"
+        for reason, trace in message.traces.items():
+            _say_fault(progress, f"{where}, block {message.block}", reason, trace)
+        progress.advance(message.units, where)
     elif isinstance(message, ModelOpened) and message.reason != foreseen.unopened.get(
         message.model
     ):
         _say_model(progress, message)
 
 
+def _say_fault(progress: RunProgress, where: str, reason: str, trace: str) -> None:
+    """Say that code of an attack, a defence or this package failed; the log gets the traceback."""
+    log = "" if progress.log is None else f" The traceback is in {shown(progress.log)}."
+    progress.say(f"{where}: FAILED. {reason}.{log}", traceback=trace)
+
+
 def _say_model(progress: RunProgress, opened: ModelOpened) -> None:
     report, name = opened.report, opened.model
+    if report is None and opened.trace:
+        _say_fault(progress, name, opened.reason, opened.trace)
+        return
     if report is None:
         progress.say(f"{name}: FAILED. {opened.reason}")
         return
     notes = "; ".join(report.notes) or "complete"
+    if report.stored_as:
+        notes += f"; stored as {report.stored_as}, used as float32"
     progress.say(
         f"{name}: {report.source} ({report.layout}), sha256 {report.sha256[:12]}, {notes}",
         missing=report.missing,

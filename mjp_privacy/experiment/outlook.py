@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.recorded.folder import RecordedUpload
 from mjp_privacy.client.recorded.groups import Group, Series
 from mjp_privacy.client.recorded.loading import stacked
+from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
@@ -70,7 +70,9 @@ class SimulatedOutlook:
         model = self.variants.of(attack.victim, cell.dtype, client.positions)
         trainer = FedSGDClient(model, client)
         known = dict(model.named_parameters())
-        sent = trainer.wanted([name for name in names(model) if name in known])
+        if (needed := _needed(names, model)) is None:
+            return None
+        sent = trainer.wanted([name for name in needed if name in known])
         differs = client.upload == "weight_difference"
         update = ClientUpdate(
             _empty(known, sent),
@@ -113,11 +115,13 @@ class RecordedOutlook:
         if refusal is not None:
             return refusal
         known = dict(self.outline.named_parameters())
+        if (needed := _needed(names, self.outline)) is None:
+            return None
         updates = []
         for number in range(attack.uploads):
             uploads = [each.uploads[number] for each in series]
             present = frozenset.intersection(*map(self._names, uploads))
-            sent = [name for name in names(self.outline) if name in present and name in known]
+            sent = [name for name in needed if name in present and name in known]
             updates.append(replace(stacked(uploads[:1], [], META), grads=_empty(known, sent)))
         labelled = all(_labelled(each.first, self._names(each.first)) for each in series)
         return _asked(attack, self.outline, updates, cell, labelled=labelled)
@@ -126,6 +130,14 @@ class RecordedOutlook:
         if upload.name not in self.sent:
             self.sent[upload.name] = frozenset(upload.names())
         return self.sent[upload.name]
+
+
+def _needed(names: Names, model: LoadedModel) -> Sequence[str] | None:
+    """The parameters that the attack reads; None where its own code fails, which the run tells."""
+    try:
+        return names(model)
+    except Exception:  # an attack of anybody's
+        return None
 
 
 def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Refusal | None:

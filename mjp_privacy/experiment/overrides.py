@@ -11,7 +11,13 @@ from typing import Any
 from mjp_privacy.client.config import ClientConfig, client_identity
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.experiment.config import Experiment, GridEntry, attacks_of, client_fields
+from mjp_privacy.experiment.config import (
+    AttackConfig,
+    Experiment,
+    GridEntry,
+    attacks_of,
+    client_fields,
+)
 
 
 def with_changes(
@@ -20,12 +26,23 @@ def with_changes(
     weights: Sequence[str] = (),
     gamma: float | None = None,
     model: Mapping[str, Any] | None = None,
+    attack_seconds: float | None = None,
 ) -> Experiment:
     """The experiment with everything that a command line changes; None and () change nothing."""
     changed = with_model_fields(experiment, model or {})
     if gamma is not None:
         changed = with_gamma(changed, gamma)
+    changed = dataclasses.replace(changed, attacks=with_seconds(changed.attacks, attack_seconds))
     return with_weights(changed, tuple(weights))
+
+
+def with_seconds(
+    attacks: Sequence[AttackConfig], seconds: float | None
+) -> tuple[AttackConfig, ...]:
+    """The attacks with this much time for each image; None changes nothing."""
+    if seconds is None:
+        return tuple(attacks)
+    return tuple(dataclasses.replace(attack, seconds=seconds) for attack in attacks)
 
 
 def with_gamma(experiment: Experiment, gamma: float) -> Experiment:

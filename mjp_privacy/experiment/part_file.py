@@ -25,6 +25,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import FileKind, reason
+from mjp_privacy.core.sealed import write_sealed
+from mjp_privacy.experiment.block_file import own_metadata
 from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.experiment.score_table import UNREADABLE, Column, Key
 from mjp_privacy.metrics.coded import Coded
@@ -46,6 +49,8 @@ ENCODING = {
 
 METADATA = b"mjp_privacy.part"
 
+PART = FileKind("the rows of many blocks", "Run the attack again, which makes them again.", 1 << 50)
+
 
 def part_name(number: int) -> str:
     """The name of a part's file: part-00000.parquet."""
@@ -57,8 +62,13 @@ def part_number(path: Path) -> int:
     return int(path.stem.removeprefix("part-"))
 
 
-def write_part(path: Path, pieces: Sequence[tuple[Key, Any]]) -> None:
-    """Write a part: for every metric and variant a table ordered by unit, with equal columns."""
+def write_part(
+    path: Path, pieces: Sequence[tuple[Key, Any]], pictures: Mapping[int, str] | None = None
+) -> None:
+    """Write a part: for every metric and variant a table ordered by unit, with equal columns.
+
+    pictures: the digests of the files of pictures that the rows belong to, by block
+    """
     from pyarrow.parquet import ParquetWriter
 
     schema = pieces[0][1].schema
@@ -68,21 +78,26 @@ def write_part(path: Path, pieces: Sequence[tuple[Key, Any]]) -> None:
         "column_encoding": encoding,
     }
     layout["store_schema"] = False  # so that words are read as words, not as categories
-    with ParquetWriter(path, schema, compression="zstd", **layout) as writer:
-        for _, table in pieces:
-            writer.write_table(table, row_group_size=len(table))
-        keys = json.dumps([list(key) for key, _ in pieces])
-        writer.add_key_value_metadata({METADATA.decode(): keys})
+
+    def write(temporary: Path) -> None:
+        with ParquetWriter(temporary, schema, compression="zstd", **layout) as writer:
+            for _, table in pieces:
+                writer.write_table(table, row_group_size=len(table))
+            keys = json.dumps([list(key) for key, _ in pieces])
+            writer.add_key_value_metadata({METADATA.decode(): keys, **own_metadata(pictures or {})})
+
+    write_sealed(path, write)
 
 
-def part_frame(path: Path) -> tuple[pd.DataFrame, NDArray[np.int64]]:
-    """The rows of a part as blocks had them, in their order, and the block of each."""
+def part_frame(path: Path) -> tuple[pd.DataFrame, NDArray[np.int64], NDArray[np.int64]]:
+    """The rows of a part as blocks had them; the block of each, and its place in that block."""
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
-        table = file.read().sort_by([("block", "ascending"), ("row", "ascending")])
+        table = file.read()
     frame = table.drop_columns(list(OWN)).to_pandas()
-    return frame, table["block"].to_numpy().astype(np.int64)
+    block, row = (table[name].to_numpy().astype(np.int64) for name in ("block", "row"))
+    return frame, block, row
 
 
 class PartGone(UserError, FileNotFoundError):
@@ -101,6 +116,8 @@ class PartTable:
         if stored is None:
             raise ValueError(f"{path.name} has no list of its row groups")
         self.keys: Sequence[Key] = [(metric, variant) for metric, variant in json.loads(stored)]
+        if len(self.keys) != self._metadata.num_row_groups:
+            raise ValueError(f"{path.name} lists other row groups than it has")
         self.twice = None  # whoever wrote the part saw to it
         self.columns = frozenset(self._metadata.schema.names) - {*OWN}
 
@@ -208,6 +225,8 @@ class PartTable:
                 f"{self.path} went while it was read: expected a run folder that stays as it is, "
                 "but a run that ends there put its rows into other files. Give the command again."
             ) from error
+        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+            raise PART.refusal(self.path, reason(error)) from error
 
 
 class _Known(NamedTuple):

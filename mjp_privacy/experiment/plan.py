@@ -12,6 +12,7 @@ from typing import Any
 
 from attacks import find_attack
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.block import Block
 from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER
@@ -52,10 +53,24 @@ class Plan:
             return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
 
         key = upload_key(cell)
-        sharing = [self.attacks[peer] for peer in self.cells if upload_key(peer) == key]
-        attacks = [attack for attack in sharing if not isinstance(attack, Control)]
-        names = [name for attack in attacks for name in attack.needs(model)]
+        names: list[str] = []
+        for peer in self.cells:
+            attack = self.attacks[peer]
+            if upload_key(peer) != key or isinstance(attack, Control):
+                continue
+            try:
+                names += _names(attack.needs(model))
+            except Exception:
+                if attack is self.attacks[cell]:  # another's mistake is that one's own failure
+                    raise
         return list(dict.fromkeys([*names, RESIDUAL_OVER]))
+
+
+def _names(needed: Any) -> list[str]:
+    """The parameters that an attack of anybody's says that it reads."""
+    if isinstance(needed, str) or not all(isinstance(name, str) for name in needed):
+        raise TypeError(f"needs: expected names of parameters, got {shown(repr(needed), 100)}")
+    return list(needed)
 
 
 def make_plan(experiment: Experiment, source: UploadSource) -> Plan:

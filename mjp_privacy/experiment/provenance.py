@@ -12,7 +12,7 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 
-from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.sealed import BLANK, write_sealed_text
 from mjp_privacy.core.version import commit
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.store import RunStore
@@ -44,11 +44,10 @@ def write_provenance(
     """Write RUN/experiment.yaml, the complete experiment and the provenance of this command; and
     RUN/experiments/NAME.yaml, since a folder may be filled by several experiments."""
     content = {"experiment": _plain(experiment), "made_with": made_with}
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    text = f"# {BLANK}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}"
     name = FILE_NAME.sub("_", experiment.name)
     for path in (store.root / "experiment.yaml", store.root / "experiments" / f"{name}.yaml"):
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_sealed_text(path, text)
 
 
 def _plain(experiment: Experiment) -> dict[str, Any]:

@@ -12,12 +12,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from mjp_privacy.core.gate.file_kind import BadFile, FileKind
+
 SUFFIX = ".safetensors"
+
+IDS = FileKind("the reconstructions of a block", "Run the attack again.")
 
 TICK = 2_000_000_000
 """Nanoseconds within which a file system may give two changes the same time."""
@@ -50,20 +54,47 @@ class ReconstructionIndex:
         )
 
     @classmethod
-    def of(cls, folder: Path) -> ReconstructionIndex:
-        """Read the ids of every file; of an image that is in two, the first file's counts."""
-        from safetensors import safe_open
+    def of(
+        cls, folder: Path, block_of: Callable[[], Mapping[str, int]] = dict
+    ) -> ReconstructionIndex:
+        """Read the ids of every file; one that cannot be read holds nothing.
 
+        block_of: gives the block whose rows of an image count. Of an image that is in two files the
+        one of that block counts, or else the first.
+        """
         changed = _changed(folder)
         old = changed is not None and time.time_ns() - changed > TICK
         stamps = file_stamps(folder)
         places: dict[str, Place] = {}
+        twice: dict[str, dict[int, Place]] = {}
         for name, *_ in stamps:
-            with safe_open(folder / name, framework="pt") as file:
-                image_ids = json.loads(file.metadata()["image_ids"])
-            for position, image_id in enumerate(image_ids):
-                places.setdefault(image_id, Place(folder / name, position))
+            path = folder / name
+            for position, image_id in enumerate(_ids(path)):
+                place = Place(path, position)
+                first = places.setdefault(image_id, place)
+                if first is not place:
+                    of_image = twice.setdefault(image_id, {_block(first.path): first})
+                    of_image[_block(path)] = place
+        counting = block_of() if twice else {}
+        for image_id, of_image in twice.items():
+            places[image_id] = of_image.get(counting.get(image_id, -1), places[image_id])
         return cls(places, stamps, changed if old else None)
+
+
+def _ids(path: Path) -> list[str]:
+    """The images in a file; none if it cannot be read."""
+    from safetensors import safe_open
+
+    try:
+        with IDS.reading(path), safe_open(path, framework="pt") as file:
+            ids = json.loads(file.metadata()["image_ids"])
+    except BadFile:
+        return []
+    return [image_id for image_id in ids if isinstance(image_id, str)]
+
+
+def _block(path: Path) -> int:
+    return int(path.stem)
 
 
 def _changed(folder: Path) -> int | None:
@@ -86,4 +117,4 @@ def file_stamps(folder: Path) -> Stamps:
 
 
 def _is_block(name: str) -> bool:
-    return name[:1].isdigit() and name.endswith(SUFFIX)
+    return name.removesuffix(SUFFIX).isdigit() and name.endswith(SUFFIX)

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.recorded.faults import faults
-from mjp_privacy.client.recorded.folder import RecordedUpload
-from mjp_privacy.client.recorded.groups import Group
+from mjp_privacy.client.recorded.groups import REFUSED, Group
 from mjp_privacy.client.recorded.loading import (
     UNKNOWN_LABEL,
     labels_of,
@@ -27,6 +25,8 @@ from mjp_privacy.client.recorded.loading import (
     outline_recorded,
     stacked,
 )
+from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
+from mjp_privacy.client.recorded.truth import RecordedTruth
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
@@ -36,17 +36,21 @@ from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConf
 from mjp_privacy.experiment.inventory import Inventory, check_labels, preprocessing
 from mjp_privacy.experiment.memo import Memo
 from mjp_privacy.experiment.outlook import RecordedOutlook, lacking
-from mjp_privacy.experiment.source import Observation
+from mjp_privacy.experiment.refused_line import forget_refused
+from mjp_privacy.experiment.source import EachRefused, Observation
 from mjp_privacy.experiment.variants import Block0, ModelVariants
 from mjp_privacy.interfaces import Attack, ClientInput, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 
 
-def recorded_experiment(experiment: Experiment, groups: Mapping[str, Group]) -> Experiment:
+def recorded_experiment(
+    experiment: Experiment, groups: Mapping[str, Group], refused: Mapping[str, str]
+) -> Experiment:
     """The experiment with its attacks, on the models, settings and clients of these uploads.
 
-    groups: by the name that tables call their model. Each becomes one entry of the grid.
+    groups   by the name that tables call their model. Each becomes one entry of the grid
+    refused  uploads that cannot be attacked; where there are any they are the last entry
     """
     entries, models = [], {}
     for name, group in groups.items():
@@ -54,22 +58,25 @@ def recorded_experiment(experiment: Experiment, groups: Mapping[str, Group]) -> 
         client = vars(header.client_config(group.series[0].first.name))
         models[name] = ModelConfig(checkpoint=str(group.series[0].first.weights_path))
         shuffles = header.gamma > 0
-        entry = GridEntry((name,), ("c" if shuffles else "a",), (header.gamma,), client=client)
-        entries.append(entry)
-    batches = math.lcm(*(group.header.batch for group in groups.values()))
-    whole = -(-experiment.block // batches) * batches
-    dtypes = tuple(dict.fromkeys(group.header.dtype for group in groups.values()))
-    if len(dtypes) > 1:
-        raise UserError(
-            f"The uploads were computed in {' and '.join(dtypes)}: expected one precision in a "
-            "folder. Put them into folders of their own."
+        entries.append(
+            GridEntry(
+                (name,),
+                ("c" if shuffles else "a",),
+                (header.gamma,),
+                client=client,
+                dtypes=(header.dtype,),
+            )
         )
+    if refused:
+        models[REFUSED] = ModelConfig()
+        entries.append(GridEntry((REFUSED,), ("a",), dtypes=("float32",)))
+    batches = math.lcm(*(group.header.batch for group in groups.values()))
     return replace(
         experiment,
         models=models,
         grid=tuple(entries),
-        dtypes=dtypes,
-        block=whole,
+        dtypes=tuple(dict.fromkeys(group.header.dtype for group in groups.values())),
+        block=-(-experiment.block // batches) * batches,
         images=None,
         classes=None,
         data_is_papers=False,
@@ -83,6 +90,8 @@ class Recorded:
     folder: Path
     groups: Mapping[str, Group]  # by the name that tables call their model
     device: torch.device
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Uploads that cannot be attacked, with the reason. They make a line of failed rows."""
     labels: str = "as recorded"
 
     @property
@@ -91,21 +100,24 @@ class Recorded:
         return self.folder.resolve().name
 
     def records(self, model: str) -> Sequence[ImageRecord]:
-        """The images of this group's uploads."""
+        """The images of this group's uploads; for a refused upload a record that stands for it."""
+        if model == REFUSED:
+            return [ImageRecord(name, None, "none") for name in self.refused]
         return self.groups[model].records
 
     def columns(self, model: str) -> Mapping[str, Any]:
         """The round in which the group was recorded, and the label of its client."""
+        if model == REFUSED:
+            return {}
         header = self.groups[model].header
         return {"round": header.round, "client_label": header.label}
 
     def open(self, model: str) -> RecordedModel:
         """Load the group's model. Its card also names the uploads, because notes of a card are part
         of a run_id: other uploads of the same model get rows of their own."""
+        self._refuse(model)
         group = self.groups[model]
-        loaded = load_recorded(group.series[0].first)
-        check_labels(group.records, loaded)
-        preprocessing(loaded)  # raises if the header's way of preparing images is impossible
+        loaded = load_group(group)
         report = loaded.card.checkpoint
         note = f"{len(group.series)} recorded upload series, sha256 {group.digest()[:12]}"
         loaded.card = replace(loaded.card, checkpoint=replace(report, notes=(*report.notes, note)))
@@ -113,12 +125,27 @@ class Recorded:
 
     def foresee(self, model: str) -> RecordedOutlook:
         """What the headers of the group's uploads and of its weights tell."""
+        self._refuse(model)
         group = self.groups[model]
         return RecordedOutlook(group, outline_recorded(group.series[0].first))
 
+    def _refuse(self, model: str) -> None:
+        if model == REFUSED:
+            raise EachRefused(self.refused)
+
     def check(self, inventory: Inventory) -> list[str]:
-        """Nothing to check: the groups' digests are part of their run_ids."""
+        """Nothing to check: the groups' digests are part of their run_ids. But the rows of uploads
+        that an earlier command refused are removed, since they may have been mended."""
+        forget_refused(inventory.store)
         return []
+
+
+def load_group(group: Group) -> LoadedModel:
+    """The model of a group's first round; a UserError if it cannot be attacked with."""
+    loaded = load_recorded(group.series[0].first)
+    check_labels(group.records, loaded)
+    preprocessing(loaded)  # raises if the header's way of preparing images is impossible
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -140,17 +167,10 @@ class RecordedModel:
         size = self.model.card.img_size
         images, notes = {}, []
         for series in self.group.of(block.records):
-            uploads = series.uploads
-            reason = next((fault for u in uploads for fault in faults(u, self.model)), "")
-            truth = series.first.truth()
+            truth, reason = _read_truth(series.first)
             for place, record in enumerate(series.records):
                 blank = torch.full((3, size, size), torch.nan)
                 image = blank if truth is None else truth.images[place]
-                if not reason and image.shape != blank.shape:
-                    reason = (
-                        f"its private image has shape {tuple(image.shape)}, but the model takes "
-                        f"{tuple(blank.shape)}"
-                    )
                 images[record] = image
                 pixels = hashlib.sha256(image.numpy().tobytes()).hexdigest()
                 notes.append(ImageNote(record, "", pixels, reason))
@@ -166,6 +186,15 @@ class RecordedModel:
             loaded = load_recorded(upload).to(device).to(getattr(torch, dtype))
             self.later[weights_file, dtype] = loaded
         return self.later[weights_file, dtype]
+
+
+def _read_truth(upload: RecordedUpload) -> tuple[RecordedTruth | None, str]:
+    """The private images of an upload, if they were recorded; or what happened to their file since
+    the folder was examined."""
+    try:
+        return upload.truth(), ""
+    except UserError as error:
+        return None, str(error)
 
 
 class RecordedBlock:

@@ -21,6 +21,9 @@ ROW_COLUMNS = (
 )
 """Columns of a row. New columns are added to CELL_COLUMNS; none is ever renamed."""
 
+STATUSES = ("ok", "failed", "unsupported", "unscored", "unreadable")
+"""The words that a row's status may be."""
+
 NOT_DONE = ("failed", "unreadable")
 """Statuses of rows that the next command makes again. `unreadable`: the image's file, or one of its
 client step, is no image, so that nothing was attacked; such rows are in no figure."""

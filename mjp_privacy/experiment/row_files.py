@@ -12,6 +12,7 @@ counts, or else the later one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mjp_privacy.experiment.block_file import check_values
+from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.experiment.part_file import OWN, PartTable, part_frame, part_number
 from mjp_privacy.experiment.row_columns import CELL_COLUMNS, KEYS, NOT_DONE, ROW_COLUMNS
 from mjp_privacy.experiment.score_table import JoinedTable, MemoryTable, ScoreTable
@@ -52,9 +55,33 @@ def rows_of(folder: Path) -> tuple[list[Path], list[Path]]:
     return part_files(folder), blocks
 
 
-def row_columns(folder: Path) -> list[str]:
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows that do not count, because they or their pictures are damaged (`damage`)."""
+
+    files: frozenset[Path] = frozenset()
+    blocks: frozenset[int] = frozenset()
+    because: frozenset[Path] = frozenset()  # the damaged files of rows and of pictures
+
+    def __bool__(self) -> bool:
+        return bool(self.because)
+
+    def files_left(self, folder: Path) -> tuple[list[Path], list[Path]]:
+        """The parts and the blocks' files of a folder that hold rows that count."""
+        parts, blocks = rows_of(folder)
+        whole = [path for path in blocks if int(path.stem) not in self.blocks]
+        return (
+            [path for path in parts if path not in self.files],
+            [path for path in whole if path not in self.files],
+        )
+
+
+NOTHING = LeftOut()
+
+
+def row_columns(folder: Path, left_out: LeftOut = NOTHING) -> list[str]:
     """The columns of the rows, in the order of `read_frame`."""
-    return _settled(folder, _row_columns)
+    return _settled(folder, left_out, _row_columns)
 
 
 def _row_columns(parts: list[Path], blocks: list[Path]) -> list[str]:
@@ -66,68 +93,76 @@ def _row_columns(parts: list[Path], blocks: list[Path]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in OWN]
 
 
-def read_frame(folder: Path) -> pd.DataFrame:
+def read_frame(folder: Path, left_out: LeftOut = NOTHING) -> pd.DataFrame:
     """All rows that count, in the order of their blocks; empty if there are none."""
-    return _settled(folder, _read_frame)
+
+    def read(parts: list[Path], blocks: list[Path]) -> pd.DataFrame:
+        return _read_frame(parts, blocks, left_out.blocks)
+
+    return _settled(folder, left_out, read)
 
 
-def score_table(folder: Path) -> tuple[ScoreTable, frozenset[str]]:
+def score_table(folder: Path, left_out: LeftOut = NOTHING) -> tuple[ScoreTable, frozenset[str]]:
     """The same rows by metric, and the columns that the files have.
 
     ValueError or OSError where a file cannot be read; the columns may lack some that are needed,
     and then there are no rows.
     """
-    return _settled(folder, _score_table)
+
+    def read(parts: list[Path], blocks: list[Path]) -> tuple[ScoreTable, frozenset[str]]:
+        return _score_table(parts, blocks, left_out.blocks)
+
+    return _settled(folder, left_out, read)
 
 
-def _settled(folder: Path, read: Callable[[list[Path], list[Path]], T]) -> T:
+def _settled(folder: Path, left_out: LeftOut, read: Callable[[list[Path], list[Path]], T]) -> T:
     """Read a folder again if files went while it was read: they were compacted."""
     for _ in range(TRIES):
         try:
-            return read(*rows_of(folder))
+            return read(*left_out.files_left(folder))
         except FileNotFoundError:
             continue
-    return read(*rows_of(folder))
+    return read(*left_out.files_left(folder))
 
 
 # as a table of rows -------------------------------------------------------------------------------
 
 
-def _read_frame(parts: list[Path], blocks: list[Path]) -> pd.DataFrame:
+def _read_frame(parts: list[Path], blocks: list[Path], left_out: frozenset[int]) -> pd.DataFrame:
     if not parts and not blocks:
         return pd.DataFrame(columns=[*ROW_COLUMNS, *CELL_COLUMNS])
     frames = [pd.read_parquet(path) for path in blocks]
     rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*KEYS])
+    sizes = [len(frame) for frame in frames]
+    block = np.repeat([int(path.stem) for path in blocks], sizes).astype(np.int64)
+    row = np.concatenate([np.arange(size) for size in sizes]) if sizes else np.arange(0)
     if {*KEYS, "status"} <= set(rows):
-        rows = rows[~superseded(rows, _file_of_row(frames))].reset_index(drop=True)
+        counting = ~superseded(rows, np.repeat(np.arange(len(frames)), sizes))
+        rows, block, row = rows[counting].reset_index(drop=True), block[counting], row[counting]
     if not parts:
         return rows
-    places = [_block_places(blocks, frames, rows)] if len(rows) else []
-    pieces, taken = [rows] if len(rows) else [], set(rows["image_id"])
+    pieces, places = [rows] if len(rows) else [], [(block, row)]
+    taken = set(rows["image_id"])
     for path in reversed(parts):
-        frame, place = part_frame(path)
-        kept = ~frame["image_id"].isin(taken).to_numpy()
-        taken |= set(frame["image_id"])
+        frame, block, row = part_frame(path)
+        kept = ~frame["image_id"].isin(taken).to_numpy() & ~np.isin(block, [*left_out])
+        taken |= set(frame.loc[kept, "image_id"])
         pieces.append(frame[kept])
-        places.append(place[kept])
-    order = np.argsort(np.concatenate(places), kind="stable")
-    return pd.concat(pieces, ignore_index=True).iloc[order].reset_index(drop=True)
+        places.append((block[kept], row[kept]))
+    whole = pd.concat(pieces, ignore_index=True)
+    block, row = (np.concatenate(of_pieces) for of_pieces in zip(*places, strict=True))
+    return whole.iloc[_order(whole["image_id"], block, row)].reset_index(drop=True)
 
 
-def _file_of_row(frames: Sequence[pd.DataFrame]) -> NDArray[np.int64]:
-    return np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])
-
-
-def _block_places(
-    blocks: Sequence[Path], frames: Sequence[pd.DataFrame], rows: pd.DataFrame
+def _order(
+    image_ids: pd.Series[str], block: NDArray[np.int64], row: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The block of each row that was kept, which says where it stands among those of parts."""
-    block_of = {
-        image: int(path.stem)
-        for path, frame in zip(blocks, frames, strict=True)
-        for image in frame["image_id"].unique()
-    }
-    return np.array([block_of[image] for image in rows["image_id"]], dtype=np.int64)
+    """Rows by block, and the images of a block by where they begin in it, each with all its rows:
+    places are of several files where some of a block's images were kept when it was done again."""
+    image, ids = pd.factorize(image_ids)
+    first = np.full(len(ids), np.iinfo(np.int64).max)
+    np.minimum.at(first, image, row)
+    return np.lexsort((row, image, first[image], block))
 
 
 def superseded(rows: pd.DataFrame, file: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -156,7 +191,9 @@ def superseded(rows: pd.DataFrame, file: NDArray[np.int64]) -> NDArray[np.bool_]
 # by metric ----------------------------------------------------------------------------------------
 
 
-def _score_table(parts: list[Path], blocks: list[Path]) -> tuple[ScoreTable, frozenset[str]]:
+def _score_table(
+    parts: list[Path], blocks: list[Path], left_out: frozenset[int]
+) -> tuple[ScoreTable, frozenset[str]]:
     tables: list[ScoreTable] = []
     columns: frozenset[str] = frozenset()
     if blocks or not parts:
@@ -166,9 +203,18 @@ def _score_table(parts: list[Path], blocks: list[Path]) -> tuple[ScoreTable, fro
         tables.append(MemoryTable(rows))
     for path in reversed(parts):
         part = PartTable(path)
-        tables.append(part)
+        tables.append(_without(part, left_out))
         columns |= part.columns
     return (tables[0] if len(tables) == 1 else JoinedTable(tables)), columns
+
+
+def _without(part: PartTable, blocks: frozenset[int]) -> ScoreTable:
+    """The part without the images of these blocks."""
+    if not blocks:
+        return part
+    rows = part.image_rows(("block",))
+    kept = rows.loc[~rows["block"].isin(blocks), "image_id"]
+    return part if len(kept) == len(rows) else JoinedTable([part], Images.of(kept))
 
 
 def _nothing() -> pd.DataFrame:
@@ -188,7 +234,10 @@ def _read_narrow(blocks: Sequence[Path]) -> tuple[pd.DataFrame, frozenset[str]]:
         wanted = [name for name in NARROW if name in metadata.schema.names]
         words = [name for name in wanted if name != "value"]
         with ParquetFile(path, metadata=metadata, read_dictionary=words) as file:
-            tables.append(file.read(wanted, use_threads=False))
+            table = file.read(wanted, use_threads=False)
+        if set(ROW_COLUMNS) <= names:
+            check_values(table)
+        tables.append(table)
     if not set(ROW_COLUMNS) <= names or not tables:
         return _nothing(), names
     whole = pa.concat_tables(tables, promote_options="permissive")

@@ -12,15 +12,17 @@ from typing import Any
 
 import torch
 
+from mjp_privacy.client.recorded.examined import check_some, examine
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import group_uploads
+from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.data import open_images
 from mjp_privacy.experiment.chosen_images import chosen_images
 from mjp_privacy.experiment.conditions import decided
 from mjp_privacy.experiment.config import Experiment
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config_files import check_attacks, load_experiment
 from mjp_privacy.experiment.engines.devices import devices
 from mjp_privacy.experiment.engines.options import EngineConfig, engine_config, threads_of
 from mjp_privacy.experiment.execution import Order, RunSummary
@@ -43,6 +45,7 @@ def run_experiment(
     limit: int | None = None,
     gamma: float | None = None,
     model: Mapping[str, Any] | None = None,
+    attack_seconds: float | None = None,
     device: str = "auto",
     stale: Stale = "ask",
     engine: EngineConfig | str | None = None,
@@ -58,6 +61,7 @@ def run_experiment(
              file that is no image is a failure, and another one is taken in its place
     gamma    shuffle ratio of all cells in settings b and c; None: what the config says
     model    fields of `ModelConfig` for all models: {"img_size": 192, "mean": (0.5,)}
+    attack_seconds  how long an attack may take over one image; None: what the config says
     stale    what to do with finished images whose attack or defence has other code now: "ask", that
              is stop and name the files that changed; "fresh": make them again; "keep" them
     engine   who does the work: None, this process; "local", "ray" or "slurm"; the YAML file of a
@@ -66,7 +70,14 @@ def run_experiment(
     check_stale(stale)
     if isinstance(weights, Mapping):
         weights = [f"{name}={path}" for name, path in weights.items()]
-    experiment = with_changes(load_experiment(config), weights=weights, gamma=gamma, model=model)
+    experiment = with_changes(
+        load_experiment(config),
+        weights=weights,
+        gamma=gamma,
+        model=model,
+        attack_seconds=attack_seconds,
+    )
+    check_attacks(experiment.attacks, experiment.name)
     if not experiment.grid:
         raise UserError(
             f"The config {experiment.name!r} holds no models: expected `models` and `grid`, or "
@@ -81,6 +92,8 @@ def run_experiment(
     workers = _workers(engine)
     here, there = devices(device, workers)
     source = Simulated(experiment, opened, chosen, here)
+    source.check_models()
+    keep_apart(out, {"--images": path, "--labels": labels})
     root = output_folder(Path(out))
     job = _job(
         experiment,
@@ -101,6 +114,7 @@ def attack_uploads(
     out: str | Path,
     *,
     limit: int | None = None,
+    attack_seconds: float | None = None,
     device: str = "auto",
     stale: Stale = "ask",
     engine: EngineConfig | str | None = None,
@@ -115,15 +129,19 @@ def attack_uploads(
     engine      as in `run_experiment`
     """
     check_stale(stale)
-    uploads = UploadFolder(Path(folder)).entries()
-    groups = {group.name: group for group in group_uploads(uploads, limit)}
+    experiment = with_changes(experiment, attack_seconds=attack_seconds)
+    check_attacks(experiment.attacks, experiment.name)
+    uploads = UploadFolder(Path(folder))
+    examined = examine(uploads)
+    check_some(examined, uploads)
+    groups = {group.name: group for group in group_uploads(examined.sound, limit)}
     images = len({record.image_id for group in groups.values() for record in group.records})
     root = output_folder(Path(out))
     workers = _workers(engine)
     here, there = devices(device, workers)
-    source = Recorded(Path(folder), groups, here)
-    named = recorded_experiment(experiment, groups)
-    paths: dict[str, Any] = {"uploads": str(folder), "limit": limit}
+    source = Recorded(Path(folder), groups, here, examined.reasons)
+    named = recorded_experiment(experiment, groups, examined.reasons)
+    paths: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": examined.reasons}
     job = _job(named, root, there, stale, workers, **paths)
     return Order(root, job, source, workers, stale, images).execute()
 

@@ -6,11 +6,14 @@ about the whole run by one process alone (`RunLedger`).
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from mjp_privacy.core.errors import StorageError
+from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.code_ledger import note_code
 from mjp_privacy.experiment.inventory import Inventory
@@ -33,17 +36,17 @@ def written(store: RunStore, results: Iterable[Result]) -> Generator[Message, No
 def write_block(store: RunStore, result: BlockResult) -> None:
     """Write one cell's rows and pictures of one block.
 
-    Rows are written last: an image with rows is finished, so its reconstruction is there.
+    Rows are written last, and name their pictures: an image with rows is finished, so its
+    reconstruction is there.
     """
     run_id, index, made = result.facts.run_id, result.block.index, result.made
     kept = result.before.kept.keys()
     order = [record.image_id for record in result.block.records]
     places = [at for at, image_id in enumerate(made.image_ids) if image_id not in kept]
     pictured = [made.image_ids[at] for at in places]
-    store.drop_reconstructions(run_id, index, {*order} - {*pictured} - kept)
-    if pictured:
-        tensors = {name: tensor[places] for name, tensor in made.tensors.items()}
-        store.merge_reconstructions(run_id, index, tensors, pictured)
+    tensors = {name: tensor[places] for name, tensor in made.tensors.items()}
+    without = {*order} - {*pictured} - kept
+    store.pictures.put(run_id, index, tensors, pictured, without)
     rows = result.rows[~result.rows["image_id"].isin(list(kept))]
     store.merge_rows(run_id, index, [rows.assign(code=result.code)], order)
 
@@ -64,6 +67,8 @@ class RunLedger:
     codes: Collection[SourceCode]  # that the cells are made by
     at_once: bool = True
     _moved: list[CellDone] = field(default_factory=list, init=False)
+    _done: set[tuple[str, int]] = field(default_factory=set, init=False)
+    """run_id and block of all rows that were written."""
 
     def begin(self) -> None:
         """List all planned cells and their code in the folder, before any of them has rows."""
@@ -80,17 +85,28 @@ class RunLedger:
         elif isinstance(message, CellDone):
             for stage, seconds in message.seconds.items():
                 self._save_time(message.run_id, stage, seconds, message.images)
+            self._done.add((message.run_id, message.block))
             self._moved.append(message)
             if self.at_once:
-                self.end()
+                self._clear_moved()
 
     def end(self) -> None:
-        """Remove images from files of blocks that they no longer belong to."""
+        """Remove images from files of blocks that they no longer belong to; a StorageError where
+        somebody has taken away what was written."""
+        self._clear_moved()
+        paths = (self.store.rows_path(run_id, block) for run_id, block in sorted(self._done))
+        if lost := [path for path in paths if not path.is_file()]:
+            raise StorageError(
+                f"{len(lost)} file(s) of rows were deleted while the command worked, such as "
+                f"{shown(lost[0])}",
+                errno.ENOENT,
+            )
+
+    def _clear_moved(self) -> None:
         while self._moved:
             done = self._moved.pop(0)
             for other, image_ids in done.elsewhere.items():
-                self.store.drop_reconstructions(done.run_id, other, image_ids)
-                self.store.drop_rows(done.run_id, other, image_ids)
+                self.store.drop_images(done.run_id, other, image_ids)
 
     def _save_cells(self, facts: Sequence[CellFacts]) -> None:
         self.store.merge_cells([f.columns for f in facts], [f.columns for f in self.planned])

@@ -19,6 +19,8 @@ from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.device import clock
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource
 from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell, Experiment
@@ -30,6 +32,7 @@ from mjp_privacy.experiment.source import Observation
 from mjp_privacy.experiment.variants import Block0, ModelVariants
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Refusal
 from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.loading import check_values
 from mjp_privacy.models.outline import outline_model
 
 
@@ -72,6 +75,25 @@ class Simulated:
         """What the header of the model's weights and its clients' config tell."""
         config = self.experiment.models[model]
         return SimulatedOutlook.of(outline_model(config.model, whole=True, **config.loading()))
+
+    def check_models(self) -> None:
+        """Raise before any work where none of the grid's models can be loaded. Where some can, the
+        others' cells are rows with their reason."""
+        used = {name for entry in self.experiment.grid for name in entry.models}
+        refused: dict[str, str] = {}
+        for label in (name for name in self.experiment.models if name in used):
+            config = self.experiment.models[label]
+            try:
+                self.foresee(label)
+                check_values(config.model, config.checkpoint)
+                return
+            except UserError as error:
+                refused[label] = str(error)
+        reasons = list(dict.fromkeys(refused.values()))
+        if len(reasons) == 1:
+            raise UserError(reasons[0])
+        listed = "\n".join(f"  {shown(name)}: {reason}" for name, reason in refused.items())
+        raise UserError(f"None of the {len(refused)} models can be loaded:\n{listed}")
 
     def check(self, inventory: Inventory) -> list[str]:
         """Raise if the run folder holds other images; ids of those that are no longer given."""

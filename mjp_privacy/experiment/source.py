@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell
@@ -25,6 +26,8 @@ from mjp_privacy.experiment.memo import Memo
 from mjp_privacy.experiment.variants import Block0
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Control, Refusal
 from mjp_privacy.models import LoadedModel
+
+NAMED = 3  # refused images that a message names
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,15 @@ class Outlook(Protocol):
         names    the parameters that the cell's clients upload, of a model without weights
         records  images of one block in order, whole client steps
         """
+
+
+class EachRefused(UserError):
+    """None of a model's images can be attacked, and each has a reason of its own."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        self.reasons = reasons  # by image_id
+        named = ", ".join(list(reasons)[:NAMED]) + (", …" if len(reasons) > NAMED else "")
+        super().__init__(f"{len(reasons)} refused: {named}. Their rows say why")
 
 
 class UploadSource(Protocol):

@@ -1,55 +1,118 @@
-"""Runs an attack on a block, and step by step if that breaks down, so that one client step with bad
-numbers does not spoil the others."""
+"""Runs an attack on a block, and step by step if that fails, so that one client step with bad
+numbers, or one that an attack of somebody's own does not bear, does not spoil the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mjp_privacy.core.blame import blamed, trace
+from mjp_privacy.core.budget import Budget, OverBudget, limited
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.memory import ran_out
+from mjp_privacy.core.stops import stopped
+from mjp_privacy.experiment.valid_reconstruction import checked_reconstruction
 from mjp_privacy.interfaces import Attack, AttackerView, Reconstruction
 
 BREAKDOWN = (torch.linalg.LinAlgError, np.linalg.LinAlgError)
+SECONDS, OVER = "attack_seconds", "over_budget"
+"""Diagnostics of images that were attacked with so much time: how much, and whether it ended them.
+Which they are depends on the machine."""
 
 Reasons = dict[int, str]
 """{index of an image: why it has no reconstruction, though the attack applies to it}."""
 
 
 def reconstruct(
-    attack: Attack, view: AttackerView, steps: int, generator: Callable[[int], torch.Generator]
+    attack: Attack,
+    view: AttackerView,
+    steps: int,
+    generator: Callable[[int], torch.Generator],
+    seconds: float | None = None,
+    traces: dict[str, str] | None = None,
 ) -> tuple[Reconstruction, Reasons]:
-    """Attack all steps at once or, if linear algebra breaks down there, one step after the other.
+    """Attack all steps at once or, if that fails, one step after the other.
 
-    generator: gives the generator for the random choices from a step on.
+    generator  gives the generator for the random choices from a step on
+    seconds    how long the attack may take over one image (`core.budget`)
+    traces     gets the tracebacks of errors, by the reason that rows give
     """
-    batch = view.updates[0].batch
-    try:
-        reconstruction = attack.run(view, generator=generator(0))
-    except BREAKDOWN as error:
-        if steps == 1:
-            reason = f"the attack's linear algebra broke down: {error}"
-            return Reconstruction(None), dict.fromkeys(range(batch), reason)
-        return _one_by_one(attack, view, steps, generator)
-    return reconstruction, without_reconstruction(reconstruction, steps * batch)
+    return _Trial(attack, generator, seconds, {} if traces is None else traces).of(view, steps)
 
 
-def _one_by_one(
-    attack: Attack, view: AttackerView, steps: int, generator: Callable[[int], torch.Generator]
-) -> tuple[Reconstruction, Reasons]:
-    batch, size = view.updates[0].batch, view.pixels.size
-    parts: list[Reconstruction] = []
-    reasons: Reasons = {}
-    for step in range(steps):
-        part, failed = reconstruct(attack, view.part(step), 1, lambda _, at=step: generator(at))  # type: ignore[misc]
-        if part.images is None:
-            lost = torch.full((batch, len(view.pixels.mean), size, size), torch.nan)
-            part = replace(part, images=lost)
-        parts.append(part)
-        reasons |= {step * batch + place: reason for place, reason in failed.items()}
-    return joined(parts), reasons
+@dataclass(frozen=True)
+class _Trial:
+    """How an attack is run; see `reconstruct`."""
+
+    attack: Attack
+    generator: Callable[[int], torch.Generator]
+    seconds: float | None
+    traces: dict[str, str]
+
+    def of(self, view: AttackerView, steps: int, first: int = 0) -> tuple[Reconstruction, Reasons]:
+        """Attack these steps; the first of them has the number `first`."""
+        batch = view.updates[0].batch
+        try:
+            reconstruction = self._run(first, view, steps * batch)
+        except OverBudget as error:
+            if steps > 1:
+                return self._one_by_one(view, steps)
+            late = dict.fromkeys(range(batch), str(error))
+            return Reconstruction(None, inapplicable=late), {}
+        except (Exception, SystemExit) as error:  # SystemExit: an attack's own sys.exit()
+            if stopped() or ran_out(error):
+                raise
+            if steps > 1:
+                return self._one_by_one(view, steps)
+            return Reconstruction(None), dict.fromkeys(range(batch), self._reason(error))
+        return reconstruction, without_reconstruction(reconstruction, steps * batch)
+
+    def _run(self, first: int, view: AttackerView, count: int) -> Reconstruction:
+        """The attack's answer, checked; with the time that it had, where that is limited."""
+        budget: Budget | None
+        with nullcontext() if self.seconds is None else limited(self.seconds, count) as budget:
+            answer = self.attack.run(view, generator=self.generator(first))
+        reconstruction = checked_reconstruction(answer, view, count)
+        if budget is None:
+            return reconstruction
+        cut = [place in budget.cut for place in range(count)]
+        facts = {
+            SECONDS: torch.full((count,), budget.seconds, dtype=torch.float64),
+            OVER: torch.tensor(cut, dtype=torch.float64),
+        }
+        return replace(reconstruction, diagnostics={**reconstruction.diagnostics, **facts})
+
+    def _one_by_one(self, view: AttackerView, steps: int) -> tuple[Reconstruction, Reasons]:
+        batch, size = view.updates[0].batch, view.pixels.size
+        parts: list[Reconstruction] = []
+        reasons: Reasons = {}
+        pictures = False
+        for step in range(steps):
+            part, failed = self.of(view.part(step), 1, step)
+            pictures |= part.images is not None
+            if part.images is None:
+                lost = torch.full((batch, len(view.pixels.mean), size, size), torch.nan)
+                part = replace(part, images=lost)
+            parts.append(part)
+            reasons |= {step * batch + place: reason for place, reason in failed.items()}
+        whole = joined(parts)
+        only_masks = whole.mask is not None and not pictures
+        return replace(whole, images=None) if only_masks else whole, reasons
+
+    def _reason(self, error: BaseException) -> str:
+        """Why the images of a step have no reconstruction, as their rows say it."""
+        if isinstance(error, UserError):
+            return str(error)
+        if isinstance(error, BREAKDOWN):
+            return f"the attack's linear algebra broke down: {error}"
+        reason = blamed(error)
+        self.traces.setdefault(reason, trace(error))
+        return reason
 
 
 def without_reconstruction(reconstruction: Reconstruction, count: int) -> Reasons:

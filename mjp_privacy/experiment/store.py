@@ -7,57 +7,49 @@
     RUN/rows/<run_id>/<block>.parquet    one row per image, metric and variant
     RUN/rows/<run_id>/part-<n>.parquet   the rows of many blocks (`compaction`)
     RUN/reconstructions/<run_id>/<block>.safetensors
-                                         pictures; their metadata name images and scales
+                                         pictures (`stored_pictures`)
     RUN/code.json                        {what rows hold as `code`: {file: digest of its source}}
     RUN/timings.jsonl                    seconds per stage and block (never part of the rows)
+    RUN/adopted.json                     digests of files that versions without seals wrote
+    RUN/damaged/                         what was set aside because it was damaged (`mending`)
 
-All files but the last are written under a temporary name and renamed into place, so a run that is
-killed at any moment leaves only complete ones.
-
-In a file of reconstructions `images` is what the attack made, always float32 in [0, 1]. The other
-pictures may be bytes: the metadata's "scale:NAME", "1/255" or "1", says by what to multiply, and
-"image_ids" lists the images in the order of the tensors' first axis (`packing.py`).
+Rows and pictures carry their own digests (`core/sealed`), and rows name those of their pictures, so
+that whatever changes in them is noticed (`damage`). Files are written under a temporary name and
+renamed into place, images.csv and timings.jsonl grow line by line: a run that is killed at any
+moment leaves whole files, and at most one unfinished line.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import write_atomically, write_json
-from mjp_privacy.core.tensor_files import save_tensors
-from mjp_privacy.experiment.packing import appended, pack, unpack
-from mjp_privacy.experiment.reconstruction_index import ReconstructionIndex
+from mjp_privacy.core.gate.file_kind import BadFile
+from mjp_privacy.experiment import row_files
+from mjp_privacy.experiment.block_file import ROWS, named_pictures, write_block
+from mjp_privacy.experiment.part_file import PartTable
 from mjp_privacy.experiment.row_columns import CELL_COLUMNS, NOT_DONE, ROW_COLUMNS
-from mjp_privacy.experiment.row_files import (
-    read_frame,
-    row_columns,
-    rows_of,
-    score_table,
-)
+from mjp_privacy.experiment.row_files import NOTHING, LeftOut
+from mjp_privacy.experiment.run_lists import RunLists
 from mjp_privacy.experiment.score_table import ScoreTable
-from mjp_privacy.experiment.timings import read_timings
+from mjp_privacy.experiment.stored_pictures import StoredPictures
+from mjp_privacy.experiment.stored_units import read_units
 
 __all__ = ["CELL_COLUMNS", "NOT_DONE", "ROW_COLUMNS", "RunStore"]
 
 
 @dataclass(frozen=True)
-class RunStore:
+class RunStore(RunLists):
     """One run folder: RunStore(Path("results/demo")).read_cells()."""
 
-    root: Path
-    _indexes: dict[str, ReconstructionIndex] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """The places of stored images that were asked for so far, by run_id."""
+    def place(self, path: Path) -> str:
+        """Where a file stands in the folder: "rows/0b3a689adbb159cb/00003.parquet"."""
+        return path.relative_to(self.root).as_posix()
 
     # rows -------------------------------------------------------------------------------------
 
@@ -70,50 +62,61 @@ class RunStore:
         return self.rows_folder(run_id) / f"{block:05d}.parquet"
 
     def write_rows(self, run_id: str, block: int, rows: pd.DataFrame) -> None:
-        """Write one cell's rows of one block, replacing those that are there."""
-        path = self.rows_path(run_id, block)
-        write_atomically(path, lambda temporary: rows.to_parquet(temporary, index=False))
+        """Write one cell's rows of one block, replacing those that are there. They name the
+        pictures that are there now, so that these are written before."""
+        pictures = self.pictures.digest(run_id, block)
+        write_block(self.rows_path(run_id, block), rows, pictures)
 
-    def read_rows(self, run_id: str) -> pd.DataFrame:
+    def read_rows(self, run_id: str, left_out: LeftOut = NOTHING) -> pd.DataFrame:
         """All rows of one cell that count (`row_files`), in the order of its blocks; empty if there
         are none."""
-        return read_frame(self.rows_folder(run_id))
+        return row_files.read_frame(self.rows_folder(run_id), left_out)
 
-    def score_table(self, run_id: str) -> tuple[ScoreTable, frozenset[str]]:
+    def score_table(
+        self, run_id: str, left_out: LeftOut = NOTHING
+    ) -> tuple[ScoreTable, frozenset[str]]:
         """The same rows by metric, for any number of them, and the columns that the files have."""
-        return score_table(self.rows_folder(run_id))
+        return row_files.score_table(self.rows_folder(run_id), left_out)
 
     def merge_rows(
         self, run_id: str, block: int, parts: Sequence[pd.DataFrame], order: Sequence[str]
     ) -> None:
         """Add rows to a block, replacing those of the same images; `order`: ids to sort them by."""
         new = pd.concat([part for part in parts if len(part)], ignore_index=True)
-        path = self.rows_path(run_id, block)
-        if path.is_file():
-            old = pd.read_parquet(path)
+        if (old := self._rows_before(self.rows_path(run_id, block))) is not None:
             new = pd.concat([old[~old["image_id"].isin(set(new["image_id"]))], new])
         rank = {image_id: place for place, image_id in enumerate(order)}
         new = new.sort_values("image_id", key=lambda ids: ids.map(rank), kind="stable")
         self.write_rows(run_id, block, new.reset_index(drop=True))
 
-    def drop_rows(self, run_id: str, block: int, image_ids: Collection[str]) -> None:
-        """Remove these images from a block's rows, and the file with the last of them.
+    def drop_images(self, run_id: str, block: int, image_ids: Collection[str]) -> None:
+        """Remove these images from a block's rows and pictures, and its files with the last one.
 
-        In parts nothing is removed: where the images are in a block's file, that one counts.
+        What is in parts stays as it is: where the images are in a block's file, that one counts,
+        and so do its pictures.
         """
         path = self.rows_path(run_id, block)
-        if not path.is_file():
+        if (rows := self._rows_before(path)) is None:
             return
-        rows = pd.read_parquet(path)
         kept = rows[~rows["image_id"].isin(list(image_ids))]
         if kept.empty:
             path.unlink()
-        else:
+        self.pictures.put(run_id, block, {}, (), without=image_ids)
+        if len(kept):
             self.write_rows(run_id, block, kept.reset_index(drop=True))
 
-    def row_columns(self, run_id: str) -> list[str]:
+    def _rows_before(self, path: Path) -> pd.DataFrame | None:
+        """The rows of a block's file; None where there is none, or one that was damaged while the
+        run went on, as the next command will say."""
+        try:
+            with ROWS.reading(path):
+                return pd.read_parquet(path) if path.is_file() else None
+        except BadFile:
+            return None
+
+    def row_columns(self, run_id: str, left_out: LeftOut = NOTHING) -> list[str]:
         """The columns of a cell's rows, in the order of `read_rows`."""
-        return row_columns(self.rows_folder(run_id))
+        return row_files.row_columns(self.rows_folder(run_id), left_out)
 
     def stored_cells(self) -> list[str]:
         """The run_ids of all cells that have rows, also of those that no command plans any more."""
@@ -126,147 +129,50 @@ class RunStore:
 
     def rows_of(self, run_id: str) -> tuple[list[Path], list[Path]]:
         """The parts and the blocks' files of one cell, each in their order."""
-        return rows_of(self.rows_folder(run_id))
+        return row_files.rows_of(self.rows_folder(run_id))
 
-    # reconstructions --------------------------------------------------------------------------
+    # pictures ---------------------------------------------------------------------------------
+
+    @cached_property
+    def pictures(self) -> StoredPictures:
+        """The folder's pictures."""
+        return StoredPictures(self.root, self._block_of)
+
+    def _block_of(self, run_id: str) -> dict[str, int]:
+        """The block of each image whose rows count."""
+        blocks: dict[str, int] = {}
+        for unit in read_units(*self.rows_of(run_id)):
+            if not unit.failed or unit.image_id not in blocks:
+                blocks[unit.image_id] = unit.block
+        return blocks
+
+    def named_pictures(self, run_id: str, path: Path) -> dict[int, str]:
+        """The digests of the pictures that a file of rows belongs to, by block."""
+        named = named_pictures(path)
+        if named is not None:
+            return named
+        if path.stem.isdigit():
+            blocks = {int(path.stem)}
+        else:
+            blocks = set(PartTable(path).image_rows(("block",))["block"])
+        places = {block: self.place(self.pictures.path(run_id, block)) for block in blocks}
+        known = self.adopted
+        return {block: known[place] for block, place in places.items() if place in known}
 
     def reconstruction_path(self, run_id: str, block: int) -> Path:
-        """The file of one cell's reconstructions of one block."""
-        return self.root / "reconstructions" / run_id / f"{block:05d}.safetensors"
+        """The file of one cell's pictures of one block."""
+        return self.pictures.path(run_id, block)
 
     def write_reconstructions(
-        self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: list[str]
+        self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: Sequence[str]
     ) -> None:
-        """Write one cell's reconstructions of one block. `tensors`: images (m, C, H, W) float32;
-        with truth target, plain and input too, mask and permutation (m, N) if there are any."""
-        packed, metadata = pack(tensors)
-        metadata["image_ids"] = json.dumps(image_ids)
-        save_tensors(self.reconstruction_path(run_id, block), packed, metadata)
+        """Write one cell's pictures of one block (`StoredPictures.write`)."""
+        self.pictures.write(run_id, block, tensors, image_ids)
 
-    def read_reconstructions(self, path: Path) -> tuple[dict[str, Tensor], list[str]]:
-        """The tensors that were given to `write_reconstructions`, and the ids of their images."""
-        from safetensors import safe_open
-
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-            return unpack(tensors, file.metadata()), json.loads(file.metadata()["image_ids"])
-
-    def merge_reconstructions(
-        self, run_id: str, block: int, tensors: Mapping[str, Tensor], image_ids: list[str]
-    ) -> None:
-        """Add images to a block, replacing those of the same ids.
-
-        Images that lack a tensor which others of the block have get zeros.
-        """
-        path = self.reconstruction_path(run_id, block)
-        if path.is_file():
-            old, old_ids = self.read_reconstructions(path)
-            kept = [at for at, image_id in enumerate(old_ids) if image_id not in image_ids]
-            if kept:
-                tensors = appended({name: t[kept] for name, t in old.items()}, tensors)
-            image_ids = [*(old_ids[at] for at in kept), *image_ids]
-        self.write_reconstructions(run_id, block, tensors, image_ids)
-
-    def drop_reconstructions(self, run_id: str, block: int, image_ids: Collection[str]) -> None:
-        """Remove these images from a block's reconstructions, and the file with the last of them;
-        it may hold none of them."""
-        path = self.reconstruction_path(run_id, block)
-        if not path.is_file():
-            return
-        old, old_ids = self.read_reconstructions(path)
-        kept = [at for at, image_id in enumerate(old_ids) if image_id not in image_ids]
-        if not kept:
-            path.unlink()
-        elif len(kept) < len(old_ids):
-            tensors = {name: t[kept] for name, t in old.items()}
-            self.write_reconstructions(run_id, block, tensors, [old_ids[at] for at in kept])
+    def reconstructed(self, run_id: str) -> list[str]:
+        """The ids of the images whose pictures are stored for a cell, in stored order."""
+        return self.pictures.images(run_id)
 
     def find_reconstruction(self, run_id: str, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of one image in one cell, without the leading axis, or None."""
-        from safetensors import safe_open
-
-        place = self._index(run_id).places.get(image_id)
-        if place is None:
-            return None
-        with safe_open(place.path, framework="pt") as file:
-            tensors = {name: file.get_slice(name)[place.position] for name in file.keys()}
-            return unpack(tensors, file.metadata())
-
-    def reconstructed(self, run_id: str) -> list[str]:
-        """The ids of the images whose reconstructions are stored for a cell, in stored order."""
-        return list(self._index(run_id).places)
-
-    def _index(self, run_id: str) -> ReconstructionIndex:
-        """Where the cell's images are; read again if a file was added or replaced."""
-        folder = self.root / "reconstructions" / run_id
-        index = self._indexes.get(run_id)
-        if index is None or not index.holds(folder):
-            index = self._indexes[run_id] = ReconstructionIndex.of(folder)
-        return index
-
-    # the run itself ---------------------------------------------------------------------------
-
-    def write_cells(self, cells: list[dict[str, Any]]) -> None:
-        """Write cells.json: the columns of every cell's facts."""
-        write_json(self.root / "cells.json", {"format": 1, "cells": cells})
-
-    def merge_cells(
-        self, cells: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Update cells.json with `cells`: planned ones first, then those of other commands.
-
-        A planned cell that is not among `cells` stays as the file holds it.
-        """
-        try:
-            stored = {cell["cell_key"]: cell for cell in self.read_cells()}
-        except UserError:
-            stored = {}
-        merged = {
-            **{cell["cell_key"]: dict(cell) for cell in planned},
-            **stored,
-            **{cell["cell_key"]: dict(cell) for cell in cells},
-        }
-        self.write_cells(list(merged.values()))
-
-    def read_cells(self) -> list[dict[str, Any]]:
-        """The entries of cells.json; `CellFacts.read` makes facts of one."""
-        path = self.root / "cells.json"
-        if not path.is_file():
-            raise UserError(
-                f"{self.root} is not a run folder: expected {path.name} in it, as mjp attack "
-                "writes it. Give the folder that was the --out of a run."
-            )
-        try:
-            cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} cannot be read ({error}). Run the attack again.") from error
-        return cells
-
-    def write_images(self, images: pd.DataFrame) -> None:
-        """Write images.csv."""
-        path = self.root / "images.csv"
-        write_atomically(path, lambda temporary: images.to_csv(temporary, index=False))
-
-    def read_images(self) -> pd.DataFrame:
-        """images.csv as a table; empty if there is none yet."""
-        path = self.root / "images.csv"
-        if not path.is_file():
-            columns = ["image_id", "label", "label_source", "sha256", "status", "reason"]
-            return pd.DataFrame(columns=columns)
-        names = ("image_id", "label_source", "sha256", "pixel_sha256", "status", "reason")
-        text: dict[Hashable, str] = dict.fromkeys(names, "str")
-        return pd.read_csv(path, dtype=text, keep_default_na=False, na_values={"label": [""]})
-
-    def append_timing(self, record: Mapping[str, Any]) -> None:
-        """Append a line to timings.jsonl."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(record).encode() + b"\n"
-        with (self.root / "timings.jsonl").open("ab+") as file:
-            if file.tell():  # do not continue a line that a killed run left unfinished
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else b"\n" + line
-            file.write(line)
-
-    def read_timings(self) -> pd.DataFrame:
-        """timings.jsonl as a table; lines that are cut off are left out."""
-        return read_timings(self.root / "timings.jsonl")
+        return self.pictures.find(run_id, image_id)

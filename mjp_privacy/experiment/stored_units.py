@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mjp_privacy.core.budget import seconds_in
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.part_file import PartTable
 from mjp_privacy.experiment.row_columns import NOT_DONE
@@ -20,6 +22,7 @@ class StoredUnit(NamedTuple):
     block: int
     failed: bool  # or its file could not be read, so that it is to be done again
     code: str  # the digest of the code that made it; "" if it was not recorded
+    late: float = 0.0  # seconds after which the attack was ended here; 0: it was not
 
 
 def read_units(parts: Sequence[Path], blocks: Sequence[Path]) -> Iterator[StoredUnit]:
@@ -53,8 +56,8 @@ def _units_of_block(path: Path) -> list[StoredUnit]:
     from pyarrow.parquet import ParquetFile, read_metadata
 
     metadata = read_metadata(path)
-    columns = [n for n in ("image_id", "status", "code") if n in metadata.schema.names]
-    with ParquetFile(path, metadata=metadata, read_dictionary=["image_id"]) as file:
+    columns = [n for n in ("image_id", "status", "reason", "code") if n in metadata.schema.names]
+    with ParquetFile(path, metadata=metadata, read_dictionary=["image_id", "reason"]) as file:
         table = file.read(columns, use_threads=False).combine_chunks()
     images = table["image_id"].chunk(0)
     names, place = images.dictionary.to_pylist(), images.indices.to_numpy()
@@ -63,18 +66,34 @@ def _units_of_block(path: Path) -> list[StoredUnit]:
     _, first = np.unique(place, return_index=True)
     first.sort()
     codes = table["code"].take(first).to_pylist() if "code" in columns else [None] * len(first)
+    late = _late(table["reason"].chunk(0), place)
     block = int(path.stem)
     return [
-        StoredUnit(names[at], block, at in failed, code or "")
+        StoredUnit(names[at], block, at in failed, code or "", late.get(at, 0.0))
         for at, code in zip(place[first].tolist(), codes, strict=True)
     ]
 
 
 def _units_of_part(path: Path) -> list[StoredUnit]:
-    rows = PartTable(path).image_rows(("block", "done", "code"))
+    rows = PartTable(path).image_rows(("block", "done", "code", "reason"))
     codes = rows["code"].fillna("").tolist() if "code" in rows else [""] * len(rows)
     blocks, done = rows["block"].tolist(), rows["done"].tolist()
+    late = [seconds_in(reason) for reason in rows["reason"].fillna("").astype(str)]
+    columns = rows["image_id"], blocks, done, codes, late
     return [
-        StoredUnit(image, block, not of_image, code)
-        for image, block, of_image, code in zip(rows["image_id"], blocks, done, codes, strict=True)
+        StoredUnit(image, block, not of_image, code, seconds)
+        for image, block, of_image, code, seconds in zip(*columns, strict=True)
     ]
+
+
+def _late(reasons: Any, place: NDArray[np.int64]) -> dict[int, float]:
+    """Places of images whose rows say that the attack was ended, with the seconds that it had."""
+    words = [seconds_in(word or "") for word in reasons.dictionary.to_pylist()]
+    if not any(words):
+        return {}
+    rows = reasons.indices.to_pylist()
+    return {
+        int(at): words[word]
+        for at, word in zip(place, rows, strict=True)
+        if word is not None and words[word]
+    }

@@ -7,7 +7,6 @@ were not uploaded. What makes an upload unusable altogether is in `client.record
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -20,7 +19,6 @@ from attacks.equations.patch_system import gradient, patch_system, weights
 from attacks.equations.requirements import lacks_gradients
 from attacks.equations.span import combine, upload_span
 from attacks.equations.weight_difference import holds_no_gradient
-from mjp_privacy.client.recorded.folder import RecordedUpload
 from mjp_privacy.client.recorded.groups import Group, Series
 from mjp_privacy.client.recorded.loading import (
     UNKNOWN_LABEL,
@@ -28,6 +26,9 @@ from mjp_privacy.client.recorded.loading import (
     load_recorded,
     stacked,
 )
+from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE, RecordedUpload
+from mjp_privacy.core.gate.json_files import json_value
+from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.outlook import lacking
 from mjp_privacy.experiment.unshuffled import shows_no_mask
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
@@ -58,8 +59,11 @@ def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
         )
     declared = read_metadata(str(group.series[0].first.weights_path))
     for name, in_header in (("mean", header.mean), ("std", header.std)):
-        if name in declared and json.loads(declared[name]) != list(in_header):
-            yield f"the weights file says {name} {declared[name]}, the header {list(in_header)}"
+        if name not in declared:
+            continue
+        said = json_value(declared[name], group.series[0].first.weights_path, WEIGHTS_FILE)
+        if said != list(in_header):
+            yield f"the weights file says {name} {shown(said, 100)}, the header {list(in_header)}"
     if header.gamma and model.unk_embed is None:
         yield f"gamma is {header.gamma:g}, but the model of {header.weights} has no unk_embed"
     yield from _unshuffled_remarks(group, model)
@@ -75,10 +79,10 @@ def _unshuffled_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     names = [upload.name for upload in uploads if _is_unshuffled(upload, group, model)]
     if names:
         share = f"{len(names)} of {len(uploads)} uploads are unshuffled"
-        shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+        first = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
         yield (
             f"{share}: no row of their gradient of {TABLE} is zero, so no patch was masked, and "
-            f"their pictures come back as a plain client's do ({shown})"
+            f"their pictures come back as a plain client's do ({first})"
         )
 
 
@@ -90,8 +94,8 @@ def _is_unshuffled(upload: RecordedUpload, group: Group, model: LoadedModel) -> 
     own = upload.header.kind == "gradient" or upload.header.weights == group.weights
     series = Series((upload,), group.series[0].records)
     view = view_of(series, model if own else load_recorded(upload))
-    shown = shows_no_mask(view, view.updates[0])
-    return shown is not None and bool((shown == 1).all())
+    without_mask = shows_no_mask(view, view.updates[0])
+    return without_mask is not None and bool((without_mask == 1).all())
 
 
 def _difference_remarks(group: Group) -> Iterator[str]:

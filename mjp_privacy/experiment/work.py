@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from mjp_privacy.core.blame import blamed, trace
 from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.memory import ran_out
+from mjp_privacy.core.stops import stopped
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.block import Block
 from mjp_privacy.experiment.cell import CellRows, CellWork
@@ -23,11 +26,16 @@ from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.description import describe
 from mjp_privacy.experiment.finished import UNRECORDED, BlockState, Finished
-from mjp_privacy.experiment.in_parts import InParts
+from mjp_privacy.experiment.in_parts import InParts, joined
 from mjp_privacy.experiment.messages import BlockRead, BlockSkipped, CellDone, ModelOpened
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.rows import reasoned_rows
-from mjp_privacy.experiment.source import BlockUploads, ModelUploads, UploadSource
+from mjp_privacy.experiment.source import (
+    BlockUploads,
+    EachRefused,
+    ModelUploads,
+    UploadSource,
+)
 from mjp_privacy.experiment.source_code import SourceCode
 
 
@@ -62,8 +70,11 @@ class BlockResult:
             seconds=dict(self.made.seconds),
             remark=self.remark,
             elsewhere={block: sorted(ids) for block, ids in self.before.elsewhere.items()},
+            traces=dict(self.made.traces),
         )
 
+
+NO_MEMORY = "memory does not hold the model: expected more memory, or a smaller model"
 
 Result = ModelOpened | BlockSkipped | BlockRead | BlockResult
 
@@ -79,6 +90,9 @@ class OpenModel:
     uploads: ModelUploads | None  # None: it could not be loaded
     facts: Mapping[Cell, CellFacts]
     reason: str = ""  # why it could not be loaded
+    trace: str = ""  # the traceback, where it is no user's mistake
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Where images have reasons of their own: why each of them cannot be attacked, by image_id."""
     together: dict[str, int] = field(default_factory=dict)
     """How many images of a cell are computed together where memory does not hold a block, by
     run_id; learnt while the run goes on."""
@@ -87,22 +101,29 @@ class OpenModel:
     def of(plan: Plan, source: UploadSource, name: str) -> OpenModel:
         """Load a model."""
         uploads: ModelUploads | None = None
-        reason = ""
+        reason, traceback, reasons = "", "", dict[str, str]()
         try:
             uploads = source.open(name)
+        except EachRefused as error:
+            reason, reasons = str(error), dict(error.reasons)
         except UserError as error:
             reason = str(error)
+        except Exception as error:  # other models still run
+            if stopped():
+                raise
+            reason = NO_MEMORY if ran_out(error) else blamed(error)
+            traceback = trace(error)
         loaded = None if uploads is None else uploads.model
         facts = {
             cell: describe(cell, plan.experiment, plan.attacks[cell], source, loaded, reason)
             for cell in plan.cells_of(name)
         }
-        return OpenModel(name, uploads, facts, reason)
+        return OpenModel(name, uploads, facts, reason, traceback, reasons)
 
     def message(self) -> ModelOpened:
         """What is told of it."""
         report = None if self.uploads is None else self.uploads.model.card.checkpoint
-        return ModelOpened(self.name, list(self.facts.values()), report, self.reason)
+        return ModelOpened(self.name, list(self.facts.values()), report, self.reason, self.trace)
 
 
 def work(plan: Plan, source: UploadSource, finished: Finished, codes: Codes) -> Iterator[Result]:
@@ -129,10 +150,10 @@ def work_block(
     """Do what is not finished of one block in all cells of a model."""
     if opened.uploads is None:
         for cell, facts in opened.facts.items():
-            yield _not_run(facts, block, opened.reason, codes[cell].digest)
+            yield _not_run(facts, block, opened, codes[cell].digest)
         return
     states = {
-        cell: finished.state(facts.run_id, block, codes[cell].digest)
+        cell: finished.state(facts.run_id, block, codes[cell].digest, cell.attack.seconds)
         for cell, facts in opened.facts.items()
     }
     yield skipped(opened, block, states)
@@ -160,18 +181,44 @@ def _work_cells(
 ) -> Iterator[Result]:
     device = model.model.cls_token.device
     started = clock(device)
-    uploads = model.block(block)
+    try:
+        uploads = model.block(block)
+    except Exception as error:  # other blocks still run
+        if stopped() or ran_out(error):
+            raise
+        for cell in pending:
+            yield _not_read(opened.facts[cell], block, error, states[cell], codes[cell].digest)
+        return
     first = next(iter(opened.facts.values()))
     yield BlockRead(first.run_id, uploads.notes, clock(device) - started)
     for cell in pending:
         yield _work_cell(plan, opened, uploads, block, cell, states[cell], codes[cell].digest)
 
 
-def _not_run(facts: CellFacts, block: Block, reason: str, code: str) -> BlockResult:
-    """Rows of a cell whose model could not be loaded."""
-    rows = reasoned_rows(facts, dict.fromkeys(block.records, reason), "failed")
+def _not_run(facts: CellFacts, block: Block, opened: OpenModel, code: str) -> BlockResult:
+    """Rows of a cell whose model could not be loaded, or whose images were refused."""
+    own = opened.reasons
+    reasons = {record: own.get(record.image_id, opened.reason) for record in block.records}
+    rows = reasoned_rows(facts, reasons, "failed")
+    failed = {record: why for record, why in reasons.items() if record.image_id in own}
     nothing = BlockState(len(block.records))
-    return BlockResult(facts, block, rows, CellRows(rows), 0, nothing, code)
+    return BlockResult(facts, block, rows, CellRows(rows, failed=failed), 0, nothing, code)
+
+
+def _not_read(
+    facts: CellFacts, block: Block, error: Exception, state: BlockState, code: str
+) -> BlockResult:
+    """Rows of a cell whose block of images could not be read."""
+    reason, traceback = _said(error)
+    reasons = dict.fromkeys(block.records, reason)
+    rows = reasoned_rows(facts, reasons, "failed")
+    made = CellRows(rows, failed=reasons, traces={reason: traceback} if traceback else {})
+    return BlockResult(facts, block, rows, made, 0, state, code)
+
+
+def _said(error: Exception) -> tuple[str, str]:
+    """The reason that rows give, and the traceback where it is no user's mistake."""
+    return (str(error), "") if isinstance(error, UserError) else (blamed(error), trace(error))
 
 
 def _kept(
@@ -203,24 +250,48 @@ def _work_cell(
     equal those of a run that never stopped.
     """
     assert opened.uploads is not None
-    model, facts = opened.uploads.model, opened.facts[cell]
+    facts = opened.facts[cell]
     unusable = {note.record: note.reason for note in uploads.notes if note.reason}
     lost: dict[ImageRecord, str] = {**unusable, **block.broken(unusable, cell.client.batch)}
     usable = [record for record in block.records if record not in lost]
     reasons = {record: lost[record] for record in block.records if record in lost}
     no_image = any(note.unreadable for note in uploads.notes)
     parts = [reasoned_rows(facts, reasons, "unreadable" if no_image else "failed")]
-    gradients = plan.gradients(cell, model)
     attacked = CellRows(parts[0])
     remark = ""
     if usable:
-        task = CellWork(uploads, model, cell, plan.attacks[cell], gradients, facts)
-        in_parts = InParts(task, opened.together)
-        try:
-            attacked = in_parts.run(usable)
-        except UserError as error:  # such as images too small to score; other cells still run
-            attacked = task.failed(usable, str(error))
+        attacked, remark = _attacked(plan, opened, uploads, cell, usable)
         parts.append(attacked.rows)
-        remark = in_parts.remark
     rows = pd.concat([part for part in parts if len(part)], ignore_index=True)
     return BlockResult(facts, block, rows, attacked, len(usable), state, code, remark)
+
+
+def _attacked(
+    plan: Plan,
+    opened: OpenModel,
+    uploads: BlockUploads,
+    cell: Cell,
+    records: Sequence[ImageRecord],
+) -> tuple[CellRows, str]:
+    """What a cell has for these images, and what is said of it. If that fails, it is tried for
+    each client step alone: what one image, attack or defence breaks stays with it."""
+    assert opened.uploads is not None
+    model, facts = opened.uploads.model, opened.facts[cell]
+    try:
+        gradients = plan.gradients(cell, model)
+    except Exception as error:  # of the attack's own `needs`
+        task = CellWork(uploads, model, cell, plan.attacks[cell], (), facts)
+        return task.failed(records, *_said(error)), ""
+    task = CellWork(uploads, model, cell, plan.attacks[cell], gradients, facts)
+    in_parts = InParts(task, opened.together)
+    try:
+        return in_parts.run(records), in_parts.remark
+    except Exception as error:
+        if stopped() or ran_out(error):
+            raise
+        batch = cell.client.batch
+        if len(records) == batch or cell.client.server_lr:  # its weights move with the whole block
+            return task.failed(records, *_said(error)), in_parts.remark
+    steps = [records[at : at + batch] for at in range(0, len(records), batch)]
+    alone = [_attacked(plan, opened, uploads, cell, step) for step in steps]
+    return joined([rows for rows, _ in alone]), next((said for _, said in alone if said), "")

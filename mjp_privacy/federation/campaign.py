@@ -5,13 +5,22 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.command import DONE, SOME_FAILED
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder
+from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.core.held import held_folder
+from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.config import Experiment
+from mjp_privacy.experiment.config_files import check_attacks
 from mjp_privacy.experiment.engines.options import EngineConfig
+from mjp_privacy.experiment.engines.start import check_engine
 from mjp_privacy.experiment.other_code import Stale
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.engines import ENGINES
+from mjp_privacy.federation.foresight import inapplicable_attacks
 from mjp_privacy.federation.rounds import ATTACK, UPLOADS
 
 
@@ -31,6 +40,21 @@ def campaign(
     stale   what to do with results that an attack's earlier code made, as in `run_experiment`
     by      who attacks what was recorded, also as there; None: this process
     """
+    check_campaign(config, data, out, val, by)
+    with held_folder(out):  # from the first round to the picture
+        return _trained_and_attacked(config, data, out, val, device, engine, stale, by)
+
+
+def _trained_and_attacked(
+    config: FederationConfig,
+    data: Path,
+    out: Path,
+    val: Path | None,
+    device: str,
+    engine: str,
+    stale: Stale,
+    by: EngineConfig | None,
+) -> int:
     entry = ENGINES[engine]
     print(entry.load()(config, data, out, val=val, device=device, **entry.preset))
     if not config.attacks or not config.record.rounds:
@@ -52,6 +76,31 @@ def campaign(
     print(draw_rounds([out], out))
     print(f"Next: mjp report {out / ATTACK} --out {out / ATTACK / 'report'}")
     return DONE if summary.exit_code == 0 else SOME_FAILED
+
+
+def check_campaign(
+    config: FederationConfig,
+    data: Path,
+    out: Path,
+    val: Path | None = None,
+    by: EngineConfig | None = None,
+) -> None:
+    """Raise for what would stop the attacks after hours of training, and say what will not apply.
+
+    The attacks are no part of what is trained: after a correction the same folder goes on.
+    """
+    keep_apart(out, {"--data": data, "--val": val})
+    check_attacks(config.attacks, config.name)
+    if by is not None:
+        check_engine(by)
+    output_folder(out)
+    if is_there(out / ATTACK) and not (out / ATTACK).is_dir():
+        raise UserError(
+            f"{shown(out / ATTACK)}: expected a folder for the attacks, or nothing; got a file. "
+            "Give another --out, or move it away."
+        )
+    for line in inapplicable_attacks(config):
+        print(f"not applicable: {line}", file=sys.stderr)
 
 
 def attack_experiment(config: FederationConfig) -> Experiment:

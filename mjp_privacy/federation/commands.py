@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,6 +42,8 @@ class FederateArguments:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = None
     """CPU threads; on a CPU, results change slightly with their number."""
+    attack_seconds: float | None = None
+    """The processor's time that an attack may take over one image, in place of the config's."""
     fresh: bool = False
     """Make results again that an earlier version of their attack made; without this or --keep the
     command stops where it finds any."""
@@ -67,6 +69,7 @@ def federate(argv: list[str], usage: Usage) -> int:
     """`mjp federate`: train a federation, then attack its recorded uploads; the exit code."""
     arguments = usage.parse(FederateArguments, argv)
     from mjp_privacy.experiment.other_code import stale_choice
+    from mjp_privacy.experiment.overrides import with_seconds
     from mjp_privacy.federation.campaign import campaign
     from mjp_privacy.federation.config_files import load_federation
     from mjp_privacy.federation.other_rounds import what_moved, with_rounds
@@ -77,6 +80,7 @@ def federate(argv: list[str], usage: Usage) -> int:
     config = whole if arguments.rounds is None else with_rounds(whole, arguments.rounds)
     if moved := what_moved(whole, config):
         print(moved)
+    config = replace(config, attacks=with_seconds(config.attacks, arguments.attack_seconds))
     use_threads(arguments.threads)
     return campaign(
         config,

@@ -7,7 +7,6 @@ rounds.png, rounds.csv     accuracy and leakage over the rounds (`picture.py`)
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,13 +16,15 @@ import pandas as pd
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
+from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.federation.config import plain
 from mjp_privacy.federation.picture import SCOPES, THRESHOLD, draw_rounds, leakage_table
-from mjp_privacy.federation.rounds import RESOLVED
+from mjp_privacy.federation.stored import RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.shares import Share, wilson
 from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
 from mjp_privacy.report.charts.tradeoff_points import comparable, points_from_comparison
 from mjp_privacy.report.tables.text import DASH
-from mjp_privacy.training.journal import METRICS, read_metrics
+from mjp_privacy.training.journal import METRICS
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
@@ -33,12 +34,13 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
     """
     for run in runs:
         for name in (RESOLVED, METRICS):
-            if not (run / name).is_file():
+            if not is_there(run / name):
                 raise UserError(f"{run} holds no {name}: expected the --out of `mjp federate`.")
     output_folder(out)
     table = comparison_table(runs)
     draw_rounds(runs, out)
-    write_atomically(out / "comparison.csv", lambda path: table.to_csv(path, index=False))
+    lines = table.to_csv(index=False)  # pandas takes some paths for addresses
+    write_atomically(out / "comparison.csv", lambda place: place.write_text(lines, "utf-8"))
     path = out / "table.md"
     text = markdown(table)
     write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
@@ -51,7 +53,7 @@ def comparison_table(runs: Sequence[Path]) -> pd.DataFrame:
     leakage = leakage_table(runs)
     rows = []
     for run in runs:
-        config = json.loads((run / RESOLVED).read_text(encoding="utf-8"))
+        config = plain(stored_config(run))
         of_run = leakage[leakage["run"] == str(run)]
         if of_run.empty:
             continue
@@ -63,17 +65,17 @@ def comparison_table(runs: Sequence[Path]) -> pd.DataFrame:
 
 def _accuracy(run: Path) -> dict[str, Any]:
     """Top-1 after the last round, with a 95 % interval over the test images (Wilson's)."""
-    lines = [line for line in read_metrics(run / METRICS) if line["val_top1"] is not None]
+    lines = [line for line in evaluations(run) if line.val_top1 is not None]
     if not lines:
         return {"top1": math.nan, "top1_low": math.nan, "top1_high": math.nan, "rounds": 0}
-    top1, images = lines[-1]["val_top1"], lines[-1].get("val_images") or 0
+    top1, images = lines[-1].val_top1 or 0.0, lines[-1].val_images
     low, high = wilson(top1 / 100, images)
     return {
         "top1": top1,
         "top1_low": 100 * low,
         "top1_high": 100 * high,
         "test_images": images,
-        "rounds": lines[-1]["round"],
+        "rounds": lines[-1].round,
     }
 
 
@@ -85,7 +87,7 @@ def defence_text(config: Mapping[str, Any]) -> str:
     for name in ("dal", "plain_share", "withhold", "positions", "position_noise", "augment"):
         value = client.get(name)
         if value not in (None, False, 0, 0.0, [], (), "own", "none"):
-            text = ", ".join(value) if isinstance(value, list) else value
+            text = ", ".join(value) if isinstance(value, (list, tuple)) else value
             parts.append(name if value is True else f"{name} {text}")
     return "; ".join([*parts, *(client.get("defenses") or ())]) or "none"
 

@@ -6,25 +6,24 @@ import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from mjp_privacy.client.config import ClientConfig, Share
-from mjp_privacy.core.fields import STRICT
+from mjp_privacy.client.config import ClientConfig, LocalSteps, ParameterName
+from mjp_privacy.core.bounds import Label, Many, Name, NotNegative, Positive, Seed, Share, Whole
+from mjp_privacy.core.fields import schema
 from mjp_privacy.experiment.config import AttackConfig
 from mjp_privacy.training.config import (
     Architecture,
-    Count,
     Initial,
-    NotNegative,
     Recipe,
     Storage,
     TrainingConfig,
 )
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
+"""Of rounds, clients, images."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Clients:
     """How many clients there are, and how the training images are split over them."""
 
@@ -36,7 +35,7 @@ class Clients:
     """Parameter of the Dirichlet split; a small one gives each client few classes."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Server:
     """What the server does with the mean of the uploads, weighted by images.
 
@@ -45,27 +44,27 @@ class Server:
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Positive = 0.1
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Whole = 0
     """Rounds of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay, as in AdamW."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Probe:
     """One kind of client whose uploads are written down, to be attacked later."""
 
     batch: Count = 1
     """Images in each of its steps."""
-    steps: Count | None = None
+    steps: LocalSteps | None = None
     """Local steps on the same images, sent as a weight difference; None: as the federation's own
     client does."""
     uploads: Count = 1
     """Successive rounds in which it trains on the same images, each with that round's weights."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Recording:
     """What a curious server writes down: what clients with certain images would send.
 
@@ -73,20 +72,20 @@ class Recording:
     only batch and local steps may differ. The server never averages what a probe sends.
     """
 
-    rounds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    rounds: Annotated[tuple[Whole, ...], Many] = ()
     """Rounds, counted from 0, in which the probes' uploads begin."""
     images: Count = 8
     """Number of private training images; all rounds and probes use the same ones."""
-    probes: tuple[Probe, ...] = (Probe(),)
-    parameters: tuple[str, ...] | None = None
+    probes: Annotated[tuple[Probe, ...], Many] = (Probe(),)
+    parameters: Annotated[tuple[ParameterName, ...], Many] | None = None
     """Parameters whose tensors are written down; None: those that closed-form attacks read."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class FederationConfig:
     """Everything that decides a federation's result, but for the images."""
 
-    name: str
+    name: Name
     rounds: Count = 400
     model: Architecture = Architecture()
     initial: Initial | None = None
@@ -98,9 +97,9 @@ class FederationConfig:
     """MJP's shuffle ratio; 0: the client does not shuffle."""
     server: Server = Server()
     record: Recording = Recording()
-    attacks: tuple[AttackConfig, ...] = ()
+    attacks: Annotated[tuple[AttackConfig, ...], Many] = ()
     """Attacks that run on the recorded uploads after training; none: only record."""
-    label: str | None = None
+    label: Label | None = None
     """What tables call this federation's client; None: its name."""
     evaluate_every: Count = 50
     """Rounds between two evaluations."""
@@ -108,7 +107,7 @@ class FederationConfig:
     """Train on this many images, drawn by the seed; None: all."""
     test_images: Count | None = None
     """Evaluate on this many images, drawn by the seed; None: all."""
-    seed: int = 0
+    seed: Seed = 0
 
     @property
     def title(self) -> str:

@@ -17,15 +17,16 @@ import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.colours import colour
+from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.federation.rounds import ATTACK
+from mjp_privacy.federation.stored import evaluations
 from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 from mjp_privacy.report.line import Line
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.measures import failed_images
 from mjp_privacy.report.unshuffled import unshuffled_images
-from mjp_privacy.training.journal import METRICS, read_metrics
 
 THRESHOLD = 20.0  # dB at which a person recognises the picture
 SCOPES = ("1 upload", "any number of uploads")
@@ -135,6 +136,7 @@ def _scored(line: Line, metric: str, variant: str) -> dict[str, float]:
     return {str(k): float(v) for k, v in line.scored(metric, variant).items()}
 
 
+@plain_texts()
 def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     """Write rounds.png and rounds.csv into `out`; the picture's path.
 
@@ -144,7 +146,8 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     from matplotlib.figure import Figure
 
     table = leakage_table(runs)
-    write_atomically(out / "rounds.csv", lambda path: table.to_csv(path, index=False))
+    text = table.to_csv(index=False)  # pandas takes some paths for addresses
+    write_atomically(out / "rounds.csv", lambda path: path.write_text(text, "utf-8"))
     accuracies = {run: _accuracies(run) for run in runs}
     titles = dict(TITLES) if any(accuracies.values()) else dict(TITLES[1:])
     figure = Figure(figsize=(1 + 2.83 * len(titles), 3.8), layout="constrained")
@@ -152,7 +155,7 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     for number, run in enumerate(runs):
         of_run, shade = table[table["run"] == str(run)], colour(number)
         label = str(of_run["label"].iloc[0])
-        next(iter(panels.values())).plot([], [], color=shade, label=label)
+        next(iter(panels.values())).plot([], [], color=shade, label=drawn(label))
         if "accuracy" in panels:
             panels["accuracy"].plot(*zip(*accuracies[run], strict=True), color=shade)
         _draw_leakage(panels, of_run, shade)
@@ -175,8 +178,7 @@ def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
 
 def _accuracies(run: Path) -> list[tuple[int, float]]:
     """(round, top-1 in percent) of each evaluation; none without test images."""
-    lines = read_metrics(run / METRICS)
-    return [(line["round"], line["val_top1"]) for line in lines if line["val_top1"] is not None]
+    return [(line.round, line.val_top1) for line in evaluations(run) if line.val_top1 is not None]
 
 
 def _draw_leakage(panels: Mapping[str, Any], of_run: pd.DataFrame, shade: str) -> None:

@@ -13,24 +13,36 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mjp_privacy.client.recorded.folder import UploadFolder, save_weights
+from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_json
+from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
+from mjp_privacy.core.gate.tensor_files import FLOATS, TensorFile
 from mjp_privacy.core.lock import locked
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.recording import Recorder
 from mjp_privacy.federation.server import ServerState, Weights
+from mjp_privacy.federation.stored import (
+    AFTER_TRAINING,
+    RESOLVED,
+    StoredState,
+    evaluations,
+    stored_config,
+    training_part,
+)
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models.checkpoint_files import file_sha256
-from mjp_privacy.training.journal import Journal, read_metrics
+from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
     MODEL,
@@ -39,7 +51,8 @@ from mjp_privacy.training.snapshots import (
     save_checkpoint,
 )
 
-UPLOADS, RESOLVED, ATTACK = "uploads", "federation.json", "attack"
+UPLOADS, ATTACK = "uploads", "attack"
+FINAL = FileKind("the final weights of this federation", "They are written again.", 1 << 40)
 CHECKPOINT_SECONDS = 60.0
 SAY_SECONDS = 15.0  # at least this long between two lines of progress
 
@@ -78,15 +91,30 @@ class Federation:
         The final model's path if the run is finished already, otherwise None.
         """
         self._resume()
-        finished = self.out / MODEL
-        if self.round == self.config.rounds and finished.is_file():
-            self.journal.say("finished already; nothing to do")
-            return finished
         write_json(self.out / RESOLVED, plain(self.config))
+        if self.round == self.config.rounds and is_there(self.out / MODEL):
+            return self._finished()
         if self.round == 0:
             self._measure(None)
         self._saved = self._said = time.monotonic()
         return None
+
+    def _finished(self) -> Path:
+        """The final model, written again where its file is not what was trained."""
+        path = self.out / MODEL
+        try:
+            stored = TensorFile(path, FINAL, FLOATS).tensors()
+        except BadFile as error:
+            self.journal.say(str(error))
+            return self._export()
+        same = stored.keys() >= self.weights.keys() and all(
+            torch.equal(stored[name], weight.cpu()) for name, weight in self.weights.items()
+        )
+        if not same:
+            self.journal.say(str(FINAL.refusal(path, "other weights than the last checkpoint's")))
+            return self._export()
+        self.journal.say("finished already; nothing to do")
+        return path
 
     def record(self) -> None:
         """Write the uploads of the round's probes.
@@ -139,8 +167,7 @@ class Federation:
 
     def _measure(self, norm: float | None) -> None:
         """Write a line of metrics.jsonl about the current weights, once for each round."""
-        measured = {line["step"] for line in read_metrics(self.journal.path)}
-        if self.round in measured:
+        if any(line.step == self.round for line in evaluations(self.out)):
             return
         tested = self.task.test is not None
         top1 = round(self.task.evaluate(self.weights), 4) if tested else None
@@ -156,8 +183,8 @@ class Federation:
 
     def _tested(self) -> str:
         """The last accuracy for a line of progress; empty where there is none."""
-        lines = [line for line in read_metrics(self.journal.path) if line["val_top1"] is not None]
-        return f" · top-1 {lines[-1]['val_top1']:.1f} %" if lines else ""
+        top1 = [line.val_top1 for line in evaluations(self.out) if line.val_top1 is not None]
+        return f" · top-1 {top1[-1]:.1f} %" if top1 else ""
 
     def _say(self, seconds: float) -> None:
         left = (self.config.rounds - self.round) * seconds
@@ -175,7 +202,7 @@ class Federation:
         task, initial = self.task, self.config.initial
         file = Path(initial.checkpoint) if initial else None
         return {
-            "config": json.dumps(plain(self.config)),
+            "config": json.dumps(training_part(self.config)),
             "images": task.train.digest(),
             "validation": task.test.digest() if task.test else "none",
             "initial": file_sha256(file) if file and file.is_file() else "none",
@@ -193,26 +220,30 @@ class Federation:
         save_checkpoint(self.out, state)
 
     def _resume(self) -> None:
-        state = load_checkpoint(self.out, self._identity())
+        evaluations(self.out)  # a damaged line is told before anything is computed
+        state = load_checkpoint(self.out, self._identity(), without=AFTER_TRAINING)
         if state is not None:
-            self.round, self.weights = state["step"], self._placed(state["model"])
-            moments = {name: self._placed(state["optimizer"][name]) for name in ("first", "second")}
-            self.state = ServerState(state["optimizer"]["step"], **moments)
-            self.seconds = state["seconds"]
+            like = {name: weight.cpu() for name, weight in self.weights.items()}
+            stored = StoredState.of(state, like, self.config.rounds, self.out)
+            self.round, self.weights = stored.round, self._placed(stored.weights)
+            first, second = (self._placed(m) for m in (stored.server.first, stored.server.second))
+            self.state = ServerState(stored.server.step, first, second)
+            self.seconds = stored.seconds
             self.journal.say(f"going on from round {self.round} of {self.config.rounds}")
         self._check_begun()
         self.journal.keep_until(self.round)
 
-    def _placed(self, tensors: Weights) -> Weights:
+    def _placed(self, tensors: Mapping[str, Tensor]) -> Weights:
         return {name: tensor.to(self.task.device) for name, tensor in tensors.items()}
 
     def _check_begun(self) -> None:
         """Refuse another config also where the run was killed before its first checkpoint."""
-        path = self.out / RESOLVED
-        if self.round or not path.is_file():
+        if self.round or not is_there(self.out / RESOLVED):
             return
-        before = json.loads(path.read_text(encoding="utf-8"))
-        now = json.loads(json.dumps(plain(self.config)))
+        before, now = (
+            json.loads(json.dumps(training_part(config)))
+            for config in (stored_config(self.out), self.config)
+        )
         if before != now:
             raise UserError(
                 f"--out holds a run of another config: {difference(before, now)}. Expected the "
@@ -243,6 +274,7 @@ def federate(
     `federate(load_federation("configs/federated/quick.yaml"), "cifar10-train.zip", "out")`.
     """
     task = Task.from_config(config, data, val, pick_device(device))
+    keep_apart(out, {"--data": data, "--val": val})
     folder = output_folder(Path(out))
     with locked(folder):
         return Federation(task, folder).run()

@@ -8,6 +8,7 @@ by less than 2e-4. The network computes in float32, TF32 off.
 from __future__ import annotations
 
 import hashlib
+import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +17,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
+from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
+from mjp_privacy.core.gate.tensor_files import TensorFile
+from mjp_privacy.core.gate.torch_files import read_torch_file
+
 PACKAGED = Path(__file__).parents[1] / "assets" / "alexnet_features_fp16.safetensors"
 TORCHVISION = "alexnet-owt-7be5be79.pth"  # the last part is the start of its SHA-256
 SMALLEST = 31  # pixels a side: below that the second pooling has no window left
+
+HUB = FileKind(
+    "torchvision's AlexNet as torch.hub downloaded it, whole",
+    "Remove the file; torch.hub downloads it again when it is asked to.",
+    512 << 20,
+)
+HEADS = FileKind("LPIPS' weights in the lpips package", "Install the lpips package again.")
+OF_PACKAGE = FileKind("AlexNet's weights in this package", "Install mjp-privacy again.")
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 """LPIPS' own: from [-1, 1] to the values that AlexNet was trained on."""
@@ -66,8 +79,10 @@ def lpips_heads() -> tuple[Tensor, ...]:
     assert package is not None
     assert package.origin is not None
     file = Path(package.origin).parent / "weights" / "v0.1" / "alex.pth"
-    stored = torch.load(file, map_location="cpu", weights_only=True)
-    return tuple(stored[f"lin{i}.model.1.weight"].clamp(min=0) for i in range(len(CONVOLUTIONS)))
+    stored = read_torch_file(file, HEADS)
+    names = [f"lin{number}.model.1.weight" for number in range(len(CONVOLUTIONS))]
+    with HEADS.reading(file):
+        return tuple(stored[name].clamp(min=0) for name in names)
 
 
 def _layout(device: torch.device) -> torch.memory_format:
@@ -91,17 +106,19 @@ def _convolutions(device: torch.device) -> list[tuple[Tensor, Tensor]]:
 def _backbone() -> tuple[str, dict[str, Tensor]]:
     """A description of the weights, and the weights under torchvision's names."""
     file = Path(torch.hub.get_dir()) / "checkpoints" / TORCHVISION
-    if _is_whole(file):
-        return f"{file.name} of torchvision, float32", torch.load(
-            file, map_location="cpu", weights_only=True
-        )
-    from safetensors.torch import load_file
+    if is_there(file):
+        try:
+            return f"{file.name} of torchvision, float32", _downloaded(file)
+        except BadFile as error:
+            print(f"{error} Until then, the weights inside this package are used.", file=sys.stderr)
+    weights = TensorFile(PACKAGED, OF_PACKAGE).tensors(finite=True)
+    return f"{PACKAGED.name} of this package, float16", weights
 
-    return f"{PACKAGED.name} of this package, float16", load_file(PACKAGED)
 
-
-def _is_whole(file: Path) -> bool:
-    """Whether the file is there and has the SHA-256 that its name promises."""
-    if not file.is_file():
-        return False
-    return hashlib.sha256(file.read_bytes()).hexdigest().startswith(file.stem.rsplit("-", 1)[1])
+def _downloaded(file: Path) -> dict[str, Tensor]:
+    """The weights in torchvision's file, if it has the SHA-256 that its name promises."""
+    digest = hashlib.sha256(HUB.bytes(file)).hexdigest()
+    if not digest.startswith(file.stem.rsplit("-", 1)[1]):
+        raise HUB.refusal(file, f"a file whose SHA-256 begins with {digest[:8]}")
+    weights: dict[str, Tensor] = read_torch_file(file, HUB)
+    return weights

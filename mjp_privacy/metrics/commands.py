@@ -6,13 +6,18 @@ image, metric and variant, at full precision; the printed table shows means over
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mjp_privacy.core.command import DONE, Usage
+from mjp_privacy.core.apart import keep_apart
+from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.files import output_file, write_atomically
+from mjp_privacy.core.shown import shown
+
+REASONS_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class ScoreArguments:
     reconstruction: Path
     """Folder of the reconstructions, with the same file names."""
     out: Path
-    """The CSV to write: image, metric, variant, value."""
+    """The CSV to write: image, metric, variant, value; of a pair that cannot be scored, why."""
     metrics: tuple[str, ...] = ()
     """What to compute, such as psnr or ssim/paper; everything if left out."""
     allow_missing: bool = False
@@ -39,25 +44,33 @@ def score(argv: list[str], usage: Usage) -> int:
     import torch
 
     from mjp_privacy.metrics.folders import pair_folders
-    from mjp_privacy.metrics.pair_scores import score_pairs, table, write_csv
+    from mjp_privacy.metrics.pair_scores import failures, score_pairs, table, write_csv
     from mjp_privacy.metrics.scores import METRICS, lpips_backbone
 
     out, device = arguments.out, arguments.device
     if out.is_dir():
-        raise UserError(f"Expected a file for --out, got the folder {out}. Give {out}/scores.csv.")
+        raise UserError(
+            f"Expected a file for --out, got the folder {shown(out)}. Give {shown(out)}/scores.csv."
+        )
+    keep_apart(
+        out, {"--reference": arguments.reference, "--reconstruction": arguments.reconstruction}
+    )
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     pairs, missing = pair_folders(
         arguments.reconstruction, arguments.reference, allow_missing=arguments.allow_missing
     )
+    output_file(out)
     rows = score_pairs(pairs, arguments.metrics or METRICS.names(), place)
-    try:
-        write_atomically(out, lambda temporary: write_csv(temporary, rows))
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error}). Give another --out.") from error
+    write_atomically(out, lambda temporary: write_csv(temporary, rows))
     print(table(rows))
     if any(row.metric == "lpips" for row in rows):
         print(f"LPIPS backbone: {lpips_backbone()}.")
     if arguments.allow_missing:
         print(f"Images without a partner, not scored: {missing}.")
-    print(f"{len(rows)} rows in {out}")
-    return DONE
+    print(f"{len(rows)} rows in {shown(out)}")
+    if not (reasons := failures(rows)):
+        return DONE
+    print(f"{len(reasons)} images not scored; rows say why:", file=sys.stderr)
+    for image, reason in list(reasons.items())[:REASONS_SHOWN]:
+        print(f"  {shown(image)}: {shown(reason)}", file=sys.stderr)
+    return SOME_FAILED

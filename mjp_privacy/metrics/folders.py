@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
 from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.files import Files, image_names, open_files
 
@@ -24,8 +26,19 @@ class Pair:
     references: Files
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Reconstruction and reference, (1, 3, H, W) float64 in [0, 1]."""
-        return _read(self.reconstructions, self.name), _read(self.references, self.name)
+        """Reconstruction and reference, (1, 3, H, W) float64 in [0, 1].
+
+        UserError where one cannot be read, or where they differ in size.
+        """
+        pictures = _decoded(self.reconstructions, self.name), _decoded(self.references, self.name)
+        (width, height), (wanted_width, wanted_height) = (picture.size for picture in pictures)
+        if (width, height) != (wanted_width, wanted_height):
+            raise UserError(
+                f"{shown(self.reconstructions.path / self.name)}: expected "
+                f"{wanted_height}×{wanted_width} pixels as in "
+                f"{shown(self.references.path / self.name)}, got {height}×{width}"
+            )
+        return _pixels(pictures[0]), _pixels(pictures[1])
 
 
 def pair_folders(
@@ -33,8 +46,7 @@ def pair_folders(
 ) -> tuple[list[Pair], int]:
     """The pairs in the order of their names, and how many images have no partner.
 
-    A missing partner is an error unless `allow_missing` is set. A partner that cannot be read or
-    has another size is always an error.
+    A missing partner is an error unless `allow_missing` is set. Nothing is decoded here.
     """
     folders = open_files(reconstruction), open_files(reference)
     left, right = (set(image_names(folder)) for folder in folders)
@@ -49,41 +61,23 @@ def pair_folders(
     pairs = [Pair(name, *folders) for name in sorted(left & right)]
     if not pairs:
         raise UserError(
-            f"Expected images of the same name, extension included, in {reconstruction} and "
-            f"{reference}; got {len(left)} and {len(right)} images with no name in common."
-        )
-    problems = [problem for pair in pairs if (problem := _problem(pair))]
-    if problems:
-        raise UserError(
-            "Expected pairs of readable images of the same size. These are not:"
-            f"{_listing(problems)}\nReplace them, or take them out of both folders."
+            f"Expected images of the same name, extension included, in {shown(reconstruction)} and "
+            f"{shown(reference)}; got {len(left)} and {len(right)} images with no name in common."
         )
     return pairs, len(missing)
 
 
-def _problem(pair: Pair) -> str | None:
-    """Why a pair cannot be scored, or None. All pairs are checked before the first is scored."""
+def _decoded(files: Files, name: str) -> Image.Image:
     try:
-        sizes = [tuple(image.shape[-2:]) for image in pair.read()]
+        return decode_image(files.read(name))
     except ImageError as error:
-        return str(error)
-    if sizes[0] == sizes[1]:
-        return None
-    (height, width), (wanted_height, wanted_width) = sizes
-    return (
-        f"{pair.reconstructions.path / pair.name}: expected {wanted_height}×{wanted_width} pixels "
-        f"as in {pair.references.path / pair.name}, got {height}×{width}"
-    )
+        raise ImageError(error.reason, shown(files.path / name)) from error
 
 
-def _read(files: Files, name: str) -> Tensor:
-    try:
-        picture = decode_image(files.read(name))
-    except ImageError as error:
-        raise ImageError(error.reason, str(files.path / name)) from error
+def _pixels(picture: Image.Image) -> Tensor:
     return torch.from_numpy(np.asarray(picture).transpose(2, 0, 1)[None] / 255)
 
 
 def _listing(lines: Sequence[str]) -> str:
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return "\n  ".join(["", *lines[:SHOWN], *more])
+    return "\n  ".join(["", *map(shown, lines[:SHOWN]), *more])

@@ -15,7 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mjp_privacy.metrics.statistics import PSNR_CAP, SEED, Floats, bootstrap_interval, few_decide
+from mjp_privacy.metrics.many_groups import far_larger, flipped_sums_with_few_drawn
+from mjp_privacy.metrics.statistics import PSNR_CAP, SEED, Floats, bootstrap_interval
 
 FLIPS = 10_000
 MOST_FLIPPED = 5_000  # pairs that differ, up to which signs are drawn
@@ -93,8 +94,6 @@ def _differences(
     if groups is None:
         return np.asarray(a - b)
     _, of_image = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
-    if not len(of_image):
-        return np.asarray(a - b)
     return np.asarray(np.bincount(of_image, a - b) / np.bincount(of_image))
 
 
@@ -147,16 +146,21 @@ def sign_flip_test(differences: Floats) -> tuple[float, float]:
     """(p, the smallest p it can give) of the two-sided permutation test of the mean.
 
     Up to 12 differing pairs every choice of signs is tried; beyond, 10,000 random ones, and
-    p = (1 + those with a mean as far from 0) / 10,001. Of more than 5,000 pairs, none of which
-    differs far more than the others, the sum is taken as normal, and p may be any number.
+    p = (1 + those with a mean as far from 0) / 10,001. Of more than 5,000 pairs the sum is taken
+    as normal, and p may be any number; but signs of those that differ far more than the others
+    are drawn, and the sum of these others as one normal number.
     """
     moved = differences[differences != 0]
     if not len(moved):
         return 1.0, 1.0
-    if len(moved) > MOST_FLIPPED and not few_decide(moved):
+    few = far_larger(moved) if len(moved) > MOST_FLIPPED else None
+    if few is not None and not few.any():
         away = abs(float(moved.sum())) / math.sqrt(float((moved**2).sum()))
         return math.erfc(away / math.sqrt(2)), 0.0
-    sums = _flipped_sums(moved)
+    if few is not None:
+        sums = flipped_sums_with_few_drawn(moved, few, FLIPS, SEED)
+    else:
+        sums = _flipped_sums(moved)
     observed = abs(float(moved.sum()))
     extreme = int((np.abs(sums) >= observed * (1 - 1e-12)).sum())
     if len(moved) <= ENUMERATED:

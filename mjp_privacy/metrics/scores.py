@@ -141,6 +141,12 @@ def prepare(
     return References.of(images.to(images.device if device is None else _device(device)), chosen)
 
 
+def chosen_keys(metrics: Names | None) -> list[Key]:
+    """(metric, variant) of all that `score` computes for these names; UserError for an unknown
+    one."""
+    return list(_choose(metrics))
+
+
 def _scores(left: Tensor, known: Callable[[slice], References]) -> Scores:
     parts = []
     for start in range(0, len(left), BLOCK):

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.metrics.draws import Draws, draws
+from mjp_privacy.metrics.many_groups import far_larger, means_with_few_drawn, resampled_quantiles
 
 RESAMPLES = 2000
 LEVEL = 0.95
 MOST_DRAWN = 2048
-"""Groups up to which resamples are drawn; with more the interval is computed from moments."""
+"""Groups up to which resamples are drawn; with more the interval comes from `many_groups`."""
 SEED = 0
 """Each interval starts a new generator with this seed, so that equal rows give equal tables."""
 
@@ -120,16 +121,20 @@ def bootstrap_interval(
 
     A resample draws G of the G groups with replacement; its mean is Σ sums / Σ sizes. Without
     `groups` every value is its own group, which is the ordinary bootstrap. Of more than MOST_DRAWN
-    groups nothing is drawn unless few of them decide: see `resampled_quantiles`.
+    groups only those are drawn that are far larger than the rest: see `many_groups`.
     """
     sums, sizes = _group_sums(values, groups)
     if len(sums) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
     tail = (1 - level) / 2
-    if len(sums) > MOST_DRAWN and not few_decide(sums - sums.sum() / sizes.sum() * sizes):
-        low, high = resampled_quantiles(sums, sizes, (tail, 1 - tail))
-        return float(low), float(high)
-    means = resampled_means(sums, sizes, resamples=resamples, seed=seed)
+    if len(sums) <= MOST_DRAWN:
+        means = resampled_means(sums, sizes, resamples=resamples, seed=seed)
+    else:
+        few = far_larger(sums - sums.sum() / sizes.sum() * sizes)
+        if not few.any():
+            low, high = resampled_quantiles(sums, sizes, (tail, 1 - tail))
+            return float(low), float(high)
+        means = means_with_few_drawn(sums, sizes, few, resamples, seed)
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
 
@@ -178,52 +183,6 @@ def resampled_means(
         drawn = times @ sizes
         parts.append(times @ sums / (drawn if sums.ndim == 1 else drawn[:, None]))
     return np.concatenate(parts)
-
-
-def few_decide(deviations: Floats) -> bool:
-    """Whether a sum of so many terms is no normal one, because a few are far larger than the rest:
-    few_decide([9, 0, 0, 0]). The largest square is then more than a hundredth of all squares."""
-    squares = np.square(deviations)
-    return bool(squares.max(initial=0.0) > squares.sum() / 100)
-
-
-def resampled_quantiles(sums: Floats, sizes: Floats, shares: Sequence[float]) -> list[Floats]:
-    """The values below which these shares of `resampled_means` would lie if all were drawn.
-
-    A resample's mean is at most R + t where Σ (sums - (R + t) sizes) over the groups drawn is at
-    most 0. The distribution of that sum is taken as normal, corrected for its skewness (Edgeworth),
-    and the equation solved for t. With thousands of groups of which none is far larger than the
-    others (`few_decide`) that is nearer to the bootstrap's limit than 2000 draws are, which miss an
-    end of the interval by about 3 % of its half width. No end leaves the range of the groups.
-
-    sums (G,) or (G, T); sizes (G,). -> for each share () or (T,)
-    """
-    root, size = math.sqrt(len(sums)), float(sizes.mean())
-    sizes = sizes if sums.ndim == 1 else sizes[:, None]
-    mean = np.asarray(sums.sum(axis=0) / sizes.sum())
-    spread, skewness = _spread(sums - mean * sizes)
-    least, most = (sums / sizes).min(axis=0), (sums / sizes).max(axis=0)
-    quantiles = []
-    for z in map(NormalDist().inv_cdf, shares):
-        at = mean + _away(z, spread, skewness, root) / size
-        for _ in range(0 if np.ptp(sizes) == 0 else 2):  # t changes the spread of unequal groups
-            at = mean + _away(z, *_spread(sums - at * sizes), root) / size
-        quantiles.append(np.clip(at, least, most))
-    return quantiles
-
-
-def _spread(values: Floats) -> tuple[Floats, Floats]:
-    """Standard deviation and skewness of each column."""
-    left = values - values.mean(axis=0)
-    squares = left * left
-    spread = np.sqrt(squares.mean(axis=0))
-    third = np.asarray((squares * left).mean(axis=0))
-    return spread, np.divide(third, spread**3, out=np.zeros_like(third), where=spread > 0)
-
-
-def _away(z: float, spread: Floats, skewness: Floats, root: float) -> Floats:
-    """How far from its expectation the mean of resampled values lies at the normal quantile z."""
-    return np.asarray((z + skewness * (z * z - 1) / (6 * root)) * spread / root)
 
 
 def _median_quantile(ascending: Floats, of_value: NDArray[np.integer], share: float) -> float:

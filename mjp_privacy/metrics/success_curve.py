@@ -9,14 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mjp_privacy.metrics.coded import Coded
+from mjp_privacy.metrics.many_groups import resampled_quantiles
 from mjp_privacy.metrics.shares import wilson
-from mjp_privacy.metrics.statistics import (
-    LEVEL,
-    MOST_DRAWN,
-    Floats,
-    resampled_means,
-    resampled_quantiles,
-)
+from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, Floats, resampled_means
 
 DECIBELS: Floats = np.linspace(0.0, 100.0, 101, dtype=np.float64)
 

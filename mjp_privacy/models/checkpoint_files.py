@@ -1,13 +1,14 @@
 """Reads weights from a file or downloads timm's, without executing anything in them.
 
-Files are safetensors, or PyTorch's own format read with weights_only.
+Files are safetensors, or PyTorch's own format read with weights_only. They come from strangers, so
+everything in them is checked before it is used: by `core.gate` what every file must be, by
+`unwrapped` and `checkpoints` what names and tensors of weights must be.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,13 +19,22 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import FileKind, NoFile, is_there, reason
+from mjp_privacy.core.gate.tensor_files import TensorFile
+from mjp_privacy.core.gate.torch_files import check_stored, read_torch_file
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.models.layouts import LAYOUTS
+from mjp_privacy.core.sealed import check_seal
+from mjp_privacy.core.shown import shown
+from mjp_privacy.core.tensor_files import SEAL
+from mjp_privacy.models.unwrapped import unwrapped
 
+CHECKPOINT = FileKind(
+    "the weights of a Vision Transformer, as .safetensors, .pth or .pt",
+    "Copy or download it again; if you trust it, save its state_dict alone, better as "
+    ".safetensors, and give that.",
+    64 << 30,
+)
 PYTORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
-NESTED_KEYS = ("model", "state_dict", "module")
-PREFIX = re.compile(r"(?:model\.|module\.|_orig_mod\.)*")
-ANCHOR = "patch_embed.proj.weight"  # every ViT has it, in its layout's words
 IN_FOLDERS = (
     *("model.safetensors", "open_clip_model.safetensors"),
     *("pytorch_model.bin", "open_clip_pytorch_model.bin"),
@@ -33,6 +43,12 @@ IN_FOLDERS = (
 TIMM_PREFIX = "timm:"
 PACKAGED_PREFIX = "packaged:"
 PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "assets" / "zoo"
+TYPES: Mapping[str, torch.dtype] = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
+    **{"U8": torch.uint8, "BOOL": torch.bool},
+}
+"""torch's types by the names that a header of safetensors has."""
 
 
 class _Settings:
@@ -58,34 +74,42 @@ class WeightFile:
     @property
     def shown(self) -> str:
         """What messages call it: its name, after its folder's where all weights have that name."""
-        return str(Path(*self.path.parts[-2:])) if self.path.name in IN_FOLDERS else self.path.name
+        in_folder = self.path.name in IN_FOLDERS
+        return shown(Path(*self.path.parts[-2:]) if in_folder else self.path.name)
 
 
 def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> WeightFile:
     """Read a file, or `packaged:NAME`: one of the small models that come with this package.
 
     shapes_only  the tensors are on torch's meta device, with shapes and without values, and there
-                 is no sha256: quick for safetensors, of which only the header is read
+                 is no sha256: quick, for values are not read
     """
     path = located(source)
     check_is_there(source, "--weights or `checkpoint:`")
-    content: Mapping[str, Any]
-    metadata: dict[str, str] = {}
     suffix = path.suffix.lower()
+    content: Mapping[Any, Any]
+    metadata: dict[str, str] = {}
     if suffix == ".safetensors":
-        content, metadata = _read_safetensors(path, shapes_only)
+        file = TensorFile(path, CHECKPOINT)
+        if SEAL in file.metadata and not shapes_only:  # what this package trained has a digest
+            check_seal(path, CHECKPOINT, needed=False)
+        content, metadata = _outlines(file) if shapes_only else file.tensors(), file.metadata
     elif suffix in PYTORCH_SUFFIXES:
         content = _read_pytorch(path)
     else:
         raise UserError(
-            f"Cannot read {path.name}: expected .safetensors, .pth or .pt, got "
-            f"{path.suffix or 'no suffix'!r}. Rename it if it is one of these, or convert it."
+            f"Cannot read {shown(path.name)}: expected .safetensors, .pth or .pt, got "
+            f"{shown(path.suffix) or 'no suffix'!r}. Rename it if it is one of these, or convert "
+            "it."
         )
-    tensors, beside = _unwrap(content)
+    tensors, beside = unwrapped(content, path, CHECKPOINT)
+    if suffix in PYTORCH_SUFFIXES:
+        check_stored(tensors, path, CHECKPOINT)
     if not tensors:
+        names = shown(", ".join(beside[:6])) or "an empty file"
         raise UserError(
-            f"{path.name} holds no weights: expected tensors by name, got "
-            f"{', '.join(beside[:6]) or 'an empty file'}. Save model.state_dict() and give that."
+            f"{shown(path.name)} holds no weights: expected tensors by name, got {names}. Save "
+            "model.state_dict() and give that."
         )
     if shapes_only:
         tensors = {name: tensor.to("meta") for name, tensor in tensors.items()}
@@ -96,19 +120,26 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
 def check_is_there(source: str | Path, option: str) -> None:
     """Raise a UserError unless there is a file of weights; option: where the path was given."""
     path = located(source)
-    if not path.is_file():
-        raise UserError(
-            f"No checkpoint at {path}: expected a .safetensors, .pth or .pt file. "
-            f"Check the path given to {option}."
-        )
+    try:
+        if not path.is_dir():
+            CHECKPOINT.check(path)
+            return
+    except NoFile:
+        pass
+    except OSError as error:  # a name that is too long
+        raise CHECKPOINT.refusal(path, reason(error)) from error
+    raise UserError(
+        f"No checkpoint at {shown(path)}: expected a .safetensors, .pth or .pt file. "
+        f"Check the path given to {option}."
+    )
 
 
 def read_metadata(source: str | Path) -> dict[str, str]:
     """The metadata of a safetensors file; empty for any other kind of file and for none."""
     path = located(source)
-    if path.suffix.lower() != ".safetensors" or not path.is_file():
+    if path.suffix.lower() != ".safetensors" or not is_there(path):
         return {}
-    return _read_safetensors(path, shapes_only=True)[1]
+    return TensorFile(path, CHECKPOINT).metadata
 
 
 def located(source: str | Path) -> Path:
@@ -118,93 +149,43 @@ def located(source: str | Path) -> Path:
     if not name.startswith(PACKAGED_PREFIX):
         path = Path(source)
         inside = (path / file for file in IN_FOLDERS)
-        return next((file for file in inside if file.is_file()), path)
+        return next((file for file in inside if is_there(file)), path)
     name = name.removeprefix(PACKAGED_PREFIX)
     packaged = sorted(path.stem for path in PACKAGED_FOLDER.glob("*.safetensors"))
     if name not in packaged:
-        raise unknown_name("packaged checkpoint", name, packaged)
+        raise unknown_name("packaged checkpoint", shown(name, 100), packaged)
     return PACKAGED_FOLDER / f"{name}.safetensors"
 
 
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    CHECKPOINT.check(path)
+    with CHECKPOINT.reading(path), path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def _read_safetensors(path: Path, shapes_only: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = file.keys()
-            if shapes_only:
-                shapes = {name: file.get_slice(name).get_shape() for name in names}
-                tensors = {n: torch.empty(shape, device="meta") for n, shape in shapes.items()}
-            else:
-                tensors = {name: file.get_tensor(name) for name in names}
-            return tensors, dict(file.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path.name} is not a readable safetensors file ({error}). Copy or download it again."
-        ) from error
+def _outlines(file: TensorFile) -> dict[str, Tensor]:
+    """The tensors of a file without their values."""
+    return {
+        name: torch.empty(shape, dtype=TYPES[file.dtypes[name]], device="meta")
+        for name, shape in file.shapes.items()
+    }
 
 
-def _read_pytorch(path: Path) -> Mapping[str, Any]:
+def _read_pytorch(path: Path) -> Mapping[Any, Any]:
     # The trainers of MJP and DeiT save their settings beside the weights. These two classes are
     # read as plain containers; every other class is refused, and nothing is executed.
     allowed = [(_Settings, "yacs.config.CfgNode"), argparse.Namespace]
-    try:
-        with torch.serialization.safe_globals(allowed):  # type: ignore[arg-type]
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # A damaged or foreign file makes the unpickler raise errors of many classes (struct,
-        # unicode, index, ...); they all mean that it cannot be read.
-        raise UserError(
-            f"{path.name} cannot be read as plain weights ({_reason(error)}). Expected a file "
-            "made by torch.save of tensors. If you trust it, save its state_dict alone, better as "
-            ".safetensors, and give that."
-        ) from error
+    content = read_torch_file(path, CHECKPOINT, allowed)
     if not isinstance(content, Mapping):
         raise UserError(
-            f"{path.name}: expected a dictionary of tensors, got {type(content).__name__}. "
-            "Save model.state_dict(), not the model."
+            f"{shown(path.name)}: expected a dictionary of tensors, got "
+            f"{shown(type(content).__name__, 60)}. Save model.state_dict(), not the model."
         )
     return content
-
-
-def _reason(error: Exception) -> str:
-    """The line of torch's long message that names the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "GLOBAL" in line or "WeightsUnpickler" in line]
-    return (telling or lines or [type(error).__name__])[0][:200]
-
-
-def _unwrap(content: Mapping[Any, Any]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The weights inside `model`, `state_dict` or a `model.` prefix, and names of the rest."""
-    beside: list[str] = []
-    for _ in NESTED_KEYS:
-        key = next((k for k in NESTED_KEYS if isinstance(content.get(k), Mapping)), None)
-        if key is not None:
-            beside += [str(name) for name in content if name != key]
-            content = content[key]
-    entries = {str(name): value for name, value in content.items()}
-    prefix = next((prefix for prefix in map(_prefix, entries) if prefix is not None), "")
-    beside += [name for name in entries if not name.startswith(prefix)]
-    entries = {n.removeprefix(prefix): v for n, v in entries.items() if n.startswith(prefix)}
-    tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
-    beside += [name for name in entries if name not in tensors]
-    return tensors, tuple(sorted(beside))
-
-
-def _prefix(name: str) -> str | None:
-    """What stands before the patch embedding's weight, in any layout; None for other names."""
-    prefix = PREFIX.match(name)[0]  # type: ignore[index]
-    bare = name.removeprefix(prefix)
-    return prefix if any(ANCHOR in layout.own_names(bare) for layout in LAYOUTS) else None
 
 
 def download_timm(name: str) -> WeightFile:
@@ -216,14 +197,15 @@ def download_timm(name: str) -> WeightFile:
     except Exception as error:
         # A download fails with errors of many classes (hub, requests, httpx, OSError).
         raise UserError(
-            f"timm could not download {name} ({type(error).__name__}). With a network connection "
-            "it is downloaded automatically; without one give the file: --weights PATH or "
-            "--weights NAME=PATH."
+            f"timm could not download {shown(name, 100)} ({type(error).__name__}). With a network "
+            "connection it is downloaded automatically; without one give the file: --weights PATH "
+            "or --weights NAME=PATH."
         ) from error
     return WeightFile(Path(name), tensors_sha256(state), dict(state))
 
 
 def tensors_sha256(state: dict[str, Tensor]) -> str:
+    """The SHA-256 of names and values, in hexadecimal."""
     digest = hashlib.sha256()
     for key in sorted(state):
         digest.update(key.encode())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,14 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.tensor_files import check_finite
 from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.models.beside import with_facts_beside
+from mjp_privacy.models.building import LoadedModel as LoadedModel
+from mjp_privacy.models.building import build, check_complete, with_card
 from mjp_privacy.models.checkpoint_files import (
+    CHECKPOINT,
+    PACKAGED_PREFIX,
     TIMM_PREFIX,
     WeightFile,
     download_timm,
@@ -24,11 +29,11 @@ from mjp_privacy.models.checkpoints import (
     CheckpointReport,
     layout_of,
     load_into,
-    shape_of,
+    of_a_model,
     to_own_names,
 )
 from mjp_privacy.models.mismatch import check_same_model
-from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.models.shape import shape_of
 from mjp_privacy.models.spec import (
     ModelSpec,
     at_size,
@@ -39,52 +44,9 @@ from mjp_privacy.models.spec import (
     with_metadata,
 )
 from mjp_privacy.models.variant import Variant
-from mjp_privacy.models.zoo import declared_normalisation, spec_by_name, timm_spec
+from mjp_privacy.models.zoo import spec_by_name, timm_spec
 
 RANDOM = "random"
-NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
-OPTIONS = ("img_size", "num_heads", "mean", "std")  # that `mjp attack` has, for one's own model
-
-
-@dataclass(frozen=True)
-class ModelCard:
-    """The facts about a loaded model that table rows state."""
-
-    name: str
-    architecture: str
-    img_size: int
-    resize: int | None
-    interpolation: str
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    num_classes: int
-    trained_gamma: float | None
-    checkpoint: CheckpointReport
-    norm_eps: float | None = None  # stated, with the activation, of a network other than timm's
-    activation: str | None = None
-
-
-class LoadedModel(MJPVisionTransformer):
-    """The network, with the card that says where it came from and how images are normalised."""
-
-    card: ModelCard
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] -> the normalised input of the network."""
-        mean = _per_channel(self.card.mean, images)
-        std = _per_channel(self.card.std, images)
-        return (images - mean) / std
-
-    def denormalize(self, x: Tensor) -> Tensor:
-        """The inverse of `normalize`; values outside [0, 1] are not clipped."""
-        mean = _per_channel(self.card.mean, x)
-        std = _per_channel(self.card.std, x)
-        return x * std + mean
-
-
-def _per_channel(numbers: tuple[float, ...], like: Tensor) -> Tensor:
-    """(C, 1, 1), made in the precision of `like`: float64 numbers must not pass through float32."""
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device).view(-1, 1, 1)
 
 
 def load_model(
@@ -110,21 +72,63 @@ def load_model(
     unknown_init how to fill E_unk if the checkpoint has none; the card's notes say so.
     """
     check_choice("unknown_init", unknown_init, UnknownInit)
+    check_seed(seed)
     spec, source = asked_for(name, checkpoint, overrides)
     if source == RANDOM:
         return _random_model(spec, seed)
     if source.startswith(TIMM_PREFIX):
         spec = declared_by_timm(spec, source)
         file = download_timm(source.removeprefix(TIMM_PREFIX))
-    else:
+        spec, _ = outlined(spec, file, overrides, unknown_init)
+        state = to_own_names(file)
+    else:  # names and shapes first: what does not fit costs neither time nor memory
+        header = read_weight_file(source, shapes_only=True)
+        spec, _ = outlined(spec, header, overrides, unknown_init)
         file = read_weight_file(source)
-    named, source = spec, file.shown
+        state = to_own_names(file)
+        check_finite(of_a_model(state), file.path, CHECKPOINT)
+    model = build(spec, file.shown)
+    return with_card(model, spec, load_into(model, state, file, unknown_init=unknown_init))
+
+
+def check_values(name: str | None, checkpoint: str | Path | None) -> None:
+    """Raise a UserError where a file of weights holds NaN or infinity; names and shapes are checked
+    by an outline. Weights that are downloaded, drawn or come with this package are not read."""
+    source = asked_for(name, checkpoint, {})[1]
+    if source != RANDOM and not source.startswith((TIMM_PREFIX, PACKAGED_PREFIX)):
+        file = read_weight_file(source)
+        check_finite(of_a_model(to_own_names(file)), file.path, CHECKPOINT)
+
+
+def outlined(
+    named: ModelSpec,
+    file: WeightFile,
+    overrides: Mapping[str, Any],
+    unknown_init: UnknownInit | None,
+    made_up: Mapping[str, Any] | None = None,
+) -> tuple[ModelSpec, LoadedModel]:
+    """The complete spec of a file's model, and the network without values that the file fills.
+
+    Raises a UserError for whatever `load_model` refuses, but for values that are no numbers.
+
+    named    the spec of the model's name, with the user's fields in it
+    made_up  facts for those that neither file nor user states
+    """
     spec, state = read_off(named, file, overrides)
-    check_complete(spec, source)
-    check_same_model(named, shape_of(state, source), source)
-    model = build(spec, source)
-    report = load_into(model, state, file, unknown_init=unknown_init)
-    return with_card(model, spec, report)
+    spec = filled(spec, made_up or {})
+    check_complete(spec, file.shown)
+    check_same_model(named, shape_of(state, file.shown), file.shown)
+    with torch.device("meta"):
+        outline = build(spec, file.shown)
+    shapes = {name: tensor.to("meta") for name, tensor in state.items()}
+    load_into(outline, shapes, file, unknown_init=unknown_init)
+    return spec, outline
+
+
+def check_seed(seed: object) -> None:
+    """Raise a UserError unless the seed of random weights is one that 63 bits hold."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
+        raise UserError(f"seed: expected a whole number from 0 to 2**63 - 1, got {seed!r}.")
 
 
 def asked_for(
@@ -157,70 +161,11 @@ def read_off(
     What the user gave wins over the file's metadata, and these over the JSON files beside it. The
     tensors' values are not read.
     """
-    state, layout = to_own_names(file.tensors), layout_of(file.tensors)
+    state, layout = to_own_names(file), layout_of(file.tensors)
     shape = shape_of(state, file.shown)
     spec = with_facts_beside(spec, file.path, layout, shape)
     spec = overridden(with_metadata(spec, file), overrides)
     return completed(spec, shape, layout), state
-
-
-def check_complete(spec: ModelSpec, source: str) -> None:
-    """Raise a UserError that says what is missing, unless the spec has all that a model needs."""
-    needed = (*NEEDED, "mean", "std", "activation")
-    missing = [key for key in needed if getattr(spec, key) is None]
-    if missing:
-        options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
-        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
-        raise UserError(
-            f"{source}: {', '.join(missing)} cannot be read off the checkpoint and {are} never "
-            f"guessed. Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give {them} "
-            "to load_model or in the model's part of the config"
-            + (f", or to `mjp attack` as {options}." if options else ".")
-            + _declared_pixels(spec.name, missing)
-        )
-
-
-def _declared_pixels(name: str, missing: Sequence[str]) -> str:
-    """A sentence with the mean and std that timm declares for a model of this name, if it does."""
-    declared = {key: value for key, value in declared_normalisation(name).items() if key in missing}
-    if not declared:
-        return ""
-    stated = ", ".join(f"{key}={value}" for key, value in declared.items())
-    return f" timm declares {stated} for {name}: give that if the client used it."
-
-
-def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedModel:
-    """The network of a complete spec, with weights as torch draws them.
-
-    classifies  whether a network without a head (num_classes 0) is refused
-    """
-    numbers = {key: getattr(spec, key) for key in NEEDED}
-    least = dict.fromkeys(NEEDED, 1) | {"num_classes": int(classifies)}
-    wrong = [f"{k}={v!r}" for k, v in numbers.items() if not isinstance(v, int) or v < least[k]]
-    if wrong:
-        raise UserError(f"{spec.name}: expected whole numbers from 1, got {', '.join(wrong)}.")
-    eps = spec.variant.norm_eps
-    if not isinstance(eps, int | float) or isinstance(eps, bool) or not eps > 0:
-        raise UserError(f"{spec.name}: norm_eps: expected a positive number, got {eps!r}.")
-    size, patch = numbers["img_size"], numbers["patch_size"]
-    width, heads = numbers["embed_dim"], numbers["num_heads"]
-    if size % patch or width % heads:
-        raise UserError(
-            f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, "
-            f"got {size}/{patch} and {width}/{heads} ({source}: width {width}, patch {patch}; "
-            f"config: img_size {size}, num_heads {heads}). Give sizes that fit the file, or leave "
-            "them out."
-        )
-    return LoadedModel(
-        **numbers,
-        mlp_ratio=spec.mlp_ratio or 4.0,
-        position_embedding=spec.position_embedding,
-        unknown_embedding=bool(spec.unknown_embedding),
-        index_embedding=bool(spec.index_embedding),
-        dal=spec.dal or "none",
-        first_block=spec.first_block or "intact",
-        variant=spec.variant,
-    )
 
 
 def _random_model(spec: ModelSpec, seed: int) -> LoadedModel:
@@ -231,30 +176,3 @@ def _random_model(spec: ModelSpec, seed: int) -> LoadedModel:
     spec = replace(spec, trained_gamma=None)
     report = CheckpointReport(RANDOM, f"random-{seed}", "random", notes=("untrained weights",))
     return with_card(model, spec, report)
-
-
-def with_card(model: LoadedModel, spec: ModelSpec, report: CheckpointReport) -> LoadedModel:
-    """The model in eval mode, with the card of this spec."""
-    assert spec.mean is not None
-    assert spec.std is not None
-    plain = model.variant == Variant()
-    model.card = ModelCard(
-        name=spec.name,
-        architecture=(
-            f"vit d{spec.embed_dim} l{spec.depth} h{spec.num_heads} "
-            f"p{spec.patch_size}@{spec.img_size}"
-            + (" closed-form block 0" if model.first_block == "closed_form" else "")
-            + str(model.variant)
-        ),
-        img_size=int(spec.img_size or 0),
-        resize=spec.resize,
-        interpolation=spec.interpolation or "bicubic",
-        mean=spec.mean,
-        std=spec.std,
-        num_classes=int(spec.num_classes or 0),
-        trained_gamma=spec.trained_gamma,
-        checkpoint=report,
-        norm_eps=None if plain else model.variant.norm_eps,
-        activation=None if plain else model.variant.activation,
-    )
-    return model.eval()

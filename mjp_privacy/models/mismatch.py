@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.checkpoints import Shape
+from mjp_privacy.models.shape import Shape
 from mjp_privacy.models.spec import ModelSpec
 
 COMPARED = {"embed_dim": "width", "patch_size": "patch", "depth": "depth"}

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.models.building import LoadedModel, build, check_complete, with_card
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
-from mjp_privacy.models.checkpoints import load_into, shape_of
+from mjp_privacy.models.checkpoints import load_into
 from mjp_privacy.models.layouts import Layout, recognised
-from mjp_privacy.models.loading import LoadedModel, build, check_complete, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
 from mjp_privacy.models.same_outputs import check_same_outputs
-from mjp_privacy.models.spec import ModelSpec, completed, three_numbers
+from mjp_privacy.models.shape import shape_of
+from mjp_privacy.models.spec import ModelSpec, completed
+from mjp_privacy.models.stated import three_numbers
 from mjp_privacy.models.variant import ACTIVATIONS, Activation
 
 HEADS = ("num_heads", "num_attention_heads")

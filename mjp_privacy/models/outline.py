@@ -13,25 +13,26 @@ from typing import Any
 
 import torch
 
+from mjp_privacy.models.building import LoadedModel, build, check_complete, with_card
 from mjp_privacy.models.checkpoint_files import (
     PACKAGED_PREFIX,
     TIMM_PREFIX,
     located,
     read_weight_file,
 )
-from mjp_privacy.models.checkpoints import CheckpointReport, shape_of
+from mjp_privacy.models.checkpoint_tables import UnknownInit
+from mjp_privacy.models.checkpoints import CheckpointReport
 from mjp_privacy.models.loading import (
     RANDOM,
-    LoadedModel,
     asked_for,
-    build,
-    check_complete,
+    check_seed,
     declared_by_timm,
+    outlined,
     read_off,
-    with_card,
 )
 from mjp_privacy.models.mismatch import check_same_model
-from mjp_privacy.models.spec import ModelSpec, filled
+from mjp_privacy.models.shape import shape_of
+from mjp_privacy.models.spec import ModelSpec, check_choice, filled
 from mjp_privacy.models.zoo import check_timm_name, spec_by_name
 
 MADE_UP: Mapping[str, Any] = {
@@ -48,7 +49,7 @@ def outline_model(
     name: str | None = None,
     *,
     checkpoint: str | Path | None = None,
-    unknown_init: str | None = None,
+    unknown_init: UnknownInit | None = None,
     seed: int = 0,
     whole: bool = False,
     **overrides: Any,
@@ -60,13 +61,22 @@ def outline_model(
     whole   raise, as `load_model` does, where mean, std, heads or classes are not known. By default
             these are made up, since no attack's applicability depends on them.
     """
-    spec, source = outline_spec(name, checkpoint=checkpoint, **overrides)
-    spec = filled(spec, {} if whole else MADE_UP)
-    if source == RANDOM:
-        spec = replace(spec, trained_gamma=None)
-    check_complete(spec, source)
-    with torch.device("meta"):
-        model = build(spec, source)
+    check_choice("unknown_init", unknown_init, UnknownInit)
+    check_seed(seed)
+    made_up = {} if whole else MADE_UP
+    named, source = asked_for(name, checkpoint, overrides)
+    if source == RANDOM or source.startswith(TIMM_PREFIX):
+        declared = named if source == RANDOM else declared_by_timm(named, source)
+        spec = filled(declared, made_up)
+        if source == RANDOM:
+            spec = replace(spec, trained_gamma=None)
+        check_complete(spec, source)
+        with torch.device("meta"):
+            model = build(spec, source)
+    else:
+        file = read_weight_file(source, shapes_only=True)
+        spec, model = outlined(named, file, overrides, unknown_init, made_up)
+        source = file.shown
     report = CheckpointReport(source, "", "random", notes=("an outline without weights",))
     return with_card(model, spec, report)
 

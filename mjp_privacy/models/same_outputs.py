@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import torch_generator
-from mjp_privacy.models.loading import LoadedModel
+from mjp_privacy.models.building import LoadedModel
 
 TOLERANCE = 1e-4  # of the largest output
 TINY = 1e-12

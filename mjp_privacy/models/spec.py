@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
+
+from mjp_privacy.core.bounds import Classes, Depth, Share, Side, Switch, Width
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.fields import STRICT, parse
 from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.shown import shown
 from mjp_privacy.models.checkpoint_files import WeightFile
-from mjp_privacy.models.checkpoints import Shape
 from mjp_privacy.models.layouts import Layout
 from mjp_privacy.models.localization import DalKind
 from mjp_privacy.models.mjp_vit import FirstBlock, PositionEmbedding
+from mjp_privacy.models.shape import Shape
+from mjp_privacy.models.stated import METADATA as METADATA
+from mjp_privacy.models.stated import stated, three_numbers
 from mjp_privacy.models.variant import Activation, Variant
 
 
@@ -58,12 +64,30 @@ class ModelSpec:
         return Variant(**{name: value for name, value in stated.items() if value is not None})
 
 
+MlpRatio = Annotated[float, Field(strict=True, gt=0, le=64)]
 CHOICES = {
     "position_embedding": PositionEmbedding,
     "dal": DalKind,
     "first_block": FirstBlock,
     "activation": Activation,
 }
+
+
+@checked(frozen=True, config=STRICT)
+class _Given:
+    """What a user may give of a model beside its sizes, its pixels and what CHOICES hold."""
+
+    mlp_ratio: MlpRatio | None = None
+    resize: Side | None = None
+    interpolation: Literal["bicubic", "bilinear"] | None = None
+    unknown_embedding: Switch | None = None
+    index_embedding: Switch | None = None
+    pre_norm: Switch | None = None
+    patch_bias: Switch | None = None
+    qkv_bias: Switch | None = None
+    head_bias: Switch | None = None
+    distillation_token: Switch | None = None
+    trained_gamma: Share | None = None
 
 
 def overridden(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
@@ -77,11 +101,44 @@ def overridden(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
     changes = {key: value for key, value in overrides.items() if value is not None}
     for key, kind in CHOICES.items():
         check_choice(key, changes.get(key), kind)
+    check_sizes(spec.name, changes)
+    typed = {key: value for key, value in changes.items() if key in _Given.__annotations__}
+    parse(_Given, typed, f"The model {shown(spec.name, 100)}", {})
     for key in ("mean", "std"):
         if key in changes:
             changes[key] = three_numbers(key, changes[key])
     sized = at_size(spec, changes["img_size"]) if "img_size" in changes else spec
     return replace(sized, **changes)
+
+
+SIZES: Mapping[str, TypeAdapter[int]] = {
+    "img_size": TypeAdapter(Side),
+    "patch_size": TypeAdapter(Side),
+    "embed_dim": TypeAdapter(Width),
+    "depth": TypeAdapter(Depth),
+    "num_heads": TypeAdapter(Width),
+    "num_classes": TypeAdapter(Classes),
+}
+
+
+def check_sizes(name: str, sizes: Mapping[str, Any]) -> None:
+    """Raise a UserError unless these sizes of a model are numbers that a network can have.
+
+    name: the model's, for the message; a number of classes may be 0, as of a network without head
+    """
+    wrong = []
+    for key, value in sizes.items():
+        if key not in SIZES or (key == "num_classes" and value == 0 and value is not False):
+            continue
+        try:
+            SIZES[key].validate_python(value)
+        except ValidationError as error:
+            most = error.errors()[0].get("ctx", {}).get("le")
+            wrong.append(f"{key}={shown(repr(value), 60)}" + (f" (at most {most})" if most else ""))
+    if wrong:
+        raise UserError(
+            f"{shown(name, 100)}: expected whole numbers from 1, got {', '.join(wrong)}."
+        )
 
 
 def at_size(spec: ModelSpec, size: int | None) -> ModelSpec:
@@ -94,48 +151,11 @@ def at_size(spec: ModelSpec, size: int | None) -> ModelSpec:
 
 def check_choice(key: str, value: str | None, kind: Any) -> None:
     """Raise unless `value` is one of the strings of the Literal `kind`, or None."""
-    if value is not None and value not in get_args(kind):
-        raise unknown_name(key, str(value), list(get_args(kind)))
-
-
-LARGEST = 2.0  # a mean or std beyond it is not of pixels in [0, 1]
-
-
-def three_numbers(key: str, value: float | Sequence[float]) -> tuple[float, ...]:
-    """Per-channel mean or std from one number or three."""
-    try:
-        numbers = [float(number) for number in value]  # type: ignore[union-attr]
-    except TypeError:
-        numbers = [float(value)] * 3 if isinstance(value, int | float) else []
-    except ValueError:
-        numbers = []
-    if len(numbers) != 3 or not all(math.isfinite(n) and (key == "mean" or n > 0) for n in numbers):
-        kind = "number" if key == "mean" else "positive number"
-        raise UserError(f"{key}: expected one {kind} or three, one per channel; got {value!r}.")
-    if max(map(abs, numbers)) > LARGEST:
-        raise UserError(
-            f"{key}: expected that of pixels from 0 to 1, got {value!r}, as of pixels from 0 to "
-            f"255. Give {key}={[round(n / 255, 4) for n in numbers]}."
-        )
-    return tuple(numbers)
+    if value is not None and (not isinstance(value, str) or value not in get_args(kind)):
+        raise unknown_name(key, shown(value, 60), list(get_args(kind)))
 
 
 CLIP_EPS = 1e-5
-METADATA = (
-    "mean",
-    "std",
-    "num_heads",
-    "img_size",
-    "resize",
-    "interpolation",
-    "position_embedding",
-    "first_block",
-    "dal",
-    "norm_eps",
-    "activation",
-    "trained_gamma",
-)
-"""Keys of a checkpoint's metadata that describe its model; their values are JSON."""
 
 
 def with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
@@ -143,20 +163,7 @@ def with_metadata(spec: ModelSpec, file: WeightFile) -> ModelSpec:
 
     They win over the defaults that come with a model's name.
     """
-    facts: dict[str, Any] = {}
-    for key in METADATA:
-        if key not in file.metadata:
-            continue
-        try:
-            value = json.loads(file.metadata[key])
-        except ValueError as error:
-            raise UserError(
-                f"{file.path.name}: metadata {key!r} is not JSON: {file.metadata[key]!r}."
-            ) from error
-        facts[key] = three_numbers(key, value) if key in ("mean", "std") else value
-        if key in CHOICES:
-            check_choice(f"{file.path.name}: metadata {key}", value, CHOICES[key])
-    return replace(spec, **facts)
+    return replace(spec, **stated(file))
 
 
 def completed(spec: ModelSpec, shape: Shape, layout: Layout) -> ModelSpec:

@@ -15,12 +15,13 @@ from attacks.controls import mean_image
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.gradient_residual import gradient_residual
 from mjp_privacy.experiment.refusals import refused_by_block
 from mjp_privacy.experiment.step_by_step import reconstruct
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Reconstruction
 from mjp_privacy.metrics.pixel import psnr
-from mjp_privacy.own.client import ClientStep, Kind
+from mjp_privacy.own.client import ClientStep, Kind, is_whole, said
 from mjp_privacy.own.labels import Labels, number_of
 from mjp_privacy.own.leak import Leak
 from mjp_privacy.own.misfit import check_patches
@@ -87,6 +88,8 @@ def attack_gradients(
         noise,
         rounding,
     )
+    if not is_whole(seed) or not 0 <= seed < 2**63:
+        raise UserError(f"seed: expected a whole number from 0, less than 2^63, got {said(seed)}.")
     given = images_given(labels, images) if batch is None else None
     uploads = own_uploads(model, gradients, client, labels=labels, mean=mean, std=std, images=given)
     view = uploads.view()
@@ -126,7 +129,7 @@ def _chosen(
     refused: dict[str, str] = {}
     for name, given in options.items():
         if name not in ATTACKS:
-            raise unknown_name("attack", name, ATTACKS.names())
+            raise unknown_name("attack", shown(name, 60), ATTACKS.names())
         if everything and "steps" in traits_of(name):
             refused[name] = (
                 "it optimises for minutes, so attacks='all' leaves it out; name it to run it"
@@ -154,10 +157,12 @@ def _options(
     options = attacks if isinstance(attacks, Mapping) else {}
     if isinstance(attacks, list | tuple | set) and all(isinstance(n, str) for n in attacks):
         options = {name: {} for name in attacks}
-    if not options or not all(isinstance(given, Mapping) for given in options.values()):
+    if not options or not all(
+        isinstance(name, str) and isinstance(given, Mapping) for name, given in options.items()
+    ):
         raise UserError(
             f"attacks: expected 'all', a name, a list of names or {{name: options}}, got "
-            f"{attacks!r}. `mjp list attacks` has the names."
+            f"{said(attacks)}. `mjp list attacks` has the names."
         )
     return options
 

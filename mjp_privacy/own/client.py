@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from attacks.equations.weight_difference import INVERSIONS
+from mjp_privacy.client.config import MOST_STEPS
+from mjp_privacy.client.recorded.header import MOST_IMAGES
+from mjp_privacy.core.bounds import MOST_NUMBER
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean, unknown_name
+from mjp_privacy.core.shown import shown
 
 Kind = Literal["gradient", "weight_difference"]
 KINDS = ("gradient", "weight_difference")
@@ -41,13 +44,15 @@ class ClientStep:
 
     def __post_init__(self) -> None:
         for name in ("momentum", "weight_decay", "dal_lambda", "noise", "rounding"):
-            if not _is_number(value := getattr(self, name)) or not 0 <= value < math.inf:
-                raise UserError(f"{name}: expected 0 or a number above it, got {value!r}.")
-        for name in ("batch", "steps"):
-            if not isinstance(number := getattr(self, name), int) or number < 1:
-                raise UserError(f"{name}: expected a whole number from 1, got {number!r}.")
-        if self.kind not in KINDS:
-            raise unknown_name("kind", str(self.kind), KINDS)
+            if not is_number(value := getattr(self, name)) or not 0 <= value <= MOST_NUMBER:
+                raise UserError(f"{name}: expected 0 or a number above it, got {said(value)}.")
+        for name, most in (("batch", MOST_IMAGES), ("steps", MOST_STEPS - 1)):
+            if not is_whole(number := getattr(self, name)) or number < 1:
+                raise UserError(f"{name}: expected a whole number from 1, got {said(number)}.")
+            if number > most:
+                raise UserError(f"{name}: expected at most {most}, got {said(number)}.")
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
+            raise unknown_name("kind", shown(self.kind, 60), KINDS)
         if self.kind == "weight_difference":
             self._check_difference()
         elif given := self._of_training():
@@ -61,24 +66,40 @@ class ClientStep:
         """What was given of the client's training, as name=value."""
         fields = ("lr", "steps", "optimizer", "momentum", "weight_decay")
         values = {name: getattr(self, name) for name in fields}
-        return [f"{n}={value}" for n, value in values.items() if value != getattr(ClientStep, n)]
+        changed = {n: v for n, v in values.items() if v is not getattr(ClientStep, n)}
+        return [
+            f"{name}={said(value)}"
+            for name, value in changed.items()
+            if not isinstance(value, int | float | str) or value != getattr(ClientStep, name)
+        ]
 
     def _check_difference(self) -> None:
-        if not _is_number(self.lr) or not 0 < float(self.lr or 0) < math.inf:
+        if not is_number(self.lr) or not 0 < (self.lr or 0) <= MOST_NUMBER:
             raise UserError(
                 "kind='weight_difference': a weight difference is a gradient times the client's "
-                f"learning rate; expected lr above 0, got {self.lr!r}. Give lr=… and steps=…."
+                f"learning rate; expected lr above 0, got {said(self.lr)}. Give lr=… and steps=…."
             )
         if self.momentum > 1:
-            raise UserError(f"momentum: expected a share from 0 to 1, got {self.momentum!r}.")
-        if self.optimizer not in INVERSIONS:
+            raise UserError(f"momentum: expected a share from 0 to 1, got {said(self.momentum)}.")
+        if not isinstance(self.optimizer, str) or self.optimizer not in INVERSIONS:
             raise UserError(
-                f"optimizer: expected {' or '.join(INVERSIONS)}, got {self.optimizer!r}."
-                f"{did_you_mean(str(self.optimizer).lower(), INVERSIONS)} No attack "
+                f"optimizer: expected {' or '.join(INVERSIONS)}, got {said(self.optimizer)}."
+                f"{did_you_mean(shown(self.optimizer, 60).lower(), INVERSIONS)} No attack "
                 "here reads the weight difference of another one, which is no evidence of safety. "
                 "Adam without weight decay moves weights as optimizer='adamw' does."
             )
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether it is a plain number, and neither a truth value nor a text."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number, and no truth value."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def said(value: object) -> str:
+    """A value that a user gave, as a message shows it: one short line."""
+    return shown(repr(value), 100)

@@ -12,8 +12,10 @@ from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS, label_in_gradien
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Pixels
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.own.client import said
 
 Labels = int | Sequence[int] | Tensor
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
 
 
@@ -24,8 +26,8 @@ def given_labels(labels: Labels, images: int, classes: int) -> Tensor:
         example = list(range(min(images, 4)))
         raise UserError(
             f"labels: expected a class index from 0 to {classes - 1} for each of {images} "
-            f"image(s), got {labels!r}. Give labels={example}; batch=… says how many images a step "
-            "has."
+            f"image(s), got {said(labels)}. Give labels={example}; batch=… says how many images a "
+            "step has."
         )
     return given.long()
 
@@ -39,17 +41,17 @@ def _flat(labels: Labels) -> Tensor:
     """(m,) whole numbers; a UserError for anything else."""
     try:
         given = torch.as_tensor(labels).reshape(-1).cpu()
-    except (TypeError, ValueError, RuntimeError) as error:  # torch's, for text and ragged lists
-        raise _no_labels(labels) from error
-    if given.is_floating_point() or given.dtype == torch.bool:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise _no_labels(labels) from error  # torch's, for text and ragged lists
+    if given.dtype not in WHOLE:
         raise _no_labels(labels)
     return given
 
 
 def _no_labels(labels: Labels) -> UserError:
     return UserError(
-        f"labels: expected class indices, got {labels!r}. Give labels=[3], or a tensor of whole "
-        "numbers with one for each image."
+        f"labels: expected class indices, got {said(labels)}. Give labels=[3], or a tensor of "
+        "whole numbers with one for each image."
     )
 
 

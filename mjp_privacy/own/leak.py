@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from torch import Tensor
 
+from mjp_privacy.core.drawing import plain_texts
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import reason
 from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.shown import shown
 from mjp_privacy.own.reconstructed import Reconstructed
 
 if TYPE_CHECKING:
@@ -161,6 +164,7 @@ def _explained(best: Reconstructed) -> str:
     return NOT_EXPLAINED.format(attack=best.attack, check=check)
 
 
+@plain_texts()
 def _write(figure: Figure, path: Path) -> None:
     if not path.parent.is_dir() or path.is_dir():
         raise UserError(
@@ -168,8 +172,11 @@ def _write(figure: Figure, path: Path) -> None:
         )
     try:
         figure.savefig(path)
-    except ValueError as error:  # a suffix that matplotlib does not know
-        raise UserError(f"{path.name}: {error}. Give a name such as leak.png.") from error
+    except (ValueError, OSError) as error:  # a suffix that matplotlib does not know, a full disk
+        raise UserError(
+            f"{shown(path.name)}: expected a file that can be written, such as leak.png; got "
+            f"{reason(error)}."
+        ) from error
 
 
 def _rank(made: Reconstructed) -> tuple[int, bool, float, float]:
@@ -183,8 +190,8 @@ def _coarse(check: float) -> float:
 
 def _by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
     attacks: dict[str, list[str]] = {}
-    for name, reason in refused.items():
-        attacks.setdefault(reason, []).append(name)
+    for name, why in refused.items():
+        attacks.setdefault(why, []).append(name)
     return attacks
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from mjp_privacy.core.drawing import plain_texts
 from mjp_privacy.own.reconstructed import Reconstructed
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ ROWS, COLUMNS = 4, 7  # images and attacks that are shown
 SIDE = 2.1  # inches
 
 
+@plain_texts()
 def leak_figure(ranked: Sequence[Reconstructed], private: Tensor | None, title: str) -> Figure:
     """A row for each image of the step: the original where it was given, then every attack."""
     from matplotlib.figure import Figure

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.own.tensors import FLOATS, as_tensor
 
 
 def private_images(images: Any, count: int, size: int) -> Tensor:
     """(m, 3, S, S) float64 in [0, 1] from a tensor or array, one picture or several."""
-    tensor = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
-    if not isinstance(tensor, Tensor):
+    tensor = as_tensor(images)
+    if tensor is None or tensor.dtype not in (*FLOATS, torch.uint8):
+        kind = type(images).__name__ if tensor is None else f"one of {tensor.dtype}"
         raise UserError(
             "images: expected a tensor or array (B, 3, S, S) with values in [0, 1], got "
-            f"{type(images).__name__}. torchvision.transforms.functional.to_tensor(picture) makes "
-            "one of a picture."
+            f"{kind}. torchvision.transforms.functional.to_tensor(picture) makes one of a picture."
         )
-    pixels = tensor.detach().cpu().double()
+    pixels = tensor.double()
     if tensor.dtype == torch.uint8:
         pixels = pixels / 255
     if pixels.ndim == 3:

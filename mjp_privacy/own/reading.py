@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from attacks.equations.names import PATCH
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.shown import shown
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import recognised
+from mjp_privacy.own.tensors import FLOATS, as_tensor
 
 WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")
 NAMED = 4  # names that a message lists
+LONGEST_NAME = 200  # characters of a parameter's name
 
 Held = Any
 """A mapping by parameter name, a sequence in parameter order, a module whose parameters hold
@@ -150,23 +153,28 @@ def _in_parameter_order(values: Sequence[Any], module: nn.Module) -> list[tuple[
 
 def _bare(name: str) -> str:
     """The name without what DataParallel, FSDP and torch.compile put in front of it."""
-    return WRAPPERS.sub("", name)
+    return shown(WRAPPERS.sub("", name), LONGEST_NAME)
 
 
 def _tensor(name: str, value: Any) -> Tensor:
-    if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating):
-        value = torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
-    if not isinstance(value, Tensor):
+    tensor = as_tensor(value)
+    if tensor is None:
+        where = " on the meta device, where it has no values" if _is_meta(value) else ""
         raise UserError(
-            f"gradients: {name} is a {_kind(value)}; expected a tensor of floating-point numbers."
+            f"gradients: {name} is a {_kind(value)}{where}; expected a tensor of floating-point "
+            "numbers. Give {name: p.grad for name, p in model.named_parameters()}."
         )
-    if not value.is_floating_point():
+    if tensor.dtype not in FLOATS:
         raise UserError(
-            f"gradients: {name} holds {str(value.dtype).removeprefix('torch.')}; expected "
-            "floating-point numbers. Undo the client's quantisation first (times its scale), and "
-            "give its error as rounding=…."
+            f"gradients: {name} holds {str(tensor.dtype).removeprefix('torch.')}; expected "
+            "floating-point numbers of 16 to 64 bits. Undo the client's quantisation first (times "
+            "its scale), and give its error as rounding=…."
         )
-    return (value.to_dense() if value.is_sparse else value).detach().cpu()
+    return tensor
+
+
+def _is_meta(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "meta"
 
 
 def _with_step_axis(

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.spreadsheet import formula_free
 from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.report.grouping import grouped, which
 from mjp_privacy.report.loading import Line
@@ -129,12 +130,14 @@ def _write_parquet(derived: Sequence[DerivedLine], path: Path) -> None:
 
 
 def _write_csv(derived: Sequence[DerivedLine], path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(COLUMNS)
         for line in derived:
-            before = (line.number, line.run, line.cell.attack.title)
-            after = [(m.number, m.run_id, m.cell.attack.title) for m in line.members]
+            before = (line.number, *map(formula_free, (line.run, line.cell.attack.title)))
+            after = [(m.number, m.run_id, formula_free(m.cell.attack.title)) for m in line.members]
             choice = line.chosen
             chosen = zip(choice.images.ids, choice.member.tolist(), strict=True)
-            rows.writerows((*before, image, *after[at]) for image, at in chosen if at >= 0)
+            rows.writerows(
+                (*before, formula_free(image), *after[at]) for image, at in chosen if at >= 0
+            )

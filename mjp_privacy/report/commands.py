@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage
+from mjp_privacy.core.shown import shown
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def report(argv: list[str], usage: Usage) -> int:
         pictures=arguments.pictures,
     )
     print(summary.console)
-    print(f"The page: {summary.files[0]}")
+    print(f"The page: {shown(summary.files[0])}")
     if summary.not_run:
         print(
             f"UNFINISHED: {summary.not_run} images were not run, counted over all lines",

@@ -113,12 +113,13 @@ class Contents:
     @cached_property
     def reasons(self) -> list[str]:
         """Why images or lines have no score."""
-        return not_scored(self.lines)
+        return [*self.loaded.remarks, *not_scored(self.lines)]
 
     @cached_property
     def notes(self) -> tuple[Section, ...]:
         """The sections of notes."""
-        return all_notes(self.lines, choices_section(self.lines, self.derived))
+        damaged = Section("Damaged files", tuple(self.loaded.remarks))
+        return all_notes(self.lines, damaged, choices_section(self.lines, self.derived))
 
     def main(self, *, folded: bool) -> TextTable:
         """Every line; without the folded ones if there are others: those in float64."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import pandas as pd
 
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.pictures.pixels import one_line
+from mjp_privacy.report.spreadsheets import with_formula_free
 from mjp_privacy.report.tables.figures import Table
 from mjp_privacy.report.tables.text import TextTable
 
@@ -16,8 +18,21 @@ HEADING = "What a Vision Transformer client leaks through its gradients"
 
 _MARKDOWN = str.maketrans(
     {"\\": r"\\", "|": r"\|", "`": r"\`", "*": r"\*", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
-    | {"\n": " ", "\r": " "}
+    | {"$": r"\$", "~": r"\~"}
 )
+
+_STEERING = (
+    (re.compile(r"\]([(\[:])"), r"]\\\1"),  # links, and what defines them
+    (re.compile(r"\[\^"), r"\\[^"),  # footnotes
+    (re.compile(r"(?<![^\W_])_|_(?![^\W_])"), r"\\_"),  # not within a word, where it is a letter
+    (re.compile(r":(?=//)"), r"\\:"),  # addresses that become links by themselves
+    (re.compile(r"(?i)\b(www)\."), r"\1\\."),
+    (re.compile(r"(?<=[\w.+-])@(?=[\w-]+\.\w)"), "@<!-- -->"),
+)
+"""What else means something in Markdown, or in GitHub's, and how it is written as a text."""
+
+_BEGINNING = re.compile(r"^(\d{1,9}(?=[.)]\s)|(?=[-+](?:\s|$)|--|==|#|\[[ xX]\]\s))")
+"""What makes a paragraph a list, a heading, a rule or a box to tick: a `\\` goes behind it."""
 
 _LATEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
@@ -41,9 +56,9 @@ def markdown(answer: str, tables: Sequence[TextTable], notes: Sequence[Section])
     parts = [f"# {markdown_text(HEADING)}", f"**{markdown_text(answer)}**"]
     for table in tables:
         parts += [f"## {markdown_text(table.title)}", markdown_table(table)]
-        parts += [markdown_text(table.caption)] if table.caption else []
+        parts += [_paragraph(table.caption)] if table.caption else []
     for section in notes:
-        items = "\n".join(f"- {markdown_text(item)}" for item in section.items)
+        items = "\n".join(f"- {_paragraph(item)}" for item in section.items)
         parts += [f"## {markdown_text(section.title)}", items]
     return "\n\n".join(parts) + "\n"
 
@@ -53,7 +68,15 @@ def markdown_text(text: str) -> str:
 
     Links and pictures cannot be made by it, and characters that turn or hide text are dropped.
     """
-    return one_line(text).translate(_MARKDOWN).replace("](", r"]\(")
+    escaped = one_line(text).strip().translate(_MARKDOWN)
+    for pattern, written in _STEERING:
+        escaped = pattern.sub(written, escaped)
+    return escaped
+
+
+def _paragraph(text: str) -> str:
+    """The same for a text that stands by itself, where its beginning could mean something too."""
+    return _BEGINNING.sub(r"\1\\", markdown_text(text))
 
 
 def markdown_table(table: TextTable) -> str:
@@ -86,12 +109,20 @@ def latex_text(text: str) -> str:
 
     The result is ASCII: other letters lose their accents, what has no counterpart becomes `?`.
     """
-    known = text.translate(_LATEX)
-    if known.isascii():
-        return known
-    plain = unicodedata.normalize("NFKD", known)
-    kept = "".join(character for character in plain if not unicodedata.combining(character))
-    return kept.encode("ascii", "replace").decode("ascii")
+    known = "".join(map(_latex_letter, one_line(text)))
+    # a command before it, such as the end of a row, would take these for its options
+    return f"{{}}{known}" if known.lstrip().startswith(("[", "*")) else known
+
+
+def _latex_letter(letter: str) -> str:
+    """One letter, first brought to ASCII, then escaped: a wide `＼` is a backslash in disguise."""
+    if ord(letter) in _LATEX:
+        return str(_LATEX[ord(letter)])
+    if letter.isascii():
+        return letter
+    plain = unicodedata.normalize("NFKD", letter)
+    kept = "".join(part for part in plain if not unicodedata.combining(part))
+    return kept.translate(_LATEX).encode("ascii", "replace").decode("ascii")
 
 
 def latex_table(table: TextTable) -> str:
@@ -122,5 +153,5 @@ def table_csv(tables: Sequence[Table], *, many_runs: bool) -> str:
     merged = pd.DataFrame([row for frame in frames for row in frame.to_dict("records")])
     first = ["variant", "line", "run"] if many_runs else ["variant", "line"]
     merged = merged if many_runs else merged.drop(columns="run")  # names of folders are no results
-    ordered = merged[[*first, *(name for name in merged if name not in first)]]
+    ordered = with_formula_free(merged[[*first, *(name for name in merged if name not in first)]])
     return str(ordered.to_csv(index=False, lineterminator="\n"))

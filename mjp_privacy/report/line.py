@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.experiment.row_files import NOTHING, LeftOut
 from mjp_privacy.experiment.score_table import UNREADABLE, Column, ScoreTable
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.coded import Coded
@@ -47,6 +48,8 @@ class Line:
     store: RunStore
     unreadable: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """Why images could not be read, by their id."""
+    left_out: LeftOut = field(default=NOTHING, kw_only=True)
+    """Damaged files of rows and pictures, whose images have no part in the line."""
 
     @property
     def run_id(self) -> str:
@@ -100,6 +103,8 @@ class Line:
         """Why the line has no scores, even if it has diagnostics; empty if it has some."""
         if self.cell.outcome.reason:
             return self.cell.outcome.reason
+        if not len(self.images) and self.left_out:
+            return "its rows or pictures are damaged: run the attack again"
         if not len(self.images) and self.unreadable:
             return "none of its images could be read"
         if not len(self.images):
@@ -209,7 +214,7 @@ class Line:
     @property
     def rows(self) -> pd.DataFrame:
         """The stored rows with all their columns; a row is an object in memory, so not for many."""
-        rows = self.store.read_rows(self.run_id)
+        rows = self.store.read_rows(self.run_id, self.left_out)
         return rows[rows["status"] != UNREADABLE].reset_index(drop=True)
 
 

@@ -9,13 +9,20 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import BadFile
 from mjp_privacy.experiment.cell_facts import CellFacts
+from mjp_privacy.experiment.damage import fault_lines, find_damage
+from mjp_privacy.experiment.damaged_lists import damaged_lists
 from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.experiment.row_files import LeftOut
 from mjp_privacy.experiment.score_table import JoinedTable, ScoreTable
 from mjp_privacy.experiment.store import ROW_COLUMNS, RunStore
+from mjp_privacy.report.folders import check_folders, run_names
 from mjp_privacy.report.line import Line
 
 __all__ = ["Line", "Loaded", "load_runs"]
+
+AGAIN = "Run the attack again; it continues where it stopped."
 
 REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
 """Columns that every cell must have, so that its line can be told from the others."""
@@ -23,10 +30,11 @@ REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "s
 
 @dataclass(frozen=True)
 class Loaded:
-    """The lines of all runs, and how long their stages took."""
+    """The lines of all runs, how long their stages took, and what else of the runs is damaged."""
 
     lines: Sequence[Line]
     timings: pd.DataFrame
+    remarks: Sequence[str] = ()
 
     @property
     def many_runs(self) -> bool:
@@ -36,48 +44,39 @@ class Loaded:
 
 def load_runs(runs: Sequence[Path]) -> Loaded:
     """Lines of all runs, concatenated in the order given."""
-    _check_folders(runs)
+    check_folders(runs)
     lines: list[Line] = []
-    timings = []
-    for run, name in zip(runs, _names(runs), strict=True):
+    timings, remarks = [], []
+    for run, name in zip(runs, run_names(runs), strict=True):
         store = RunStore(run)
         cells = _read_cells(store)
-        loaded = [_line(store, name, cell, len(lines) + i) for i, cell in enumerate(cells, 1)]
+        damage = find_damage(store, [cell.run_id for cell in cells if cell.run_id])
+        loaded = [
+            _line(store, name, cell, len(lines) + i, damage.left_out(cell.run_id))
+            for i, cell in enumerate(cells, 1)
+        ]
         if all(not line.stored and line.cell.outcome.status == "ok" for line in loaded):
+            if damage.faults:
+                fault = "; ".join(fault_lines(store, damage.faults, 1))
+                raise UserError(f"{run}: all of its rows are damaged ({fault}). {AGAIN}")
             raise UserError(
                 f"{run} is an empty run: expected rows of its {len(cells)} cell(s) under "
-                f"{run / 'rows'}, but there are none. Run the attack again; it continues where it "
-                "stopped."
+                f"{run / 'rows'}, but there are none. {AGAIN}"
             )
         lines += loaded
-        timings.append(store.read_timings().assign(run=name))
-    return Loaded(lines, pd.concat(timings, ignore_index=True))
+        said, times = _lists(store)
+        timings.append(times.assign(run=name))
+        remarks += [f"DAMAGED: {name}: {words}" for words in said]
+    return Loaded(lines, pd.concat(timings, ignore_index=True), remarks)
 
 
-def _check_folders(runs: Sequence[Path]) -> None:
-    if not runs:
-        raise UserError("Expected one or more run folders, got none. Give the --out of a run.")
-    seen: dict[Path, Path] = {}
-    for run in runs:
-        if not run.is_dir():
-            fault = "is a file" if run.exists() else "does not exist"
-            raise UserError(
-                f"Expected a run folder, but {run} {fault}. Give the folder that was the --out of "
-                "`mjp attack`."
-            )
-        first = seen.setdefault(run.resolve(), run)
-        if first is not run:
-            raise UserError(
-                f"Expected different runs, but {run} is the same folder as {first}: its lines "
-                "would be in the table twice. Name it once."
-            )
-
-
-def _names(runs: Sequence[Path]) -> list[str]:
-    names = [run.resolve().name for run in runs]
-    if len(set(names)) == len(names):
-        return names
-    return [str(run) for run in runs]
+def _lists(store: RunStore) -> tuple[list[str], pd.DataFrame]:
+    """What is damaged of the files beside the rows, and how long stages took."""
+    said = list(damaged_lists(store))
+    try:
+        return said, store.read_timings()
+    except BadFile:  # which was said
+        return said, pd.DataFrame()
 
 
 def _read_cells(store: RunStore) -> list[CellFacts]:
@@ -102,8 +101,8 @@ def _read_cells(store: RunStore) -> list[CellFacts]:
     return [CellFacts.read(cell) for cell in cells]
 
 
-def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
-    table = _table(store, cell.run_id)
+def _line(store: RunStore, name: str, cell: CellFacts, number: int, left_out: LeftOut) -> Line:
+    table = _table(store, cell.run_id, left_out)
     unreadable = table.unreadable
     outcome = cell.outcome
     left = max(0, outcome.planned_images - len(unreadable))
@@ -111,14 +110,14 @@ def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
     if unreadable:
         readable = Images.of(image for image in table.images.ids if image not in unreadable)
         table = JoinedTable([table], readable)
-    return Line(number, name, counted, table, store, unreadable=unreadable)
+    return Line(number, name, counted, table, store, unreadable=unreadable, left_out=left_out)
 
 
-def _table(store: RunStore, run_id: str) -> ScoreTable:
+def _table(store: RunStore, run_id: str, left_out: LeftOut) -> ScoreTable:
     """The rows of a cell by metric, if they can be read and hold what they should."""
     folder = store.rows_folder(run_id)
     try:
-        table, columns = store.score_table(run_id)
+        table, columns = store.score_table(run_id, left_out)
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
         raise UserError(
             f"The rows in {folder} cannot be read ({error}). Delete that folder and run the attack "

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from mjp_privacy.core.colours import COLOURS, colour
+from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.shown import plain
 from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
 from mjp_privacy.report.cell_columns import client_text, fact, options_text, target_of
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import THRESHOLDS, capped_median, success, summary
 from mjp_privacy.report.pictures.pixels import shorten
+from mjp_privacy.report.spreadsheets import with_formula_free
 from mjp_privacy.report.tables.figures import varying_columns
 
 if TYPE_CHECKING:
@@ -108,12 +111,14 @@ def _mean(line: Line, diagnostic: str) -> float:
 
 def write_points(points: pd.DataFrame, path: Path) -> None:
     """Write rounds.csv from what `curve_points` returns."""
-    points.to_csv(path, index=False, lineterminator="\n")
+    table = with_formula_free(points)
+    table.to_csv(path, errors="backslashreplace", index=False, lineterminator="\n")
 
 
 # picture ------------------------------------------------------------------------------------------
 
 
+@plain_texts()
 def write_rounds(points: pd.DataFrame, path: Path) -> bool:
     """Draw rounds.png from what `curve_points` returns; False where that is empty."""
     if points.empty:
@@ -133,7 +138,7 @@ def _figure(points: pd.DataFrame) -> Figure:
     for row, panel in zip(grid, panels, strict=True):
         for axes, (column, name) in zip(row, STATISTICS.items(), strict=True):
             _curves(axes, panel, column)
-            axes.set_title(f"{name}: {_title(panel)}", fontsize=8, color=INK, parse_math=False)
+            axes.set_title(f"{name}: {_title(panel)}", fontsize=8, color=INK)
         row[0].set_ylabel("PSNR (standard), dB", fontsize=9)
         row[-1].legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     for axes in grid[-1]:
@@ -152,8 +157,8 @@ def _title(panel: pd.DataFrame) -> str:
     details = [str(first[key]) for key in ("differs", "options") if first[key]]
     return "\n".join(
         [
-            f"{shorten(str(first['model']), 30)} ({first['setting']}), {first['dtype']}",
-            shorten(", ".join([str(first["attack"]), *details]), 60),
+            f"{shorten(drawn(first['model']), 30)} ({first['setting']}), {first['dtype']}",
+            shorten(plain(", ".join([str(first["attack"]), *details])), 60),
         ]
     )
 

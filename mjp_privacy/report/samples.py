@@ -15,6 +15,7 @@ import pandas as pd
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.experiment.score_table import UNREADABLE
 from mjp_privacy.report.line import Line
+from mjp_privacy.report.spreadsheets import with_formula_free
 
 MOST_ROWS = 200_000
 """Rows up to which they are written as CSV: 70 MB."""
@@ -81,13 +82,13 @@ def _where(lines: Sequence[Line], rows: int) -> str:
 
 def _write_csv(lines: Sequence[Line], path: Path, *, many_runs: bool) -> None:
     run = ["run"] if many_runs else []
-    stored = [line.store.row_columns(line.run_id) for line in lines]
+    stored = [line.store.row_columns(line.run_id, line.left_out) for line in lines]
     names = list(dict.fromkeys([*COLUMNS, *(name for of_line in stored for name in of_line), *run]))
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         for line in lines:
             rows = _rows(line)
             rows = rows.assign(run=line.run) if many_runs else rows
-            rows = rows.reindex(columns=names)
+            rows = with_formula_free(rows.reindex(columns=names))
             rows.to_csv(file, index=False, header=line is lines[0], lineterminator="\n")
 
 
@@ -97,6 +98,6 @@ def _rows(line: Line) -> pd.DataFrame:
         columns = {name: line.cell.columns.get(name) for name in (*COLUMNS, *line.cell.columns)}
         values = {"value": math.nan, "status": line.status, "reason": line.reason}
         return pd.DataFrame([columns | values])
-    rows = line.store.read_rows(line.run_id)
+    rows = line.store.read_rows(line.run_id, line.left_out)
     last = (rows["status"] == UNREADABLE).to_numpy()
     return pd.concat([rows[~last], rows[last]]) if last.any() else rows

@@ -18,19 +18,17 @@ an attack was run with several numbers of uploads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.files import output_folder, sweep, write_atomically
+from mjp_privacy.core.held import held_folder
 from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.card.text import card_notes, card_table
 from mjp_privacy.report.chosen_attacks import write_choices
-from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.export import latex, markdown, table_csv
-from mjp_privacy.report.measures import image_counts, not_run
+from mjp_privacy.report.folders import check_out, nothing_in_the_way
 from mjp_privacy.report.notes import Section, unfinished
 from mjp_privacy.report.page.content import Chart
 from mjp_privacy.report.page.gallery import Gallery, fill_gallery
@@ -38,7 +36,7 @@ from mjp_privacy.report.page.reproduce import config_text, run_configs
 from mjp_privacy.report.pictures.strip import write_strip
 from mjp_privacy.report.rounds import write_points, write_rounds
 from mjp_privacy.report.samples import write_samples
-from mjp_privacy.report.unreadable import unreadable_images
+from mjp_privacy.report.summary import ReportSummary, summary_of
 
 __all__ = ["ReportSummary", "write_report"]
 
@@ -46,23 +44,6 @@ Pictures = Literal["shown", "all", "none"]
 Charts = Mapping[str, tuple[Chart, ...]]  # by section of the page
 STALE = ("table.html", "figures/overview.png", "figures/comparison.png", "figures/psnr.png")
 """Files that an earlier version wrote into a report's folder."""
-
-
-@dataclass(frozen=True)
-class ReportSummary:
-    """What was written, what to print, and whether anything failed."""
-
-    console: str
-    files: tuple[Path, ...]
-    lines: int
-    failed_lines: int  # cells that failed or have no rows; unsupported ones are not failures
-    failed_images: int
-    not_run: int  # images that a killed run still owes, over all lines
-
-    @property
-    def any_failed(self) -> bool:
-        """Whether any line or image failed, or has not been run yet."""
-        return self.failed_lines > 0 or self.failed_images > 0 or self.not_run > 0
 
 
 def write_report(
@@ -74,47 +55,27 @@ def write_report(
     pictures     which reconstructions become files: those on the page (of float64 lines only if
                  there are no others), all, or none
     """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"Expected a folder to write the report into, but {out} is a file.")
-    if any(out.resolve() == run.resolve() for run in runs):
-        raise UserError(
-            f"Expected a folder of its own for the report, but {out} is the run itself. Give "
-            f"another --out, such as {out / 'report'}."
-        )
+    check_out(out, runs)
     from mjp_privacy.report.page.build import page_charts
 
     contents = read_contents(runs)
     charts = page_charts(contents)
     chooser = contents.strip.chooser if contents.strip else None
     gallery = fill_gallery([*contents.lines, *contents.derived], chooser)
-    files = [
-        *_write_texts(contents, out, everything=everything),
-        *_write_data(contents, out),
-        *_write_figures(contents, gallery, out),
-        *_write_charts(charts, out),
-        *_write_pictures(contents, gallery, out, pictures),
-    ]
-    files.insert(0, _write_page(contents, gallery, charts, files, out))
-    for name in STALE:
-        (out / name).unlink(missing_ok=True)
-    return _summary(contents, files, everything=everything)
-
-
-def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> ReportSummary:
-    lines = contents.lines
-    table = contents.standard if everything else None
-    return ReportSummary(
-        console=console_text(contents.card, contents.reasons, table),
-        files=tuple(files),
-        lines=len(lines),
-        failed_lines=sum(line.status == "failed" for line in lines),
-        failed_images=sum(
-            max(image_counts(line, variant).failed for variant in ("paper", "standard"))
-            + len(unreadable_images([line]))
-            for line in lines
-        ),
-        not_run=sum(not_run(line) for line in lines),
-    )
+    _ = contents.standard  # what is wrong with a run is said before anything is written
+    with nothing_in_the_way(out), held_folder(output_folder(out)):
+        sweep(out)
+        files = [
+            *_write_texts(contents, out, everything=everything),
+            *_write_data(contents, out),
+            *_write_figures(contents, gallery, out),
+            *_write_charts(charts, out),
+            *_write_pictures(contents, gallery, out, pictures),
+        ]
+        files.insert(0, _write_page(contents, gallery, charts, files, out))
+        for name in STALE:
+            (out / name).unlink(missing_ok=True)
+    return summary_of(contents, files, everything=everything)
 
 
 # files --------------------------------------------------------------------------------------------
@@ -207,7 +168,9 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
 
 
 def _write_text(path: Path, content: str) -> Path:
-    data = content.encode("utf-8")  # as bytes, since text mode would translate line ends
+    data = content.encode(
+        "utf-8", "backslashreplace"
+    )  # as bytes, since text mode would translate line ends
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
     return path
 

@@ -9,6 +9,7 @@ from typing import Literal
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage, use_threads
+from mjp_privacy.core.files import output_folder
 from mjp_privacy.training.config import load_training
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 
@@ -105,5 +106,5 @@ def curves(argv: list[str], usage: Usage) -> int:
     from mjp_privacy.training.curves import check_runs, draw_curves
 
     check_runs(arguments.runs)
-    print(draw_curves(arguments.runs, arguments.out))
+    print(draw_curves(arguments.runs, output_folder(arguments.out)))
     return DONE

@@ -3,53 +3,72 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
+from mjp_privacy.core.bounds import (
+    Classes,
+    Count,
+    Depth,
+    Label,
+    NotNegative,
+    PathText,
+    Seed,
+    Share,
+    Side,
+    Switch,
+    Width,
+)
 from mjp_privacy.core.config_rows import row_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import STRICT, parse
+from mjp_privacy.core.fields import parse, schema
 from mjp_privacy.core.gate.yaml_files import read_mapping
+from mjp_privacy.core.shown import shown
+from mjp_privacy.models.parameters import check_parameters
 
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Channels = tuple[float, float, float]
+MeanOfPixels = Annotated[float, Field(strict=True, ge=-2, le=2)]
+SpreadOfPixels = Annotated[float, Field(strict=True, ge=1e-4, le=2)]
+Dropped = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Epochs = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Batch = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Repeats = Annotated[int, Field(strict=True, ge=1, le=100)]
+Padding = Annotated[int, Field(strict=True, ge=0, le=1024)]
+RandAugment = Annotated[
+    str, Field(strict=True, max_length=200, pattern=r"^[a-z0-9]+(-[a-z]+[0-9.]+)*$")
+]
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Architecture:
     """The network, by the same fields as `load_model` takes."""
 
-    img_size: Count = 224
-    patch_size: Count = 16
-    embed_dim: Count = 384
-    depth: Count = 12
-    num_heads: Count = 6
-    num_classes: Count = 1000
-    mean: Channels = (0.485, 0.456, 0.406)
-    std: Channels = (0.229, 0.224, 0.225)
+    img_size: Side = 224
+    patch_size: Side = 16
+    embed_dim: Width = 384
+    depth: Depth = 12
+    num_heads: Width = 6
+    num_classes: Classes = 1000
+    mean: tuple[MeanOfPixels, MeanOfPixels, MeanOfPixels] = (0.485, 0.456, 0.406)
+    std: tuple[SpreadOfPixels, SpreadOfPixels, SpreadOfPixels] = (0.229, 0.224, 0.225)
     position_embedding: Literal["learned", "none"] = "learned"
-    unknown_embedding: bool = False
-    index_embedding: bool = False
+    unknown_embedding: Switch = False
+    index_embedding: Switch = False
     dal: Literal["none", "pca", "linear", "nonlinear"] = "none"
     first_block: Literal["intact", "closed_form"] = "intact"
-    drop_path: Share = 0.1
+    drop_path: Dropped = 0.1
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Recipe:
     """Table 7 of the paper. What it does not print (drop path, ends of the schedule) is DeiT's."""
 
-    epochs: Count = 300
-    batch: Count = 1024
+    epochs: Epochs = 300
+    batch: Batch = 1024
     """Images per step, all processes together."""
     lr: NotNegative | None = None
     """None: 5e-4 · batch / 512."""
@@ -63,26 +82,26 @@ class Recipe:
     label_smoothing: Share = 0.1
     ema_decay: Share | None = None
     precision: Literal["bfloat16", "float32"] = "bfloat16"
-    compile: bool = False
+    compile: Switch = False
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Augmentation:
     """With `data.store: files` timm's transforms, image by image; with `memory` random crops and
     flips, batch by batch."""
 
-    rand_augment: str | None = "rand-m9-mstd0.5-inc1"
+    rand_augment: RandAugment | None = "rand-m9-mstd0.5-inc1"
     mixup: NotNegative = 0.8
     cutmix: NotNegative = 1.0
     erasing: Share = 0.25
-    repeats: Count = 3
+    repeats: Repeats = 3
     """Repeated augmentation: an epoch keeps its length, and each image in it appears this often."""
-    crop_padding: Annotated[int, Field(ge=0)] = 4
+    crop_padding: Padding = 4
     """`memory` only: crops are random after padding the stored image by this many pixels."""
-    flip: bool = True
+    flip: Switch = True
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Jigsaw:
     """The training side of MJP. The paper's choices are the defaults."""
 
@@ -104,24 +123,24 @@ class Jigsaw:
     start at N(0, .02²) and do not decay, as in the paper's baseline. Models without E_unk (rows E
     and F) are treated like the baseline, so E and G differ in more than E_unk; G_controlled and
     E_paper_positions separate the two effects."""
-    position_confound: bool = False
+    position_confound: Switch = False
     """A control run: give PEs the `paper` treatment even without an unknown embedding."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Storage:
     """`files`: workers decode an image each time it is needed. `memory`: all images are decoded
     once and kept on the device, for small ones."""
 
     store: Literal["files", "memory"] = "files"
-    native_size: Count | None = None
+    native_size: Side | None = None
     """`memory` only: side at which images are kept; None: img_size. Batches are then resized to
     img_size (bicubic)."""
-    all_classes: bool = True
+    all_classes: Switch = True
     """Refuse data with fewer classes than the model; false to fine-tune on some of the classes."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class Initial:
     """Start from these weights instead of random ones.
 
@@ -129,23 +148,23 @@ class Initial:
     regressor and an index table at random.
     """
 
-    checkpoint: str
-    model: str | None = None
+    checkpoint: PathText
+    model: Label | None = None
     """The model's name, if the file does not say what it is (vit_tiny_patch16_224)."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class TrainingConfig:
     """Everything that decides a trained model but its images: load_training(FILE, row="J")."""
 
-    name: str
+    name: Label
     model: Architecture = Architecture()
     recipe: Recipe = Recipe()
     augmentation: Augmentation = Augmentation()
     jigsaw: Jigsaw = Jigsaw()
     data: Storage = Storage()
     initial: Initial | None = None
-    seed: int = 0
+    seed: Seed = 0
     log_every: Count = 50
     """Steps between two lines of metrics.jsonl; the host waits for the device only then."""
     checkpoint_minutes: NotNegative = 5.0
@@ -193,19 +212,26 @@ def load_training(
     changes  fields of the recipe, seed, or initial (a checkpoint); None keeps the file's value
     """
     content = dict(path) if isinstance(path, Mapping) else dict(read_mapping(Path(path)))
-    where = "the config" if isinstance(path, Mapping) else str(path)
+    where = "the config" if isinstance(path, Mapping) else shown(path)
     content = row_of(content, row, where)
     changes = {key: value for key, value in changes.items() if value is not None}
     if "seed" in changes:
         content["seed"] = changes.pop("seed")
     if "initial" in changes:
-        before = content.get("initial") or {}
-        content["initial"] = {**before, "checkpoint": str(changes.pop("initial"))}
+        checkpoint = str(changes.pop("initial"))
+        content["initial"] = _with(content.get("initial"), {"checkpoint": checkpoint})
     if changes:
-        content["recipe"] = {**(content.get("recipe") or {}), **changes}
+        content["recipe"] = _with(content.get("recipe"), changes)
     config = parse(TrainingConfig, content, where, _OWNERS)
     _check(config, where)
     return config
+
+
+def _with(fields: Any, changes: Mapping[str, Any]) -> Any:
+    """A part of a config with some fields replaced; what is no part stays, for the schema."""
+    return (
+        {**(fields or {}), **changes} if fields is None or isinstance(fields, Mapping) else fields
+    )
 
 
 def _check(config: TrainingConfig, where: str) -> None:
@@ -238,8 +264,14 @@ def _check(config: TrainingConfig, where: str) -> None:
         )
     if config.data.store == "memory" and config.augmentation.erasing:
         raise UserError(f"{where}: data.store memory has no erasing; expected erasing: 0.")
-    if not all(math.isfinite(n) and n > 0 for n in model.std):
-        raise UserError(f"{where}, model.std: expected three positive numbers, got {model.std}.")
+    check_parameters(
+        where,
+        img_size=model.img_size,
+        patch_size=model.patch_size,
+        embed_dim=model.embed_dim,
+        depth=model.depth,
+        num_classes=model.num_classes,
+    )
 
 
 def plain(config: TrainingConfig) -> dict[str, Any]:

@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from mjp_privacy.core.colours import colour
+from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.training.journal import METRICS, read_metrics
+from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.core.shown import shown
+from mjp_privacy.training.journal import LINES, METRICS, whole_lines
+
+Finite = Annotated[float, Field(strict=True, ge=-1e12, le=1e12)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+class _Point:
+    """What a line of metrics.jsonl adds to the curves."""
+
+    epoch: Annotated[float, Field(strict=True, ge=0, le=1e12)]
+    cross_entropy: Finite
+    val_top1: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
+
+
+def _points(path: Path) -> list[_Point]:
+    """The points of a run, without lines that are damaged; none of a run that only just began.
+
+    UserError where the file has lines and none of them is a training's.
+    """
+    lines, damaged = whole_lines(path)
+    points = []
+    for line in lines:
+        with suppress(ValidationError):
+            points.append(_POINT.validate_python(line))
+    if not points and (lines or damaged):
+        raise LINES.refusal(path, f"{len(lines) + damaged} lines of something else")
+    return points
+
+
+_POINT = TypeAdapter(_Point)
 
 
 def check_runs(runs: Sequence[Path]) -> None:
     """Raise unless every folder is a training run's."""
     for run in runs:
-        if not (run / METRICS).is_file():
-            raise UserError(f"No {METRICS} in {run}: expected the folder of a training run.")
+        if not is_there(run / METRICS):
+            raise UserError(f"No {METRICS} in {shown(run)}: expected the folder of a training run.")
+        _points(run / METRICS)
 
 
+@plain_texts()
 def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> Path:
     """Write curves.png into `out`: training loss on the left, validation top-1 on the right.
 
@@ -28,27 +67,27 @@ def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = 
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for number, run in enumerate(runs):
-        lines = read_metrics(run / METRICS)
-        if not lines:
+        points = _points(run / METRICS)
+        if not points:
             continue  # a run that has only just begun
         shade = colour(number)
         label = labels[number] if labels else run.resolve().name
         left.plot(
-            [line["epoch"] for line in lines],
-            [line["cross_entropy"] for line in lines],
+            [point.epoch for point in points],
+            [point.cross_entropy for point in points],
             color=shade,
             linewidth=1,
-            label=label,
+            label=drawn(label),
         )
-        measured = [line for line in lines if "val_top1" in line]
+        measured = [point for point in points if point.val_top1 is not None]
         right.plot(
-            [line["epoch"] for line in measured],
-            [line["val_top1"] for line in measured],
+            [point.epoch for point in measured],
+            [point.val_top1 for point in measured],
             color=shade,
             marker="o",
             markersize=3,
             linewidth=1,
-            label=label,
+            label=drawn(label),
         )
     for axes, name in ((left, "training cross-entropy"), (right, "validation top-1 (%)")):
         axes.set_xlabel("epoch")

@@ -5,7 +5,6 @@ Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Tables 1,
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,9 +13,12 @@ from typing import Any
 
 import pandas as pd
 
+from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
+from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.core.shown import shown
 from mjp_privacy.data import ImageRecord, open_images, spread_subset
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
@@ -30,7 +32,10 @@ from mjp_privacy.training.evaluation_report import (
     summary_table,
 )
 from mjp_privacy.training.examples import numbered
-from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart
+from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart_in
+
+MOST_LETTERS = 100
+"""Of a model's name in the table; a longer one is shortened in its middle."""
 
 
 def write_evaluation(arguments: EvaluationArguments) -> str:
@@ -41,11 +46,16 @@ def write_evaluation(arguments: EvaluationArguments) -> str:
     for gamma in arguments.gamma:
         if not 0 <= gamma <= 1:
             raise UserError(f"--gamma is a share of the patches: expected 0 to 1, got {gamma}.")
+    if not 0 <= arguments.seed < 1 << 63:
+        raise UserError(f"--seed: expected 0 to 2**63 - 1, got {arguments.seed}.")
+    if not arguments.checkpoint or not arguments.gamma:
+        raise UserError("--checkpoint and --gamma: expected at least one each, got none.")
     if arguments.paper_row is not None and arguments.paper_row not in TABLE4:
         raise UserError(
             f"--paper-row: expected one of {', '.join(TABLE4)}, got {arguments.paper_row!r}."
         )
     if arguments.out:
+        keep_apart(arguments.out, {"--data": arguments.data})
         output_folder(arguments.out)
     models: list[Evaluated] = []
     text = ""
@@ -136,14 +146,16 @@ def _channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | 
 
 def _label_and_path(item: str) -> tuple[str, str]:
     """The label and path of LABEL=PATH; a plain PATH is labelled by its file or folder name."""
-    if "=" in item and not Path(item).exists():
-        label, _, path = item.partition("=")
-        return label, path
     file = Path(item)
-    if not file.is_file():
-        return item, item
+    if "=" in item and not is_there(file):
+        label, _, path = item.partition("=")
+        if not label or not path:
+            raise UserError(f"--checkpoint: expected PATH or LABEL=PATH, got {shown(item)!r}.")
+        return shown(label, MOST_LETTERS), path
+    if not is_there(file) or file.is_dir():
+        return shown(item, MOST_LETTERS), item
     generic = file.stem in ("model", "model_float16", "checkpoint")
-    return file.resolve().parent.name if generic else file.stem, item
+    return shown(file.resolve().parent.name if generic else file.stem, MOST_LETTERS), item
 
 
 def _paper(item: str, arguments: EvaluationArguments) -> PublishedModel | None:
@@ -151,8 +163,7 @@ def _paper(item: str, arguments: EvaluationArguments) -> PublishedModel | None:
     which our trainer wrote into the file."""
     if arguments.paper_row is not None:
         return TABLE4[arguments.paper_row]
-    metadata = read_metadata(_source(_label_and_path(item)[1]))
-    return counterpart(json.loads(metadata["recipe"])) if "recipe" in metadata else None
+    return counterpart_in(read_metadata(_source(_label_and_path(item)[1])))
 
 
 class _Progress:

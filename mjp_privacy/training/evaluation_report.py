@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.metrics.statistics import Summary, summarise
 from mjp_privacy.training.published import PublishedModel
@@ -134,6 +135,7 @@ def _beside(paper: float | None, ours: float, decimals: int) -> str:
     return f"{paper:.{decimals}f}{difference}"
 
 
+@plain_texts()
 def draw_sweep(table: pd.DataFrame, path: Path) -> None:
     """Draw consistency, [CLS] difference and top-1 over γ as in Fig. 3, a line for each model."""
     from matplotlib.figure import Figure
@@ -142,7 +144,7 @@ def draw_sweep(table: pd.DataFrame, path: Path) -> None:
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     for axes, name in zip(figure.subplots(1, 3), names, strict=True):
         for label, line in table.groupby("model", sort=False):
-            axes.plot(line["gamma"], line[name], marker="o", markersize=3, label=label)
+            axes.plot(line["gamma"], line[name], marker="o", markersize=3, label=drawn(label))
             axes.fill_between(line["gamma"], line[f"{name}_low"], line[f"{name}_high"], alpha=0.15)
         axes.set_title(f"{MEASURES[name][0]} {MEASURES[name][1]}", fontsize=10)
         axes.set_xlabel("γ of the shuffled input")

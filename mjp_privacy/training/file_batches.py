@@ -59,17 +59,23 @@ class FileBatches:
     ) -> None:
         self.config, self.world, self.workers = config, world, workers
         shape, augmentation = config.model, config.augmentation
-        augmented = create_transform(
-            shape.img_size,
-            is_training=True,
-            auto_augment=augmentation.rand_augment,
-            re_prob=augmentation.erasing,
-            re_mode="pixel",
-            hflip=0.5 * augmentation.flip,
-            interpolation="bicubic",
-            mean=shape.mean,
-            std=shape.std,
-        )
+        try:
+            augmented = create_transform(
+                shape.img_size,
+                is_training=True,
+                auto_augment=augmentation.rand_augment,
+                re_prob=augmentation.erasing,
+                re_mode="pixel",
+                hflip=0.5 * augmentation.flip,
+                interpolation="bicubic",
+                mean=shape.mean,
+                std=shape.std,
+            )
+        except (AssertionError, ValueError, KeyError) as error:
+            raise UserError(
+                f"augmentation.rand_augment: expected one that timm knows, such as "
+                f"rand-m9-mstd0.5-inc1, or null; got {augmentation.rand_augment!r}."
+            ) from error
         self.training = _Images(examples, augmented)
         self.plain = _Images(examples, _Plain(config))
 

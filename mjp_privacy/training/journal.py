@@ -8,9 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.files import read_json_lines, write_atomically
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.gate.file_kind import FileKind, is_there
 
 METRICS = "metrics.jsonl"
+LINES = FileKind(
+    "a line of JSON for each measurement of a training",
+    "Delete this file; what it lists is measured no more.",
+    1 << 30,
+)
 PLAIN_INTERVAL = 20.0  # seconds between two lines on the screen
 
 
@@ -26,7 +32,10 @@ class Journal:
 
     def keep_until(self, step: int) -> None:
         """Drop the lines after `step`; a continued run writes them again."""
-        kept = [line for line in read_metrics(self.path) if line["step"] <= step]
+        lines, damaged = whole_lines(self.path)
+        if damaged:
+            self.say(f"{METRICS}: {damaged} damaged line(s) are left out")
+        kept = [line for line in lines if line["step"] <= step]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(self.path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
@@ -59,5 +68,23 @@ class Journal:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a metrics.jsonl."""
-    return read_json_lines(path)
+    """All complete lines of a metrics.jsonl that say of which step they are."""
+    return whole_lines(path)[0]
+
+
+def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The same, and how many other lines there are but for a last one that is unfinished."""
+    if not is_there(path):
+        return [], 0
+    texts = LINES.bytes(path).decode("utf-8", errors="replace").split("\n")
+    lines = [line for text in texts if (line := _line(text)) is not None]
+    return lines, sum(bool(text.strip()) for text in texts[:-1]) - len(lines)
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    fits = isinstance(line, dict) and type(line.get("step")) is int and line["step"] >= 0
+    return line if fits else None

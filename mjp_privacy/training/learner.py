@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from mjp_privacy.training.optimization import (
 )
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.puzzles import Puzzles, apply
+from mjp_privacy.training.restored import check_optimizer, check_weights
+from mjp_privacy.training.snapshots import STATE
 
 
 class Learner:
@@ -105,12 +108,17 @@ class Learner:
             "average": average,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned in an earlier process."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+    def restore(self, state: Mapping[str, Any], path: Path) -> None:
+        """Continue from what `state` returned in an earlier process; path: of its checkpoint."""
+        check_weights(state["model"], self.model.state_dict(), path, "model")
+        check_optimizer(state["optimizer"], self.optimizer, path)
         if self.average is not None:
-            self.average.load_state_dict(state["average"])
+            check_weights(state["average"], self.average.state_dict(), path, "average")
+        with STATE.reading(path):
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
 
 
 def build_mixup(config: TrainingConfig) -> Mixup | None:

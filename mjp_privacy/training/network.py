@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,6 +12,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.models import load_model
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.models.outline import outline_model
 from mjp_privacy.training.config import Initial, TrainingConfig
 
 
@@ -51,21 +54,7 @@ def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig)
     A new E_unk starts at the mean position embedding; a new DAL regressor or index table stays
     random.
     """
-    shape = config.model
-    loaded = load_model(
-        initial.model,
-        checkpoint=initial.checkpoint,
-        img_size=shape.img_size,
-        patch_size=shape.patch_size,
-        embed_dim=shape.embed_dim,
-        depth=shape.depth,
-        num_heads=shape.num_heads,
-        num_classes=shape.num_classes,
-        mean=shape.mean,
-        std=shape.std,
-        unknown_embedding=shape.unknown_embedding or None,
-        unknown_init="mean_position",
-    )
+    loaded = load_model(initial.model, **_arguments(initial, config))
     pretrained = dict(loaded.named_parameters())
     new = [name for name, _ in model.named_parameters() if name not in pretrained]
     if lacking := [name for name in new if not name.startswith(("dal_regressor", "index_embed"))]:
@@ -77,6 +66,24 @@ def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig)
         for name, parameter in model.named_parameters():
             if name in pretrained:
                 parameter.copy_(pretrained[name])
+
+
+def check_initial(config: TrainingConfig) -> None:
+    """Raise where the weights to start from do not fit, as far as their names and shapes tell."""
+    if config.initial is not None:
+        outline_model(config.initial.model, whole=True, **_arguments(config.initial, config))
+
+
+def _arguments(initial: Initial, config: TrainingConfig) -> dict[str, Any]:
+    """How the weights to start from are loaded: as a model of the config's sizes."""
+    shape = config.model
+    sizes = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
+    return {
+        **{name: getattr(shape, name) for name in (*sizes, "mean", "std")},
+        "checkpoint": initial.checkpoint,
+        "unknown_embedding": shape.unknown_embedding or None,
+        "unknown_init": "mean_position",
+    }
 
 
 class Objective(nn.Module):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from mjp_privacy.core.bounds import NotNegative, Share, Switch
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PublishedModel:
     """One printed row, for ImageNet-1K at 224; top1 and consistency in percent.
 
@@ -65,31 +71,79 @@ TABLE4: Mapping[str, PublishedModel] = {
 }
 
 
-def counterpart(recipe: Mapping[str, Any]) -> PublishedModel | None:
+Word = Annotated[str, Field(strict=True, max_length=100)]
+_KNOWN = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class _Network:
+    position_embedding: Word
+    unknown_embedding: Switch
+    index_embedding: Switch
+    dal: Word
+    first_block: Word
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class _Shuffle:
+    shuffle: Word
+    gamma: Share
+    share: Share
+    mask_per: Word
+    dal_lambda: NotNegative
+    dal_target: Word
+    position_init: Word
+    position_confound: Switch
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class Switches:
+    """What a recipe says that decides which printed row its model belongs beside."""
+
+    model: _Network
+    jigsaw: _Shuffle
+    initial: dict[str, Any] | None
+
+
+def counterpart_in(metadata: Mapping[str, str]) -> PublishedModel | None:
+    """The printed row of the model whose file has this metadata; None where there is none, or the
+    file holds no recipe of this trainer."""
+    try:
+        recipe = json.loads(metadata.get("recipe", "null"))
+    except (ValueError, RecursionError):
+        return None
+    return counterpart(recipe)
+
+
+def counterpart(content: object) -> PublishedModel | None:
     """The printed row of the model that was trained with the same switches, or None.
 
-    recipe: what our trainer writes into a checkpoint. The model of Table 4's row J has a row for
-    each shuffle ratio in Table 3. None means that the paper printed no such model, for example one
-    that was fine-tuned.
+    content: the recipe that our trainer writes into a checkpoint. The model of Table 4's row J has
+    a row for each shuffle ratio in Table 3. None means that the paper printed no such model, for
+    example one that was fine-tuned.
     """
-    if recipe["initial"] is not None:
+    try:
+        recipe = TypeAdapter(Switches).validate_python(content)
+    except ValidationError:
         return None
-    model, jigsaw = recipe["model"], recipe["jigsaw"]
-    if model["first_block"] != "intact" or jigsaw["position_confound"]:
+    if recipe.initial is not None:
         return None
-    shuffles, unknown = jigsaw["shuffle"] != "none", model["unknown_embedding"]
-    if shuffles and (jigsaw["mask_per"], jigsaw["share"]) != ("batch", 0.5):
+    model, jigsaw = recipe.model, recipe.jigsaw
+    if model.first_block != "intact" or jigsaw.position_confound:
         return None
-    if unknown and jigsaw["position_init"] != "paper":
+    shuffles, unknown = jigsaw.shuffle != "none", model.unknown_embedding
+    if shuffles and (jigsaw.mask_per, jigsaw.share) != ("batch", 0.5):
         return None
-    if model["dal"] != "none" and (jigsaw["dal_lambda"], jigsaw["dal_target"]) != (0.01, "raw"):
+    if unknown and jigsaw.position_init != "paper":
         return None
-    without = model["position_embedding"] == "none"
-    switches = (without, jigsaw["shuffle"], unknown, model["index_embedding"], model["dal"])
+    if model.dal != "none" and (jigsaw.dal_lambda, jigsaw.dal_target) != (0.01, "raw"):
+        return None
+    without = model.position_embedding == "none"
+    switches = (without, jigsaw.shuffle, unknown, model.index_embedding, model.dal)
     row = _ROWS.get(switches)
     if row == "J":
-        return TABLE3.get(jigsaw["gamma"])
-    other_ratio = jigsaw["shuffle"] == "patches" and jigsaw["gamma"] != MAIN_GAMMA
+        return TABLE3.get(jigsaw.gamma)
+    other_ratio = jigsaw.shuffle == "patches" and jigsaw.gamma != MAIN_GAMMA
     return None if row is None or other_ratio else TABLE4[row]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.lock import locked
@@ -19,8 +20,12 @@ from mjp_privacy.training.examples import Examples, find_examples
 from mjp_privacy.training.file_batches import FileBatches
 from mjp_privacy.training.learner import build_mixup
 from mjp_privacy.training.memory_batches import MemoryBatches
+from mjp_privacy.training.network import check_initial
 from mjp_privacy.training.processes import World, join
+from mjp_privacy.training.snapshots import load_checkpoint
 from mjp_privacy.training.trainer import Batches, Trainer
+
+MOST_WORKERS = 256
 
 
 def train(
@@ -41,28 +46,26 @@ def train(
     data     class folders, a zip of them, or ImageNet's layout, which holds validation images too
     overlay  folder of another run, whose curves are drawn into the same picture
     """
-    if workers < 0:
-        raise UserError(f"--workers: expected 0 or more, got {workers}.")
+    if not 0 <= workers <= MOST_WORKERS:
+        raise UserError(f"--workers: expected 0 or more, got {workers} (at most {MOST_WORKERS}).")
     world = join(device, config.recipe.batch, pairs=build_mixup(config) is not None)
     beside = [Path(overlay)] if overlay else []
     try:
         check_runs(beside)
+        keep_apart(out, {"--data": data, "--val": val})
         folder = output_folder(Path(out))
         # All processes of a run work in one folder; the first one holds the lock for all.
         with locked(folder) if world.first else nullcontext():
+            check_initial(config)
             examples, held_out = find_examples(config, Path(data), Path(val) if val else None)
+            identity = _identity(config, examples, held_out)
+            load_checkpoint(folder, identity)  # a folder of another training, before any decoding
             batches = make_batches(config, examples, world, workers)
             validation = make_batches(config, held_out, world, workers) if held_out else None
             if deterministic:
                 _be_deterministic(world)
-            identity = _identity(config, examples, held_out)
             run = Trainer(config, batches, validation, folder, world, len(examples), identity)
             return run.fit(beside)
-    except OSError as error:
-        raise UserError(
-            f"--out {out}: could not write there ({error.strerror or error}). Files written before "
-            "are intact; free some space or grant write access, and run the same command again."
-        ) from error
     finally:
         world.leave()
 

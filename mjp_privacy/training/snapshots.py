@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from safetensors import SafetensorError
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from mjp_privacy.core.bounds import Whole
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
+from mjp_privacy.core.gate.json_files import json_value, typed
+from mjp_privacy.core.gate.tensor_files import TensorFile
+from mjp_privacy.core.gate.torch_files import read_torch_file
+from mjp_privacy.core.sealed import check_seal
 from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.core.version import commit
+from mjp_privacy.models.checkpoint_files import CHECKPOINT as WEIGHTS
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.processes import World
@@ -27,48 +34,65 @@ IDENTITY = {
 }
 """The parts of a run's identity besides its config, as error messages call them."""
 
-CHECKPOINT, MODEL = "checkpoint.pt", "model.safetensors"
+CHECKPOINT, MODEL, HALF = "checkpoint.pt", "model.safetensors", "model_float16.safetensors"
+
+
+STATE = FileKind(
+    f"the {CHECKPOINT} of an earlier run of this command, complete and as it was written",
+    "Give another --out, or remove that file to start anew.",
+    1 << 40,
+)
+Words = Annotated[str, Field(strict=True, max_length=1 << 20)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
+class _Head:
+    """What every checkpoint holds, of a training or a federation."""
+
+    config: Words
+    images: Words
+    validation: Words
+    initial: Words
+    step: Whole
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write checkpoint.pt; the previous one stays until the new one is complete."""
-    with _disk_errors_told(folder / CHECKPOINT):
-        write_atomically(folder / CHECKPOINT, lambda path: torch.save(state, path))
+    write_atomically(folder / CHECKPOINT, lambda path: torch.save(state, path), lasting=True)
 
 
-def load_checkpoint(folder: Path, identity: Mapping[str, str]) -> dict[str, Any] | None:
+def load_checkpoint(
+    folder: Path, identity: Mapping[str, str], *, without: Collection[str] = ()
+) -> dict[str, Any] | None:
     """The state of the run in this folder, or None if there is none.
 
     A run of another config or other images is an error.
+
+    without: fields of a stored config that decide nothing of the training
     """
     path = folder / CHECKPOINT
-    if not path.is_file():
+    if not is_there(path):
         return None
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise UserError(
-            f"{path.name} in --out cannot be read ({type(error).__name__}). Expected the "
-            "checkpoint of an earlier run; give another --out, or remove the file to start anew."
-        ) from error
-    if not {*identity, "step", "model", "optimizer"} <= set(state):
-        raise UserError(
-            f"{path.name} in --out is no checkpoint of this trainer. Expected an empty folder or "
-            "the folder of an earlier run; give another --out."
-        )
-    before, now = json.loads(state["config"]), json.loads(identity["config"])
+    state = read_torch_file(path, STATE, own=True)
+    head = typed(state, path, STATE, _Head)
+    before, now = json_value(head.config, path, STATE), json.loads(identity["config"])
+    if not isinstance(before, dict):
+        raise STATE.refusal(path, "a config without fields", "config")
+    before = {name: value for name, value in before.items() if name not in without}
     if before != now:
         raise UserError(
             f"--out holds a run of another config: {difference(before, now)}. Expected the same "
             "config; give another --out."
         )
     for key, what in IDENTITY.items():
-        if state[key] != identity[key]:
+        if getattr(head, key) != identity[key]:
             raise UserError(
                 f"--out holds a run with other {what} than this command: expected those that it "
                 "began with. Give the same, or another --out."
             )
-    return state
+    return dict(state)
 
 
 def made_with(world: World) -> dict[str, Any]:
@@ -91,20 +115,40 @@ def export_model(
     half: bool = False,
     name: str = MODEL,
 ) -> Path:
-    """Write the weights as safetensors; their metadata holds all that `load_model` needs as JSON.
+    """Write the weights as safetensors; their metadata holds all that `load_model` needs as JSON,
+    and the file its own digest.
 
     facts  further metadata
     half   store float16
     """
-    kind = torch.float16 if half else torch.float32
-    tensors: dict[str, Tensor] = {
-        key: value.detach().to("cpu", kind).contiguous() for key, value in model.named_parameters()
-    }
+    tensors = exported(model, half=half)
     metadata = {k: json.dumps(v) for k, v in {**_metadata(config), **facts}.items()}
     path = folder / name
-    with _disk_errors_told(path):
-        save_tensors(path, tensors, metadata)
+    save_tensors(path, tensors, metadata, sealed=True)
     return path
+
+
+def exported(model: MJPVisionTransformer, *, half: bool) -> dict[str, Tensor]:
+    """The parameters as a file of weights has them."""
+    kind = torch.float16 if half else torch.float32
+    return {
+        key: value.detach().to("cpu", kind).contiguous() for key, value in model.named_parameters()
+    }
+
+
+def export_fault(path: Path, model: MJPVisionTransformer, *, half: bool) -> str:
+    """Why a file that was exported is not the one of this model any more; empty if it is."""
+    try:
+        check_seal(path, WEIGHTS, needed=False)
+        stored = TensorFile(path, WEIGHTS).tensors()
+    except BadFile as error:
+        return error.got
+    parameters = exported(model, half=half)
+    same = stored.keys() == parameters.keys() and all(
+        tensor.dtype == stored[name].dtype and torch.equal(tensor, stored[name])
+        for name, tensor in parameters.items()
+    )
+    return "" if same else "other weights than those that were trained"
 
 
 def _metadata(config: TrainingConfig) -> dict[str, Any]:
@@ -135,18 +179,6 @@ def _trained_gamma(config: TrainingConfig) -> float | None:
     if config.jigsaw.shuffle == "patches":
         return config.jigsaw.gamma
     return None if config.jigsaw.shuffle != "none" or config.initial else 0.0
-
-
-@contextmanager
-def _disk_errors_told(path: Path) -> Iterator[None]:
-    """torch.save raises RuntimeError on a full disk."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise UserError(
-            f"Could not write {path.name} ({error}). The previous one is intact; free some space "
-            "on the disk and run the same command again."
-        ) from error
 
 
 def difference(before: Any, now: Any, place: str = "") -> str:

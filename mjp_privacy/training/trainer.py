@@ -22,10 +22,13 @@ from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.learner import Learner
 from mjp_privacy.training.optimization import learning_rate
 from mjp_privacy.training.processes import World
+from mjp_privacy.training.restored import resumed
 from mjp_privacy.training.running_means import Window
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
+    HALF,
     MODEL,
+    export_fault,
     export_model,
     load_checkpoint,
     made_with,
@@ -81,10 +84,9 @@ class Trainer:
     def fit(self, beside: Sequence[Path] = ()) -> Path:
         """Train to the end and export; `beside` are folders of runs to draw in the same picture."""
         self._resume()
-        finished = self.folder / MODEL
-        if self.step == self.steps and finished.is_file():
+        if self.step == self.steps and self.world.agreed(self._is_exported()):
             self.journal.say("finished already; nothing to do")
-            return finished
+            return self.folder / MODEL
         drawn_at = -math.inf
         while self.step < self.steps:
             self._train_epoch(self.step // self.steps_per_epoch)
@@ -171,8 +173,10 @@ class Trainer:
     def _resume(self) -> None:
         state = load_checkpoint(self.folder, self.identity)
         if state is not None:
-            self.learner.restore(state)
-            self.step, self.val_top1 = state["step"], state["val_top1"]
+            path = self.folder / CHECKPOINT
+            known = resumed(state, path, self.steps)
+            self.learner.restore(state, path)
+            self.step, self.val_top1 = known.step, known.val_top1
             self.made_with = state["made_with"]
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
         now = made_with(self.world)
@@ -181,6 +185,17 @@ class Trainer:
         self.world.wait()
         if self.world.first:
             self.journal.keep_until(self.step)
+
+    def _is_exported(self) -> bool:
+        """Whether the files of the finished weights are there as they were written; says which is
+        not. Only the first process looks."""
+        whole = True
+        for name, half in ((MODEL, False), (HALF, True)) if self.world.first else ():
+            trained: Any = self.learner.trained
+            if fault := export_fault(self.folder / name, trained, half=half):
+                whole = False
+                self.journal.say(f"{name}: {fault}; it is made again from {CHECKPOINT}")
+        return whole
 
     def _export(self) -> Path:
         facts = {
@@ -200,7 +215,7 @@ class Trainer:
                 self.config,
                 facts,
                 half=True,
-                name="model_float16.safetensors",
+                name=HALF,
             )
         self.world.wait()
         return path

@@ -11,6 +11,7 @@ from attacks.equations.completion import FieldEnergy, complete, complete_patchwi
 from attacks.equations.span import Knowledge
 from attacks.prior import stationary_prior
 from mjp_privacy.interfaces import Pixels
+from mjp_privacy.models.jigsaw import to_patches
 
 SIZE, PATCH = 8, 4
 PIXELS = Pixels(SIZE, (0.4, 0.5, 0.6), (0.5, 0.5, 0.5))
@@ -42,6 +43,17 @@ def test_the_force_is_a_symmetric_positive_matrix_whose_inverse_is_the_fields_co
     spectrum = prior.field_spectrum(SIZE, PIXELS)
     total = float(spectrum.diagonal(dim1=-2, dim2=-1).sum())  # the basis is orthonormal
     assert torch.linalg.inv(matrix).trace() == pytest.approx(total, rel=1e-4)
+
+
+def test_the_force_weighs_the_coefficients_of_the_cosines() -> None:
+    """Analysed with the cosines of the prior's own basis, weighed, put together again."""
+    field = energy()
+    picture = torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(1)).double()
+    coefficients = field.basis @ picture @ field.basis.mT
+    weighed = torch.einsum("cdij,dij->cij", field.precision, coefficients)
+    expected = to_patches(field.basis.mT @ weighed @ field.basis, PATCH)
+    found = field.force(to_patches(picture, PATCH))
+    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-9 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("open_directions", [1, 5, 20])

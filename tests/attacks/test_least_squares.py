@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.equations.least_squares import condition_and_rank, minimum_norm_solve
+from attacks.equations.least_squares import condition_and_rank, minimum_norm_solve, pseudo_inverse
 
 
 def systems(rows: int, condition: float, number: int = 3) -> tuple[Tensor, Tensor]:
@@ -82,3 +82,27 @@ def test_the_number_of_threads_and_of_systems_changes_no_bit() -> None:
     assert torch.equal(*solutions)
     assert torch.equal(solutions[0][4], minimum_norm_solve(a[4:5], b[4:5])[0][0])
     assert minimum_norm_solve(a[:0], b[:0])[0].shape == (0, 20, 5)
+
+
+EPS = torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_counts_as_zero_grows_with_the_longer_side(transposed: bool) -> None:
+    """Of 2 x 1000, singular values 1 and 100 eps: gelsd's bound is 1000 eps."""
+    matrix = torch.zeros(2, 1000).double()
+    matrix[0, 0], matrix[1, 1] = 1.0, 100 * EPS
+    matrix = matrix.mT if transposed else matrix
+    inverse = pseudo_inverse(matrix)
+    assert inverse.sum() == pytest.approx(1.0)
+    matrix[1, 1] = 2000 * EPS
+    assert pseudo_inverse(matrix).max() == pytest.approx(1 / (2000 * EPS))
+
+
+@pytest.mark.parametrize(("small", "counts"), [(0.5, False), (1.0, False), (2.0, True)])
+def test_a_singular_value_must_exceed_the_bound(small: float, counts: bool) -> None:
+    a = torch.diag(torch.tensor([1.0, small * 4 * EPS, 1.0, 1.0]).double())[None]
+    z, _ = minimum_norm_solve(a, torch.ones(1, 4, 1).double())
+    assert z[0, :, 0].tolist() == pytest.approx(
+        [1.0, 1 / (small * 4 * EPS) if counts else 0.0, 1.0, 1.0]
+    )

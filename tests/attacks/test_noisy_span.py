@@ -11,7 +11,7 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.equations import noisy_span
 from attacks.equations.noisy_span import most_probable
-from attacks.equations.noisy_upload import NoisyUpload, noisy_upload
+from attacks.equations.noisy_upload import LEAK, NoisyUpload, noisy_upload
 from attacks.equations.patch_system import located, patch_system
 from attacks.prior import find_prior
 from mjp_privacy.client.config import ClientConfig
@@ -56,13 +56,14 @@ def noisy_uploads(setting: str) -> tuple[NoisyUpload, Tensor, Tensor]:
     return noisy_upload(update, system, 0, mean, covariance), mean, covariance
 
 
-@pytest.mark.parametrize("setting", ["a", "c"])
+@pytest.mark.parametrize(("setting", "contrast"), [("a", 1.0), ("c", 1.0), ("c", 1e-4)])
 def test_the_solution_is_that_of_the_dense_system(
-    setting: str, monkeypatch: pytest.MonkeyPatch
+    setting: str, contrast: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(noisy_span, "PASSES", 0)
     monkeypatch.setattr(noisy_span, "TOLERANCE", 1e-12)
     upload, mean, covariance = noisy_uploads(setting)
+    covariance = contrast * covariance
     found = most_probable([upload], mean, covariance, None)
     patches, length = found.shape
     weight = covariance + noisy_span.JITTER * covariance.diagonal().mean() * torch.eye(length)
@@ -71,7 +72,7 @@ def test_the_solution_is_that_of_the_dense_system(
     dense = torch.stack([force.flatten() for force in forces], dim=1)
     right = upload.pull() + mean.expand_as(found) @ torch.linalg.inv(weight)
     wanted = torch.linalg.solve(dense, right.flatten()).view_as(found)
-    assert torch.allclose(found, wanted, atol=1e-5)
+    assert torch.allclose(found, wanted, atol=1e-5 * contrast**0.5)
 
 
 def test_rows_beside_a_guess_are_those_of_dense_conditioning() -> None:
@@ -121,3 +122,69 @@ def test_an_upload_of_next_to_nothing_gives_a_picture(name: str, share: float) -
     assert psnr(found.images, planted_images()).min() > 8  # type: ignore[arg-type]
     if name != "pixel_lattice":
         assert found.diagnostics["open_directions"].isnan().all()
+
+
+def test_a_leaks_weight_is_told_by_noise_in_the_directions_off_the_rows() -> None:
+    upload, _, _ = noisy_uploads("c")
+    width, length = upload.total.shape
+    free = width - int((~upload.hidden).sum())
+    assert 0 < free < width
+    error = upload.error
+    deviation = (error.total + error.rows * len(upload.hidden) * error.energy) ** 0.5
+    edge = deviation * (free**0.5 + length**0.5)
+    assert len(upload.leak.basis)
+    wanted = 1 - LEAK * (edge / upload.leak.strengths).square()
+    assert torch.allclose(upload.leak.weights, wanted, rtol=1e-6)
+
+
+# conjugate gradients ------------------------------------------------------------------------------
+
+
+def steps_and_residual(scale: float) -> tuple[int, float]:
+    """How often the matrix was applied, and the share of the residual that is left."""
+    draws = torch.Generator().manual_seed(4)
+    square = torch.randn(40, 40, generator=draws).double()
+    matrix = square @ square.mT + torch.eye(40)
+    wanted = scale * torch.randn(40, 1, generator=draws).double()
+    asked = []
+
+    def apply(x: Tensor) -> Tensor:
+        asked.append(x)
+        return matrix @ x
+
+    found = noisy_span._conjugate_gradients(apply, wanted, lambda x: x, None)
+    return len(asked), float((matrix @ found - wanted).norm() / wanted.norm())
+
+
+def test_it_stops_at_the_tolerance_whatever_the_scale() -> None:
+    steps, left = steps_and_residual(1.0)
+    assert noisy_span.TOLERANCE / 1e3 < left <= noisy_span.TOLERANCE
+    for scale in (1e-5, 1e5):
+        others, remaining = steps_and_residual(scale)
+        assert abs(others - steps) <= 1  # rounding
+        assert remaining <= noisy_span.TOLERANCE
+
+
+def test_where_no_step_is_possible_the_last_guess_is_the_answer() -> None:
+    wanted, guess = torch.ones(5, 2).double(), torch.full((5, 2), 3.0).double()
+    for start, expected in ((None, 0.0), (guess, 3.0)):
+        found = noisy_span._conjugate_gradients(torch.zeros_like, wanted, lambda x: x, start)
+        assert torch.equal(found, torch.full_like(wanted, expected))
+
+
+def test_a_guess_that_is_worse_than_nothing_is_not_begun_with() -> None:
+    """Of x² / 2 - x, whose least value is at 1: at 1.9 it is below 0, at 2.1 above."""
+    begun: list[float] = []
+
+    def apply(x: Tensor) -> Tensor:
+        begun.append(float(x[0, 0]))
+        return x
+
+    wanted = torch.ones(1, 1).double()
+    for guess, first_direction in ((1.9, -0.9), (2.1, 1.0)):
+        begun.clear()
+        found = noisy_span._conjugate_gradients(
+            apply, wanted, lambda x: x, torch.full((1, 1), guess).double()
+        )
+        assert found.item() == pytest.approx(1.0)
+        assert begun[1] == pytest.approx(first_direction)

@@ -13,6 +13,7 @@ from attacks.equations.names import PATCH, TABLE
 from attacks.equations.patch_system import (
     drowned_rows,
     patch_system,
+    weights,
     zero_rows,
 )
 from attacks.equations.requirements import lacks_gradients
@@ -203,3 +204,17 @@ def test_masks_are_found_in_a_clients_own_noise(strength: float) -> None:
     update = noisy_upload(view.updates[0], strength, ["0", "1", "2", "3"], seed=0)
     sent = replace(view, updates=[update])
     assert torch.equal(patch_system(sent, update).hidden, inputs.mask)
+
+
+def test_weights_are_those_that_came_with_the_upload_else_the_models() -> None:
+    view, _ = view_of(planted_model(), "a")
+    update, own = view.updates[0], dict(view.model.named_parameters())
+    assert weights(view, update).keys() == own.keys()
+    found = weights(view, update, [TABLE, "unk_embed"])
+    assert list(found) == [TABLE]  # this model has no unknown embedding
+    assert torch.equal(found[TABLE], own[TABLE])
+    assert not found[TABLE].requires_grad
+    sent = replace(update, weights_before={TABLE: own[TABLE].detach() + 1})
+    assert weights(view, sent) is sent.weights_before
+    assert list(weights(view, sent, [PATCH, TABLE])) == [TABLE]
+    assert torch.equal(weights(view, sent, [TABLE])[TABLE], own[TABLE] + 1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,11 +133,13 @@ def test_shipped_priors_are_small() -> None:
 def test_the_command_fits_and_the_file_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
     for index, image in enumerate(load_images("embedded", size=64, limit=12)):
         array = (image.image * 255).byte().permute(1, 2, 0).numpy()
-        Image.fromarray(array).save(tmp_path / f"{index}.png")
+        Image.fromarray(array).save(images / f"{index}.png")
     out = tmp_path / "fitted.safetensors"
-    options = ["--images", str(tmp_path), "--patch", "4", "--size", "64", "--out", str(out)]
+    options = ["--images", str(images), "--patch", "4", "--size", "64", "--out", str(out)]
     assert main(["fit-prior", *options]) == 0
     assert "fitted from 12 pictures at 64×64" in capsys.readouterr().out
     prior = find_prior(str(out), patch=4, size=64)
@@ -144,8 +149,11 @@ def test_the_command_fits_and_the_file_is_found(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--patch", "1"], "at least 2 pixels, got 1"),
+        (["--patch", "1"], "at least 2 pixels and at most 48, got 1"),
+        (["--patch", "1000000000"], "at most 48, got 1000000000"),
         (["--size", "30"], "multiple of the patch's 4 pixels, got 30"),
+        (["--size", "4000000000"], "got 4000000000 (at most 2048)"),
+        (["--limit", "0"], "--limit: expected 1 picture or more, got 0"),
         (["--out", "x.pt"], "ends in .safetensors"),
         (["--images", "nowhere"], "nowhere"),
         (["--limit", "1"], "needs at least 192 patches, got"),
@@ -200,23 +208,83 @@ def test_unknown_priors_and_other_files_are_told(tmp_path: Path) -> None:
         find_prior("somewhere.safetensors", patch=16, size=192)
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"no safetensors")
-    with pytest.raises(UserError, match="is not a prior"):
+    with pytest.raises(UserError, match="expected a prior written by `mjp fit-prior`"):
         load_prior(other)
 
 
-@pytest.mark.parametrize("spoiled", ["no patch", "patch in words", "short covariance", "absent"])
-def test_a_file_that_only_looks_like_a_prior_is_refused(tmp_path: Path, spoiled: str) -> None:
-    """Nothing inside a file ends in a traceback."""
+def _spoiled(name: str, change: Any) -> Any:
+    def spoil(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+        tensors[name] = change(tensors[name].clone())
+
+    return spoil
+
+
+def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.view(-1)[0] = math.nan
+    return tensor
+
+
+def _lopsided(spectrum: torch.Tensor) -> torch.Tensor:
+    spectrum[:, 0, 1] *= 1.1
+    return spectrum
+
+
+PATCH = "Input should be"
+SPOILED: list[tuple[Any, str]] = [
+    (lambda t, m: m.pop("patch"), "patch: this field is needed"),
+    (lambda t, m: m.update(patch="seven"), f"patch: {PATCH} a valid integer"),
+    (lambda t, m: m.update(patch="1"), f"patch: {PATCH} greater than or equal to 2"),
+    (lambda t, m: m.update(patch="1000000000"), f"patch: {PATCH} less than or equal to 48"),
+    (lambda t, m: m.update(patch="8"), "the shape (147,) where patches of 8×8 need (192,)"),
+    (lambda t, m: m.update(description="x" * 501), "description: String should have at most 500"),
+    (lambda t, m: t.pop("spectrum"), "no tensor spectrum"),
+    (lambda t, m: t.clear(), "no tensor mean, frequencies"),
+    (_spoiled("patch_covariance", lambda x: x[:-1]), "patch_covariance: expected a prior"),
+    (_spoiled("patch_covariance", torch.neg), "an eigenvalue below 0, as no covariance has"),
+    (_spoiled("patch_covariance", torch.zeros_like), "an eigenvalue below 0"),
+    (_spoiled("patch_covariance", _not_finite), "1 of 10878 numbers that are NaN or infinite"),
+    (_spoiled("spectrum", lambda x: x[:, :, :0]), "spectrum: expected a prior"),
+    (_spoiled("spectrum", torch.neg), "as no covariance has"),
+    (_spoiled("spectrum", _lopsided), "matrices that are not symmetric"),
+    (_spoiled("spectrum", lambda x: x.int()), "entries of type I32 where F64, F32, F16, BF16"),
+    (_spoiled("frequencies", lambda x: x.flip(0)), "numbers that do not ascend from above 0"),
+    (_spoiled("frequencies", lambda x: x - 1), "numbers that do not ascend from above 0"),
+    (_spoiled("frequencies", lambda x: x[:1]), "frequencies: expected a prior"),
+    (_spoiled("frequencies", lambda x: x[0]), "the shape ()"),
+    (_spoiled("mean", lambda x: x[:2]), "the shape (2,)"),
+    (_spoiled("mean", _not_finite), "1 of 3 numbers that are NaN or infinite"),
+    (_spoiled("patch_mean", lambda x: x[None]), "the shape (1, 147)"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILED)
+def test_a_file_that_only_looks_like_a_prior_is_refused(
+    tmp_path: Path, spoil: Any, message: str
+) -> None:
     shipped = Path(prior_files.SHIPPED) / "patch7.safetensors"
     tensors, metadata = load_file(shipped), {"patch": "7", "description": "x"}
-    if spoiled == "no patch":
-        del metadata["patch"]
-    elif spoiled == "patch in words":
-        metadata["patch"] = "seven"
-    elif spoiled == "short covariance":
-        tensors["patch_covariance"] = tensors["patch_covariance"][:-1]
-    else:
-        del tensors["spectrum"]
-    save_tensors(tmp_path / "spoiled.safetensors", tensors, metadata)
-    with pytest.raises(UserError, match=r"spoiled\.safetensors is not a prior"):
-        load_prior(tmp_path / "spoiled.safetensors")
+    spoil(tensors, metadata)
+    path = tmp_path / "spoiled.safetensors"
+    save_tensors(path, {n: t.contiguous() for n, t in tensors.items()}, metadata)
+    with pytest.raises(UserError) as caught:
+        load_prior(path)
+    assert message in str(caught.value)
+    assert "spoiled.safetensors" in str(caught.value)
+    assert "Fit it again: mjp fit-prior --images DIR --patch P" in str(caught.value)
+
+
+def test_a_damaged_prior_is_refused_or_read_whole(tmp_path: Path) -> None:
+    """Cut off anywhere, or with a flipped bit anywhere in its header."""
+    good = (Path(prior_files.SHIPPED) / "patch7.safetensors").read_bytes()
+    header = 8 + int.from_bytes(good[:8], "little")
+    draw = random.Random(0)
+    path = tmp_path / "damaged.safetensors"
+    for _ in range(60):
+        path.write_bytes(good[: draw.randrange(len(good))])
+        with pytest.raises(UserError, match=r"damaged\.safetensors"):
+            load_prior(path)
+        changed = bytearray(good)
+        changed[draw.randrange(header)] ^= 1 << draw.randrange(8)
+        path.write_bytes(changed)
+        with contextlib.suppress(UserError):
+            assert load_prior(path).patch_size is not None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
 from attacks.equations.patch_system import PatchSystem
-from attacks.equations.span import Knowledge, combine, upload_span
+from attacks.equations.span import Knowledge, combine, noise_edge, upload_span
 
 N, D, P = 10, 16, 30
 
@@ -99,3 +100,20 @@ def test_as_many_visible_patches_as_the_model_is_wide_are_all_known() -> None:
     knowledge = combine([upload_span(upload, 0)])
     assert knowledge.basis.shape == (0, P)
     assert torch.allclose(knowledge.known, x, atol=1e-8)
+
+
+def test_just_enough_free_directions_hold_the_hidden_patches() -> None:
+    """As wide as there are patches: what the visible rows leave free is as much as is hidden."""
+    x, rows, hidden = draw(N, P, seed=22), draw(N, N, seed=23), [2, 5, 9]
+    mask = torch.zeros(1, N, dtype=torch.bool)
+    mask[0, hidden] = True
+    seen = torch.where(mask.unsqueeze(-1), 0.0, rows[None])
+    knowledge = combine([upload_span(PatchSystem(seen, (rows.mT @ x)[None], mask), 0)])
+    assert len(knowledge.basis) == 3
+    holds(knowledge, x)
+
+
+def test_noise_reaches_the_edge_of_its_singular_values() -> None:
+    noise = 0.3 * draw(300, 200, seed=24)
+    strongest = torch.linalg.svdvals(noise)[0]
+    assert noise_edge(0.3, 300, 200) == pytest.approx(float(strongest), rel=0.03)

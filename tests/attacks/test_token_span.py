@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attacks.equations import tokens
 from attacks.equations.names import PATCH, QKV
 from attacks.equations.patch_system import patch_system
 from attacks.equations.span import upload_span
-from attacks.equations.tokens import refine, token_equations
+from attacks.equations.tokens import TokenEquations, refine, token_equations
 from attacks.token_span import TokenSpan
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.metrics.pixel import psnr
@@ -33,6 +34,10 @@ def found_by(width: dict[str, int], setting: str = "a", **model: object) -> torc
 
 def test_a_frozen_position_table_hides_nothing_from_a_wide_model() -> None:
     assert found_by(ENOUGH).min() > 90
+
+
+def test_patches_that_are_longer_than_they_are_many_lie_in_a_span_of_their_number() -> None:
+    assert found_by({"patch_size": 8, **ENOUGH}).min() > 90
 
 
 def test_too_few_equations_leave_directions_to_the_prior() -> None:
@@ -106,3 +111,57 @@ def test_a_missing_gradient_is_named() -> None:
     grads = {PATCH: view.updates[0].grads[PATCH]}
     lacking = replace(view, updates=[replace(view.updates[0], grads=grads)])
     assert f"no gradient of {QKV}" in str(TokenSpan().unsupported(lacking))
+
+
+def test_another_norm_in_block_0_is_refused() -> None:
+    view, _ = planted_view(planted_model(**ENOUGH), TokenSpan(), "a")
+    view.model.blocks[0].norm1 = torch.nn.Identity()
+    assert "block 0 has no LayerNorm" in str(TokenSpan().unsupported(view))
+
+
+# whether the equations are believed ---------------------------------------------------------------
+
+
+def told(error: float, noise: float = 0.0) -> TokenEquations:
+    empty = torch.zeros(0).double()
+    return TokenEquations(empty, empty, empty, empty, None, error=error, noise=noise)
+
+
+def test_equations_are_believed_where_they_explain_the_visible_patches() -> None:
+    """Three unknowns, of which the last is 2e-5 of the first: weak, or rounding."""
+    matrix = torch.zeros(5, 3).double()
+    matrix[0, 0], matrix[1, 1], matrix[2, 2] = 1.0, 1e-3, 2e-5
+    right = torch.zeros(5, 4).double()
+    right[2] = 1.0  # within reach of the weakest direction alone
+    assert tokens._trusted(matrix, right, told(error=2e-5 / 3 / 1.1))
+    assert not tokens._trusted(matrix, right, told(error=2e-5 / 3 * 1.1))
+    right[4] = 1.0  # out of reach
+    assert not tokens._trusted(matrix, right, told(error=1e-9))
+
+
+def test_with_no_equation_to_spare_the_noise_decides() -> None:
+    square, right = torch.eye(3).double(), torch.ones(3, 4).double()
+    for checked in (right, torch.ones(3, 0).double()):
+        assert tokens._trusted(square, checked, told(1e-9, noise=0.04))
+        assert not tokens._trusted(square, checked, told(1e-9, noise=0.06))
+    out_of_reach = torch.ones(4, 4).double()
+    tall = torch.cat([square, torch.zeros(1, 3).double()])
+    assert not tokens._trusted(tall, out_of_reach, told(1e-9, noise=0.04))
+
+
+def test_a_misfit_is_at_least_the_noise_of_a_mean_right_side() -> None:
+    matrix = torch.eye(4, 2).double()
+    right = torch.tensor([[3.0, 0, 0], [4.0, 6, 0], [0, 0, 0.0], [0, 0, 7.0]]).double()
+    found = tokens._misfit(matrix, right, error=1e-3)
+    assert found.tolist() == pytest.approx([0.018, 0.018, 7.0])  # 3 · 1e-3 · (5 + 6 + 7) / 3
+
+
+def test_directions_without_a_singular_value_stay_open() -> None:
+    matrix = torch.zeros(3, 3).double()
+    matrix[0, 0], matrix[1, 1] = 2.0, 1e-8
+    right = torch.tensor([[4.0], [1e-8], [5.0]]).double()
+    for error, open_directions in ((0.0, 1), (1e-9, 1), (1e-8, 2)):
+        solved, still_open = tokens._solve(matrix, right, error)
+        assert len(still_open) == open_directions
+        expected = [2.0, 1.0 if open_directions == 1 else 0.0, 0.0]
+        assert solved[0].tolist() == pytest.approx(expected)

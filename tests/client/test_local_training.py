@@ -173,8 +173,8 @@ def test_inputs_that_do_not_fit_are_named() -> None:
         ({"steps": 2}, "client.steps: expected upload: weight_difference, got upload: gradient"),
         ({"optimizer": "adamw"}, "client.optimizer: expected upload: weight_difference"),
         ({"momentum": 0.9}, "client.momentum: expected upload: weight_difference"),
-        ({"steps": 0}, "client.steps: expected 1 to 999999 local steps, got 0"),
-        ({"momentum": 1.0}, "client.momentum: expected 0 or more, and less than 1"),
+        ({"steps": 0}, "client.steps: Input should be greater than or equal to 1; got 0"),
+        ({"momentum": 1.0}, "client.momentum: Input should be less than 1; got 1.0"),
         ({"optimizer": "adam"}, "client.optimizer: Input should be 'sgd' or 'adamw'"),
         (
             {"upload": "weight_difference", "optimizer": "adamw", "momentum": 0.9},

@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from mjp_privacy.data import (
     load_images,
     open_images,
     spread_subset,
+    zip_files,
 )
 from tests.helpers.image_files import make_images, zipped
 
@@ -115,7 +117,9 @@ def test_paths_that_hold_no_images(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"x")
     assert "Expected a folder or a zip of images, got the file" in error_of(tmp_path / "x.tar")
     (tmp_path / "x.zip").write_bytes(b"PK")
-    assert "not a readable zip" in error_of(tmp_path / "x.zip")
+    message = error_of(tmp_path / "x.zip")
+    assert "expected a readable zip of images; got what cannot be read (BadZipFile" in message
+    assert "Make or copy it again." in message
 
 
 @pytest.mark.parametrize("name", ["/a.png", "../a.png", "x/../a.png", "C:/a.png", "x\\a.png"])
@@ -136,9 +140,16 @@ def test_damaged_and_encrypted_entries(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="damaged inside the zip"):
         source.decode(source.records[0])
     assert source.decode(source.records[1]).size == (8, 8)
-    content[content.index(b"PK\x01\x02") + 8] |= 1
+    first = content.index(b"PK\x01\x02")
+    content[first + 8] |= 1
     path.write_bytes(content)
-    assert "encrypted" in error_of(path)
+    source = open_images(path)
+    with pytest.raises(ImageError, match="encrypted inside the zip; make the zip again without"):
+        source.decode(source.records[0])
+    assert source.decode(source.records[1]).size == (8, 8)
+    content[content.index(b"PK\x01\x02", first + 1) + 8] |= 1
+    path.write_bytes(content)
+    assert "got one with encrypted content, and no password can be given" in error_of(path)
 
 
 @pytest.mark.parametrize("as_zip", [False, True])
@@ -146,19 +157,13 @@ def test_huge_files_are_not_read(
     tmp_path: Path, as_zip: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_images(tmp_path / "in", ["a.png"])
+    with (folder / "a.png").open("ab") as file:
+        file.write(b"x" * (1 << 20))
     source = open_images(zipped(folder) if as_zip else folder)
-    monkeypatch.setattr(files, "MAX_BYTES", 10)
-    with pytest.raises(ImageError, match="larger than"):
+    monkeypatch.setattr(zip_files, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "IMAGE_FILE", replace(files.IMAGE_FILE, max_bytes=1 << 20))
+    with pytest.raises(ImageError, match=r"larger than 1 MiB|more than 1(.0)? MiB"):
         source.read_bytes(source.records[0])
-
-
-def test_names_that_are_not_unicode(tmp_path: Path) -> None:
-    folder = make_images(tmp_path / "in", ["a.png"])
-    try:
-        Path(os.fsdecode(os.fsencode(folder) + b"/\xff.png")).write_bytes(b"x")
-    except OSError:
-        pytest.skip("this file system takes UTF-8 names only")
-    assert "not UTF-8" in error_of(folder)
 
 
 def test_unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

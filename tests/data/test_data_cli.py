@@ -169,7 +169,7 @@ def test_errors_of_the_user(
         (folder, "flat/a.png", [], "got the file"),
         (folder, "in/out", [], "lies inside --from"),
         (tmp_path / "inn", "out", [], "Did you mean"),
-        (folder, "flat/a.png/out", [], "Cannot write"),
+        (folder, "flat/a.png/out", [], "expected a folder, or a place where one can be made"),
     ]:
         assert run(source, tmp_path / out, *options) == 2
         printed = capsys.readouterr().err
@@ -189,7 +189,21 @@ def test_nothing_is_left_after_a_failed_copy(
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
+    assert run(folder, tmp_path / "out") == 74
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_copy_that_is_not_the_image_is_no_sample(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As on a disk that takes `A.png` and `a.png` for one name."""
+    write = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", lambda path, content: write(path, content[:-1]))
     assert run(folder, tmp_path / "out") == 2
+    assert "is not the image: the disk of the sample changed it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

@@ -181,7 +181,8 @@ def test_rows_of_other_images_are_no_harm(flat: Path, tmp_path: Path) -> None:
         ("file,label\na.png,1\na.png,2\n", "gives a.png twice, with the labels 1 and 2"),
         ("file,label\na.png,cat\n", "line 2: expected a label that is a class index"),
         ("file,label\na.png,-1\n", "got '-1'"),
-        ("file,label\na.png\n", "got ''"),
+        ("file,label\na.png,\n", "got ''"),
+        ("file,label\na.png\n", "line 2: expected a label file; got 1 cells under 2 columns"),
         ("file,label\n,1\n", "line 2: expected the name of an image"),
         ("file,label\na.png,n00000001\n", "line 2: expected one of the 1000 synsets"),
         ("file,label\n", "names none of the 3 images: its 0 names"),
@@ -196,7 +197,7 @@ def test_wrong_csv(flat: Path, tmp_path: Path, text: str, expected: str) -> None
 def test_unreadable_label_files(flat: Path, tmp_path: Path) -> None:
     write(tmp_path / "labels.csv", "file,label\n")
     assert f"Did you mean {tmp_path / 'labels.csv'}?" in error_of(flat, tmp_path / "label.csv")
-    assert "Expected a label file" in error_of(flat, tmp_path)
+    assert "expected a label file; got a folder" in error_of(flat, tmp_path)
     (tmp_path / "latin.csv").write_bytes(b"file,label\n\xe9.png,1\n")
     assert "not UTF-8" in error_of(flat, tmp_path / "latin.csv")
 

@@ -158,7 +158,9 @@ def test_what_is_finished_is_known_from_parts(store: RunStore) -> None:
     assert finished.codes() == {"c0", "c1"}
     moved = Finished(store, again=True).state("cell", block, "c0")
     assert moved.elsewhere == {0: frozenset({"b1"})}
-    store.drop_rows("cell", 0, ["b1"])  # its file is gone; its new rows will count before the part
+    store.drop_images(
+        "cell", 0, ["b1"]
+    )  # its file is gone; its new rows will count before the part
 
 
 def test_of_an_image_in_two_blocks_the_later_rows_count_as_a_whole(tmp_path: Path) -> None:
@@ -241,8 +243,8 @@ def test_a_file_that_somebody_wrote_meanwhile_is_kept(
 
     write = compaction.write_part
 
-    def writes_late(path: Path, pieces: Any) -> None:
-        write(path, pieces)
+    def writes_late(path: Path, *pieces: Any) -> None:
+        write(path, *pieces)
         store.write_rows("cell", 1, block_rows({"a2": 9.0, "c": 9.0}))
 
     monkeypatch.setattr(compaction, "write_part", writes_late)
@@ -257,3 +259,16 @@ def test_a_file_with_an_image_twice_is_not_compacted(store: RunStore) -> None:
     with pytest.raises(ValueError, match="holds an image twice"):
         compact_cell(store, "cell", fewest_files=1)
     assert len(files(store)) == 4
+
+
+def test_images_that_are_kept_in_a_part_keep_their_rows_together(store: RunStore) -> None:
+    """As --keep leaves a block that is done again: one of its images keeps its rows in the part."""
+    compact_cell(store, "cell", fewest_files=1)
+    store.merge_rows("cell", 1, [block_rows({"c": 5.0, "new": 6.0})], ["a2", "c", "new"])
+    for _ in range(2):  # two files of one block, and then one part of both
+        images = store.read_rows("cell")["image_id"].tolist()
+        assert images == [image for image in dict.fromkeys(images) for _ in METRICS][: len(images)]
+        assert {*images} == {"b1", "a1", "a2", "c", "new", "d"}
+        assert psnr(store)["c"] == 5.0
+        compact_cell(store, "cell", fewest_files=1)
+    assert files(store) == ["part-00001.parquet"]

@@ -145,7 +145,10 @@ def test_an_experiment_is_frozen_and_checked_again() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         experiment.seed = 1  # type: ignore[misc]
     assert load_experiment(experiment) is experiment
-    assert "block" in mistake(dataclasses.replace(experiment, block=0))
+    assert "grid: expected at least one entry" in mistake(dataclasses.replace(experiment, grid=()))
+    with pytest.raises(UserError, match="Experiment has 1 mistake") as caught:
+        dataclasses.replace(experiment, block=0)
+    assert "block: Input should be greater than or equal to 1; got 0" in str(caught.value)
 
 
 # mistakes -----------------------------------------------------------------------------------------
@@ -182,7 +185,7 @@ def test_an_experiment_is_frozen_and_checked_again() -> None:
         (small(seed=0.5), "seed: Input should be a valid integer"),
         (small(name=5), "name: Input should be a valid string"),
         (small(models=["plain"]), "models: Input should be a valid dictionary"),
-        (small(models={"plain": None}), "models.plain: Input should be a dictionary"),
+        (small(models={"plain": None}), "models.plain: Input should be named fields"),
         (small(models={1: {}}), "models.1"),
         (small(client={"mode": "test"}), "client.mode: Input should be 'eval' or 'train'"),
         (small(models={"plain": {"mean": "half"}}), "models.plain.mean"),
@@ -201,10 +204,19 @@ def test_an_experiment_is_frozen_and_checked_again() -> None:
         (entry(gammas=[]), "grid.0.gammas: expected at least one entry"),
         (entry(attacks=[]), "grid.0.attacks: expected at least one entry"),
         (small(models={"plain": {"trained_gamma": float("nan")}}), "plain.trained_gamma: "),
-        (small(client={"dal_lambda": float("nan")}), "client.dal_lambda: expected 0 or"),
-        (small(client={"dal_lambda": -1}), "client.dal_lambda: expected 0 or"),
-        (small(block=0), "block: expected at least 1, got 0"),
-        (small(client={"batch": 0}), "client.batch: expected at least 1, got 0"),
+        (
+            small(client={"dal_lambda": float("nan")}),
+            "client.dal_lambda: Input should be a finite number; got nan",
+        ),
+        (
+            small(client={"dal_lambda": -1}),
+            "client.dal_lambda: Input should be greater than or equal to 0; got -1",
+        ),
+        (small(block=0), "block: Input should be greater than or equal to 1; got 0"),
+        (
+            small(client={"batch": 0}),
+            "client.batch: Input should be greater than or equal to 1; got 0",
+        ),
         (small(block=20, client={"batch": 3}), "a multiple of client.batch (3), got 20"),
         ({1: 2}, "mistake"),
     ],
@@ -261,11 +273,11 @@ def written(folder: Path, content: str | bytes) -> Path:
         ("just words", "got str"),
         ("name: [x\n", "not valid YAML"),
         ("name: x\n---\nname: y\n", "not valid YAML"),
-        (b"name: \xff\xfe\n", "not valid YAML"),
+        (b"name: \xff\xfe\n", "what cannot be read (UnicodeDecodeError"),
         ("name: x\nseed: 2024-13-45\n", "not valid YAML"),
         ("name: x\nname: y\n", "line 2: 'name' is given twice"),
         ("models:\n  A: {}\n  B: {}\n  A: {}\n", "line 4: 'A' is given twice"),
-        ("name: x\nmodels: &a\n  A: *a\n", "mistake"),
+        ("name: x\nmodels: &a\n  A: *a\n", "an anchor that holds itself"),
     ],
 )
 def test_a_file_that_is_no_config(tmp_path: Path, content: str | bytes, said: str) -> None:

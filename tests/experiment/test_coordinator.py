@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mjp_privacy.core.errors import StorageError
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.engines.coordinator import Coordinator, TaskLost
 from mjp_privacy.experiment.engines.worker import do_task
@@ -69,6 +70,34 @@ def says(job: Job, task: Task, start: int, *messages: Message) -> Happening:
 
 def loses(*tasks: Task) -> Happening:
     return lambda: [(task, "its worker died") for task in tasks]
+
+
+def test_a_worker_without_a_disk_ends_the_run(job: Job) -> None:
+    task = Task(0, 0)
+    full = TaskEnded("RUN/rows/a.parquet cannot be written (no space left on device)", 28)
+    engine = Played([says(job, task, 1, full)])
+    with pytest.raises(StorageError, match=r"a\.parquet cannot be written \(no space.*Free some"):
+        heard(job, engine, [task, Task(0, 1)])
+    assert engine.closed
+
+
+def test_a_worker_that_could_not_say_so_has_its_disk_tried(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device", str(path))
+
+    task = Task(0, 0)
+
+    def fills() -> Sequence[tuple[Task, str]]:
+        monkeypatch.setattr(Path, "write_bytes", refused)
+        return [(task, "worker 0 ended with code 1")]
+
+    engine = Played([fills])
+    with pytest.raises(StorageError, match=r"cannot be written \(no space left on device\)"):
+        heard(job, engine, [task])
+    assert engine.closed
+    assert engine.given == [[task]]  # and not once more
 
 
 def heard(job: Job, engine: Played, tasks: Sequence[Task]) -> list[Message | TaskLost]:

@@ -145,7 +145,7 @@ def test_a_worker_that_cannot_be_started_is_told(
     assert line.startswith("ViT, block 0: worker 0 could not be started: [Errno 2] No such file")
 
 
-def test_an_error_that_is_a_bug_ends_its_block_alone(
+def test_an_error_that_is_a_bug_is_the_row_of_its_image_alone(
     nine_photographs: Path,
     here: Path,
     tmp_path: Path,
@@ -155,13 +155,19 @@ def test_an_error_that_is_a_bug_ends_its_block_alone(
     trap.fail_at(planned(here)[1][0])
     summary = attack(nine_photographs, tmp_path / "run", TRAPPED, engine=TWO)
     assert summary.exit_code == 3
-    assert blocks(trap) == sorted(planned(here))
-    said = [line for line in capfd.readouterr().err.splitlines() if "planted by a test" in line]
-    [line] = said
-    assert line.startswith("ViT, block 1 was not done: ZeroDivisionError: planted by a test (a fau")
-    [entry] = [entry for entry in logged(tmp_path / "run") if "error" in entry]
-    assert "Traceback" in entry["error"]
-    assert "trap_attack.py" in entry["error"]
+    assert not summary.not_done
+    found = rows(tmp_path / "run")
+    failed = found[found["status"] == "failed"]
+    assert set(failed["image_id"]) == {f"{planned(here)[1][0]}.png"}
+    assert set(failed["attack"]) == {"trap"}
+    [reason] = set(failed["reason"])
+    assert reason.startswith("ZeroDivisionError: planted by a test (")
+    assert "trap_attack.py:" in reason
+    assert len(set(found["image_id"])) == 9
+    assert f"block 1: FAILED. {reason}. The traceback is in " in capfd.readouterr().err
+    [entry] = [entry for entry in logged(tmp_path / "run") if "traceback" in entry]
+    assert "Traceback" in entry["traceback"]
+    assert "trap_attack.py" in entry["traceback"]
 
 
 def test_workers_end_where_the_run_is_broken_off(

@@ -9,8 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mjp_privacy.core import files, tensor_files
-from mjp_privacy.experiment import store as store_module
+from mjp_privacy.core import checked_lines, files, sealed
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.notes import bounds
@@ -64,50 +63,62 @@ def dying(at: int) -> Callable[..., None]:
     """`write_atomically` that dies at its k-th call, before the file is in place."""
     write, calls = files.write_atomically, [0]
 
-    def mortal(path: Path, content: Callable[[Path], object]) -> None:
+    def mortal(path: Path, content: Callable[[Path], object], *, lasting: bool = False) -> None:
         calls[0] += 1
         if calls[0] == at:
             raise Killed
-        write(path, content)
+        write(path, content, lasting=lasting)
 
     return mortal
 
 
+@pytest.mark.parametrize("suffix", [".safetensors", ".parquet"])
 def test_a_killed_fresh_run_goes_on(
-    bench: Workbench, run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench,
+    run: Path,
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    suffix: str,
 ) -> None:
-    """Its second block is still stale, with the old rows in place; its first is not."""
+    """Its second block has the old rows in place, its first the new ones. Where the second has its
+    old pictures too, it is stale; new pictures beside old rows are damaged, and finished no more.
+    """
     run_id, old = cell(run, attack="tone")["run_id"], codes(run)
     bench.edit("levels", "0.5", "0.25")
     first, second = (run / "rows" / run_id / f"0000{block}.parquet" for block in (0, 1))
     with monkeypatch.context() as patch:
-        mortal = dying(at=second_block_of_rows(images, run, tmp_path))
-        for module in (files, store_module, tensor_files):
+        mortal = dying(at=second_block(images, run, tmp_path, suffix))
+        for module in (files, sealed, checked_lines):
             patch.setattr(module, "write_atomically", mortal)
         with pytest.raises(Killed):
             attack(images, run, TWO, stale="fresh")
     made = {path: {*pd.read_parquet(path)["code"]} for path in (first, second)}
     assert made[second] == {*old.values()} != made[first]
-    assert "1 of 2 cells holds results" in refusal(images, run)
+    if suffix == ".safetensors":
+        assert "1 of 2 cells holds results" in refusal(images, run)
     kept = first.stat().st_mtime_ns
-    attack(images, run, TWO, stale="fresh")
+    attack(images, run, TWO, stale="fresh" if suffix == ".safetensors" else "ask")
     assert first.stat().st_mtime_ns == kept
     attack(images, tmp_path / "other", TWO)
     same_rows(run, tmp_path / "other")
 
 
-def second_block_of_rows(images: Path, run: Path, tmp_path: Path) -> int:
-    """Which call of `write_atomically` writes the rows of the second block in a --fresh run."""
+def second_block(images: Path, run: Path, tmp_path: Path, suffix: str) -> int:
+    """Which call of `write_atomically` writes the second block's file in a --fresh run."""
     paths: list[Path] = []
     write = files.write_atomically
     copy = Path(shutil.copytree(run, tmp_path / "counted"))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (files, store_module, tensor_files):
-            patch.setattr(
-                module, "write_atomically", lambda p, c: (paths.append(p), write(p, c))[1]
-            )
+
+        def noted(path: Path, content: Callable[[Path], object], *, lasting: bool = False) -> None:
+            paths.append(path)
+            write(path, content, lasting=lasting)
+
+        for module in (files, sealed, checked_lines):
+            patch.setattr(module, "write_atomically", noted)
         attack(images, copy, TWO, stale="fresh")
-    return [path.name for path in paths].index("00001.parquet") + 1
+    return [path.name for path in paths].index(f"00001{suffix}") + 1
 
 
 def test_pictures_go_where_the_attack_makes_none_any_more(

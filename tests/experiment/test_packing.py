@@ -104,7 +104,7 @@ def test_files_without_scales_are_read_and_added_to(store: RunStore, as_bytes: b
     assert found["images"].equal(values[1])
     assert found["target"].equal(levels[1].float() / 255)
     more = {"images": torch.rand(1, 3, 8, 8), "plain": bytes_of(4, 1), "target": bytes_of(4, 1)}
-    store.merge_reconstructions("cell", 0, more, ["c"])
+    store.pictures.put("cell", 0, more, ["c"])
     assert outside_reader(path)["images"].equal(torch.cat([values, more["images"]]))
 
 

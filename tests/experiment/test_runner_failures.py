@@ -202,7 +202,7 @@ def test_a_cell_without_a_checkpoint_fails_alone_and_is_made_good(
     ("write", "said"),
     [
         (lambda path: None, "No checkpoint at"),
-        (lambda path: path.write_bytes(b"no tensors"), "not a readable safetensors"),
+        (lambda path: path.write_bytes(b"no tensors"), "no safetensors file at all"),
         (lambda path: path.mkdir(), "No checkpoint at"),
         (lambda path: save_file({"x": torch.zeros(1)}, path), "not a plain ViT classifier"),
     ],

@@ -16,9 +16,9 @@ import torch
 import yaml
 from PIL import Image
 
-from mjp_privacy.core import files, tensor_files
+from mjp_privacy.core import checked_lines, files, sealed
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment import execution, store
+from mjp_privacy.experiment import execution
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.runs import (
     KEYS,
@@ -99,13 +99,13 @@ def killing(at: int, *, before: bool) -> Callable[..., None]:
     """`write_atomically` that dies at its k-th call, before or after the file is in place."""
     write, calls = files.write_atomically, [0]
 
-    def mortal(path: Path, content: Callable[[Path], object]) -> None:
+    def mortal(path: Path, content: Callable[[Path], object], *, lasting: bool = False) -> None:
         calls[0] += 1
         if calls[0] == at and before:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.with_name(f".{path.name}.1.tmp").write_bytes(b"half")
             raise Killed
-        write(path, content)
+        write(path, content, lasting=lasting)
         if calls[0] == at:
             raise Killed
 
@@ -116,7 +116,7 @@ def killing(at: int, *, before: bool) -> Callable[..., None]:
     ("at", "before"),
     [
         *((at, before) for at in (1, 2, 3, 4, 12) for before in (True, False)),
-        *((11, True), (20, True), (21, True)),
+        *((11, True), (20, True), (21, True), (22, True)),
     ],
 )
 def test_a_run_that_dies_at_any_file_goes_on(
@@ -127,11 +127,11 @@ def test_a_run_that_dies_at_any_file_goes_on(
     at: int,
     before: bool,
 ) -> None:
-    """Four of the whole run's cells: 21 files are written, each is a place to die."""
+    """Four of the whole run's cells: 22 files are written, each is a place to die."""
     grid = [{"models": ["MJP"], "settings": ["b", "c"], "gammas": [0.5]}]
     with monkeypatch.context() as patch:
         mortal = killing(at, before=before)
-        for module in (files, store, tensor_files):
+        for module in (files, sealed, checked_lines):
             patch.setattr(module, "write_atomically", mortal)
         with pytest.raises(Killed):
             attack(images, tmp_path, tiny(dtypes=BOTH, grid=grid))
@@ -162,19 +162,24 @@ def test_an_image_with_rows_in_two_files_is_done_again(images: Path, tmp_path: P
     first, second = sorted(out.glob("rows/*/*.parquet"))
     both = [pd.read_parquet(path) for path in (first, second)]
     moved = both[1][both[1]["image_id"] == both[1]["image_id"].iloc[0]]
-    pd.concat([both[0], moved]).to_parquet(first, index=False)
+    RunStore(out).write_rows(first.parent.name, 0, pd.concat([both[0], moved]))
     attack(images, out, one_cell())
     pd.testing.assert_frame_equal(rows(out), before, check_exact=True)
 
 
-def test_damaged_rows_say_which_file_to_delete(images: Path, tmp_path: Path) -> None:
+def test_damaged_rows_are_named_and_made_again(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     attack(images, tmp_path, one_cell())
+    before = rows(tmp_path)
     damaged = next(tmp_path.glob("rows/*/00001.parquet"))
     damaged.write_bytes(b"half")
-    with pytest.raises(UserError, match=r"00001\.parquet cannot be read .*Delete that file"):
-        attack(images, tmp_path, one_cell())
-    damaged.unlink()
+    capsys.readouterr()
     assert attack(images, tmp_path, one_cell()).exit_code == 0
+    assert f"damaged: rows/{damaged.parent.name}/00001.parquet: a file w" in capsys.readouterr().err
+    pd.testing.assert_frame_equal(rows(tmp_path), before, check_exact=True)
+    aside = tmp_path / "damaged" / "rows" / damaged.parent.name / "00001.parquet"
+    assert aside.read_bytes() == b"half"
 
 
 def test_a_killed_runs_half_table_can_be_reported(images: Path, tmp_path: Path) -> None:

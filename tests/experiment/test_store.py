@@ -142,9 +142,9 @@ def tensors(*levels: float, mask: bool = True) -> dict[str, torch.Tensor]:
 
 
 def test_merged_reconstructions_replace_those_of_their_ids(store: RunStore) -> None:
-    store.merge_reconstructions("cell", 0, tensors(0.1, 0.2, 0.3), ["a", "b", "c"])
-    store.merge_reconstructions("cell", 0, tensors(0.9, 0.4), ["b", "d"])
-    store.merge_reconstructions("cell", 1, tensors(0.5), ["e"])
+    store.pictures.put("cell", 0, tensors(0.1, 0.2, 0.3), ["a", "b", "c"])
+    store.pictures.put("cell", 0, tensors(0.9, 0.4), ["b", "d"])
+    store.pictures.put("cell", 1, tensors(0.5), ["e"])
     found = {name: store.find_reconstruction("cell", name) for name in "abcdef"}
     assert found.pop("f") is None
     levels = dict(zip("abcde", (0.1, 0.9, 0.3, 0.4, 0.5), strict=True))
@@ -157,23 +157,23 @@ def test_merged_reconstructions_replace_those_of_their_ids(store: RunStore) -> N
 
 def test_a_tensor_that_an_image_lacks_is_zero_for_it(store: RunStore) -> None:
     """An attack that was edited between two runs may name masks now."""
-    store.merge_reconstructions("cell", 0, tensors(0.1, 0.9, mask=False), ["a", "b"])
-    store.merge_reconstructions("cell", 0, tensors(0.9), ["b"])
+    store.pictures.put("cell", 0, tensors(0.1, 0.9, mask=False), ["a", "b"])
+    store.pictures.put("cell", 0, tensors(0.9), ["b"])
     masks = [store.find_reconstruction("cell", name)["mask"].any() for name in "ab"]  # type: ignore[index]
     assert masks == [False, True]
-    store.merge_reconstructions("cell", 0, tensors(0.3, 0.4, mask=False), ["a", "b"])
+    store.pictures.put("cell", 0, tensors(0.3, 0.4, mask=False), ["a", "b"])
     assert "mask" not in store.find_reconstruction("cell", "a")  # type: ignore[operator]
 
 
 def test_dropped_images_leave_no_row_and_no_picture(store: RunStore) -> None:
     store.write_rows("cell", 0, part({"a": 1.0, "b": 2.0}))
-    store.merge_reconstructions("cell", 0, tensors(0.1, 0.2), ["a", "b"])
+    store.pictures.put("cell", 0, tensors(0.1, 0.2), ["a", "b"])
     for dropped, left in ((["a", "other"], ["b"]), (["b"], [])):
-        store.drop_rows("cell", 0, dropped)
-        store.drop_reconstructions("cell", 0, dropped)
+        store.drop_images("cell", 0, dropped)
         assert [name for name, _ in read(store)] == left
         assert store.reconstructed("cell") == left
-    store.drop_reconstructions("cell", 0, ["a"])  # no file any more
+    store.drop_images("cell", 0, ["a"])  # no file any more
+    assert not store.reconstruction_path("cell", 0).exists()
 
 
 def test_reconstructions_keep_type_and_every_bit(store: RunStore) -> None:
@@ -217,7 +217,9 @@ def test_a_folder_that_is_no_run(store: RunStore) -> None:
 def test_a_damaged_list_of_cells(store: RunStore, content: str) -> None:
     path = store.root / "cells.json"
     path.write_text(content)
-    with pytest.raises(UserError, match=r"cells\.json cannot be read .*Run the attack again"):
+    with pytest.raises(
+        UserError, match=r"cells\.json.*expected the list of a run.s cells.*Run the attack again"
+    ):
         store.read_cells()
     store.merge_cells([entry("a")], [entry("a")])  # which mends it
     assert store.read_cells() == [entry("a")]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.notes import bounds
 from tests.helpers.edited_code import TWO, Workbench
@@ -20,7 +21,8 @@ def old_run(images: Path, out: Path, limit: int) -> Path:
     attack(images, out, TWO, limit=limit)
     (out / "code.json").unlink()
     for path in out.glob("rows/*/*.parquet"):
-        pd.read_parquet(path).drop(columns="code").to_parquet(path, index=False)
+        rows = pd.read_parquet(path).drop(columns="code")
+        RunStore(out).write_rows(path.parent.name, int(path.stem), rows)
     return out
 
 

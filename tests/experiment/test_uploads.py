@@ -112,8 +112,8 @@ def test_an_entry_has_a_client_of_its_own(images: Path, tmp_path: Path) -> None:
         ({"bacth": 2}, "bacth: unknown field. Did you mean batch?"),
         ({"mode": "test"}, "mode: Input should be 'eval' or 'train'"),
         ({"batch": 2}, "grid.0.block: a block holds whole client steps; expected a multiple"),
-        ({"batch": 0}, "grid.0.client.batch: expected at least 1, got 0"),
-        ({"dal_lambda": -1}, "grid.0.client.dal_lambda: expected 0 or a number above"),
+        ({"batch": 0}, "batch: Input should be greater than or equal to 1; got 0"),
+        ({"dal_lambda": -1}, "dal_lambda: Input should be greater than or equal to 0; got -1"),
     ],
 )
 def test_mistakes_in_the_client_of_an_entry_are_named(client: dict[str, Any], said: str) -> None:

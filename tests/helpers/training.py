@@ -4,11 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from safetensors import safe_open
 
 from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.journal import read_metrics
 
 CLASSES, SIDE = 3, 28
+FILES = {
+    "augmentation": {"rand_augment": "rand-m9-mstd0.5-inc1", "mixup": 0.8, "cutmix": 1.0},
+    "data": {"store": "files"},
+}
+"""Changes of a config that keeps its images in files."""
 
 
 def class_folders(root: Path, images: int = 12, classes: int = CLASSES, side: int = SIDE) -> Path:
@@ -68,3 +76,17 @@ def content(**changes: dict[str, Any]) -> dict[str, Any]:
 
 def small(**changes: Any) -> TrainingConfig:
     return load_training(content(**changes))
+
+
+def curve(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the clock."""
+    return [
+        {k: v for k, v in line.items() if k != "timing"}
+        for line in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a finished training's model."""
+    with safe_open(run / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}

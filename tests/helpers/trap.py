@@ -95,8 +95,8 @@ class Trap:
         if set(labels) & self.planted("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
         if set(labels) & self.planted("quit"):
-            print("the last words of a worker", file=sys.stderr)
-            sys.exit(5)
+            print("the last words of a worker", file=sys.stderr, flush=True)
+            os._exit(5)  # sys.exit would be an error like any other
         if set(labels) & self.planted("fail"):
             raise ZeroDivisionError("planted by a test")
         size = view.pixels.size

@@ -1,13 +1,22 @@
 """AlexNet's layers and heads as read here, against the network that the lpips package builds."""
 
+import os
+from pathlib import Path
+
 import lpips as package
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from mjp_privacy.metrics import score
-from mjp_privacy.metrics.alexnet import CONVOLUTIONS, PACKAGED, alexnet_layers, lpips_heads
+from mjp_privacy.metrics import alexnet, score
+from mjp_privacy.metrics.alexnet import (
+    CONVOLUTIONS,
+    PACKAGED,
+    TORCHVISION,
+    alexnet_layers,
+    lpips_heads,
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +62,25 @@ def test_scores_are_the_packages_to_a_millionth(side: int, network) -> None:
 def test_the_heads_are_those_of_the_package(network) -> None:
     for head, known in zip(lpips_heads(), network.lins, strict=True):
         torch.testing.assert_close(head, known.model[-1].weight.detach().clamp(min=0))
+
+
+@pytest.mark.parametrize("content", [b"", b"cut off", "a pipe", "a folder"])
+def test_a_damaged_download_is_named_and_the_packaged_weights_are_used(
+    content: bytes | str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "checkpoints" / TORCHVISION
+    file.parent.mkdir()
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        os.mkfifo(file) if content == "a pipe" else file.mkdir()
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    described, weights = alexnet._backbone.__wrapped__()
+    assert described == "alexnet_features_fp16.safetensors of this package, float16"
+    assert set(weights) == set(load_file(PACKAGED))
+    said = capsys.readouterr().err
+    assert f"{TORCHVISION}: expected torchvision's AlexNet as torch.hub downloaded it" in said
+    assert "Until then, the weights inside this package are used." in said

@@ -4,14 +4,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from mjp_privacy.metrics import statistics
 from mjp_privacy.metrics.coded import Coded
+from mjp_privacy.metrics.many_groups import (
+    far_larger,
+    flipped_sums_with_few_drawn,
+    means_with_few_drawn,
+    resampled_quantiles,
+)
 from mjp_privacy.metrics.paired_tests import MOST_FLIPPED, sign_flip_test
 from mjp_privacy.metrics.statistics import (
     MOST_DRAWN,
     bootstrap_interval,
     median_interval,
     resampled_means,
-    resampled_quantiles,
 )
 from mjp_privacy.metrics.success_curve import success_curve
 
@@ -50,6 +56,16 @@ def test_the_interval_of_many_medians_is_that_of_order_statistics() -> None:
     twice = np.repeat(values, 2)
     groups = [f"photo {at:05d}" for at in range(MANY) for _ in range(2)]
     assert median_interval(twice, groups) == pytest.approx((low, high), rel=1e-12)
+
+
+@pytest.mark.parametrize("interval", [bootstrap_interval, median_interval])
+def test_the_bound_itself_is_drawn(interval, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(10).uniform(size=400)
+    ends = []
+    for bound in (399, 400, 401):
+        monkeypatch.setattr(statistics, "MOST_DRAWN", bound)
+        ends.append(interval(values))
+    assert ends[1] == ends[2] != ends[0]
 
 
 def test_bands_of_many_photographs_are_near_wilsons() -> None:
@@ -111,3 +127,86 @@ def test_sign_flips_of_few_large_differences_are_drawn(large: int) -> None:
     p, least = sign_flip_test(np.concatenate([np.full(large, 25.0), small]))
     assert p == pytest.approx(1 / 2**large, rel=0.1)
     assert least > 0
+
+
+TAILED = {
+    "lognormal": lambda draws: (draws.lognormal(0, 3, MANY), np.ones(MANY)),
+    "both sides": lambda draws: (draws.standard_cauchy(MANY), np.ones(MANY)),
+    "unequal groups": lambda draws: (
+        (sizes := draws.integers(1, 30, MANY).astype(float)) * draws.lognormal(0, 2, MANY),
+        sizes,
+    ),
+    "one": lambda draws: (np.append(draws.normal(20, 4, MANY - 1), 3000.0), np.ones(MANY)),
+}
+
+
+@pytest.mark.parametrize("name", TAILED)
+def test_drawing_the_few_large_ones_is_drawing_all(name: str) -> None:
+    """Ends of 40,000 resamples, in which each group is drawn or only the few: chance moves either
+    by 0.7 % of the half width."""
+    sums, sizes = TAILED[name](np.random.default_rng(3))
+    few = far_larger(sums - sums.sum() / sizes.sum() * sizes)
+    assert 0 < few.sum() < 150
+    points = (*TAILS, 0.1, 0.5, 0.9)
+    every = np.quantile(resampled_means(sums, sizes, resamples=40_000, seed=1), points)
+    some = np.quantile(means_with_few_drawn(sums, sizes, few, 40_000, seed=2), points)
+    assert some == pytest.approx(every, abs=0.03 * (every[1] - every[0]) / 2)
+
+
+def test_the_few_are_those_that_outweigh_a_hundredth_of_what_is_left() -> None:
+    ones = np.ones(300)
+    assert not far_larger(ones).any()
+    assert np.flatnonzero(far_larger(np.append(ones, [9.0, -20.0]))).tolist() == [300, 301]
+    assert not far_larger(np.append(ones, 1.7)).any()  # 2.89 of 302.89: less than a hundredth
+    assert far_larger(np.append(ones, 1.8)).sum() == 1  # 3.24 of 303.24
+    assert not far_larger(np.ones(100)).any()  # each is a hundredth
+    assert far_larger(np.ones(99)).all()
+    assert not far_larger(np.zeros(4)).any()
+    assert far_larger(np.array([])).shape == (0,)
+    assert far_larger(np.append(np.zeros(9), 1.0)).tolist() == [False] * 9 + [True]
+
+
+def test_the_few_are_never_many() -> None:
+    """Each of these takes a little more than a hundredth of what is left."""
+    falling = 0.9899 ** (np.arange(5000) / 2)
+    few = far_larger(falling)
+    assert 850 < few.sum() <= 917
+    assert np.square(falling[~few]).sum() <= 1e-4 * np.square(falling).sum()
+
+
+def test_signs_of_the_few_large_ones_are_those_of_all() -> None:
+    """p of 6,000 pairs whose tails are long, beside 15,000 choices of all of their signs."""
+    draws = np.random.default_rng(7)
+    moved = draws.standard_t(1.2, MOST_FLIPPED + 1000)
+    assert 0 < far_larger(moved).sum() < 150
+    moved += 0.5 * np.abs(moved).max() / len(moved)
+    bits = (draws.integers(0, 256, (500, len(moved) // 8), dtype=np.uint8) for _ in range(30))
+    ups = np.concatenate([np.unpackbits(some, axis=1).astype(float) @ moved for some in bits])
+    sums = 2 * ups - moved.sum()
+    every = np.mean(np.abs(sums) >= abs(moved.sum()))
+    p, least = sign_flip_test(moved)
+    assert 0.05 < every < 0.95
+    assert p == pytest.approx(every, abs=0.02)
+    assert least == 1 / 10_001
+
+
+def test_means_follow_the_sizes_that_a_resample_happens_to_hold() -> None:
+    """Large groups with large values: a resample that holds many of them is itself larger."""
+    sizes = np.random.default_rng(8).lognormal(0, 1, 300)
+    sums, few = sizes**2, np.zeros(300, dtype=bool)
+    few[np.argsort(-sizes)[:5]] = True
+    every = np.quantile(resampled_means(sums, sizes, resamples=40_000, seed=1), TAILS)
+    some = np.quantile(means_with_few_drawn(sums, sizes, few, 40_000, seed=2), TAILS)
+    assert some == pytest.approx(every, abs=0.05 * (every[1] - every[0]) / 2)
+
+
+def test_sums_under_random_signs_are_spread_as_all_terms() -> None:
+    terms = np.append(np.random.default_rng(9).normal(0, 0.3, 500), [300.0, -400.0])
+    few = np.abs(terms) > 200
+    sums = flipped_sums_with_few_drawn(terms, few, 40_000, seed=3)
+    assert sums.std() == pytest.approx(np.sqrt(np.square(terms).sum()), rel=0.01)
+    rest = np.sqrt(np.square(terms[~few]).sum())
+    for peak in (-700, -100, 100, 700):
+        near = sums[np.abs(sums - peak) < 4 * rest]
+        assert len(near) / len(sums) == pytest.approx(0.25, abs=0.01)
+        assert near.std() == pytest.approx(rest, rel=0.03)

@@ -167,7 +167,8 @@ def read_rows(folders: tuple[Path, Path]) -> list[dict[str, str]]:
 def test_command_writes_a_row_per_image_and_metric(folders, capsys) -> None:
     assert main(command(folders)) == 0
     rows = read_rows(folders)
-    assert list(rows[0]) == ["image", "metric", "variant", "value"]
+    assert list(rows[0]) == ["image", "metric", "variant", "value", "status", "reason"]
+    assert {(row["status"], row["reason"]) for row in rows} == {("ok", "")}
     assert len(rows) == 3 * len(METRICS.names())
     for name in ("a.png", "b.png", "sub/c.PNG"):
         files = (np.asarray(Image.open(folder / name)) for folder in folders)
@@ -217,21 +218,60 @@ def save(path: Path, pixels: np.ndarray) -> None:
 
 GREY = np.zeros((32, 40), dtype=np.uint8)
 SPOILT = {
-    "absent": (lambda file: file.unlink(), "same name, extension.*reconstruction/a.png.*--allow-"),
     "size": (lambda file: save(file, GREY.T), "a.png: expected 32×40.*got 40×32"),
-    "text": (lambda file: file.write_text("text"), "readable images.*a.png: not an image.*Replace"),
+    "text": (lambda file: file.write_text("text"), "a.png: not an image"),
     "cut": (lambda file: file.write_bytes(file.read_bytes()[:600]), "a.png: .*truncated"),
+    "empty": (lambda file: file.write_bytes(b""), "a.png: the file is empty"),
 }
 
 
 @pytest.mark.parametrize("case", SPOILT)
-def test_command_names_the_file_that_cannot_be_scored(case: str, folders, capsys) -> None:
+def test_a_pair_that_cannot_be_scored_is_rows_with_the_reason(case: str, folders, capsys) -> None:
     spoil, message = SPOILT[case]
     spoil(folders[0] / "a.png")
-    more = [] if case == "absent" else ["--allow-missing"]
-    assert main(command(folders, *more)) == 2
-    assert re.search(f"(?s)^error: .*{message}", capsys.readouterr().err)
+    assert main(command(folders, "--metrics", "mse", "psnr")) == 3
+    rows = read_rows(folders)
+    failed = [row for row in rows if row["status"] == "failed"]
+    assert {row["image"] for row in failed} == {"a.png"}
+    assert len(rows) == 3 * len(failed) == 12
+    assert {row["value"] for row in failed} == {""}
+    assert all(re.search(message, row["reason"]) for row in failed)
+    printed = capsys.readouterr()
+    assert re.search(f"(?s)1 images not scored; rows say why:.*{message}", printed.err)
+    assert re.search(r"mse +paper .* 2 ", printed.out)  # of the two others
+
+
+def test_a_picture_too_small_for_lpips_has_its_other_scores(folders) -> None:
+    for folder in folders:
+        save(folder / "a.png", GREY[:20, :20])
+    assert main(command(folders, "--metrics", "mse/paper", "lpips/paper")) == 3
+    rows = {(r["image"], r["metric"]): r for r in read_rows(folders)}
+    assert rows["a.png", "mse"]["value"] == "0.0"
+    assert "at least 31×31" in rows["a.png", "lpips"]["reason"]
+    assert rows["b.png", "lpips"]["status"] == "ok"
+
+
+def test_a_missing_partner_is_an_error(folders, capsys) -> None:
+    (folders[0] / "a.png").unlink()
+    assert main(command(folders)) == 2
+    error = capsys.readouterr().err
+    assert re.search("(?s)^error: .*same name, extension.*reconstruction/a.png.*--allow-", error)
     assert not (folders[0].parent / "out").exists()
+
+
+@pytest.mark.parametrize("place", ["reference", "reconstruction/sub"])
+def test_scores_do_not_lie_among_the_images(place: str, folders, tmp_path, capsys) -> None:
+    assert main(command(folders, "--out", str(tmp_path / place / "scores.csv"))) == 2
+    assert f"lies inside --{place.split('/')[0]}" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("scores.csv"))
+
+
+def test_a_name_like_a_formula_is_a_text_in_the_csv(folders) -> None:
+    name = '=HYPERLINK("x").png'
+    for folder in folders:
+        save(folder / name, GREY)
+    assert main(command(folders, "--metrics", "mse/paper")) == 0
+    assert "'" + name in {row["image"] for row in read_rows(folders)}
 
 
 def test_command_takes_images_that_are_not_rgb(folders) -> None:
@@ -271,8 +311,15 @@ def test_command_refuses_wrong_folders_and_metrics(folders, tmp_path, capsys) ->
         (command((tiny[0], folders[1]), "--allow-missing"), "1 and 3 images with no name in"),
         (command(folders, "--metrics", "lpps"), "Unknown metric 'lpps'. Did you mean lpips"),
         (command(folders, "--out", str(tmp_path)), "Expected a file for --out, got the folder"),
-        (command(folders, "--out", f"{tmp_path}/file/x.csv"), "x.csv cannot be written"),
-        (command(tiny), "t.png: LPIPS expected images of at least 31×31"),
+        (
+            command(folders, "--out", f"{tmp_path}/file/x.csv"),
+            "file: expected a folder, or a place",
+        ),
+        (
+            command(tiny, "--metrics", "lpips"),
+            "None of the 1 pairs can be scored; the first is t.png: LPIPS expected images of at "
+            "least 31×31",
+        ),
     ]
     for arguments, message in cases:
         assert main(arguments) == 2

@@ -197,3 +197,8 @@ def test_holm_leaves_missing_tests_out_of_the_count() -> None:
     adjusted = holm([0.01, math.nan, 0.02])
     assert math.isnan(adjusted[1])
     assert (adjusted[0], adjusted[2]) == (0.02, 0.02)
+
+
+@pytest.mark.parametrize(("n", "least"), [(12, 2 / 2**12), (13, 1 / 10_001)])
+def test_signs_are_enumerated_up_to_twelve_pairs(n: int, least: float) -> None:
+    assert sign_flip_test(np.arange(1.0, n + 1))[1] == pytest.approx(least, rel=1e-12)

@@ -99,6 +99,17 @@ def test_prepared_references_decide_metrics_and_device() -> None:
         prepare(originals[..., :10])
 
 
+def test_pixels_beyond_the_range_count_as_its_ends() -> None:
+    """Rounding may carry a pixel past 0 or 1: see SLACK."""
+    originals = pictures(40, on_levels=False).round()
+    past = (originals.double() + 9e-7 * (2 * originals.double() - 1)).double()
+    attempts = pictures(41, on_levels=False)[..., :40, :40].double()
+    known = score(attempts, originals.double())
+    for key, values in score(attempts, past).items():
+        assert np.array_equal(values, known[key])
+    assert np.isinf(score(past, originals.double(), ["psnr/standard"])["psnr", "standard"]).all()
+
+
 # SSIM by strips -----------------------------------------------------------------------------------
 
 

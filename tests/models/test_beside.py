@@ -172,11 +172,14 @@ def test_the_activation_of_clip_is_not_guessed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("beside", "message"),
     [
-        ({"config": "{"}, r"config.json is no JSON .*Copy or download it again, or remove it and"),
-        ({"config": []}, r"config.json: expected a JSON dictionary, got list. Copy or"),
+        (
+            {"config": "{"},
+            r"config.json: .*what cannot be read .*Copy or download it again, or remove it",
+        ),
+        ({"config": []}, r"config.json: .*; got a list where named fields were expected. Copy or"),
         (
             {"config": {"vision_config": 3}},
-            r"config.json: vision_config: expected a dictionary, got",
+            r"(?s)config.json: .*vision_config: Input should be named fields; got 3",
         ),
         (
             {"config": {**VIT, "hidden_act": "silu"}},
@@ -199,23 +202,30 @@ def test_json_that_is_wrong_or_of_another_model(
 
 
 @pytest.mark.parametrize(
-    ("file", "key", "value"),
+    ("file", "key", "value", "expected"),
     [
-        ("config", "num_attention_heads", "4"),
-        ("config", "hidden_size", [96]),
-        ("config", "layer_norm_eps", -1e-6),
-        ("preprocessor_config", "resample", "bicubic"),
-        ("preprocessor_config", "height", True),
+        ("config", "num_attention_heads", "4", "a valid integer"),
+        ("config", "hidden_size", [96], "a valid integer"),
+        ("config", "hidden_size", 10**9, "less than or equal to 16384"),
+        ("config", "layer_norm_eps", -1e-6, "greater than 0"),
+        ("config", "hidden_act", 3, "a valid string"),
+        ("preprocessor_config", "resample", "bicubic", "a valid integer"),
+        ("preprocessor_config", "height", True, "a valid integer"),
+        ("preprocessor_config", "height", 0, "greater than or equal to 1"),
     ],
 )
-def test_numbers_that_are_none(tmp_path: Path, file: str, key: str, value: Any) -> None:
+def test_numbers_that_are_none(
+    tmp_path: Path, file: str, key: str, value: Any, expected: str
+) -> None:
     module = hugging_face("ViTForImageClassification", "ViTConfig")
     beside: dict[str, Any] = {"config": VIT, "preprocessor_config": {**PICTURES, "size": 36}}
     beside[file] = beside[file] | {"size": {key: value}} if key == "height" else {key: value}
     with pytest.raises(UserError) as caught:
         load_model(checkpoint=folder(tmp_path, module, "pytorch_model.bin", **beside))
-    said = f"{file}.json: {key}: expected a positive number, got {value!r}. Copy or download the"
-    assert said in str(caught.value)
+    said = str(caught.value)
+    assert f"{file}.json: expected the JSON file that a library saves beside weights" in said
+    assert f"{key}: Input should be {expected}; got {value!r}." in said
+    assert "Copy or download it again, or remove it and give the facts yourself." in said
 
 
 def test_heads_that_do_not_divide_the_width(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card.rows import CARD_ROWS
+from mjp_privacy.report.card.chosen_clients import CARD_ROWS
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.page.build import page_content
 from mjp_privacy.report.page.gallery import Gallery

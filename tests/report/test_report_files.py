@@ -142,7 +142,7 @@ def test_latex_tables_have_equal_columns(everything: tuple[Path, ReportSummary])
     ("text", "expected"),
     [
         ("a|b", r"a\|b"),
-        ("![x](http://a.example)", r"![x]\(http://a.example)"),
+        ("![x](http://a.example)", r"![x]\(http\://a.example)"),
         ("[x] (y)", "[x] (y)"),
         ("plain \u202etxt.exe\x1b[31m", "plain  txt.exe [31m"),
         ("one\ntwo\r", "one two"),

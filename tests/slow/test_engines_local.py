@@ -59,9 +59,21 @@ def test_the_number_of_workers_changes_nothing(
     same_results(tmp_path / "here", tmp_path / "there")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [
+        (signal.SIGKILL, -9, ""),
+        (signal.SIGINT, 130, "stopped by Ctrl-C; the same command goes on from here"),
+        (signal.SIGTERM, 143, "stopped by SIGTERM; the same command goes on from here"),
+    ],
+)
 def test_workers_end_with_their_command(
-    nine_photographs: Path, tmp_path: Path, trap: Trap, number: signal.Signals, code: int
+    nine_photographs: Path,
+    tmp_path: Path,
+    trap: Trap,
+    number: signal.Signals,
+    code: int,
+    line: str,
 ) -> None:
     out = tmp_path / "run"
     trap.hold()
@@ -72,8 +84,7 @@ def test_workers_end_with_their_command(
         assert running.wait(20) == code
         until(lambda: not any(map(is_running, workers)), 10)
         assert "Traceback" not in running.errors()
-    if number == signal.SIGINT:
-        assert "stopped; the same command goes on from here" in running.errors()
+        assert line in running.errors().splitlines() or not line
     trap.release()
     assert attack(nine_photographs, out, TRAPPED, engine=TWO).exit_code == 0
     attack(nine_photographs, tmp_path / "here", TRAPPED)

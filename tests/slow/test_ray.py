@@ -177,7 +177,9 @@ def test_ray_is_started_for_the_run_and_ends_with_it(
     same_rows(here, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
 def test_workers_end_with_the_command(
     nine_photographs: Path,
     here: Path,
@@ -195,5 +197,7 @@ def test_workers_end_with_the_command(
         os.kill(running.pid, number)
         assert running.wait(30) == code
         until(lambda: not any(map(is_running, started)), 15)
+        assert running.errors().count("stopped by") == (code > 0)
+        assert "Traceback" not in running.errors()
     trap.release()
     same(here, tmp_path / "run", attack(nine_photographs, tmp_path / "run", CONFIG))

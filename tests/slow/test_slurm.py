@@ -177,7 +177,9 @@ def test_a_node_dies(
     assert len(trap.attacked()) == times_attacked(here) + 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
 def test_a_command_that_is_broken_off_leaves_no_task_for_the_next(
     nine_photographs: Path,
     here: Path,
@@ -186,7 +188,8 @@ def test_a_command_that_is_broken_off_leaves_no_task_for_the_next(
     number: signal.Signals,
     code: int,
 ) -> None:
-    """Ctrl-C cancels its tasks; those of a killed command are cancelled by the next one."""
+    """Ctrl-C and SIGTERM, with which Slurm preempts a command that is a job itself, cancel its
+    tasks; those of a killed command are cancelled by the next one."""
     before = squeue("--states=all")
     command = attack_command(CONFIG, nine_photographs, tmp_path / "run", OPTIONS, trap.environment)
     with command as running:
@@ -196,7 +199,8 @@ def test_a_command_that_is_broken_off_leaves_no_task_for_the_next(
         os.kill(running.pid, number)
         assert running.wait(30) == code
     assert "Traceback" not in running.errors()
-    if number == signal.SIGINT:
+    assert running.errors().count("stopped by") == (code > 0)
+    if code > 0:
         until(lambda: not any(map(is_running, victims)), 15)
         assert not squeue("--states=PENDING,RUNNING")
     else:

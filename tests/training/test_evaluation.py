@@ -192,5 +192,5 @@ def test_a_part_of_the_class_folders_is_refused(
 
 def test_metadata_that_is_no_choice_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "one.safetensors", tiny(torch.float32), first_block="closed")
-    with pytest.raises(Exception, match=r"first_block 'closed'. Did you mean closed_form"):
+    with pytest.raises(Exception, match=r"first_block: .*got 'closed'. Did you mean closed_form"):
         load_model(checkpoint=path)

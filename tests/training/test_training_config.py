@@ -115,7 +115,7 @@ def test_the_command_line_goes_before_the_file() -> None:
         ({"jigsaw": {"shuffle": "patch"}}, ["jigsaw.shuffle", "patch"]),
         ({"model": {"position_embedding": "none"}}, ["none to mask", "unknown_embedding: false"]),
         ({"model": {"patch_size": 5}}, ["img_size divisible by patch_size", "28/5"]),
-        ({"model": {"std": [1, 0, 1]}}, ["model.std", "positive"]),
+        ({"model": {"std": [1, 0, 1]}}, ["model.std.1", "greater than or equal to 0.0001; got 0"]),
         ({"augmentation": {"rand_augment": "rand-m9"}}, ["memory", "rand_augment: null"]),
         ({"augmentation": {"erasing": 0.25}}, ["memory", "erasing: 0"]),
     ],

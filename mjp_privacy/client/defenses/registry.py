@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry, Registry, unknown_name
+from mjp_privacy.core.shown import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,6 +75,9 @@ _defense("int8", "compression:Int8")
 _defense("sign", "compression:Sign")
 _defense("percentile_privacy", "percentile:PercentilePrivacy")
 
+MOST = 1e9
+"""An option's size; no noise, share or clipping norm comes near it."""
+
 MEMBERS = ("name", "main", "apply")
 STEP_MEMBERS = ("name", "main", "step_gradient", "deviation")
 
@@ -126,13 +130,21 @@ def defense_of(text: str) -> Defense:
 
     defense_of("dp_sgd 0.5 clip 2") is DpSgd(noise=0.5, clip=2.0).
     """
-    name, *words = text.split()
+    name, *words = text.split() or [""]
     plugin = defense_class(name)
     options: dict[str, Any] = {}
     if len(words) % 2:
-        options[""] = words.pop(0)
-    options |= dict(zip(words[::2], words[1::2], strict=True))
+        options[""] = _word(words.pop(0))
+    options |= {option: _word(word) for option, word in zip(words[::2], words[1::2], strict=True)}
     return _configured(plugin, options)
+
+
+def _word(word: str) -> float | str:
+    """The number that a word of a line stands for, or the word itself if it is none."""
+    try:
+        return float(word)
+    except ValueError:
+        return word
 
 
 def text_of(defense: Defense) -> str:
@@ -185,12 +197,8 @@ def _configured(plugin: Any, options: Mapping[str, Any]) -> Defense:
 
 
 def _number(where: str, value: Any) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UserError(f"Defense {where}: expected a number, got {value!r}. Give one, as in 0.1.")
+    number = float(value) if type(value) in (int, float) and abs(value) <= MOST else math.nan
+    if math.isnan(number):
+        got = shown(repr(value), 60)
+        raise UserError(f"Defense {where}: expected a number, got {got}. Give one, as in 0.1.")
     return number

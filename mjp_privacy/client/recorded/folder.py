@@ -19,88 +19,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
-from mjp_privacy.client.recorded.header import UploadHeader, header_text, read_header
+from mjp_privacy.client.recorded.header import HEADER, UploadHeader, header_text, read_header
+from mjp_privacy.client.recorded.recorded_upload import TRUTH_FOLDER, RecordedUpload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.shown import shown
 from mjp_privacy.core.tensor_files import save_tensors
+from mjp_privacy.data.ids import is_usable
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.spec import METADATA
 
-WEIGHTS, TRUTH = "weights", "truth"
-
-
-@dataclass(frozen=True)
-class RecordedTruth:
-    """The private images that an upload was made of, and how they were shuffled."""
-
-    images: Tensor  # (B, C, S, S) in [0, 1], before any shuffle
-    image_ids: tuple[str, ...]
-    mask: Tensor | None  # (B, N) of the first local step
-    permutation: Tensor | None
-
-
-@dataclass(frozen=True)
-class RecordedUpload:
-    """One upload's place and header; its tensors are read from disk at every call."""
-
-    folder: Path
-    name: str
-    header: UploadHeader
-
-    @property
-    def path(self) -> Path:
-        """The file of its tensors."""
-        return self.folder / f"{self.name}.safetensors"
-
-    @property
-    def weights_path(self) -> Path:
-        """The file of the weights before the round."""
-        return self.folder / self.header.weights
-
-    def files(self) -> list[Path]:
-        """Every file that belongs to it; that of its private images may be absent."""
-        truth = self.folder / TRUTH / f"{self.name}.safetensors"
-        return [self.path, self.path.with_suffix(".json"), self.weights_path, truth]
-
-    def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """The tensors by parameter name: all, or those of `names` that the file holds."""
-        try:
-            with safe_open(self.path, "pt") as file:
-                wanted = [n for n in file.keys() if names is None or n in names]
-                return {name: file.get_tensor(name) for name in wanted}
-        except (OSError, SafetensorError) as error:
-            raise _unreadable(self.path, error) from error
-
-    def names(self) -> list[str]:
-        """The names of its tensors, read without the tensors."""
-        try:
-            with safe_open(self.path, "pt") as file:
-                return sorted(file.keys())
-        except (OSError, SafetensorError) as error:
-            raise _unreadable(self.path, error) from error
-
-    def truth(self) -> RecordedTruth | None:
-        """Its private images, or None where nobody kept them."""
-        path = self.folder / TRUTH / f"{self.name}.safetensors"
-        if not path.is_file():
-            return None
-        tensors = read_tensors(path)
-        with safe_open(path, "pt") as file:
-            ids = tuple(json.loads((file.metadata() or {}).get("image_ids", "[]")))
-        if "images" not in tensors or len(ids) != len(tensors["images"]):
-            raise UserError(
-                f"{path}: expected the tensor `images` and, in the metadata, one of `image_ids` "
-                f"for each image, got {', '.join(sorted(tensors))} and {len(ids)} image_ids. Take "
-                "the file out to attack without scores."
-            )
-        return RecordedTruth(
-            tensors["images"].float(), ids, tensors.get("mask"), tensors.get("permutation")
-        )
+WEIGHTS = "weights"
+UPLOADS, RECEIVED = "uploads", "received"
+"""Folders inside a federation's that hold uploads."""
 
 
 HOW_TO_RECORD = (
@@ -115,28 +49,48 @@ class UploadFolder:
 
     root: Path
 
-    def entries(self) -> list[RecordedUpload]:
-        """Every upload that has a header, sorted by name."""
+    def names(self) -> list[str]:
+        """The names of all uploads that have a header, sorted."""
         if not self.root.is_dir():
             raise UserError(
-                f"{self.root}: expected a folder of recorded uploads, but there is no folder of "
-                f"this name. {HOW_TO_RECORD}"
+                f"{shown(self.root)}: expected a folder of recorded uploads, but there is no "
+                f"folder of this name. {HOW_TO_RECORD}"
             )
-        headers = sorted(self.root.glob("*.json"))
-        uploads = [RecordedUpload(self.root, p.stem, read_header(p)) for p in headers]
-        if not uploads:
+        names = sorted(path.stem for path in self.root.glob("*.json"))
+        inside = [name for name in (UPLOADS, RECEIVED) if any((self.root / name).glob("*.json"))]
+        if inside and not any((self.root / f"{name}.safetensors").exists() for name in names):
             raise UserError(
-                f"{self.root}: expected NAME.json beside NAME.safetensors for each upload, but no "
-                f"file in this folder ends in .json. {HOW_TO_RECORD}"
+                f"{shown(self.root)}: expected a folder of recorded uploads, got a federation's. "
+                f"Its uploads are in {shown(self.root / inside[0])}: give that folder."
             )
-        return uploads
+        if not names:
+            raise UserError(
+                f"{shown(self.root)}: expected NAME.json beside NAME.safetensors for each upload, "
+                f"but no file in this folder ends in .json. {HOW_TO_RECORD}"
+            )
+        return names
+
+    def upload(self, name: str) -> RecordedUpload:
+        """The upload of this name; a UserError where its header is not sound."""
+        if not is_usable(name):
+            raise HEADER.refusal(
+                self.root / f"{name}.json", "a name with control characters or bytes of no Unicode"
+            )
+        return RecordedUpload(self.root, name, read_header(self.root / f"{name}.json"))
+
+    def entries(self) -> list[RecordedUpload]:
+        """Every upload, sorted by name; a UserError where one has no sound header.
+
+        `examined.examine` passes over such uploads and says why.
+        """
+        return [self.upload(name) for name in self.names()]
 
     def unfinished(self) -> list[str]:
         """Files of tensors without a header: the recorder was stopped between the two."""
         return sorted(
             path.name
             for path in self.root.glob("*.safetensors")
-            if not path.with_suffix(".json").is_file()
+            if not path.with_suffix(".json").exists()
         )
 
     # writing ----------------------------------------------------------------------------------
@@ -208,7 +162,7 @@ class UploadFolder:
             tensors |= {"mask": stored(inputs.mask[images])}
             tensors |= {"permutation": stored(inputs.permutation[images])}
         metadata = {"image_ids": json.dumps(list(inputs.image_ids[images]))}
-        save_tensors(self.root / TRUTH / f"{name}.safetensors", tensors, metadata)
+        save_tensors(self.root / TRUTH_FOLDER / f"{name}.safetensors", tensors, metadata)
 
 
 def save_weights(path: Path, model: LoadedModel, facts: Mapping[str, Any] | None = None) -> None:
@@ -223,21 +177,6 @@ def save_weights(path: Path, model: LoadedModel, facts: Mapping[str, Any] | None
 def stored(tensor: Tensor) -> Tensor:
     """The tensor as safetensors can write it: detached, contiguous, on the CPU."""
     return tensor.detach().cpu().contiguous()
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file; UserError if it is missing or cut off."""
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{path.name}: expected a whole safetensors file, got one that cannot be read ({error}). "
-        "It may be cut off: record or copy it again, or take it and its .json out."
-    )
 
 
 def _card_metadata(model: LoadedModel) -> dict[str, str]:

@@ -11,11 +11,22 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from mjp_privacy.client.recorded.folder import RecordedUpload
 from mjp_privacy.client.recorded.header import UploadHeader
+from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import MIB, FileKind
+from mjp_privacy.core.shown import cut
 from mjp_privacy.data import ImageRecord
+
+PART = FileKind("a file of an upload", "Copy it again, or take the upload's files out.", 1 << 40)
+
+REFUSED = "refused uploads"
+"""What tables call the uploads that cannot be attacked; no other line has this name."""
+
+LONGEST_NAME = 80
+"""Characters of a line's name before its number."""
 
 MAY_DIFFER = (
     "weights",
@@ -67,7 +78,7 @@ class Group:
         for upload in (upload for series in self.series for upload in series.uploads):
             digest.update(upload.name.encode())
             for path in upload.files():
-                digest.update(path.read_bytes() if path.is_file() else b"none")
+                _add(digest, path)
         return digest.hexdigest()
 
     def of(self, records: Sequence[ImageRecord]) -> list[Series]:
@@ -75,23 +86,38 @@ class Group:
         return list(dict.fromkeys(self.by_image[record.image_id] for record in records))
 
 
+def _add(digest: hashlib._Hash, path: Path) -> None:
+    """Add a file's bytes to a digest, or a word if there is none."""
+    if not path.is_file():
+        digest.update(b"none")
+        return
+    with PART.reading(path), path.open("rb") as file:
+        while chunk := file.read(MIB):
+            digest.update(chunk)
+
+
 def group_uploads(uploads: Sequence[RecordedUpload], limit: int | None = None) -> list[Group]:
     """Groups in order of label, round, batch and steps; of each at most `limit` images, but at
     least one step."""
     if limit is not None and limit < 1:
         raise UserError(f"--limit: expected 1 or more images, got {limit}.")
+    lines = lines_of(series_of(uploads))
+    names = _names([members[0].first.header for members in lines])
+    return [_group(n, members, limit) for n, members in zip(names, lines, strict=True)]
+
+
+def lines_of(series: Sequence[Series]) -> list[list[Series]]:
+    """The series that make each line of a table, in the order of the table."""
     by_key: dict[tuple[object, ...], list[Series]] = {}
-    for series in _series(uploads):
-        header = series.first.header
+    for each in series:
+        header = each.first.header
         shared = dataclasses.asdict(header)
         recipe = repr(sorted((k, v) for k, v in shared.items() if k not in MAY_DIFFER))
-        rounds = [(u.header.round, u.header.weights, u.header.lr) for u in series.uploads]
-        rest = f"{recipe} {rounds}"
+        rounds = [(u.header.round, u.header.weights, u.header.lr) for u in each.uploads]
+        rest = f"{recipe} {rounds} {'' if each.first.has_truth else 'without truth'}"
         key = (header.label, header.round, header.batch, header.steps, header.weights, rest)
-        by_key.setdefault(key, []).append(series)
-    ordered = [by_key[key] for key in sorted(by_key, key=repr_of)]
-    names = _names([members[0].first.header for members in ordered])
-    return [_group(n, members, limit) for n, members in zip(names, ordered, strict=True)]
+        by_key.setdefault(key, []).append(each)
+    return [by_key[key] for key in sorted(by_key, key=repr_of)]
 
 
 def repr_of(key: tuple[object, ...]) -> tuple[str, int, int, int, str, str]:
@@ -100,7 +126,7 @@ def repr_of(key: tuple[object, ...]) -> tuple[str, int, int, int, str, str]:
     return str(label), int(str(round)), int(str(batch)), int(str(steps)), str(weights), str(rest)
 
 
-def _series(uploads: Sequence[RecordedUpload]) -> list[Series]:
+def series_of(uploads: Sequence[RecordedUpload]) -> list[Series]:
     """Uploads of one label and series name together; every other upload alone."""
     members: dict[tuple[str, ...], list[RecordedUpload]] = {}
     for upload in uploads:
@@ -110,13 +136,13 @@ def _series(uploads: Sequence[RecordedUpload]) -> list[Series]:
     series = []
     for together in members.values():
         ordered = sorted(together, key=lambda upload: (upload.header.round, upload.name))
-        series.append(Series(tuple(ordered), _records(ordered[0])))
+        series.append(Series(tuple(ordered), records_of(ordered[0])))
     return series
 
 
-def _records(upload: RecordedUpload) -> tuple[ImageRecord, ...]:
+def records_of(upload: RecordedUpload) -> tuple[ImageRecord, ...]:
     """A record for each image of the batch, named as the private image where that is known."""
-    truth, batch = upload.truth(), upload.header.batch
+    truth, batch = upload.truth_file(), upload.header.batch
     if truth is None:
         names = [f"{upload.name}/{place}" for place in range(batch)]
     elif len(truth.image_ids) != batch:
@@ -147,16 +173,26 @@ def _names(headers: Sequence[UploadHeader]) -> list[str]:
             ("round", f"round {header.round}"),
             ("batch", f"B {header.batch}"),
             ("steps", f"E {header.steps}"),
+            ("dtype", header.dtype),
         ):
             if len({getattr(namesake, field_name) for namesake in namesakes}) > 1:
                 parts.append(text)
-        names.append(", ".join(parts))
-    seen: dict[str, int] = {}
-    for place, name in enumerate(names):
-        seen[name] = seen.get(name, 0) + 1
-        if seen[name] > 1:
-            names[place] = f"{name} #{seen[name]}"
-    return names
+        names.append(cut(", ".join(parts), LONGEST_NAME))
+    return _numbered(names)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """The names, with " #2" and so on behind one that was there before."""
+    taken: set[str] = {REFUSED}
+    different = []
+    for name in names:
+        numbered, number = name, 1
+        while numbered in taken:
+            number += 1
+            numbered = f"{name} #{number}"
+        taken.add(numbered)
+        different.append(numbered)
+    return different
 
 
 def _group(name: str, members: Sequence[Series], limit: int | None) -> Group:
@@ -169,5 +205,5 @@ def _group(name: str, members: Sequence[Series], limit: int | None) -> Group:
             "same image one `series` in their headers, or the images different names in the truth "
             "folder."
         )
-    scored = all(series.first.truth() is not None for series in chosen)
+    scored = all(series.first.has_truth for series in chosen)
     return Group(name, header, chosen, scored, header.weights, by_image)

@@ -11,75 +11,107 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.config import ClientConfig, check_client
+from mjp_privacy.client.recorded.model_arguments import ModelArguments
+from mjp_privacy.core.bounds import (
+    Label,
+    Many,
+    Mean,
+    NotNegative,
+    Positive,
+    Share,
+    Spread,
+    Switch,
+    Whole,
+)
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import STRICT, parse
+from mjp_privacy.core.fields import parse, schema
+from mjp_privacy.core.gate.file_kind import BadFile, FileKind
+from mjp_privacy.core.gate.json_files import read_json
+from mjp_privacy.core.shown import shown
 
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Channels = tuple[float, float, float]
+HEADER = FileKind(
+    "the JSON header of an upload, with fields such as label and weights",
+    "Mend it as client/recorded/header.py describes it, record this upload again, or take its "
+    "files out.",
+    1 << 20,
+)
+
+MOST_IMAGES = 10_000
+"""In one step of a client."""
+
+Channels = tuple[Mean, Mean, Mean]
+Spreads = tuple[Spread, Spread, Spread]
+Images = Annotated[int, Field(strict=True, ge=1, le=MOST_IMAGES)]
+Steps = Annotated[int, Field(strict=True, ge=1, lt=1_000_000)]
+ClassIndex = Annotated[int, Field(strict=True, ge=0, lt=1_000_000)]
+InsideFolder = Annotated[str, Field(strict=True, min_length=1, max_length=500)]
+Digest = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
+Levels = Annotated[dict[Label, NotNegative], Field(max_length=10_000)]
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class UploadHeader:
     """One client's message in one round."""
 
-    label: str
+    label: Label
     """What tables call this client and its model."""
-    weights: str
+    weights: InsideFolder
     """The file of the weights before the round, relative to the folder: safetensors, or any
     checkpoint that `load_model` reads."""
     mean: Channels
     """Mean and standard deviation that the client normalised its images with; never guessed."""
-    std: Channels
-    format: Literal[1] = 1
-    weights_sha256: str | None = None
-    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    std: Spreads
+    format: Annotated[int, Field(strict=True, ge=1, le=1)] = 1
+    weights_sha256: Digest | None = None
+    model: ModelArguments = dataclasses.field(default_factory=ModelArguments)
     """Arguments of `load_model` that the weights file does not tell: model, num_heads, img_size."""
-    round: Annotated[int, Field(ge=0)] = 0
-    client: str = "0"
-    series: str | None = None
+    round: Whole = 0
+    client: Label = "0"
+    series: Label | None = None
     """Uploads with the same series name hold the same images, as an attacker assumes of one
     client's rounds; None: this upload stands alone."""
     kind: Literal["gradient", "weight_difference"] = "gradient"
     """weight_difference: weights after minus weights before."""
     dtype: Literal["float32", "float64"] = "float32"
     """The precision in which the client computed."""
-    batch: Count = 1
-    steps: Count = 1
-    optimizer: str = "sgd"
+    batch: Images = 1
+    steps: Steps = 1
+    optimizer: Label = "sgd"
     momentum: Share = 0.0
-    lr: float | None = None
-    weight_decay: float = 0.0
+    lr: Positive | None = None
+    weight_decay: NotNegative = 0.0
     gamma: Share = 0.0
     """MJP's shuffle ratio; 0: nothing is shuffled."""
-    recipe: dict[str, Any] = dataclasses.field(default_factory=dict)
+    recipe: Annotated[dict[Label, Any], Many] = dataclasses.field(default_factory=dict)
     """Other fields of a client in the attack's configs: dal, mask, withhold, defenses, ..."""
-    noise: dict[str, float] = dataclasses.field(default_factory=dict)
+    noise: Levels = dataclasses.field(default_factory=dict)
     """By parameter, the standard deviation of what the recipe's defences added to every entry."""
-    rounding: dict[str, float] = dataclasses.field(default_factory=dict)
+    rounding: Levels = dataclasses.field(default_factory=dict)
     """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
-    undeclared: bool = False
+    undeclared: Switch = False
     """Whether one of the recipe's defences changed the upload and did not say by how much."""
-    labels: tuple[int, ...] | None = None
+    labels: Annotated[tuple[ClassIndex, ...], Field(max_length=MOST_IMAGES)] | None = None
     """Classes of the images, where the attacker knows them; None: read from the gradient."""
-    partial: bool = False
+    partial: Switch = False
     """Whether only some of the tensors that were sent were written down."""
 
     def client_config(self, where: str) -> ClientConfig:
         """The same client as the attack's configs describe it.
 
-        where: the upload's name, which opens the message about a mistake in the recipe.
+        where: the upload's name, which opens the message about a mistake in the recipe. An
+        optimiser that the configs do not know stays in the header alone.
         """
         client_fields = {field.name for field in dataclasses.fields(ClientConfig)}
         shared = {name: getattr(self, name) for name in SHARED_WITH_CLIENT if name in client_fields}
+        if self.optimizer not in KNOWN_OPTIMIZERS:
+            del shared["optimizer"]
         if self.lr is not None:
             shared["lr"] = self.lr
         content = {**self.recipe, "upload": self.kind, **shared}
@@ -96,53 +128,54 @@ class UploadHeader:
 SHARED_WITH_CLIENT = ("batch", "steps", "optimizer", "momentum", "weight_decay")
 """Fields that a header and a client's config have in common."""
 
+KNOWN_OPTIMIZERS: tuple[str, ...] = get_args(get_type_hints(ClientConfig)["optimizer"])
+
 
 def read_header(path: Path) -> UploadHeader:
-    """Read and check a header; a misspelt or missing field is a UserError that names the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path.name}: expected the JSON header of an upload, got a file that cannot be read "
-            f"({error}). Record this upload again, or take its files out."
-        ) from error
-    if not isinstance(content, dict):
-        raise UserError(
-            f"{path.name}: expected a JSON object with fields such as label and weights, got "
-            f"{type(content).__name__}."
-        )
-    header = parse(UploadHeader, content, path.name, {})
-    _check(header, path.name)
+    """Read and check a header; each mistake in it is a UserError that names file and field."""
+    header = read_json(path, HEADER, UploadHeader, {"model": ModelArguments})
+    check_header(header, path)
     return header
 
 
-def _check(header: UploadHeader, where: str) -> None:
-    weights = Path(header.weights)
-    if weights.is_absolute() or ".." in weights.parts:
-        raise UserError(
-            f"{where}, weights: expected a file inside the uploads' folder, got {header.weights!r}."
+def check_header(header: UploadHeader, path: Path) -> None:
+    """Raise for fields that do not fit each other, and for weights outside of the folder."""
+    for place in (PurePosixPath(header.weights), PureWindowsPath(header.weights)):
+        if place.is_absolute() or place.drive or ".." in place.parts:
+            inside = "a file inside the uploads' folder"
+            raise header_refusal(path, "weights", inside, repr(shown(header.weights)))
+    if header.kind == "weight_difference" and header.lr is None:
+        difference = (
+            "a number above 0, because a weight difference is a gradient times the client's "
+            "learning rate"
         )
-    if not all(math.isfinite(n) for n in (*header.mean, *header.std)) or min(header.std) <= 0:
-        raise UserError(
-            f"{where}: expected finite mean and std above 0, got {header.mean} and {header.std}."
-        )
-    if header.kind == "weight_difference" and not (header.lr and 0 < header.lr < math.inf):
-        raise UserError(
-            f"{where}, lr: a weight difference is a gradient times the client's learning rate; "
-            f"expected a number above 0, got {header.lr}."
-        )
+        raise header_refusal(path, "lr", difference, "none")
     if header.labels is not None and len(header.labels) != header.batch:
-        raise UserError(
-            f"{where}, labels: expected one for each of {header.batch} image(s), got "
-            f"{len(header.labels)}."
-        )
+        each = f"one for each of {header.batch} image(s) of the batch"
+        raise header_refusal(path, "labels", each, str(len(header.labels)))
+    try:
+        parse(ClientConfig, header.recipe, "it", {})  # also what the header's own fields replace
+        check_client(header.client_config("it"), header.batch, "recipe")
+    except UserError as error:
+        said = " ".join(str(error).split())
+        raise header_refusal(
+            path,
+            "recipe",
+            "fields of one client's config, whose `upload` is the header's `kind`",
+            said,
+        ) from error
+
+
+def header_refusal(path: Path, field: str, expected: str, got: str) -> BadFile:
+    """The error for one field: header_refusal(path, "lr", "a number above 0", "none")."""
+    return dataclasses.replace(HEADER, expected=expected).refusal(path, got.rstrip("."), field)
 
 
 def header_text(header: UploadHeader) -> str:
     """The header as JSON; most fields are left out where they have their default."""
     fields = {field.name: field for field in dataclasses.fields(header)}
     always = ("label", "weights", "mean", "std", "format", "round", "client", "kind")
-    content = {
+    content: Mapping[str, Any] = {
         name: value
         for name, value in dataclasses.asdict(header).items()
         if name in always or value != _default(fields[name])

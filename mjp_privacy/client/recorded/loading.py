@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS, label_in_gradient
-from mjp_privacy.client.recorded.folder import RecordedUpload
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse
+from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.outline import outline_model
@@ -53,7 +50,7 @@ def stacked(
     common = [name for name in names if all(name in part for part in parts)]
     dtype = getattr(torch, header.dtype)
     grads = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in common}
-    client = parse(ClientConfig, header.recipe, f"{uploads[0].name}, recipe", {})
+    client = header.client_config(uploads[0].name)
     return ClientUpdate(
         grads,
         kind=header.kind,
@@ -102,12 +99,9 @@ def outline_recorded(upload: RecordedUpload) -> LoadedModel:
 
 def _model_arguments(upload: RecordedUpload) -> dict[str, Any]:
     """The arguments of `load_model` that an upload's header states."""
+    upload.check_weights()
     header = upload.header
-    if not upload.weights_path.is_file():
-        raise UserError(
-            f"{upload.name}.json, weights: expected a file beside the uploads, got "
-            f"{header.weights!r}, which is not there. Put the weights from before the round there."
-        )
-    fields = {"mean": header.mean, "std": header.std, **header.model}
+    fields: dict[str, Any] = {"mean": header.mean, "std": header.std, **header.model}
     name = fields.pop("model", None)
-    return {"name": name, "checkpoint": upload.weights_path, **fields}
+    # An absolute path is never taken for a word such as timm:NAME.
+    return {"name": name, "checkpoint": upload.weights_path.absolute(), **fields}

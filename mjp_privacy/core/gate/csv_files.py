@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from mjp_privacy.core.gate.file_kind import FileKind
@@ -33,11 +34,28 @@ def csv_rows(
     known: Collection[str] = (),
 ) -> Iterator[dict[str, str]]:
     """The same of a text that was read already."""
+    return (row for _, row in numbered_rows(text, path, kind, needed, known))
+
+
+def numbered_rows(
+    text: str,
+    path: Path,
+    kind: FileKind,
+    needed: Collection[str] = (),
+    known: Collection[str] = (),
+    *,
+    column: Callable[[str], str] = str,
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Every row with the number of its line.
+
+    column  what a column is called, from its name in the first line: `str.lower` where upper and
+            lower case are the same
+    """
     if "\0" in text:
         raise kind.refusal(path, "a zero byte, which no text holds")
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     with kind.reading(path):
-        columns = next(lines, [])
+        columns = [column(name) for name in next(lines, [])]
     _check_columns(columns, path, kind, needed, known)
     while True:
         with kind.reading(path):
@@ -52,13 +70,13 @@ def csv_rows(
         longest = max(map(len, cells))
         if longest > MOST_LETTERS:
             raise kind.refusal(path, f"a cell of {longest} characters", place)
-        yield dict(zip(columns, cells, strict=True))
+        yield lines.line_num, dict(zip(columns, cells, strict=True))
 
 
 def _check_columns(
     columns: list[str], path: Path, kind: FileKind, needed: Collection[str], known: Collection[str]
 ) -> None:
-    twice = sorted({name for name in columns if columns.count(name) > 1})
+    twice = sorted(name for name, count in Counter(columns).items() if count > 1)
     if twice:
         raise kind.refusal(path, f"the column {shown(twice[0])} twice", "line 1")
     missing = [name for name in needed if name not in columns]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
@@ -77,7 +78,7 @@ class FileKind:
         self.check(path)
         with self.reading(path), open(path, "rb", opener=_without_waiting) as file:
             self._checked(path, os.fstat(file.fileno()))  # it may have been replaced since
-            content = file.read(self.max_bytes + 1)
+            content = _up_to(file, self.max_bytes + 1)
         if len(content) > self.max_bytes:  # a file of /proc has no size of its own
             raise self.refusal(path, f"more than {self.max_bytes / MIB:,.1f} MiB")
         return content
@@ -87,6 +88,17 @@ class FileKind:
         content = self.bytes(path)
         with self.reading(path):
             return content.decode("utf-8-sig")
+
+    def sha256(self, path: Path) -> str:
+        """The SHA-256 of the file's bytes, in hexadecimal, whatever its size in memory."""
+        import hashlib
+
+        digest = hashlib.sha256()
+        self.check(path)
+        with self.reading(path), path.open("rb") as file:
+            while chunk := file.read(MIB):
+                digest.update(chunk)
+        return digest.hexdigest()
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[None]:
@@ -105,6 +117,15 @@ class FileKind:
             if type(error).__name__ != "PanicException":  # of a library in Rust
                 raise
             raise self.refusal(path, reason(error)) from error
+
+
+def _up_to(file: BinaryIO, most: int) -> bytes:
+    """At most so many bytes, in pieces: Python allocates at once what `read` is asked for."""
+    pieces = []
+    while most > 0 and (piece := file.read(min(most, MIB))):
+        pieces.append(piece)
+        most -= len(piece)
+    return b"".join(pieces)
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -16,22 +17,32 @@ from mjp_privacy.core.shown import shown
 T = TypeVar("T")
 
 
-def read_json(path: Path, kind: FileKind, schema: type[T]) -> T:
+def read_json(
+    path: Path, kind: FileKind, schema: type[T], owners: Mapping[str, Any] | None = None
+) -> T:
     """The content of a file as `schema`, a dataclass or TypedDict; each mistake in it is named.
 
-    read_json(path, HEADER, UploadHeader)
+    read_json(path, HEADER, UploadHeader, {"model": ModelArguments})
+
+    owners  what is behind each nested field, to suggest names for misspelt fields inside it
     """
-    return typed(read_json_value(path, kind), path, kind, schema)
+    return typed(read_json_value(path, kind), path, kind, schema, owners)
 
 
-def typed(content: Any, path: Path, kind: FileKind, schema: type[T]) -> T:
+def typed(
+    content: Any,
+    path: Path,
+    kind: FileKind,
+    schema: type[T],
+    owners: Mapping[str, Any] | None = None,
+) -> T:
     """What was read from a file as `schema`; UserError with every mistake in it."""
     if not isinstance(content, Mapping):
         raise kind.refusal(path, f"{_json_kind(content)} where named fields were expected")
     try:
         return TypeAdapter(schema).validate_python(dict(content))
     except ValidationError as error:
-        got = listed_mistakes(error, schema, {})
+        got = listed_mistakes(error, schema, owners or {})
         message = f"{shown(path)}: expected {kind.expected}; got {got}\n{kind.do}"
         raise BadFile(path, message, got) from error
 
@@ -43,8 +54,36 @@ def read_json_value(path: Path, kind: FileKind) -> Any:
 
 def json_value(text: str, path: Path, kind: FileKind) -> Any:
     """The value of a JSON text that a file holds; `path` and `kind` are for messages."""
+    marks: list[_NoNumber] = []
+
+    def marked(word: str) -> _NoNumber:
+        marks.append(_NoNumber(word))
+        return marks[-1]
+
     with kind.reading(path):
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=marked)
+    if marks:
+        where = next(place for place, inner in _inside(value) if inner is marks[0])
+        raise kind.refusal(path, f"{marks[0]}, which is no number in JSON", where)
+    return value
+
+
+class _NoNumber(str):
+    """NaN, Infinity or -Infinity, until it is known which field holds it."""
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """All values in a JSON value, each with its place: ("noise.pos_embed", 0.1)."""
+    left = [("", value)]
+    while left:
+        place, inner = left.pop()
+        yield place, inner
+        pairs: Iterable[tuple[Any, Any]] = ()
+        if isinstance(inner, dict):
+            pairs = inner.items()
+        elif isinstance(inner, list):
+            pairs = enumerate(inner)
+        left += [(f"{place}.{name}" if place else str(name), part) for name, part in pairs]
 
 
 def read_json_lines(path: Path, kind: FileKind) -> list[dict[str, Any]]:
@@ -71,8 +110,8 @@ def _object(text: str) -> dict[str, Any] | None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise ValueError(f"the field {shown(twice)!r} is given twice")
     return fields
 

@@ -123,17 +123,25 @@ class TensorFile:
 
     def check_finite(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise if a floating-point tensor holds NaN or infinity."""
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                bad = int((~tensor.isfinite()).sum())
-                raise self.kind.refusal(
-                    self.path, f"{bad} of {tensor.numel()} numbers that are NaN or infinite", name
-                )
+        check_finite(tensors, self.path, self.kind)
 
     def metadata_value(self, name: str) -> Any:
         """An entry of the metadata that is JSON; None where there is none."""
         text = self.metadata.get(name)
         return None if text is None else json_value(text, self.path, self.kind)
+
+
+def check_finite(tensors: Mapping[str, Tensor], path: Path, kind: FileKind) -> None:
+    """Raise if a floating-point tensor of a file holds NaN or infinity."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = tensor.aminmax()  # both are NaN where any number is
+        if not (low.isfinite() and high.isfinite()):
+            bad = int((~tensor.isfinite()).sum())
+            raise kind.refusal(
+                path, f"{bad} of {tensor.numel()} numbers that are NaN or infinite", name
+            )
 
 
 def _are_counts(numbers: Any) -> bool:

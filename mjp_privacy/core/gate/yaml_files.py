@@ -6,6 +6,7 @@ is built.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,17 @@ MOST_NODES = 50_000
 """Fields and values of a file, each counted as often as anchors repeat it."""
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain values only; `1e-3` is a number, as in YAML 1.2 and everywhere else."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
 def read_mapping(path: Path) -> Mapping[str, Any]:
     """The top-level fields of a YAML file; a field that is given twice is an error."""
     try:
@@ -38,7 +50,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
 def yaml_value(text: str, where: str) -> Any:
     """The value of a YAML text; `where` names it in messages: yaml_value("[1, 2]", "--values")."""
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         try:
             node = loader.get_single_node()
             if node is None:

@@ -18,6 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from mjp_privacy.core.errors import StorageError
+from mjp_privacy.core.files import check_disk
+from mjp_privacy.core.held import check_folder
 from mjp_privacy.experiment.job import Job, Task
 from mjp_privacy.experiment.messages import (
     BlockSkipped,
@@ -92,6 +95,7 @@ class Coordinator:
         try:
             self.engine.submit(tasks)
             while self._open:
+                check_folder(self.folder)
                 lost = self.engine.lost()  # asked first: what they said before is read below
                 heard = list(self._heard())
                 yield from heard
@@ -111,6 +115,8 @@ class Coordinator:
                 if isinstance(message, TaskEnded):
                     del self._open[task.key]
                     file.unlink()
+                    if message.storage:
+                        raise StorageError(message.error, message.storage)
                     if message.error:
                         yield self._failed(task, message.error.strip())
                 elif (news := self._news(message, task)) is not None:
@@ -144,6 +150,8 @@ class Coordinator:
         return message
 
     def _given_again(self, lost: Sequence[tuple[Task, str]]) -> Iterator[TaskLost]:
+        if lost:  # a worker whose disk is full cannot say so
+            check_disk(self.folder)
         again = []
         for task, reason in lost:
             if self._open.get(task.key) != task:

@@ -52,7 +52,9 @@ class _Unfinished:
                 continue
             for task, block in zip(everything, blocks, strict=True):
                 states = {
-                    cell: self.finished.state(facts.run_id, block, self.codes[cell].digest)
+                    cell: self.finished.state(
+                        facts.run_id, block, self.codes[cell].digest, cell.attack.seconds
+                    )
                     for cell, facts in opened.facts.items()
                 }
                 if any(state.left for state in states.values()):

@@ -18,16 +18,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
+from mjp_privacy.core.bounds import Label, Many, Text
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import STRICT, parse
-from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.fields import parse, schema
 from mjp_privacy.core.gate.yaml_files import read_mapping
+from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.shown import shown
 
 Kind = Literal["here", "local", "ray", "slurm"]
 KINDS: tuple[Kind, ...] = ("here", "local", "ray", "slurm")
-Count = Annotated[int, Field(ge=1)]
+Workers = Annotated[int, Field(strict=True, ge=1, le=100_000)]
+Threads = Annotated[int, Field(strict=True, ge=1, le=4096)]
+Minutes = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Gpus = Annotated[float, Field(strict=True, ge=0, le=1024)]
+SlurmNumber = Annotated[int, Field(strict=True, ge=0, le=10**9)]
+Gigabytes = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
 
 OF_KIND: Mapping[str, tuple[str, ...]] = {
     "here": (),
@@ -50,24 +56,24 @@ OF_KIND: Mapping[str, tuple[str, ...]] = {
 """The options that each engine knows."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@schema
 class EngineConfig:
     """An engine and its options; None leaves a choice to the engine."""
 
     kind: Kind = "here"
-    workers: Count | None = None
-    threads: Count | None = None
-    address: str | None = None
-    gpus_per_task: Annotated[float, Field(ge=0)] | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    minutes: Count | None = None
-    memory_gb: Annotated[float, Field(gt=0)] | None = None
-    blocks_per_task: Count | None = None
-    slurm_options: dict[str, str | int] = field(default_factory=dict)
+    workers: Workers | None = None
+    threads: Threads | None = None
+    address: Label | None = None
+    gpus_per_task: Gpus | None = None
+    partition: Label | None = None
+    account: Label | None = None
+    qos: Label | None = None
+    minutes: Minutes | None = None
+    memory_gb: Gigabytes | None = None
+    blocks_per_task: Workers | None = None
+    slurm_options: Annotated[dict[Label, Label | SlurmNumber], Many] = field(default_factory=dict)
     """Further options of sbatch by name, such as {"constraint": "a100"}."""
-    setup: tuple[str, ...] = ()
+    setup: Annotated[tuple[Text, ...], Many] = ()
     """Lines of shell that a task runs first, such as `module load python`."""
 
 
@@ -122,15 +128,15 @@ def _section(engine: str) -> tuple[Mapping[str, Any], str]:
     path = Path(engine)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(
-            f"--engine {engine}: expected {', '.join(KINDS[:-1])} or {KINDS[-1]}, or a YAML file "
-            f"with a section `engine`.{did_you_mean(engine, KINDS)}"
+            f"--engine {shown(engine)}: expected {', '.join(KINDS[:-1])} or {KINDS[-1]}, or a YAML "
+            f"file with a section `engine`.{did_you_mean(engine, KINDS)}"
         )
     content = read_mapping(path)
     section = content.get("engine")
     if not isinstance(section, Mapping):
         raise UserError(
-            f"{path}: expected a section `engine:` with a `kind:` in it, got "
-            f"{', '.join(map(str, content)) or 'an empty file'}."
+            f"{shown(path)}: expected a section `engine:` with a `kind:` in it, got "
+            f"{shown(', '.join(map(str, content))) or 'an empty file'}."
         )
     return section, f"{path}, engine"
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mjp_privacy.core import stops
 from mjp_privacy.core.errors import UserError
 
 INSTALL = (
@@ -57,7 +58,8 @@ class RayConnection:
             }
         logging.getLogger("ray").setLevel(logging.ERROR)  # `ray.init` speaks before it reads this
         try:
-            ray.init(logging_level="ERROR", **options)
+            with stops.kept():  # Ray takes SIGTERM for itself
+                ray.init(logging_level="ERROR", **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise UserError(_refused(address, error)) from error
         return RayConnection(ray.get_runtime_context().gcs_address, True)

@@ -70,7 +70,7 @@ class SlurmEngine:
     @classmethod
     def of(cls, config: EngineConfig, job_file: Path, threads: int, on_gpu: bool) -> SlurmEngine:
         """The engine of these options; arrays of an earlier command are cancelled."""
-        _require_submitit()
+        require_submitit()
         require_slurm()
         _refuse_impossible(config, job_file)
         for folder in (job_file.parent / "slurm").glob("mjp-*"):
@@ -226,7 +226,7 @@ def _refuse_impossible(config: EngineConfig, job_file: Path) -> None:
         )
 
 
-def _require_submitit() -> None:
+def require_submitit() -> None:
     if importlib.util.find_spec("submitit") is None:
         raise UserError(
             "--engine slurm: expected the package submitit, which is not installed here. "

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines.coordinator import Engine
 from mjp_privacy.experiment.engines.options import EngineConfig, visible_gpus, workers_here
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Raise where the packages or programs of this engine are not on this machine."""
+    if config.kind == "ray":
+        from mjp_privacy.experiment.engines.ray_connection import INSTALL
+
+        if find_spec("ray") is None:
+            raise UserError(INSTALL)
+    if config.kind == "slurm":
+        from mjp_privacy.experiment.engines.slurm import require_submitit
+        from mjp_privacy.experiment.engines.slurm_queue import require_slurm
+
+        require_slurm()
+        require_submitit()
 
 
 def start_engine(config: EngineConfig, job_file: Path, threads: int, on_gpu: bool) -> Engine:

@@ -24,6 +24,10 @@ import torch
 
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.held import places
+from mjp_privacy.core.lock import watch_folder
+from mjp_privacy.core.memory import ran_out
+from mjp_privacy.core.storage import at_the_door
 from mjp_privacy.experiment.finished import Finished
 from mjp_privacy.experiment.job import Job, Task
 from mjp_privacy.experiment.messages import Message, TaskEnded, line_of
@@ -74,12 +78,21 @@ def do_task(job_file: str, model: int, block: int, attempt: int = 1) -> None:
         try:
             for message in _workplace(job_file).messages(task):
                 say(message)
-        except UserError as error:  # the worker lacks something that the command found
-            say(TaskEnded(" ".join(str(error).splitlines())))
-        except Exception:
-            say(TaskEnded(traceback.format_exc()))
+        except Exception as error:
+            say(_ended_by(error))
         else:
             say(TaskEnded())
+
+
+def _ended_by(error: Exception) -> TaskEnded:
+    """What is told of a task that an error ended: in one line, unless it is a fault."""
+    if isinstance(error, UserError):  # the worker lacks something that the command found
+        return TaskEnded(" ".join(str(error).splitlines()))
+    if storage := at_the_door(error, places()):
+        return TaskEnded(storage.what, storage.errno or 0)
+    if ran_out(error):
+        return TaskEnded(f"memory ran out ({' '.join(str(error).split()) or 'MemoryError'})")
+    return TaskEnded(traceback.format_exc())
 
 
 def _new_file(folder: Path, task: Task) -> TextIO:
@@ -104,6 +117,7 @@ def _made_for(job_file: str, written_at: int) -> Workplace:
     job = Job.read(Path(job_file))
     os.chdir(job.folder)
     torch.set_num_threads(job.threads)
+    watch_folder(Path(job.root))
     pick_device(job.device)  # as in the command's process: full precision, or a clear refusal
     source = job.source()
     plan = make_plan(job.experiment, source)

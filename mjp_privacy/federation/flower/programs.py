@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
 
 LINK = "loopback"  # the name of our SuperLink in Flower's configuration
 MARK = "federation | "  # opens the lines of our server, to tell them from Flower's
@@ -74,7 +75,7 @@ class SuperLink:
             options += ["--federation-config", _simulation(self.simulated)]
         self._command(["run", str(app), LINK, *options, "--stream"])
         listed = self._command(["list", LINK, "--format", "json"])
-        last = json.loads(listed[listed.index("{") :])["runs"][0]
+        last = _last_run(listed)
         if last["status"] != "finished:completed":
             raise UserError(
                 f"Flower's run ended as {last['status']}. {_cause(last)} "
@@ -135,6 +136,18 @@ def _simulation(nodes: int) -> str:
     """Flower's configuration of a simulation: one processor for each node at work."""
     processors = os.cpu_count() or 1
     return f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={processors}"
+
+
+def _last_run(listed: str) -> Mapping[str, str]:
+    """The latest run that `flwr list --format json` names."""
+    try:
+        run = json.loads(listed[listed.index("{") :])["runs"][0]
+        return {"status": str(run["status"]), "status-details": str(run.get("status-details", ""))}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"flwr list: expected the run's status as JSON, got {shown(listed, 200)!r}. Install "
+            "the version of Flower that pyproject.toml names."
+        ) from error
 
 
 def _cause(run: Mapping[str, Any]) -> str:

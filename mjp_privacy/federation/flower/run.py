@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
+from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_json
 from mjp_privacy.core.lock import locked
@@ -71,6 +72,7 @@ def run_flower(
     `run_flower(config, "images", "out", "flower-deployment", nodes=2, record="all")`
     """
     require_flower(engine)
+    keep_apart(out, {"--data": data, "--val": val})
     folder = output_folder(Path(out)).resolve()
     home = folder / HOME
     run: dict[str, str | float] = {

@@ -10,16 +10,19 @@ was stopped can go on, also with another engine. A client that fails is left out
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from mjp_privacy.client.config import client_recipe
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.gate.json_files import read_json_lines
 from mjp_privacy.federation.flower.records import arrays, cause, order_of, read_reply, whole
 from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.rounds import Federation
@@ -33,6 +36,10 @@ except ImportError as error:
     raise UserError("Flower: expected flwr 1.41 or newer. pip install '.[federated]'.") from error
 
 RECEIVED, ROUNDS = "received", "rounds.jsonl"
+LINES = FileKind(
+    "a line for each round, as the federation writes them",
+    "Delete this file; it says who answered in which round, and nothing is computed from it.",
+)
 PARTITION = "partition"
 SHOWN = 8  # the most clients that a message names
 WAIT = 1.0  # seconds between two searches for SuperNodes
@@ -190,9 +197,9 @@ class RecordingStrategy(Strategy):
         """Write a line of rounds.jsonl; it replaces that of an earlier attempt at the round."""
         round, old = self.federation.round, []
         if self.lines.is_file():
-            old = [json.loads(text) for text in self.lines.read_text("utf-8").splitlines()]
+            old = [line for line in read_json_lines(self.lines, LINES) if _round_of(line) < round]
         new = {"round": round, "arrived": arrived, "missing": self._missing}
-        lines = [*(line for line in old if line["round"] < round), new]
+        lines = [*old, new]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.lines, lambda path: path.write_text(text, "utf-8"))
         for client, why in self._missing.items():
@@ -225,6 +232,12 @@ class RecordingStrategy(Strategy):
 
     def _say(self, message: str) -> None:
         self.federation.journal.say(message)
+
+
+def _round_of(line: Mapping[str, Any]) -> int:
+    """The round that a line is about; a line that was damaged is about none, and is dropped."""
+    number = line.get("round")
+    return number if type(number) is int else sys.maxsize
 
 
 def _part(update: ClientUpdate, names: set[str]) -> ClientUpdate:

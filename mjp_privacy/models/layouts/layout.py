@@ -7,7 +7,7 @@ to a parameter is right for its gradient and for a difference of weights too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
 
 WRAPPERS = (
     *("module", "_orig_mod", "_fsdp_wrapped_module"),  # DataParallel, torch.compile, FSDP
@@ -101,11 +102,12 @@ class Layout:
         towered = self._has_tower(tensors)
         for name, tensor in tensors.items():
             for rule, target in self._applied(name, towered) or [(UNRULED, name)]:
-                taken = rule.take(tensor)
+                taken = _taken(rule, name, tensor)
                 place = target if rule.part is None else f"{target}, part {rule.part}"
                 if place in source:
                     raise UserError(
-                        f"The names {source[place]!r} and {name!r} both mean {place!r}: expected "
+                        f"The names {shown(source[place])!r} and {shown(name)!r} both mean "
+                        f"{shown(place)!r}: expected "
                         "the parameters of one model, got two. Leave one of them out."
                     )
                 source[place] = name
@@ -115,7 +117,7 @@ class Layout:
                     parts.setdefault(target, {})[rule.part] = taken
         for target, pieces in parts.items():
             if len(pieces) == JOINED:
-                own[target] = torch.cat([pieces[part] for part in range(JOINED)], dim=axes)
+                own[target] = _joined([pieces[part] for part in range(JOINED)], axes, target)
         return own
 
     def unknown(self, names: Iterable[str]) -> list[str]:
@@ -147,3 +149,24 @@ class Layout:
             return []
         given = ((rule, rule.own_name(bare)) for rule in self.rules)
         return [(rule, target) for rule, target in given if target is not None]
+
+
+def _taken(rule: Rule, name: str, tensor: Tensor) -> Tensor:
+    try:
+        return rule.take(tensor)
+    except (IndexError, RuntimeError) as error:  # of a shape that has no such rows or axes
+        raise UserError(
+            f"{shown(name)} has the shape {tuple(tensor.shape)}: expected one that holds "
+            f"{rule.own!r}. Give the parameters of a whole Vision Transformer."
+        ) from error
+
+
+def _joined(parts: Sequence[Tensor], axes: int, target: str) -> Tensor:
+    """Query, key and value as one parameter."""
+    if len({(part.shape, part.dtype) for part in parts}) > 1 or parts[0].ndim <= axes:
+        shapes = ", ".join(f"{tuple(part.shape)} of {part.dtype}" for part in parts)
+        raise UserError(
+            f"The query, key and value of {target!r} have the shapes {shapes}: expected three of "
+            "one shape and type. Give the parameters of a whole Vision Transformer."
+        )
+    return torch.cat(list(parts), dim=axes)

@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 
 from attacks import ATTACKS, TRAITS, traits_of
+from mjp_privacy.report.card.chosen_clients import same_client
 from mjp_privacy.report.card.clients import Client, short_gamma
 from mjp_privacy.report.card.content import CardRow
-from mjp_privacy.report.card.rows import exact_pictures, published_line, same_client
+from mjp_privacy.report.card.rows import exact_pictures, published_line
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import image_counts
 

@@ -7,10 +7,11 @@ import textwrap
 from collections.abc import Sequence
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card.chosen_clients import card_clients
 from mjp_privacy.report.card.clients import clients_of
 from mjp_privacy.report.card.content import Card, CardFigure, CardRow
 from mjp_privacy.report.card.facts import facts, not_tried, would_change
-from mjp_privacy.report.card.rows import card_clients, card_rows
+from mjp_privacy.report.card.rows import card_rows
 from mjp_privacy.report.card.sentence import beside, main_row, sentence
 from mjp_privacy.report.pictures.pixels import one_line, shorten
 from mjp_privacy.report.tables.text import DASH, TextTable, below_cap, number

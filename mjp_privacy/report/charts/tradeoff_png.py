@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mjp_privacy.core.drawing import plain_texts
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.shown import plain
 from mjp_privacy.report.charts.svg import INK, MUTED, SIZE, WIDTH, Drawing, marker_outline, resolved
 from mjp_privacy.report.charts.tradeoff import draw, height_of
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
@@ -90,9 +92,8 @@ class Plotted(Drawing):
         font: dict[str, Any] = {
             "fontsize": _points(size),
             "color": _paint(paint),
-            "parse_math": False,
         }
-        self._axes.text(at[0], at[1], content, zorder=4, **place, **font)
+        self._axes.text(at[0], at[1], plain(content), zorder=4, **place, **font)
 
     @property
     def _axes(self) -> Axes:
@@ -110,6 +111,7 @@ def _paint(paint: str) -> str:
     return resolved(paint).replace("currentColor", _DARK_INK)
 
 
+@plain_texts()
 def draw_tradeoff(
     panels: Mapping[str, Sequence[TradeoffPoint]],
     path: Path,

@@ -11,9 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import FileKind
 from mjp_privacy.report.charts.svg import MUTED, shade
 
 ONE_UPLOAD = "1 upload"
+COMPARISON = FileKind("the comparison.csv of `mjp compare`", "Compare the federations again.")
 COLUMNS = ("label", "defence", "scope", "top1", "top1_low", "top1_high", "psnr", "low", "high", "n")
 
 
@@ -147,8 +149,14 @@ def points_from_comparison(
 
     scope: "1 upload" or "any number of uploads".
     """
-    table = pd.read_csv(source) if isinstance(source, Path) else source
+    table = _comparison(source) if isinstance(source, Path) else source
     return tuple(_point(row) for _, row in comparable(table, scope).iterrows())
+
+
+def _comparison(path: Path) -> pd.DataFrame:
+    COMPARISON.check(path)
+    with COMPARISON.reading(path):
+        return pd.read_csv(path)
 
 
 def comparable(table: pd.DataFrame, scope: str = ONE_UPLOAD) -> pd.DataFrame:

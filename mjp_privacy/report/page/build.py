@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card.chosen_clients import distinct_clients
 from mjp_privacy.report.card.circumstances import circumstances
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.card.flags import Flag, fewer_attacks
 from mjp_privacy.report.card.rows import (
     any_uploads_line,
-    distinct_clients,
     floor_level,
     one_upload_line,
     published_line,

@@ -11,9 +11,16 @@ from typing import Any
 
 import yaml
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.gate.yaml_files import yaml_value
+from mjp_privacy.core.sealed import check_seal
+from mjp_privacy.core.shown import plain, shown
+from mjp_privacy.experiment.damaged_lists import EXPERIMENT
 from mjp_privacy.report.loading import Line
 
 CONFIG = "config.yaml"
+IMAGES = FileKind("the list of a run's images", "Run the attack again.", 1 << 34)
 
 
 @dataclass(frozen=True)
@@ -44,16 +51,22 @@ def _kept(run: Path) -> list[Path]:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The resolved config and the software it was made with; empty where unreadable."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        check_seal(path, EXPERIMENT, needed=False)
+        with EXPERIMENT.reading(path):
+            content = yaml_value(EXPERIMENT.text(path), shown(path))
+    except UserError:
         return {}, {}
-    if not isinstance(content, dict):
-        return {}, {}
-    config, software = content.get("experiment"), content.get("made_with")
-    return (
-        config if isinstance(config, dict) else {},
-        software if isinstance(software, dict) else {},
-    )
+    fields = _mapping(content)
+    return _mapping(fields.get("experiment")), _mapping(fields.get("made_with"))
+
+
+def _mapping(content: Any) -> dict[str, Any]:
+    return content if isinstance(content, dict) else {}
+
+
+def _named(run: Path) -> str:
+    """A run's folder, as it may stand in a command that somebody pastes into a terminal."""
+    return plain(run.resolve().name)
 
 
 def config_text(config: dict[str, Any]) -> str:
@@ -74,18 +87,18 @@ def provenance(runs: Sequence[Path], lines: Sequence[Line]) -> tuple[tuple[str, 
             digest = hashlib.sha256(config_text(config.fields).encode()).hexdigest()
             facts.append((f"{prefix}config, sha256", digest))
     for run in runs:
-        prefix = f"{run.resolve().name}: " if len(runs) > 1 else ""
+        prefix = f"{_named(run)}: " if len(runs) > 1 else ""
         images = run / "images.csv"
         if images.is_file():
-            digest = hashlib.sha256(images.read_bytes()).hexdigest()
+            digest = IMAGES.sha256(images)
             facts.append((f"{prefix}list of images and their hashes (images.csv), sha256", digest))
     return (*facts, *_weights(lines))
 
 
 def _prefix(config: RunConfig, runs: int, configs: int) -> str:
     """What tells the facts of one config from those of others."""
-    words = [config.run.resolve().name] if runs > 1 else []
-    words += [str(config.fields.get("name", config.file))] if configs > runs else []
+    words = [_named(config.run)] if runs > 1 else []
+    words += [plain(str(config.fields.get("name", config.file)))] if configs > runs else []
     return f"{', '.join(words)}: " if words else ""
 
 
@@ -104,13 +117,13 @@ def _weights(lines: Sequence[Line]) -> list[tuple[str, str]]:
 def commands(runs: Sequence[Path], lines: Sequence[Line]) -> str:
     """Shell commands that attack and report again; words in capitals stand for your own files."""
     parts = [_attack(config, lines) for config in run_configs(runs) if config.fields]
-    names = [f"again/{run.resolve().name}" for run in runs]
+    names = [f"again/{_named(run)}" for run in runs]
     parts.append(f"mjp report {' '.join(map(quote, names))} --out again/report")
     return "\n".join(parts)
 
 
 def _attack(of_run: RunConfig, lines: Sequence[Line]) -> str:
-    config, name, run = of_run.fields, of_run.file, of_run.run.resolve().name
+    config, name, run = of_run.fields, of_run.file, _named(of_run.run)
     own = [line for line in lines if line.run.endswith(run)]
     words = [f"mjp attack {name} --out {quote(f'again/{run}')}"]
     if any("round" in line.cell.other for line in own):
@@ -120,8 +133,8 @@ def _attack(of_run: RunConfig, lines: Sequence[Line]) -> str:
     planned = max((line.cell.outcome.planned_images for line in own), default=0)
     words += [f"--limit {planned}"] if planned else []
     weights = [
-        f"{quote(label)}=FILE"
-        for label, model in (config.get("models") or {}).items()
+        f"{quote(plain(str(label)))}=FILE"
+        for label, model in _mapping(config.get("models")).items()
         if isinstance(model, dict) and _is_file(model.get("checkpoint"))
     ]
     words += [f"--weights {' '.join(weights)}"] if weights else []

@@ -29,6 +29,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.csv_files import csv_rows
+from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.held import check_folder
+from mjp_privacy.core.spreadsheet import formula_free
+from mjp_privacy.core.storage import writing
 from mjp_privacy.data.files import IMAGE_SUFFIXES
 from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.loading import Line
@@ -39,6 +45,8 @@ INDEX = "index.csv"
 COLUMNS = ("client", "attack", "line", "image_id", "file", "psnr", "psnr_paper", "reference")
 """psnr is the standard variant, on float32; psnr_paper is of the files. reference: what the scores
 compare the file with. Rows of private images have no line and no scores."""
+
+LIST = FileKind("the list of a report's pictures", "Write the report again.", 1 << 32)
 
 TRUTH = {"plain": "original", "input": "fed"}
 """The stored tensors of private images, and the folders they come into."""
@@ -102,7 +110,9 @@ class _Index:
         self.rows.writeheader()
 
     def add(self, **row: Any) -> None:
-        self.rows.writerow(row)
+        self.rows.writerow(
+            {k: formula_free(v) if isinstance(v, str) else v for k, v in row.items()}
+        )
         self.file.flush()
 
 
@@ -167,8 +177,10 @@ class _Writer:
         from PIL import Image
 
         path = self.folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(image)).save(path, compress_level=COMPRESSION)
+        check_folder(path)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels(image)).save(path, compress_level=COMPRESSION)
         self.files.append(path)
 
 
@@ -219,18 +231,17 @@ def remove_listed(folder: Path) -> None:
 
 def _listed(index: Path) -> list[Path] | None:
     """Files of the index that lie where a report writes them, for an index may say anything; None
-    where there is no index of a report."""
+    where there is no index of a report. Of a damaged one the lines before the damage count."""
+    names: list[str] = []
     try:
-        with index.open(newline="", encoding="utf-8", errors="replace") as file:
-            rows = csv.DictReader(file)
-            names = [row.get("file") or "" for row in rows]
-            if tuple(rows.fieldnames or ()) != COLUMNS:
-                return None
-    except (OSError, csv.Error):
-        return None
-    found = [index.parent / name for name in names if _is_ours(name)]
+        for row in csv_rows(LIST.text(index), index, LIST, needed=COLUMNS, known=COLUMNS):
+            names.append(row["file"])
+    except UserError:
+        if not names:
+            return None
+    listed = [index.parent / name for name in names if _is_ours(name)]
     root = index.parent.resolve()
-    return [p for p in found if p.parent.resolve().is_relative_to(root) and p.is_file()]
+    return [p for p in listed if p.parent.resolve().is_relative_to(root) and p.is_file()]
 
 
 def _is_ours(name: str) -> bool:

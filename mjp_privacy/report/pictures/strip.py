@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.shown import plain
+from mjp_privacy.report.card.chosen_clients import card_clients
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.card.content import Card
-from mjp_privacy.report.card.rows import any_uploads_line, card_clients, one_upload_line
+from mjp_privacy.report.card.rows import any_uploads_line, one_upload_line
 from mjp_privacy.report.card.sentence import main_row
 from mjp_privacy.report.card.text import HEADINGS
 from mjp_privacy.report.loading import Line
@@ -97,7 +99,7 @@ def _drawn(rows: Sequence[Sequence[tuple[str, Picture]]]) -> Image:
     for row, tiles in enumerate(rows):
         for column, (heading, pixels) in enumerate(tiles):
             left, top = column * (SIDE + GAP), row * (SIDE + HEAD)
-            text = "\n".join(shorten(line, 26) for line in heading.split("\n"))
+            text = "\n".join(shorten(plain(line), 26) for line in heading.split("\n"))
             draw.multiline_text((left, top + 3), text, fill=INK, font=font)
             tile = Image.fromarray(np.floor(pixels * 255 + 0.5).astype(np.uint8))
             sheet.paste(tile.resize((SIDE, SIDE), Image.Resampling.NEAREST), (left, top + HEAD))

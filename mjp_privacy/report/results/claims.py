@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import FileKind
 from mjp_privacy.core.gate.yaml_files import read_mapping
 from mjp_privacy.report.results.figures import Figures, text_of
 from mjp_privacy.report.results.lines import select
 from mjp_privacy.report.results.tables import block_of, render, with_block
 
+TEXT = FileKind("a text that claims figures", "Correct its name in results/claims.yaml.")
 PLACE = re.compile(r"\{(\w+)\.(\w+)(?::([^}]*))?\}")
 NUMBER = r"(?:-?\d+(?:\.\d+)?(?:e-?\d+)?|∞|–)"
 FIGURE = (
@@ -109,7 +111,7 @@ class Claims:
         return self.root / file
 
     def _read(self, file: str) -> str:
-        return self._path(file).read_text(encoding="utf-8")
+        return TEXT.text(self._path(file))
 
     def _sentence(self, file: str, template: str) -> Verdict:
         pattern, values = self._pattern(template)

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import FileKind
 from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.experiment.score_table import JoinedTable
 from mjp_privacy.report.results.figures import (
@@ -31,6 +32,7 @@ from mjp_privacy.report.line import Line
 from mjp_privacy.report.results.columns import REPEATS
 from mjp_privacy.report.results.rows import Published, read_published
 
+CSV = FileKind("a table of results/", "Make it again, as results/README.md says.")
 Selection = Mapping[str, Any]
 
 
@@ -122,4 +124,6 @@ def published_at(path: Path) -> Published:
 
 @cache
 def _csv(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path)
+    CSV.check(path)
+    with CSV.reading(path):
+        return pd.read_csv(path)

@@ -25,7 +25,11 @@ import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import read_json_lines, write_atomically
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.gate.json_files import json_value, read_json_lines
+from mjp_privacy.core.gate.yaml_files import yaml_value
+from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.score_table import MemoryTable
 from mjp_privacy.experiment.store import RunStore
@@ -35,6 +39,10 @@ from mjp_privacy.report.results.columns import REPEATS, cells, line_rows, long_r
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 
 KEY = "mjp_privacy"  # of the metadata, JSON
+ROWS = FileKind("a file of published rows", "Write it again from the run.", 1 << 30)
+LOG = FileKind("the log of a run", "Take it away.", 1 << 32)
+REPEATED = FileKind("a CSV with image_id and repeated_patches", "Count them again.", 1 << 28)
+EXPERIMENT = FileKind("the experiment of a run", "Run the attack again.", 1 << 24)
 
 
 @dataclass(frozen=True)
@@ -121,15 +129,13 @@ def _first_lines(runs: Sequence[Path], lines: Sequence[Line]) -> list[tuple[Path
 
 
 def _published_run(run: Path, name: str) -> PublishedRun:
-    import yaml
-
-    config = (run / "experiment.yaml").read_bytes()
+    config = EXPERIMENT.bytes(run / "experiment.yaml")
     log = run / "log.jsonl"
-    start = (read_json_lines(log) if log.is_file() else [{}])[0]
+    start = (read_json_lines(log, LOG) or [{}])[0]
     moment = start.get("time")
     return PublishedRun(
         name=name,
-        config=str(yaml.safe_load(config)["experiment"]["name"]),
+        config=str(yaml_value(config.decode(), shown(run))["experiment"]["name"]),
         config_sha256=hashlib.sha256(config).hexdigest(),
         commit=start.get("commit"),
         torch=start.get("torch"),
@@ -174,15 +180,22 @@ def read_published(path: Path | str) -> Published:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"Expected published rows at {path}, but there is no such file.")
-    file = pq.ParquetFile(path)
-    metadata = (file.metadata.metadata or {}).get(KEY.encode())
+    ROWS.check(path)
+    with ROWS.reading(path):
+        file = pq.ParquetFile(path)
+        metadata = (file.metadata.metadata or {}).get(KEY.encode())
     if metadata is None:
         raise UserError(
-            f"{path} is no file of published rows: expected one that "
+            f"{shown(path)} is no file of published rows: expected one that "
             "`python -m mjp_privacy.report.results.rows` wrote."
         )
-    facts = json.loads(metadata)
-    frame = file.read().to_pandas()
+    with ROWS.reading(path):
+        facts = json_value(metadata.decode(), path, ROWS)
+        frame = file.read().to_pandas()
+        return _published(facts, frame, path)
+
+
+def _published(facts: Mapping[str, Any], frame: pd.DataFrame, path: Path) -> Published:
     by_line = dict(tuple(frame.groupby("line", sort=False)))
     store = RunStore(path.parent / "no reconstructions are published")
     lines = tuple(
@@ -215,7 +228,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     repeats = None
     if given.repeats is not None:
-        counted = pd.read_csv(given.repeats, dtype={"image_id": str})
+        REPEATED.check(given.repeats)
+        with REPEATED.reading(given.repeats):
+            counted = pd.read_csv(given.repeats, dtype={"image_id": str})
         repeats = dict(zip(counted["image_id"], counted[REPEATS], strict=True))
     write_published(
         given.runs,

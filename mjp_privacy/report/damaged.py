@@ -1,0 +1,40 @@
+"""Rows and pictures that changed after they were written: in no figure, and said once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mjp_privacy.core.shown import shown
+from mjp_privacy.report.line import Line
+
+NAMED = 3
+"""Files that are called by their names."""
+
+
+def damaged_units(lines: Sequence[Line]) -> tuple[int, int]:
+    """How many images of lines with damaged files have no rows that count, and how many images all
+    lines have: an image counts once for each of its lines."""
+    counts = [(_planned(line), len(line.images) + len(line.unreadable)) for line in lines]
+    lost = (
+        max(1, planned - there)
+        for line, (planned, there) in zip(lines, counts, strict=True)
+        if line.left_out
+    )
+    return sum(lost), sum(max(planned, there) for planned, there in counts)
+
+
+def _planned(line: Line) -> int:
+    return line.cell.outcome.planned_images + len(line.unreadable)
+
+
+def damaged_notes(lines: Sequence[Line]) -> list[str]:
+    """One sentence of how many units are damaged, and in which files."""
+    files = [line.store.place(path) for line in lines for path in sorted(line.left_out.because)]
+    if not files:
+        return []
+    lost, of = damaged_units(lines)
+    named = ", ".join(map(shown, files[:NAMED])) + (", …" if len(files) > NAMED else "")
+    return [
+        f"DAMAGED: {lost} units of {of} are damaged and in no figure: run the attack again "
+        f"({named})"
+    ]

@@ -1,0 +1,120 @@
+"""The attacks that search look at their time: past it they give what they have."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from attacks import find_attack
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.core.budget import limited
+from mjp_privacy.data import load_images
+from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels, Reconstruction
+from mjp_privacy.models import LoadedModel
+from tests.helpers.models import tiny_model
+
+SIDE, PATCH = 96, 16
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    shape = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": 96, "num_heads": 4}
+    return tiny_model(
+        shape | {"depth": 1, "num_classes": 10, "mean": 0.5, "std": 0.5},
+        weights="drawn",
+        unknown_embedding=True,
+    )
+
+
+def built(name: str, **options: object) -> Attack:
+    attack = find_attack(name, options)
+    assert not isinstance(attack, Control)
+    return attack
+
+
+def view_of(
+    attack: Attack, model: LoadedModel, images: int = 1, gamma: float = 0.5
+) -> AttackerView:
+    pixels = torch.stack([i.image for i in load_images("embedded", size=SIDE, limit=images)])
+    labels, ids = torch.zeros(images, dtype=torch.long), [str(index) for index in range(images)]
+    inputs = SETTINGS["c"].prepare(
+        pixels, labels, ids, patch_size=PATCH, gamma=gamma, round=0, seed=0
+    )
+    update = FedSGDClient(model, ClientConfig()).update(inputs, names=list(attack.needs(model)))
+    size = Pixels(SIDE, model.card.mean, model.card.std)
+    return AttackerView(model, [update], size, labels, "plain")
+
+
+def timed(
+    attack: Attack, view: AttackerView, seconds: float
+) -> tuple[Reconstruction, set[int], float]:
+    """What the attack gives in this time, the images that it ended, and the time that it took."""
+    began = time.thread_time()
+    with limited(seconds, len(view.updates[0].grads["patch_embed.proj.weight"])) as budget:
+        made = attack.run(view, generator=torch.Generator().manual_seed(0))
+    return made, budget.cut, time.thread_time() - began
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.3])
+def test_the_lattice_gives_the_spans_picture_where_its_search_is_ended(
+    model: LoadedModel, seconds: float
+) -> None:
+    attack, span = built("pixel_lattice"), built("masked_span")
+    view = view_of(attack, model)
+    guess = span.run(view, generator=torch.Generator()).images
+    began = time.thread_time()
+    span.run(view, generator=torch.Generator())
+    guessing = time.thread_time() - began
+    made, cut, took = timed(attack, view, seconds)
+    assert cut == {0}
+    assert took < 2 * seconds + guessing + 1.0  # one call of LLL is not interrupted
+    assert made.images is not None
+    assert guess is not None
+    if seconds > guessing:  # else the guess itself was ended
+        assert made.diagnostics["lattice_found"].item() == 0
+        assert torch.allclose(made.images, guess, atol=1e-12)
+    assert made.images.isfinite().all()
+
+
+def test_a_search_that_ends_in_time_is_the_same_under_a_budget(model: LoadedModel) -> None:
+    attack = built("pixel_lattice", prior="stationary")
+    view = view_of(attack, model, gamma=0.1)
+    made, cut, _ = timed(attack, view, 600.0)
+    free = attack.run(view, generator=torch.Generator())
+    assert not cut
+    assert made.images is not None
+    assert free.images is not None
+    assert made.images.equal(free.images)
+
+
+@pytest.mark.parametrize("name", ["inverting_gradients", "april_optimization"])
+def test_matching_gives_the_best_picture_so_far(model: LoadedModel, name: str) -> None:
+    attack = built(name, steps=1_000_000, restarts=2)
+    view = view_of(attack, model)
+    built(name, steps=1).run(view, generator=torch.Generator().manual_seed(0))  # imports breaching
+    made, cut, took = timed(attack, view, 2.0)
+    assert cut == {0}
+    assert took < 4.0
+    assert made.images is not None
+    assert made.images.isfinite().all()
+    assert 1 < made.diagnostics["steps"].item() < 100_000
+    short, _, _ = timed(attack, view, 0.5)
+    better = made.diagnostics["cosine_distance"] < short.diagnostics["cosine_distance"]
+    assert better.all()
+
+
+def test_a_jigsaw_is_put_together_as_far_as_time_allows(model: LoadedModel) -> None:
+    from attacks.jigsaw.solver import solve
+
+    pieces = torch.rand(36, 3 * PATCH * PATCH, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(36, dtype=torch.bool)
+    began = time.thread_time()
+    with limited(0.05) as budget:
+        order = solve(pieces, mask, pieces, grid=6, patch_size=PATCH, rounds=1_000_000)
+    assert budget.cut == {0}
+    assert time.thread_time() - began < 1.0
+    assert sorted(order.tolist()) == list(range(36))

@@ -1,0 +1,44 @@
+"""Words of strangers in messages: one line, drawn and never obeyed."""
+
+import pytest
+
+from mjp_privacy.core.shown import cut, plain, shown
+
+
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        ("photo 1.png", "photo 1.png"),
+        ("grün 猫 é", "grün 猫 é"),
+        ("a\x1b[2Jb", r"a\x1b[2Jb"),
+        ("a\nb\tc\r", r"a\nb\tc\r"),
+        ("a\x07\x9bb", r"a\x07\x9bb"),
+        ("\u202egnp.exe", r"\u202egnp.exe"),
+        ("a\u2028b\u200bc\ufeff", r"a\u2028b\u200bc\ufeff"),
+        ("a\udcffb", r"a\udcffb"),
+        ("a\0b", r"a\x00b"),
+        ("\U000e0041", r"\U000e0041"),
+    ],
+)
+def test_invisible_characters_are_escaped(text: str, drawn: str) -> None:
+    assert shown(text) == drawn
+    shown(text).encode()  # a lone surrogate would not be printable
+
+
+def test_a_long_text_keeps_its_ends() -> None:
+    text = shown("a" * 5000 + "z")
+    assert len(text) <= 300
+    assert text.startswith("aaa")
+    assert text.endswith("z")
+    assert "..." in text
+    assert shown("x" * 300) == "x" * 300
+    assert cut("abcdefghij", 7) == "ab...ij"
+
+
+def test_a_long_text_of_escapes_stays_short() -> None:
+    assert len(shown("\x1b" * 5000)) <= 300
+
+
+def test_lines_may_be_kept() -> None:
+    assert plain("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+    assert shown(5) == "5"

@@ -1,0 +1,90 @@
+"""Recorded uploads of a small plain federation, and ways to spoil and to attack them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.store import RunStore
+
+NAME = "b1s1_r00001_000_at00001"
+"""One of the four uploads: the first image in the first of two rounds."""
+
+ATTACKS: dict[str, Any] = {
+    "name": "attacks",
+    "attacks": [
+        {"name": "grey"},
+        {"name": "patch_gradient"},
+        {"name": "april"},
+        {"name": "multi_round", "options": {"uploads": 2, "prior": "stationary"}},
+        {"name": "multi_round", "label": "three", "options": {"uploads": 3}},
+    ],
+}
+ONE: dict[str, Any] = {"attacks": [{"name": "patch_gradient"}]}
+
+
+def copied(recorded: Path, place: Path) -> Path:
+    """A copy of the uploads to spoil."""
+    shutil.copytree(recorded, place)
+    return place
+
+
+def edit(folder: Path, name: str = NAME, **changes: Any) -> None:
+    """Change fields of one header."""
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_all(folder: Path, **changes: Any) -> None:
+    """Change fields of every header."""
+    for path in folder.glob("*.json"):
+        edit(folder, path.stem, **changes)
+
+
+def change(path: Path, altered: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> None:
+    """Write a safetensors file again with other tensors and the same metadata."""
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    save_file(dict(altered(load_file(path))), path, metadata or None)
+
+
+def change_upload(
+    folder: Path, altered: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+) -> None:
+    """Write the tensors of one upload again, altered."""
+    change(folder / f"{NAME}.safetensors", altered)
+
+
+def change_truth(
+    folder: Path, altered: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+) -> None:
+    """Write the private images of one upload again, altered."""
+    change(folder / "truth" / f"{NAME}.safetensors", altered)
+
+
+def as_float64(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors in double precision."""
+    return {name: tensor.to(torch.float64) for name, tensor in tensors.items()}
+
+
+def attacked(folder: Path, **changes: Any) -> Any:
+    """The summary of a run, its rows of standard PSNR with the attack's title, and all rows."""
+    out = folder.parent / "run"
+    summary = attack_uploads(load_experiment(ATTACKS | changes), folder, out, device="cpu")
+    store = RunStore(out)
+    cells = store.read_cells()
+    rows = pd.concat([store.read_rows(cell["run_id"]) for cell in cells])
+    titles = {cell["run_id"]: cell["attack"] for cell in cells}
+    rows = rows.assign(title=rows["run_id"].map(titles))
+    return summary, rows[(rows["metric"] == "psnr") & (rows["variant"] == "standard")], rows

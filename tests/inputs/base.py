@@ -1,0 +1,148 @@
+"""Small valid inputs of every command, from which bad ones are made.
+
+images/, images.zip, classes/, reference/, reconstruction/   pictures
+model.safetensors, mjp.safetensors, *.pth                    checkpoints of random weights
+experiment.yaml, own.yaml, uploads.yaml, training.yaml, federation.yaml, site.yaml
+run/, federation/, uploads/, trained/, prior.safetensors     what the commands made of them
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from tests.helpers.runs import photographs
+from tests.helpers.training import class_folders
+from tests.inputs.forks import ForkServer, Job
+
+SIDE, PATCH = 32, 8
+
+MODEL: dict[str, Any] = {
+    "img_size": SIDE,
+    "patch_size": PATCH,
+    "embed_dim": 40,
+    "depth": 1,
+    "num_heads": 2,
+    "num_classes": 5,
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.25, 0.25, 0.25],
+}
+EXPERIMENT: dict[str, Any] = {
+    "name": "small",
+    "block": 2,
+    "attacks": [{"name": "patch_gradient", "label": "leak", "options": {}}],
+    "models": {"M": {**MODEL, "checkpoint": "random", "mean": 0.5, "std": 0.25}},
+    "grid": [{"models": ["M"], "settings": ["a"], "gammas": [0.5], "attacks": ["leak"]}],
+    "client": {"batch": 1},
+    "dtypes": ["float32"],
+    "seed": 0,
+}
+OWN: dict[str, Any] = {
+    "name": "own",
+    "attacks": [{"name": "grey"}],
+    "models": {"own": {}},
+    "grid": [{"models": ["own"], "settings": ["a"]}],
+}
+UPLOADS: dict[str, Any] = {
+    "name": "uploads",
+    "attacks": [
+        {"name": "patch_gradient"},
+        {"name": "masked_span", "options": {"prior": "stationary"}},
+        {"name": "multi_round", "options": {"uploads": 2, "prior": "stationary"}},
+    ],
+}
+PRIOR: dict[str, Any] = {
+    **EXPERIMENT,
+    "models": {"M": {**EXPERIMENT["models"]["M"], "unknown_embedding": True}},
+    "attacks": [
+        {"name": "masked_span", "label": "leak", "options": {"prior": "prior.safetensors"}}
+    ],
+    "grid": [{"models": ["M"], "settings": ["c"], "gammas": [0.5], "attacks": ["leak"]}],
+}
+TRAINING: dict[str, Any] = {
+    "name": "small",
+    "model": {**MODEL, "drop_path": 0.0},
+    "recipe": {"epochs": 1, "batch": 4, "lr": 0.001, "precision": "float32"},
+    "augmentation": {"rand_augment": None, "mixup": 0, "cutmix": 0, "erasing": 0, "repeats": 1},
+    "jigsaw": {"shuffle": "none", "gamma": 0.5},
+    "data": {"store": "memory"},
+    "seed": 0,
+}
+FEDERATION: dict[str, Any] = {
+    "name": "small",
+    "rounds": 2,
+    "model": {**MODEL, "unknown_embedding": True},
+    "gamma": 0.5,
+    "data": {"store": "memory"},
+    "clients": {"number": 2, "per_round": 2, "split": "iid", "alpha": 0.5},
+    "client": {"batch": 1, "plain_share": 0.0},
+    "server": {"optimizer": "sgd", "lr": 0.1},
+    "record": {"rounds": [0], "images": 2, "probes": [{"batch": 1, "uploads": 2}]},
+    "attacks": [{"name": "grey"}],
+    "evaluate_every": 2,
+    "seed": 0,
+}
+SITE: dict[str, Any] = {"engine": {"kind": "here"}}
+
+CONFIGS = {
+    "experiment.yaml": EXPERIMENT,
+    "own.yaml": OWN,
+    "uploads.yaml": UPLOADS,
+    "prior.yaml": PRIOR,
+    "training.yaml": TRAINING,
+    "federation.yaml": FEDERATION,
+    "site.yaml": SITE,
+}
+
+COMMANDS: dict[str, list[str]] = {
+    "prior": ["fit-prior", "--images", "images", "--patch", "8", "--out", "prior.safetensors"],
+    "run": ["attack", "experiment.yaml", "--images", "images", "--out", "run"],
+    "federation": ["federate", "federation.yaml", "--data", "classes", "--out", "federation"],
+    "trained": [
+        *("train", "training.yaml", "--data", "classes"),
+        *("--val", "classes", "--out", "trained"),
+    ],
+}
+"""How what is made by commands is made, each in the folder of all inputs."""
+
+
+def write_base(folder: Path, server: ForkServer) -> None:
+    """Make all of it in an empty folder; raises if a command does not end well."""
+    photographs(folder / "images", 4)
+    shutil.make_archive(str(folder / "images"), "zip", folder / "images")
+    class_folders(folder / "classes", images=2, classes=5, side=SIDE)
+    for name in ("reference", "reconstruction"):
+        photographs(folder / name, 2, labelled=False)
+    for name, content in CONFIGS.items():
+        (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
+    _write_checkpoints(folder)
+    jobs = [Job(name, argv, folder, 120) for name, argv in COMMANDS.items()]
+    for job in jobs:  # one after the other: they print into one folder
+        (outcome,) = server.run([job])
+        if outcome.code:
+            raise RuntimeError(f"{' '.join(job.argv)} ended with {outcome.code}: {outcome.said}")
+    shutil.copytree(folder / "federation" / "uploads", folder / "uploads")
+
+
+def _write_checkpoints(folder: Path) -> None:
+    from mjp_privacy.client.recorded.folder import save_weights
+    from mjp_privacy.models import load_model
+
+    for name, unknown in (("model", False), ("mjp", True)):
+        shape = {**MODEL, "unknown_embedding": unknown}
+        model = load_model(checkpoint="random", **shape)
+        save_weights(folder / f"{name}.safetensors", model)
+        state = {key: value.detach().clone() for key, value in model.named_parameters()}
+        torch.save(state, folder / f"{name}.pth")
+        torch.save({"model": state, "epoch": 3}, folder / f"{name}_nested.pth")
+    official = dict(state)
+    rows = [official["pos_embed"], official.pop("unk_embed").reshape(1, 1, -1)]
+    official["pos_embed.weight"] = torch.cat(rows, 1)[0]
+    del official["pos_embed"]
+    save_file(official, folder / "official_mjp.safetensors", {"num_heads": json.dumps(2)})

@@ -1,0 +1,138 @@
+"""`mjp report` of what is no run, and into what is no folder: one sentence each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mjp_privacy.cli import main
+from mjp_privacy.report.pictures.files import COLUMNS
+from tests.helpers.report_rows import small_run
+
+
+def empty(root: Path) -> Path:
+    (root / "empty").mkdir()
+    return root / "empty"
+
+
+def foreign(root: Path) -> Path:
+    (root / "photos").mkdir()
+    (root / "photos" / "a.png").touch()
+    return root / "photos"
+
+
+def federation(root: Path) -> Path:
+    small_run(root / "minute" / "attack")
+    (root / "minute" / "metrics.jsonl").touch()
+    return root / "minute"
+
+
+def training(root: Path) -> Path:
+    (root / "J").mkdir()
+    (root / "J" / "metrics.jsonl").touch()
+    return root / "J"
+
+
+def earlier_report(root: Path) -> Path:
+    (root / "report").mkdir()
+    (root / "report" / "index.html").touch()
+    return root / "report"
+
+
+def several_runs(root: Path) -> Path:
+    for number in range(7):
+        small_run(root / "results" / str(number))
+    return root / "results"
+
+
+def a_pipe(root: Path) -> Path:
+    os.mkfifo(root / "pipe")
+    return root / "pipe"
+
+
+def a_pipe_for_cells(root: Path) -> Path:
+    (root / "run").mkdir()
+    os.mkfifo(root / "run" / "cells.json")
+    return root / "run"
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (empty, "is not a run folder: expected cells.json in it; the folder is empty. Give the"),
+        (foreign, "expected cells.json in it; got other files. Give the folder that was the --out"),
+        (federation, "of a training or a federation. Give what lies in it: "),
+        (training, "it is the folder of a training or a federation. Give the folder"),
+        (earlier_report, "it is the folder of a report"),
+        (several_runs, "/4 … (7 in all)"),
+        (a_pipe, "is a file. Give the folder"),
+        (a_pipe_for_cells, "a named pipe"),
+        (lambda root: root / ("x" * 300), "is file name too long"),
+    ],
+)
+def test_what_is_no_run(
+    make: Callable[[Path], Path],
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = make(tmp_path)
+    assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+    if make is federation:
+        assert str(run / "attack") in error
+
+
+@pytest.mark.parametrize(
+    ("out", "expected"),
+    [
+        ("run", "is the run itself. Give another --out"),
+        ("run/rows/report", "lies among the rows of the run. Give another --out, such as"),
+        ("run/reconstructions", "lies among the reconstructions of the run"),
+        ("file", "is a file. Give another --out"),
+        ("file/below", "expected a folder, or a place where one can be made"),
+        ("x" * 300, "is file name too long. Give another --out"),
+        ("link", "expected a folder, or a place where one can be made"),
+        ("folders", "The report cannot be written into"),
+    ],
+)
+def test_where_no_report_can_be(
+    out: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_run(tmp_path / "run")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folders" / "index.html").mkdir(parents=True)
+    assert main(["report", str(run), "--out", str(tmp_path / out)]) == 2
+    assert expected in capsys.readouterr().err
+
+
+DAMAGED = {
+    "nothing": "",
+    "zero byte": "\0",
+    "half a line": ",".join(COLUMNS) + "\nplain,april,1,a,plain/april/a.png,1,1,\nplain,ap",
+    "open quote": ",".join(COLUMNS) + '\n"plain',
+    "column twice": ",".join((*COLUMNS, "file")) + "\n",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_list_of_pictures_is_written_anew(kind: str, tmp_path: Path) -> None:
+    run, out = small_run(tmp_path / "run"), tmp_path / "out"
+    picture = out / "pictures" / "plain" / "april" / "a.png"
+    picture.parent.mkdir(parents=True)
+    picture.touch()
+    (out / "pictures" / "index.csv").write_text(DAMAGED[kind])
+    assert main(["report", str(run), "--out", str(out), "--pictures", "all"]) == 0
+    assert picture.exists() == (kind != "half a line")
+
+
+def test_a_run_may_lie_in_the_folder_of_its_report(tmp_path: Path) -> None:
+    assert main(["report", str(small_run(tmp_path / "run")), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "index.html").is_file()

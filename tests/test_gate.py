@@ -1,0 +1,249 @@
+"""Nobody but the gate opens a file to read it: whoever does would need all its checks again.
+
+What counts as reading: functions of libraries that take a path, `open` without a mode that writes,
+and parsers of text that came from a file. A file that may do one of these stands in ALLOWED.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("mjp_privacy", "attacks")
+GATE = "mjp_privacy/core/gate/"
+
+READERS = {
+    *("read_text", "read_bytes", "open_binary", "open_text"),
+    *("read_parquet", "read_csv", "read_excel", "read_pickle", "read_feather", "read_hdf"),
+    *("ParquetFile", "ParquetDataset", "read_metadata", "read_schema", "open_file", "memory_map"),
+    *("safe_open", "load_file", "fromfile", "genfromtxt", "loadtxt", "imread", "memmap"),
+}
+"""Functions that read a file, whatever they are called on."""
+
+OF_MODULES = {
+    "torch": {"load"},
+    "json": {"load", "loads"},
+    "pickle": {"load", "loads"},
+    "np": {"load"},
+    "numpy": {"load"},
+    "pd": {"read_table", "read_json"},
+    "yaml": {"load", "safe_load", "full_load", "unsafe_load", "safe_load_all"},
+    "Image": {"open"},
+    "csv": {"reader", "DictReader"},
+    "zipfile": {"ZipFile"},
+    "tarfile": {"open"},
+    "gzip": {"open"},
+    "io": {"open", "FileIO"},
+    "os": {"open"},
+    "OmegaConf": {"load"},
+}
+"""The same by the name that stands before the dot."""
+
+OWN = {"source", "self", "store"}
+"""What has methods of these names of its own: source.read_bytes is behind the gate already."""
+
+SEALED = "rows and pictures of the run: damage.py looks at their seals first, under its reading()"
+STORED = "JSON in a cell of the table: the gate has read the table that it stands in"
+BEHIND = "text that the gate has read"
+SHIPPED = "a file of the installation"
+LOGS = "the end of what our own workers printed, for a message"
+
+ALLOWED: dict[str, tuple[set[str], str]] = {
+    "mjp_privacy/data/decoding.py": ({"Image.open"}, "the gate of images, after its own checks"),
+    "mjp_privacy/data/zip_files.py": ({"zipfile.ZipFile"}, "the gate of zips, after ZIP.check"),
+    "mjp_privacy/core/files.py": ({"os.open"}, "a descriptor for fsync"),
+    "mjp_privacy/core/held.py": ({"os.open"}, "a folder's descriptor, which is not read"),
+    "mjp_privacy/core/lock.py": ({"os.open"}, "the lock, which is not read"),
+    "mjp_privacy/core/memory.py": ({"read_text"}, "what the system says of its memory"),
+    "mjp_privacy/core/sealed.py": ({"open"}, "digests of bytes, in pieces; nothing is parsed"),
+    "mjp_privacy/core/checked_lines.py": ({"open"}, "to append a line behind the last whole one"),
+    "mjp_privacy/core/tensor_files.py": (
+        {"open", "loads"},
+        "seals a file that it has just written",
+    ),
+    "mjp_privacy/experiment/block_file.py": (
+        {"ParquetFile", "read_metadata", "loads"},
+        SEALED,
+    ),
+    "mjp_privacy/experiment/compaction.py": ({"ParquetFile", "read_metadata"}, SEALED),
+    "mjp_privacy/experiment/part_file.py": ({"ParquetFile", "read_metadata", "loads"}, SEALED),
+    "mjp_privacy/experiment/row_files.py": (
+        {"ParquetFile", "read_metadata", "read_parquet"},
+        SEALED,
+    ),
+    "mjp_privacy/experiment/stored_units.py": ({"ParquetFile", "read_metadata"}, SEALED),
+    "mjp_privacy/experiment/stored_pictures.py": ({"safe_open"}, SEALED),
+    "mjp_privacy/experiment/image_list.py": ({"csv.reader"}, BEHIND),
+    "mjp_privacy/experiment/timings.py": ({"loads"}, BEHIND),
+    "mjp_privacy/experiment/messages.py": ({"loads"}, "a line of our own workers, checked after"),
+    "mjp_privacy/experiment/source_code.py": ({"read_bytes"}, SHIPPED),
+    "mjp_privacy/experiment/engines/coordinator.py": ({"open"}, "lines of our own workers"),
+    "mjp_privacy/experiment/engines/local.py": ({"read_text"}, LOGS),
+    "mjp_privacy/experiment/engines/slurm_queue.py": ({"read_text"}, LOGS),
+    "mjp_privacy/federation/flower/programs.py": ({"read_bytes", "loads"}, LOGS),
+    "mjp_privacy/federation/flower/records.py": ({"loads"}, "what our own server sent"),
+    "mjp_privacy/federation/listing.py": ({"read_text"}, SHIPPED),
+    "mjp_privacy/federation/rounds.py": ({"loads"}, "its own text, for the form that JSON gives"),
+    "mjp_privacy/report/card/facts.py": ({"loads"}, STORED),
+    "mjp_privacy/report/cell_columns.py": ({"loads"}, STORED),
+    "mjp_privacy/report/rounds.py": ({"loads"}, STORED),
+    "mjp_privacy/report/page/render.py": ({"read_text"}, SHIPPED),
+    "mjp_privacy/training/journal.py": ({"loads"}, BEHIND),
+    "mjp_privacy/training/published.py": ({"loads"}, BEHIND),
+    "mjp_privacy/training/snapshots.py": ({"loads"}, "its own text"),
+    "attacks/breaching/closed_form.py": ({"read_text"}, SHIPPED),
+    "attacks/breaching/matching.py": ({"read_text"}, SHIPPED),
+}
+"""Reads outside the gate: the functions, and why."""
+
+
+def reads(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The line and the name of each call that reads a file, but for those whose errors the gate
+    turns: inside `with KIND.reading(path):`."""
+    turned = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With) and any(_is_gate(item) for item in node.items)
+        for inner in ast.walk(node)
+    }
+    own = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGES)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and id(node) not in turned:
+            name = _called(node.func)
+            if name not in own and _is_reading(name, node):
+                yield node.lineno, name
+
+
+def _is_gate(item: ast.withitem) -> bool:
+    call = item.context_expr
+    return isinstance(call, ast.Call) and _called(call.func).endswith(".reading")
+
+
+def _called(function: ast.expr) -> str:
+    """The name of a function as it is written: json.loads, path.open, safe_open."""
+    if isinstance(function, ast.Name):
+        return function.id
+    if not isinstance(function, ast.Attribute):
+        return ""
+    before = function.value
+    owner = before.id if isinstance(before, ast.Name) else ""
+    if isinstance(before, ast.Attribute):
+        owner = before.attr
+    return f"{owner}.{function.attr}"
+
+
+def _is_reading(name: str, call: ast.Call) -> bool:
+    owner, _, function = name.rpartition(".")
+    if function in OF_MODULES.get(owner, ()):
+        return not (name == "os.open" and "O_WRONLY" in ast.unparse(call))
+    if owner in OWN:
+        return False
+    if function == "open":
+        return _opens_a_file(name == "open", call)
+    return function in READERS
+
+
+def _opens_a_file(built_in: bool, call: ast.Call) -> bool:
+    """Whether an `open` may read: `open(path)` and `path.open("rb")`, not `path.open("w")`.
+
+    Where a method's first word is no mode, it is one of something else: source.open(model).
+    """
+    words = [
+        *call.args[1 if built_in else 0 :],
+        *(k.value for k in call.keywords if k.arg == "mode"),
+    ]
+    modes = [word.value for word in words if isinstance(word, ast.Constant)]
+    mode = next((mode for mode in modes if isinstance(mode, str)), "r")
+    if words and not modes and not built_in:
+        return False
+    return not set(mode) & set("wax") or "+" in mode
+
+
+def found() -> Iterator[tuple[str, int, str]]:
+    """Every read outside the gate: file, line, function."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            place = path.relative_to(ROOT).as_posix()
+            if not place.startswith(GATE):
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+                yield from ((place, line, name) for line, name in reads(tree))
+
+
+def test_nobody_else_reads_files() -> None:
+    strangers = [
+        f"{place}:{line} {name}"
+        for place, line, name in found()
+        if not {name, name.rpartition(".")[2]} & ALLOWED.get(place, (set(), ""))[0]
+    ]
+    assert not strangers, "\n".join(
+        ["these read files without the gate (mjp_privacy/core/gate):", *strangers]
+    )
+
+
+def test_what_is_allowed_is_done() -> None:
+    done: dict[str, set[str]] = {}
+    for place, _, name in found():
+        done.setdefault(place, set()).update({name, name.rpartition(".")[2]})
+    idle = [place for place, (names, _) in ALLOWED.items() if not names & done.get(place, set())]
+    assert not idle, f"ALLOWED names files that read nothing any more: {', '.join(idle)}"
+    assert all(reason for _, reason in ALLOWED.values())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open(path)",
+        "open(path, 'rb')",
+        "path.open()",
+        "path.open('r', encoding='utf-8')",
+        "path.open('r+b')",
+        "path.open(mode='rb')",
+        "(folder / 'x').open()",
+        "path.read_text()",
+        "(folder / 'x').read_bytes()",
+        "json.loads(text)",
+        "yaml.safe_load(text)",
+        "torch.load(path, weights_only=True)",
+        "safe_open(path, 'pt')",
+        "load_file(path)",
+        "pd.read_csv(path)",
+        "pq.ParquetFile(path)",
+        "read_metadata(path)",
+        "Image.open(path)",
+        "np.load(path)",
+        "csv.DictReader(file)",
+        "os.open(path, os.O_RDONLY)",
+    ],
+)
+def test_it_sees_a_read(code: str) -> None:
+    assert list(reads(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "with KIND.reading(path), safe_open(path, 'pt') as file:\n    file.keys()",
+        "with self.kind.reading(path):\n    json.loads(text)",
+        "path.open('w')",
+        "open(path, 'ab')",
+        "path.open('x', encoding='utf-8')",
+        "path.write_text(text)",
+        "source.open(model)",
+        "source.read_bytes(record)",
+        "json.dumps(content)",
+        "model.load(state)",
+        "os.open(os.devnull, os.O_WRONLY)",
+        "webbrowser.open(url)",
+    ],
+)
+def test_it_sees_nothing_else(code: str) -> None:
+    assert not list(reads(ast.parse(code)))

@@ -1,0 +1,117 @@
+"""`mjp train` and `mjp curves` as commands and processes: killed, on several, with slips."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from mjp_privacy.cli import main
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.training.run import train
+from tests.helpers.training import class_folders, content, curve, small, weights
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_command_trains_a_row_and_says_what_is_wrong(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**content(), "rows": {"J": {}, "K": {"seed": 4}}}))
+    where = [str(config), "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    assert main(["train", *where, "--row", "K", "--epochs", "1"]) == 0
+    assert str(tmp_path / "run" / "model.safetensors") in capsys.readouterr().out
+    assert main(["train", *where]) == 2
+    assert "expected --row NAME" in capsys.readouterr().err
+    assert main(["train", *where, "--row", "K"]) == 2
+    assert "recipe.epochs was 1 and is 2" in capsys.readouterr().err
+
+
+def _command(config: Path, data: Path, out: Path) -> list[str]:
+    files = [str(config), "--data", str(data), "--out", str(out)]
+    return ["-m", "mjp_privacy", "train", *files, "--device", "cpu", "--threads", "1"]
+
+
+def test_kill_9_in_the_middle_ends_with_the_same_curve(data: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content(recipe={"epochs": 100})))
+    for run in ("killed", "whole"):
+        command = [sys.executable, *_command(config, data, tmp_path / run)]
+        if run == "killed":
+            process = subprocess.Popen(command, cwd=ROOT)
+            deadline = time.monotonic() + 120
+            while len(curve(tmp_path / run)) < 30 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            reached = curve(tmp_path / run)[-1]["step"]
+            assert 60 <= reached < 600, "the run was killed in its middle"
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+    before, after = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("mask_per", ["batch", "image"])
+def test_two_processes_lose_as_one_does(data: Path, tmp_path: Path, mask_per: str) -> None:
+    """Same global batch, gloo; without drop path, mixup and the like, which each process draws."""
+    config = tmp_path / "config.yaml"
+    fields = content(
+        model={"drop_path": 0},
+        jigsaw={"mask_per": mask_per, "first_epoch": 0},
+        recipe={"epochs": 6},
+        log_every=1,
+        checkpoint_minutes=0.0003,  # falls due at other steps by each process's clock
+    )
+    val = class_folders(tmp_path / "val", images=7)  # 21 images: unequal shares
+    config.write_text(yaml.safe_dump(fields))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    for run, launcher in (("one", []), ("two", torchrun)):
+        command = [sys.executable, *launcher, *_command(config, data, tmp_path / run)]
+        subprocess.run([*command, "--val", str(val)], cwd=ROOT, check=True, env=environment)
+    one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
+    assert len(one) == len(two) == 36
+    for line, other in zip(one, two, strict=True):
+        assert other["loss"] == pytest.approx(line["loss"], abs=1e-5)
+        assert other["dal"] == pytest.approx(line["dal"], abs=1e-5)
+    measured = [line["val_top1"] for line in one if "val_top1" in line]
+    assert measured == [line["val_top1"] for line in two if "val_top1" in line]
+    assert len(set(measured)) > 1
+
+
+def test_a_batch_must_be_shareable(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UserError, match=r"4 processes can share equally, got 6.*--batch 4"):
+        train(small(), data=data, out=tmp_path / "run", device="cpu")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    mixed = small(recipe={"batch": 9}, augmentation={"mixup": 0.8})
+    with pytest.raises(UserError, match=r"an even number each, for mixup, got 9.*--batch 6"):
+        train(mixed, data=data, out=tmp_path / "run", device="cpu")
+
+
+def test_slips_of_the_command_line_are_named(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content()))
+    command = [str(config), "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    for more, words in (
+        (["--threads", "0"], "--threads: expected 1 or more, got 0"),
+        (["--workers", "-1"], "--workers: expected 0 or more, got -1"),
+        (["--overlay", str(tmp_path)], "No metrics.jsonl in"),
+        (["--batch", "0"], "recipe.batch"),
+    ):
+        assert main(["train", *command, *more]) == 2
+        assert words in capsys.readouterr().err
+    config.write_text(yaml.safe_dump({**content(), "rows": {"J": "yes"}}))
+    assert main(["train", *command, "--row", "J"]) == 2
+    assert "rows.J: expected fields that replace the base's, got 'yes'" in capsys.readouterr().err

@@ -1,0 +1,223 @@
+"""What a training keeps is verified before it is used: its checkpoint, its journal, its weights."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mjp_privacy.cli import main
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.tensor_files import save_tensors
+from mjp_privacy.models import load_model
+from mjp_privacy.training.run import train
+from tests.helpers.training import class_folders, curve, small
+
+Change = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a finished training, by name."""
+    root = tmp_path_factory.mktemp("finished")
+    train(small(), data=class_folders(root / "data"), out=root / "run", device="cpu", workers=0)
+    return {file.name: file.read_bytes() for file in (root / "run").iterdir() if file.is_file()}
+
+
+@pytest.fixture
+def run(tmp_path: Path, finished: dict[str, bytes]) -> Path:
+    """A folder with these files."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name, content in finished.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def again(run: Path, data: Path) -> Path:
+    return train(small(), data=data, out=run, device="cpu", workers=0)
+
+
+def flipped(path: Path, place: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1
+    path.write_bytes(content)
+
+
+def other_weights(path: Path) -> None:
+    model = load_model(checkpoint=path)
+    tensors = {name: p.detach() + 1 for name, p in model.named_parameters()}
+    save_tensors(path, tensors, {}, sealed=True)
+
+
+LOST: list[tuple[Change, str]] = [
+    (lambda path: path.unlink(), "no file of this name"),
+    (lambda path: path.write_bytes(path.read_bytes()[:-9]), "changed after it was written"),
+    (lambda path: path.write_bytes(b""), "it was damaged, or another program wrote it"),
+    (lambda path: flipped(path, 0.5), "changed after it was written"),
+    (lambda path: flipped(path, 0.999), "changed after it was written"),
+    (lambda path: flipped(path, 0.05), "changed after it was written"),
+]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model_float16.safetensors"])
+@pytest.mark.parametrize(("change", "said"), LOST)
+def test_finished_weights_that_are_lost_are_made_again(
+    data: Path,
+    run: Path,
+    finished: dict[str, bytes],
+    capsys: pytest.CaptureFixture[str],
+    change: Change,
+    said: str,
+    name: str,
+) -> None:
+    change(run / name)
+    again(run, data)
+    printed = capsys.readouterr().err
+    assert f"{name}: " in printed
+    assert "it is made again from checkpoint.pt" in printed
+    assert "nothing to do" not in printed
+    assert (run / name).read_bytes() == finished[name]
+    again(run, data)
+    assert "finished already; nothing to do" in capsys.readouterr().err
+
+
+def test_somebody_elses_whole_weights_are_not_taken_for_the_trained_ones(
+    data: Path, run: Path, finished: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other_weights(run / "model.safetensors")
+    again(run, data)
+    said = "model.safetensors: other weights than those that were trained; it is made again"
+    assert said in capsys.readouterr().err
+    assert (run / "model.safetensors").read_bytes() == finished["model.safetensors"]
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> Change:
+    """A checkpoint with one thing changed in it, and whole otherwise."""
+
+    def edit(path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        change(state)
+        torch.save(state, path)
+
+    return edit
+
+
+def first(state: dict[str, Any]) -> dict[str, Any]:
+    moments: dict[str, Any] = state["optimizer"]["state"][0]
+    return moments
+
+
+NAN = float("nan")
+WRONG: list[tuple[Change, str]] = [
+    (lambda path: path.write_bytes(b""), "got what cannot be read"),
+    (lambda path: path.write_bytes(path.read_bytes()[:3000]), "it is cut off"),
+    (lambda path: flipped(path, 0.5), "damaged bytes in"),
+    (lambda path: torch.save(5, path), "a number where named fields were expected"),
+    (lambda path: torch.save([1], path), "a list where named fields were expected"),
+    (lambda path: torch.save({}, path), "config: this field is needed"),
+    (edited(lambda s: s.update(dict.fromkeys(s))), "config: Input should be a valid string"),
+    (edited(lambda s: s.update(config="{")), "got what cannot be read"),
+    (edited(lambda s: s.update(config="5")), "a config without fields"),
+    (edited(lambda s: s.update(step=-1)), "step: Input should be greater than or equal to 0"),
+    (edited(lambda s: s.update(step=True)), "step: Input should be a valid integer"),
+    (edited(lambda s: s.update(step=13)), "step 13 of a training of 12 steps"),
+    (edited(lambda s: s.update(step=10**30)), "step: Input should be less than or equal to"),
+    (edited(lambda s: s.pop("made_with")), "made_with: this field is needed"),
+    (edited(lambda s: s.update(made_with=[{}])), "made_with.0.commit: this field is needed"),
+    (edited(lambda s: s.update(val_top1=NAN)), "val_top1: Input should be a finite number"),
+    (edited(lambda s: s.update(val_top1=101.0)), "val_top1: Input should be less than or equal"),
+    (edited(lambda s: s.update(model=[1])), "model: Input should be a valid dictionary"),
+    (edited(lambda s: s.update(model={})), "model: expected the checkpoint.pt"),
+    (edited(lambda s: s["model"].update(x=torch.zeros(1))), "tensors of another model (x)"),
+    (edited(lambda s: s["model"].update(cls_token=1)), "int in place of a tensor"),
+    (edited(lambda s: s["model"].update(cls_token=torch.zeros(1))), "(1,) of torch.float32 where"),
+    (edited(lambda s: s["model"]["cls_token"].fill_(NAN)), "numbers that are NaN or infinite"),
+    (edited(lambda s: s.update(optimizer={})), "no state of this optimiser"),
+    (edited(lambda s: s["optimizer"]["param_groups"].pop()), "no state of this optimiser"),
+    (edited(lambda s: s["optimizer"]["param_groups"][0].update(eps=7.0)), "eps 7.0, not"),
+    (edited(lambda s: s["optimizer"]["param_groups"][0].update(params=[])), "other parameters"),
+    (edited(lambda s: first(s).update(exp_avg=torch.zeros(1))), "no moments of parameter 0"),
+    (edited(lambda s: first(s)["exp_avg"].fill_(NAN)), "no moments of parameter 0"),
+    (edited(lambda s: s["optimizer"]["state"].update({999: {}})), "no moments of parameter 999"),
+    (edited(lambda s: s["optimizer"]["state"].update(x={})), "no moments of parameter x"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), WRONG)
+def test_a_checkpoint_that_is_wrong_is_one_sentence(
+    data: Path, run: Path, change: Change, said: str
+) -> None:
+    change(run / "checkpoint.pt")
+    with pytest.raises(UserError) as caught:
+        again(run, data)
+    assert said in str(caught.value)
+    assert "checkpoint.pt" in str(caught.value)
+    assert "Give another --out, or remove that file to start anew." in str(caught.value)
+    assert (run / "model.safetensors").is_file()
+
+
+def test_a_bit_anywhere_in_a_checkpoint_is_found_or_has_no_part(data: Path, run: Path) -> None:
+    """What stands between the entries of the zip is no content."""
+    path, draw = run / "checkpoint.pt", random.Random(0)
+    good = path.read_bytes()
+    expected = torch.load(path, weights_only=True)["model"]["cls_token"]
+    refused = 0
+    for _ in range(40):
+        changed = bytearray(good)
+        changed[draw.randrange(len(good))] ^= 1 << draw.randrange(8)
+        path.write_bytes(changed)
+        try:
+            again(run, data)
+        except UserError:
+            refused += 1
+            continue
+        assert torch.equal(torch.load(path, weights_only=True)["model"]["cls_token"], expected)
+    assert refused > 20
+
+
+NOISE = b'\xff\xfe\n[1]\n5\n{}\n{"step": true}\n{"step": -1}\n' + b"[" * 5000 + b"\n"
+
+
+def test_damaged_lines_of_the_journal_are_left_out_and_said(
+    data: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = curve(run)
+    path = run / "metrics.jsonl"
+    path.write_bytes(NOISE + path.read_bytes() + b'{"step": 1')
+    assert curve(run) == lines
+    again(run, data)
+    assert "metrics.jsonl: 7 damaged line(s) are left out" in capsys.readouterr().err
+    assert curve(run) == lines
+    assert b"\xff" not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (NOISE, "got 7 lines of something else"),
+        (b"5\n", "got 1 lines of something else"),
+        (b'{"step": 1, "epoch": NaN, "cross_entropy": 1}\n', "got 1 lines of something else"),
+        (b'{"step": 1, "epoch": 1}\n', "got 1 lines of something else"),
+    ],
+)
+def test_curves_of_a_journal_that_is_none(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, said: str
+) -> None:
+    (run / "metrics.jsonl").write_bytes(content)
+    assert main(["curves", str(run), "--out", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert "metrics.jsonl: expected a line of JSON for each measurement" in printed
+
+
+@pytest.mark.parametrize("place", ["a file", "a dangling link"])
+def test_curves_into_what_is_no_folder(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    out = tmp_path / "out"
+    out.touch() if place == "a file" else out.symlink_to(tmp_path / "nowhere" / "at all")
+    assert main(["curves", str(run), "--out", str(out)]) == 2
+    assert "--out" in capsys.readouterr().err
