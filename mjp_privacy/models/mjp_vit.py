@@ -17,7 +17,7 @@ from mjp_privacy.models.localization import (
     masked_l1,
 )
 from mjp_privacy.models.variant import Variant
-from mjp_privacy.models.vit import START_STD, Block, VisionTransformer
+from mjp_privacy.models.vit import Block, VisionTransformer, start_
 
 PositionEmbedding = Literal["learned", "exposed", "strict"]
 FirstBlock = Literal["intact", "closed_form"]
@@ -206,7 +206,7 @@ class MJPVisionTransformer(VisionTransformer):
 
 def _table(rows: int, dim: int) -> nn.Parameter:
     table = torch.empty(1, rows, dim)
-    return nn.Parameter(table if table.is_meta else nn.init.trunc_normal_(table, std=START_STD))
+    return nn.Parameter(table if table.is_meta else start_(table))
 
 
 def with_closed_form_block(model: MJPVisionTransformer) -> MJPVisionTransformer:

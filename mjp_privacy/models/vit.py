@@ -7,6 +7,7 @@ the same random start from the same seed, and the same outputs bit for bit: `tes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -18,6 +19,13 @@ from mjp_privacy.models.variant import Activation, Variant
 
 CHANNELS = 3
 START_STD, CLASS_START_STD = 0.02, 1e-6  # of tables and linear layers; of the class token
+
+
+def start_(table: Tensor) -> Tensor:
+    """Fill with normal numbers of START_STD, at most 2: the inverse of their distribution at
+    uniform ones, as timm draws them. torch's `trunc_normal_` draws others from 2.15 on."""
+    with torch.no_grad():
+        return table.uniform_(-1, 1).erfinv_().mul_(START_STD * math.sqrt(2)).clamp_(-2, 2)
 
 
 class QuickGELU(nn.Module):
@@ -174,11 +182,11 @@ class VisionTransformer(nn.Module):
     def _start(self) -> None:
         """Draw the start of tables and linear layers, in timm's order."""
         if self.pos_embed is not None:
-            nn.init.trunc_normal_(self.pos_embed, std=START_STD)
+            start_(self.pos_embed)
         nn.init.normal_(self.cls_token, std=CLASS_START_STD)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=START_STD)
+                start_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 

@@ -118,8 +118,8 @@ class Contents:
     @cached_property
     def notes(self) -> tuple[Section, ...]:
         """The sections of notes."""
-        damaged = Section("Damaged files", tuple(self.loaded.remarks))
-        return all_notes(self.lines, damaged, choices_section(self.lines, self.derived))
+        left_out = Section("What is left out", tuple(self.loaded.remarks))
+        return all_notes(self.lines, left_out, choices_section(self.lines, self.derived))
 
     def main(self, *, folded: bool) -> TextTable:
         """Every line; without the folded ones if there are others: those in float64."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from mjp_privacy.client.recorded.groups import REFUSED
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.gate.file_kind import BadFile
 from mjp_privacy.experiment.cell_facts import CellFacts
@@ -63,11 +64,27 @@ def load_runs(runs: Sequence[Path]) -> Loaded:
                 f"{run} is an empty run: expected rows of its {len(cells)} cell(s) under "
                 f"{run / 'rows'}, but there are none. {AGAIN}"
             )
-        lines += loaded
+        lines += [line for line in loaded if not _is_refused(line)]
+        remarks += _refused(name, loaded)
         said, times = _lists(store)
         timings.append(times.assign(run=name))
         remarks += [f"DAMAGED: {name}: {words}" for words in said]
     return Loaded(lines, pd.concat(timings, ignore_index=True), remarks)
+
+
+def _refused(name: str, lines: Sequence[Line]) -> list[str]:
+    """A sentence for uploads that could not be attacked: they are no client's line."""
+    count = sum(line.cell.outcome.planned_images for line in lines if _is_refused(line))
+    if not count:
+        return []
+    return [
+        f"REFUSED: {name}: {count} upload(s) could not be attacked and are in no figure. "
+        "`mjp check` names what is wrong with each; mended, the same attack takes them in."
+    ]
+
+
+def _is_refused(line: Line) -> bool:
+    return line.cell.model.label == REFUSED
 
 
 def _lists(store: RunStore) -> tuple[list[str], pd.DataFrame]:

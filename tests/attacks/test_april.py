@@ -72,6 +72,19 @@ def test_what_is_not_in_the_upload_is_named() -> None:
         assert said in refusal.text
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("dist_token", "a distillation token"), ("index_embed", "an index table")]
+)
+def test_tables_that_the_equations_leave_out_are_refused(name: str, said: str) -> None:
+    view = view_of(April())
+    assert April().unsupported(view) is None
+    setattr(view.model, name, torch.nn.Parameter(torch.zeros(1, 1, 96)))
+    refusal = April().unsupported(view)
+    assert refusal is not None
+    assert refusal.kind == "model"
+    assert said in refusal.text
+
+
 def test_the_aware_one_needs_an_unknown_embedding() -> None:
     aware = UnknownAwareApril()
     plain, masks = (planted_model(unknown_embedding=has) for has in (False, True))

@@ -18,6 +18,7 @@ from mjp_privacy.client.recorded.groups import REFUSED
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.loading import load_runs
 from tests.helpers.uploads import (
     ATTACKS,
     NAME,
@@ -219,6 +220,16 @@ def test_without_a_sound_upload_nothing_is_run(
     assert f"  {NAME}: {NAME}.json: expected the JSON header" in said
     assert "gamma: Input should be less than or equal to 1; got 2." in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_report_counts_refused_uploads_and_draws_no_line_of_them(folder: Path) -> None:
+    edit_all(folder, series=None)
+    edit(folder, gamma=2)
+    attacked(folder, **ONE)
+    loaded = load_runs([folder.parent / "run"])
+    assert REFUSED not in {line.cell.model.label for line in loaded.lines}
+    (remark,) = loaded.remarks
+    assert "REFUSED: run: 1 upload(s) could not be attacked and are in no figure" in remark
 
 
 def test_what_is_mended_leaves_no_row_behind(folder: Path) -> None:
