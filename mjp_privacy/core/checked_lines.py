@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.files import appending, write_atomically
 from mjp_privacy.core.held import check_folder
 from mjp_privacy.core.storage import writing
 
@@ -113,7 +113,7 @@ class CheckedLines:
         check_folder(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab+") as file:
+            with appending(path) as file:
                 size = file.seek(0, os.SEEK_END)
                 if (keep := _whole_lines(file, size)) != size:
                     file.truncate(keep)

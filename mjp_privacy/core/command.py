@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +27,10 @@ CLOSED = 141  # nobody reads the output: 128 and the number of the signal, as st
 GOES_ON = "the same command goes on from here"
 ANEW = "the same command starts anew"
 NEW_LINE = "\n"
+MOST_THREADS = 4096
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # tab and the line's end are none
+LONGEST_WORD = 2000
+"""Characters in one word of a command line. The parser would repeat it in a box of its own."""
 UNFIT = (*GONE, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 """Numbers of errors that say that a path is not what the command line takes it for."""
 
@@ -60,6 +65,7 @@ class Usage:
         import tyro
 
         _refuse_empty(argv)
+        _refuse_unreadable(argv)
         defaults: dict[str, Any] = {} if default is None else {"default": default}
         config = () if both_ways else (tyro.conf.FlagCreatePairsOff,)
         try:
@@ -88,6 +94,21 @@ def _refuse_empty(argv: Sequence[str]) -> None:
                 "shell gives. Name a value, or leave the option out."
             )
         option = word if word.startswith("-") else option
+
+
+def _refuse_unreadable(argv: Sequence[str]) -> None:
+    """Raise for a word that nobody can read on a terminal: too long, or with control characters."""
+    for word in argv:
+        if len(word) > LONGEST_WORD:
+            raise UserError(
+                f"{shown(word, 80)}: expected at most {LONGEST_WORD} characters, got {len(word)}. "
+                "Give a shorter word, or a path from another folder."
+            )
+        if CONTROL.search(word):
+            raise UserError(
+                f"{shown(word, 80)}: expected no control characters on the command line. Rename "
+                "the file, or leave them out."
+            )
 
 
 class _Parsed(SystemExit):
@@ -180,8 +201,8 @@ def use_threads(threads: int | None) -> None:
     """Let torch use this many CPU threads; None keeps torch's own number."""
     if threads is None:
         return
-    if threads < 1:
-        raise UserError(f"--threads: expected 1 or more, got {threads}.")
+    if not 1 <= threads <= MOST_THREADS:
+        raise UserError(f"--threads: expected 1 to {MOST_THREADS}, got {shown(threads, 40)}.")
     import torch
 
     torch.set_num_threads(threads)

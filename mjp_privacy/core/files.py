@@ -16,13 +16,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from mjp_privacy.core.errors import StorageError, UserError
+from mjp_privacy.core.gate.file_kind import FileKind
 from mjp_privacy.core.held import check_folder
 from mjp_privacy.core.stops import holding
 from mjp_privacy.core.storage import ALWAYS, writing
 
 DAY = 24 * 3600.0  # seconds; nothing takes so long to write
+ADDED_TO = FileKind(
+    "a file that lines are added to", "Take it away, or give another --out.", 1 << 50
+)
 PROBE = 1 << 16  # bytes; a full disk often has room for a few hundred
 
 
@@ -131,6 +136,14 @@ def write_json(path: Path, content: object) -> None:
     """Write JSON atomically; NaN and infinity are errors, since JSON has no such numbers."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
+
+
+def appending(path: Path) -> BinaryIO:
+    """The file opened to read it and to add to its end; one that is no file is refused unopened,
+    for a named pipe without a reader would keep the command waiting."""
+    if path.exists():
+        ADDED_TO.check(path)
+    return path.open("ab+")
 
 
 def output_file(path: Path) -> Path:

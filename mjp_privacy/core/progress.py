@@ -11,6 +11,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from mjp_privacy.core.files import appending
+
 PLAIN_INTERVAL = 10.0  # seconds between two plain lines
 
 
@@ -89,8 +91,9 @@ class RunProgress:
     def say(self, message: str, **facts: object) -> None:
         """Show a message; the log gets it too, together with these facts."""
         if self.log:
-            with self.log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"time": time.time(), "message": message, **facts}) + "\n")
+            with appending(self.log) as file:
+                line = json.dumps({"time": time.time(), "message": message, **facts})
+                file.write(line.encode() + b"\n")
         if self.bar:
             self.console.print(message, markup=False, highlight=False)
         else:

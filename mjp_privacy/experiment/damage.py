@@ -142,7 +142,7 @@ def _rows_fault(store: RunStore, path: Path, *, sealed: bool) -> str:
     """What is wrong with a file of rows; empty if it counts."""
     seal = _seal(path, ROWS)
     if seal is None:  # it was compacted just now
-        return ""
+        return "a link to no file" if path.is_symlink() else ""
     if isinstance(seal, str):
         return seal
     if seal.written is not None:

@@ -98,8 +98,11 @@ def line_of(message: Message) -> str:
 
 def message_of(line: str) -> Message:
     """The message of a line; ValueError if it is not one."""
-    name, content = json.loads(line)
-    if name not in _KINDS:
+    try:
+        name, content = json.loads(line)
+    except (TypeError, RecursionError) as error:  # a number; a thousand brackets
+        raise ValueError("no name and content") from error
+    if not isinstance(name, str) or name not in _KINDS:
         raise ValueError(f"no message is called {name!r}")
     message: Message = _adapter(name).validate_python(content)
     return message

@@ -52,7 +52,7 @@ def unpack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
         name: tensor.float() / 255 if _scale_of(name, tensor, metadata) == BYTES else tensor
         for name, tensor in tensors.items()
     }
-    if "target" in metadata:
+    if metadata.get("target") in unpacked:
         unpacked["target"] = unpacked[metadata["target"]]
     return unpacked
 

@@ -90,7 +90,8 @@ def _ids(path: Path) -> list[str]:
             ids = json.loads(file.metadata()["image_ids"])
     except BadFile:
         return []
-    return [image_id for image_id in ids if isinstance(image_id, str)]
+    named = ids if isinstance(ids, list) else []
+    return [image_id for image_id in named if isinstance(image_id, str)]
 
 
 def _block(path: Path) -> int:
@@ -109,11 +110,20 @@ def file_stamps(folder: Path) -> Stamps:
     """The stamps of a cell's files, sorted by name; none if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
-            found = [entry for entry in entries if _is_block(entry.name)]
-            stats = [(entry.name, entry.stat()) for entry in found]
+            stats = [(e.name, _status(e)) for e in entries if _is_block(e.name)]
     except FileNotFoundError:
         return ()
-    return tuple(sorted((n, s.st_ino, s.st_size, s.st_mtime_ns) for n, s in stats))
+    return tuple(sorted((n, s.st_ino, s.st_size, s.st_mtime_ns) for n, s in stats if s))
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """What the system knows of a file, or of a link that leads nowhere; None if it went just now."""
+    for follow in (True, False):
+        try:
+            return entry.stat(follow_symlinks=follow)
+        except OSError:
+            continue
+    return None
 
 
 def _is_block(name: str) -> bool:

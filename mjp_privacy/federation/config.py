@@ -77,7 +77,7 @@ class Recording:
     images: Count = 8
     """Number of private training images; all rounds and probes use the same ones."""
     probes: Annotated[tuple[Probe, ...], Many] = (Probe(),)
-    parameters: Annotated[tuple[ParameterName, ...], Many] | None = None
+    parameters: Annotated[tuple[ParameterName, ...], Field(min_length=1), Many] | None = None
     """Parameters whose tensors are written down; None: those that closed-form attacks read."""
 
 

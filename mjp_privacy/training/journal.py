@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.files import appending, write_atomically
 from mjp_privacy.core.gate.file_kind import FileKind, is_there
 
 METRICS = "metrics.jsonl"
@@ -41,8 +41,8 @@ class Journal:
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line to the file."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with appending(self.path) as file:
+            file.write(json.dumps(line).encode() + b"\n")
 
     def show(self, line: dict[str, Any]) -> None:
         """Show loss, accuracy, speed and time left, every PLAIN_INTERVAL seconds and at the end."""

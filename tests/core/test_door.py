@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -218,3 +220,26 @@ def test_what_the_same_command_does_afterwards_is_told_by_each(
     usage = Usage("mjp list", "mjp list")
     assert answered(ended_by(KeyboardInterrupt()), [], usage) == 130
     assert capsys.readouterr().err == f"stopped by Ctrl-C; {ANEW}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--name", ""], "--name: expected a value, got an empty text"),
+        (["--name="], "--name: expected a value, got an empty text"),
+        (["--name", "x" * 2001], "expected at most 2000 characters, got 2001"),
+        (["--name", "a\x1b[2Jb"], "a\\x1b[2Jb: expected no control characters"),
+    ],
+)
+def test_words_that_nobody_can_read_are_refused_before_they_are_parsed(
+    words: list[str], expected: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(expected)):
+        USAGE.parse(_Named, words)
+
+
+@dataclass
+class _Named:
+    """A command with one option."""
+
+    name: str = "x"

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.core import files
-from mjp_privacy.core.files import abandoned, write_atomically
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import abandoned, appending, write_atomically
 from mjp_privacy.core.lock import locked
 
 WRITER = """
@@ -111,3 +112,14 @@ def test_names_of_earlier_versions_hold_no_machine_and_are_abandoned(
 ) -> None:
     (tmp_path / name).touch()
     assert [path.name for path in abandoned(tmp_path)] == [name]
+
+
+def test_lines_are_added_to_files_alone(tmp_path: Path) -> None:
+    with appending(tmp_path / "new") as file:
+        file.write(b"one\n")
+    with appending(tmp_path / "new") as file:
+        file.write(b"two\n")
+    assert (tmp_path / "new").read_text() == "one\ntwo\n"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"pipe: expected a file that lines .* got a named pipe"):
+        appending(tmp_path / "pipe")

@@ -105,7 +105,7 @@ def test_slips_of_the_command_line_are_named(
     config.write_text(yaml.safe_dump(content()))
     command = [str(config), "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"]
     for more, words in (
-        (["--threads", "0"], "--threads: expected 1 or more, got 0"),
+        (["--threads", "0"], "--threads: expected 1 to 4096, got 0"),
         (["--workers", "-1"], "--workers: expected 0 or more, got -1"),
         (["--overlay", str(tmp_path)], "No metrics.jsonl in"),
         (["--batch", "0"], "recipe.batch"),

@@ -1,0 +1,15 @@
+"""Lines between the processes of a run: what is none is a ValueError, whatever stands in it."""
+
+import pytest
+
+from mjp_privacy.experiment.messages import message_of
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "7", "null", "[]", '["a"]', "{}", '["BlockRead", 7]', '["no such", {}]', "[[], {}]"]
+    + ["[" * 100_000],
+)
+def test_a_line_that_is_no_message(line: str) -> None:
+    with pytest.raises(ValueError, match="."):
+        message_of(line)
