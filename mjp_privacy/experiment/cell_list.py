@@ -71,13 +71,19 @@ def _fault(cell: Mapping[str, Any]) -> str:
         for kind in PARTS.values():
             names = (field.name for field in dataclasses.fields(kind))
             columns = zip(names, columns_of(kind), strict=True)
-            values = {name: cell[column] for name, column in columns if column in cell}
+            values = {n: _as_now(n, cell[column]) for n, column in columns if column in cell}
             _adapter(kind).validate_python(values)  # type: ignore[arg-type]
         _adapter(OwnFields).validate_python({n: cell[n] for n in OWN if n in cell})
     except ValidationError as error:
         return listed_mistakes(error, CellFacts, {})
     run_id = cell.get("run_id", "")
     return "" if run_id == Path(run_id).name else f"the run_id {shown(run_id, 60)!r}"
+
+
+def _as_now(name: str, value: Any) -> Any:
+    """A field as this version writes it: earlier ones had a list of what is withheld."""
+    is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    return ", ".join(value) if name == "withhold" and is_list else value
 
 
 @dataclasses.dataclass(frozen=True)

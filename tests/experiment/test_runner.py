@@ -97,7 +97,7 @@ def test_stored_tensors_give_the_stored_scores(run: Path) -> None:
     files = sorted(run.glob("reconstructions/*/*.safetensors"))
     assert len(files) == 10 * 2
     for path in files:
-        stored, image_ids = RunStore(run).read_reconstructions(path)
+        stored, image_ids = RunStore(run).pictures.read(path)
         for (metric, variant), again in score(stored["images"], stored["target"]).items():
             for image_id, value in zip(image_ids, again, strict=True):
                 assert found[path.parent.name, image_id, metric, variant] == value

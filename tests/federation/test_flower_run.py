@@ -14,7 +14,7 @@ from tests.helpers.flower import small_federation
 
 def test_an_engine_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected flower or flower-deployment, got 'ray'"):
-        run_flower(small_federation(), tmp_path, tmp_path / "out", "ray")
+        run_flower(small_federation(), tmp_path / "data", tmp_path / "out", "ray")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_without_the_packages(
     monkeypatch.setattr(flower_run, "find_spec", present)
     says = rf"expected the package {missing}, .* pip install '.\[federated\]' on Python 3.11"
     with pytest.raises(UserError, match=says):
-        run_flower(small_federation(), tmp_path, tmp_path / "out", engine)
+        run_flower(small_federation(), tmp_path / "data", tmp_path / "out", engine)
 
 
 @pytest.mark.parametrize("module", ["app", "records", "strategy"])
@@ -45,10 +45,12 @@ def test_a_module_that_needs_flower_says_so(module: str, monkeypatch: pytest.Mon
 def test_an_option_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower_run, "find_spec", lambda name: object())
     with pytest.raises(UserError, match=r"expected config, row, .*round-timeout, got round-limit"):
-        run_flower(small_federation(), tmp_path, tmp_path / "out", round_limit=3)
+        run_flower(small_federation(), tmp_path / "data", tmp_path / "out", round_limit=3)
 
 
 def test_a_deployment_needs_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower_run, "find_spec", lambda name: object())
     with pytest.raises(UserError, match=r"nodes: expected 1 to 3 SuperNodes .*, got 4"):
-        run_flower(small_federation(), tmp_path, tmp_path / "out", "flower-deployment", nodes=4)
+        run_flower(
+            small_federation(), tmp_path / "data", tmp_path / "out", "flower-deployment", nodes=4
+        )

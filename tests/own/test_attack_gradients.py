@@ -318,7 +318,7 @@ def test_the_picture_is_written(
     for place in (tmp_path / "nowhere" / "leak.png", tmp_path):
         with pytest.raises(UserError, match="expected a file's name in a folder that exists"):
             leak.show(place)
-    with pytest.raises(UserError, match=r"Give a name such as leak\.png"):
+    with pytest.raises(UserError, match=r"a file that can be written, such as leak\.png"):
         leak.show(tmp_path / "leak.doc")
     nothing = attack_gradients(model, gradients, attacks="april")
     with pytest.raises(UserError, match="No attack made a picture"):
