@@ -117,7 +117,7 @@ def file_stamps(folder: Path) -> Stamps:
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What the system knows of a file, or of a link that leads nowhere; None if it went just now."""
+    """What the system knows of a file or of a link to nowhere; None if it went just now."""
     for follow in (True, False):
         try:
             return entry.stat(follow_symlinks=follow)

@@ -146,7 +146,7 @@ def _extra(name: str) -> list[bytes]:
     if name == "messages":
         return [
             b'["TaskEnded", {"error": "x", "storage": 0}]',
-            b'["BlockSkipped", {"block": 1, "images": 2}]',
+            b'["BlockSkipped", {"units": 2}]',
         ]
     return [
         b'{"architecture": "vit_tiny_patch16_224", "num_classes": 5, "pretrained_cfg": '
