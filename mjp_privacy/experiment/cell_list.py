@@ -62,6 +62,9 @@ def read_cells(root: Path) -> list[dict[str, Any]]:
     for number, cell in enumerate(cells):
         if fault := _fault(cell):
             raise CELLS.refusal(path, fault, f"cell {number}")
+    keys = [str(cell["cell_key"]) for cell in cells if "cell_key" in cell]
+    if len({*keys}) < len(keys):
+        raise CELLS.refusal(path, "a cell that is listed twice", "cells")
     return cells
 
 

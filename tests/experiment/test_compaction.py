@@ -13,6 +13,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.compaction import compact, compact_cell
 from mjp_privacy.experiment.finished import Finished
+from mjp_privacy.experiment.part_file import PartTable
 from mjp_privacy.experiment.row_columns import CELL_COLUMNS, ROW_COLUMNS
 from mjp_privacy.experiment.store import RunStore
 
@@ -272,3 +273,38 @@ def test_images_that_are_kept_in_a_part_keep_their_rows_together(store: RunStore
         assert psnr(store)["c"] == 5.0
         compact_cell(store, "cell", fewest_files=1)
     assert files(store) == ["part-00001.parquet"]
+
+
+def part_blocks(store: RunStore) -> list[list[int]]:
+    """The blocks in each part of the cell."""
+    parts = store.rows_of("cell")[0]
+    return [sorted({*pd.read_parquet(path, columns=["block"])["block"]}) for path in parts]
+
+
+def test_parts_are_filled_to_their_last_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mjp_privacy.experiment import compaction
+
+    store = RunStore(tmp_path)
+    for block in range(5):
+        store.write_rows("cell", block, block_rows({f"i{block}": 1.0}))  # three rows each
+    monkeypatch.setattr(compaction, "MOST_ROWS", 6)
+    compact_cell(store, "cell", fewest_files=1)
+    assert part_blocks(store) == [[0, 1], [2, 3], [4]]
+    store.write_rows("cell", 5, block_rows({"i5": 1.0}))  # half of a part is no small one
+    compact_cell(store, "cell", fewest_files=1)
+    assert part_blocks(store) == [[0, 1], [2, 3], [4], [5]]
+    monkeypatch.setattr(compaction, "MOST_ROWS", 8)
+    store.write_rows("cell", 6, block_rows({"i6": 1.0}))
+    compact_cell(store, "cell", fewest_files=1)
+    assert part_blocks(store) == [[0, 1], [2, 3], [4, 5], [6]]
+
+
+def test_the_metric_with_most_rows_stands_first_in_a_part(store: RunStore) -> None:
+    compact_cell(store, "cell", fewest_files=1)
+    (path,) = store.rows_of("cell")[0]
+    assert list(PartTable(path).keys) == [
+        *(("psnr", "standard"), ("psnr", "paper")),
+        ("zero_rows", "diagnostic"),  # the failed image has none
+    ]

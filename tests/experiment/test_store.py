@@ -213,7 +213,10 @@ def test_a_folder_that_is_no_run(store: RunStore) -> None:
         store.read_cells()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": []}', "null", '"x"'])
+TWICE = json.dumps({"cells": [{"cell_key": "a"}, {"cell_key": "b"}, {"cell_key": "a"}]})
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": []}', "null", '"x"', TWICE])
 def test_a_damaged_list_of_cells(store: RunStore, content: str) -> None:
     path = store.root / "cells.json"
     path.write_text(content)
