@@ -53,7 +53,8 @@ def ran_out(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOMEM, errno.EAGAIN)  # of a process that cannot be started
+        of_a_process = not hasattr(error, "characters_written")  # else of a full pipe
+        return error.errno == errno.ENOMEM or (error.errno == errno.EAGAIN and of_a_process)
     said = str(error) if isinstance(error, RuntimeError) else ""
     torch = sys.modules.get("torch")  # where it is not imported, the error is not torch's
     return any(words in said for words in WORDS) or (

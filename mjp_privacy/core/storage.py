@@ -15,7 +15,10 @@ from pathlib import Path
 from mjp_privacy.core.errors import ADVICE, StorageError, UserError
 from mjp_privacy.core.shown import shown
 
-ALWAYS = {*ADVICE, errno.EIO, errno.ESTALE} - {errno.ENOENT, errno.ENOTDIR}
+ALWAYS = {*ADVICE, errno.EIO, errno.ESTALE, errno.ENOLCK, errno.ENOTCONN, errno.ETIMEDOUT} - {
+    errno.ENOENT,
+    errno.ENOTDIR,
+}
 """Numbers of errors that are a disk's, wherever they occur."""
 GONE = (errno.ENOENT, errno.ENOTDIR)
 """Those of a path that is not there: a disk's only if the folder has gone."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.sealed import BLANK, PARQUET, write_sealed
+from mjp_privacy.core.sealed import BLANK, DIGITS, PARQUET, write_sealed
 from mjp_privacy.experiment.row_columns import ROW_COLUMNS, STATUSES
 
 if TYPE_CHECKING:
@@ -57,10 +57,19 @@ def named_pictures(path: Path) -> dict[int, str] | None:
     of an earlier version, which named none."""
     from pyarrow.parquet import read_metadata
 
-    stored = (read_metadata(path).metadata or {}).get(PICTURES.encode())
-    if stored is None:
+    ROWS.check(path)
+    with ROWS.reading(path):
+        stored = (read_metadata(path).metadata or {}).get(PICTURES.encode())
+        named = None if stored is None else json.loads(stored)
+    if named is None:
         return None
-    return {int(block): digest for block, digest in json.loads(stored).items()}
+    if not isinstance(named, dict) or not all(map(_is_digest, named, named.values())):
+        raise ROWS.refusal(path, "no digests of pictures by block", PICTURES)
+    return {int(block): digest for block, digest in named.items()}
+
+
+def _is_digest(block: str, digest: object) -> bool:
+    return block.isdecimal() and isinstance(digest, str) and len(digest) == DIGITS
 
 
 def check_ends(path: Path) -> None:

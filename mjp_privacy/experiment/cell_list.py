@@ -4,7 +4,7 @@
 
 In format 2 every file of rows and of pictures has a seal, every line of images.csv and of
 timings.jsonl a checksum. Folders of format 1 have none; they are read, and a run makes them of
-format 2 (`adoption`).
+format 2 (`mending`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 A unit counts only if the file of its rows is as it was written (its seal says so), and so is the
 file of pictures that these rows name. Files of earlier versions have no seal. In a folder that was
 never run by a later one they count if they can be read; otherwise if they are those that
-`adoption` listed.
+`mending` listed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, NoFile, reason
+from mjp_privacy.core.gate.file_kind import BadFile, FileKind, NoFile, Unreadable
 from mjp_privacy.core.gate.tensor_files import TensorFile
 from mjp_privacy.core.sealed import NO_SEAL, Seal, read_seal
 from mjp_privacy.experiment.block_file import ROWS, check_content, check_ends
@@ -89,6 +89,9 @@ def find_damage(store: RunStore, run_ids: Iterable[str] | None = None) -> Damage
     sealed = store.sealed
     with ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as pool:
         found = {run_id: _of_cell(store, run_id, sealed, pool) for run_id in dict.fromkeys(wanted)}
+        for run_id, cell in found.items():
+            if cell.faults:  # a run may have been between a block's pictures and its rows
+                found[run_id] = _of_cell(store, run_id, sealed, pool)
     return Damage({run_id: cell for run_id, cell in found.items() if cell.faults or cell.blocks})
 
 
@@ -99,12 +102,20 @@ def _of_cell(store: RunStore, run_id: str, sealed: bool, pool: ThreadPoolExecuto
     check = partial(_rows_fault, store, sealed=sealed)
     files = [*parts, *blocks]  # in the order of what counts: last of all what counts most
     for path, fault in zip(files, pool.map(check, files), strict=True):
-        if fault:
-            damage.rows[path] = fault
+        try:
+            pictures = {} if fault else store.named_pictures(run_id, path)
+        except NoFile:  # it was compacted just now
             continue
+        except BadFile as error:
+            fault = error.got
         if path.stem.isdigit():
             named.pop(int(path.stem), None)
-        named |= store.named_pictures(run_id, path)
+        if fault:
+            damage.rows[path] = fault
+            if path.stem.isdigit():  # older rows of the block, in parts, must not come back
+                damage.blocks.add(int(path.stem))
+            continue
+        named |= pictures
     stored = store.pictures.files(run_id)
     seals = dict(zip(stored, pool.map(_seal, stored.values()), strict=True))
     for block in sorted(named.keys() | stored.keys()):
@@ -129,13 +140,14 @@ def _seal(path: Path, kind: FileKind = PICTURES) -> Seal | str | None:
             check_ends(path)
         else:
             TensorFile(path, kind)
-        return read_seal(path)
+        with kind.reading(path):
+            return read_seal(path)
     except (NoFile, FileNotFoundError):
         return None
+    except Unreadable:  # which is no damage: nothing is set aside
+        raise
     except BadFile as error:
         return error.got
-    except OSError as error:
-        return reason(error)
 
 
 def _rows_fault(store: RunStore, path: Path, *, sealed: bool) -> str:

@@ -82,7 +82,8 @@ class Finished:
         ids = [record.image_id for record in block.records]
         done = {image_id for image_id in ids if len(by_image.get(image_id)) == 1}
         allowed = math.inf if seconds is None else seconds
-        done -= {name for name, had in by_image.late.items() if had < allowed}
+        if by_image.late:
+            done -= {name for name in ids if by_image.late.get(name, math.inf) < allowed}
         if self.again:
             done -= self.of_other_code(run_id, block, code).keys()
         return [record for record in block.records if record.image_id not in done]

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import bring_to_disk
 from mjp_privacy.core.gate.file_kind import BadFile, is_there
-from mjp_privacy.core.sealed import BLANK, read_seal, write_sealed_text
+from mjp_privacy.core.sealed import BLANK, forget_seals, read_seal, write_sealed_text
 from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.adopted_files import write_adopted
 from mjp_privacy.experiment.cell_list import UNSEALED, cells_path, folder_format
@@ -31,14 +30,11 @@ from mjp_privacy.experiment.compaction import take_out
 from mjp_privacy.experiment.damage import CellDamage, Damage, Fault, fault_lines, find_damage
 from mjp_privacy.experiment.damaged_lists import EXPERIMENT, damaged_lists, experiment_files
 from mjp_privacy.experiment.image_list import write_images
-from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.store import ASIDE, RunStore
 from mjp_privacy.experiment.timings import tidy_timings
 
 NAMED = 10
 """Damaged files that are called by their names."""
-
-ASIDE = "damaged"
-"""The folder into which they are moved."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +49,17 @@ class Examination:
     @classmethod
     def of(cls, root: Path) -> Examination:
         """Read all that a folder holds; nothing is written."""
+        forget_seals()
         store = RunStore(root)
         if not store.stored_cells() and not is_there(store.images_path):
             return cls(store, Damage({}), is_new=True)
         damage = find_damage(store)
         said = [*_said_of_files(store, damage.faults), *damaged_lists(store)]
         if is_there(cells_path(root)) and folder_format(root) is None:
-            said.append("cells.json is damaged and is written again")
+            said.append(
+                f"cells.json is damaged: it is moved into {ASIDE} and written again; the cells of "
+                "other commands come back when these are given again"
+            )
         return cls(store, damage, said)
 
     def mend(self) -> None:
@@ -69,8 +69,11 @@ class Examination:
         for run_id, cell in self.damage.cells.items():
             _set_aside(self.store, run_id, cell)
         sealed = self.store.format != UNSEALED
+        cells = cells_path(self.store.root)
+        if is_there(cells) and folder_format(self.store.root) is None:
+            self.store.set_aside(cells)
         if code_fault(self.store.root, needed=sealed):
-            _move(self.store, code_file(self.store.root))
+            self.store.set_aside(code_file(self.store.root))
         if not self.store.sealed:
             _adopt(self.store)
         else:
@@ -80,8 +83,8 @@ class Examination:
 def _said_of_files(store: RunStore, faults: Sequence[Fault]) -> Iterator[str]:
     if faults:
         yield (
-            f"{len(faults)} file(s) of rows or pictures are damaged: their images are attacked "
-            f"again, the files are moved into {ASIDE}"
+            f"{len(faults)} file(s) of rows or pictures are damaged: the files are moved into "
+            f"{ASIDE}, their images are attacked again by the command that plans them"
         )
         for line in fault_lines(store, faults, NAMED):
             yield f"  damaged: {shown(line)}"
@@ -91,26 +94,18 @@ def _set_aside(store: RunStore, run_id: str, cell: CellDamage) -> None:
     """Move what is damaged, and the rows of its blocks: pictures last, for as long as they are
     there a killed run finds the damage again."""
     for path in cell.rows:
-        _move(store, path)
+        store.set_aside(path)
     for block in cell.blocks:
         path = store.rows_path(run_id, block)
         if path.is_file():
-            _move(store, path)
+            store.set_aside(path)
     parts, _ = store.rows_of(run_id)
     if cell.blocks:
         for path in parts:
             take_out(store, run_id, path, cell.blocks)
     for path in cell.pictures:
         if path.exists():
-            _move(store, path)
-
-
-def _move(store: RunStore, path: Path) -> None:
-    """Into the folder of damaged files, in place of an earlier one of its name."""
-    target = store.root / ASIDE / store.place(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    path.replace(target)
-    bring_to_disk(path.parent)
+            store.set_aside(path)
 
 
 def _mend_lists(store: RunStore) -> None:
@@ -118,12 +113,12 @@ def _mend_lists(store: RunStore) -> None:
     try:
         store.image_list()
     except BadFile:
-        _move(store, store.images_path)
+        store.set_aside(store.images_path)
     try:
         if store.timings().damaged:
             tidy_timings(store.timings_path, checked=True)
     except BadFile:
-        _move(store, store.timings_path)
+        store.set_aside(store.timings_path)
 
 
 # folders of earlier versions ----------------------------------------------------------------------

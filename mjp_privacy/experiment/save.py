@@ -46,6 +46,7 @@ def write_block(store: RunStore, result: BlockResult) -> None:
     pictured = [made.image_ids[at] for at in places]
     tensors = {name: tensor[places] for name, tensor in made.tensors.items()}
     without = {*order} - {*pictured} - kept
+    store.leave_whole(run_id, index)
     store.pictures.put(run_id, index, tensors, pictured, without)
     rows = result.rows[~result.rows["image_id"].isin(list(kept))]
     store.merge_rows(run_id, index, [rows.assign(code=result.code)], order)

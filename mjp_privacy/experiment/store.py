@@ -29,7 +29,9 @@ from pathlib import Path
 import pandas as pd
 from torch import Tensor
 
-from mjp_privacy.core.gate.file_kind import BadFile
+from mjp_privacy.core.files import bring_to_disk
+from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.core.sealed import seal_now
 from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.block_file import ROWS, named_pictures, write_block
 from mjp_privacy.experiment.part_file import PartTable
@@ -41,6 +43,9 @@ from mjp_privacy.experiment.stored_pictures import StoredPictures
 from mjp_privacy.experiment.stored_units import read_units
 
 __all__ = ["CELL_COLUMNS", "NOT_DONE", "ROW_COLUMNS", "RunStore"]
+
+ASIDE = "damaged"
+"""The folder into which damaged files are moved."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class RunStore(RunLists):
         self, run_id: str, block: int, parts: Sequence[pd.DataFrame], order: Sequence[str]
     ) -> None:
         """Add rows to a block, replacing those of the same images; `order`: ids to sort them by."""
+        self.leave_whole(run_id, block)
         new = pd.concat([part for part in parts if len(part)], ignore_index=True)
         if (old := self._rows_before(self.rows_path(run_id, block))) is not None:
             new = pd.concat([old[~old["image_id"].isin(set(new["image_id"]))], new])
@@ -95,6 +101,7 @@ class RunStore(RunLists):
         What is in parts stays as it is: where the images are in a block's file, that one counts,
         and so do its pictures.
         """
+        self.leave_whole(run_id, block)
         path = self.rows_path(run_id, block)
         if (rows := self._rows_before(path)) is None:
             return
@@ -106,13 +113,35 @@ class RunStore(RunLists):
             self.write_rows(run_id, block, kept.reset_index(drop=True))
 
     def _rows_before(self, path: Path) -> pd.DataFrame | None:
-        """The rows of a block's file; None where there is none, or one that was damaged while the
-        run went on, as the next command will say."""
-        try:
-            with ROWS.reading(path):
-                return pd.read_parquet(path) if path.is_file() else None
-        except BadFile:
-            return None
+        """The rows of a block's file, which was found whole; None where there is none."""
+        with ROWS.reading(path):
+            return pd.read_parquet(path) if path.is_file() else None
+
+    def leave_whole(self, run_id: str, block: int) -> None:
+        """Set a block's rows and pictures aside if one of the two files was damaged while the run
+        went on: what is left of them must not get a new seal, and the next command does them
+        again."""
+        paths = self.rows_path(run_id, block), self.pictures.path(run_id, block)
+        if any(self.changed(path) for path in paths):
+            for path in filter(is_there, paths):
+                self.set_aside(path)
+
+    def changed(self, path: Path) -> bool:
+        """Whether a file is there and is not as it was written, read anew."""
+        if not is_there(path):
+            return False
+        with ROWS.reading(path):
+            seal = seal_now(path)
+        if seal.written is None:
+            return self.sealed and self.adopted.get(self.place(path)) != seal.digest
+        return not seal.whole
+
+    def set_aside(self, path: Path) -> None:
+        """Move a file into the folder of damaged ones, in place of an earlier one of its name."""
+        target = self.root / ASIDE / self.place(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+        bring_to_disk(path.parent)
 
     def row_columns(self, run_id: str, left_out: LeftOut = NOTHING) -> list[str]:
         """The columns of a cell's rows, in the order of `read_rows`."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind
+from mjp_privacy.core.gate.file_kind import FileKind, NoFile
 from mjp_privacy.core.gate.tensor_files import TensorFile
 from mjp_privacy.core.sealed import read_seal, written_seal
 from mjp_privacy.core.tensor_files import save_tensors
@@ -109,11 +109,11 @@ class StoredPictures:
             path.unlink(missing_ok=True)
 
     def _before(self, path: Path) -> tuple[dict[str, Tensor], list[str]] | None:
-        """What a block's file holds; None where there is none, or one that was damaged while the
-        run went on: its rows then name other pictures, and the next command makes it again."""
+        """What a block's file holds; None where there is none. Whoever merges has seen to it that
+        the file is whole (`RunStore.leave_whole`)."""
         try:
             return self.read(path)
-        except BadFile:
+        except NoFile:
             return None
 
     def find(self, run_id: str, image_id: str) -> dict[str, Tensor] | None:

@@ -8,6 +8,7 @@ with HEADER.reading(path):          # any error of a library becomes a UserError
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
 
 MIB = 1 << 20
+OF_THE_MOMENT = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+    | {errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN, errno.EINTR}
+)
+"""Numbers of errors that say nothing of the file itself."""
 
 
 class BadFile(UserError):
@@ -28,6 +34,10 @@ class BadFile(UserError):
     def __init__(self, path: Path, message: str, got: str) -> None:
         super().__init__(message)
         self.path, self.got = path, got
+
+
+class Unreadable(BadFile):
+    """A file that the system does not let us read now: it may be sound."""
 
 
 class NoFile(BadFile):
@@ -62,7 +72,7 @@ class FileKind:
             refusal = self.refusal(path, "no file of this name")
             raise NoFile(path, str(refusal), refusal.got) from error
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            raise self.refusal(path, reason(error)) from error
+            raise self._because_of(path, error) from error
         return self._checked(path, status)
 
     def _checked(self, path: Path, status: os.stat_result) -> int:
@@ -112,11 +122,17 @@ class FileKind:
             refusal = self.refusal(path, "no file of this name")
             raise NoFile(path, str(refusal), refusal.got) from error
         except Exception as error:
-            raise self.refusal(path, reason(error)) from error
+            raise self._because_of(path, error) from error
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of a library in Rust
                 raise
             raise self.refusal(path, reason(error)) from error
+
+    def _because_of(self, path: Path, error: Exception) -> BadFile:
+        refusal = self.refusal(path, reason(error))
+        if isinstance(error, OSError) and error.errno in OF_THE_MOMENT:
+            return Unreadable(path, str(refusal), refusal.got)
+        return refusal
 
 
 def _up_to(file: BinaryIO, most: int) -> bytes:
