@@ -68,6 +68,25 @@ def named_pictures(path: Path) -> dict[int, str] | None:
     return {int(block): digest for block, digest in named.items()}
 
 
+def other_cell(path: Path, run_id: str) -> str:
+    """The cell whose rows a file holds where that is another one than the folder's; "" if it is
+    this one, or if the file does not tell."""
+    from pyarrow.parquet import read_metadata
+
+    with ROWS.reading(path):
+        known = read_metadata(path)
+        if "run_id" not in known.schema.names:
+            return ""
+        at = known.schema.names.index("run_id")
+        for group in range(known.num_row_groups):
+            statistics = known.row_group(group).column(at).statistics
+            if statistics is not None and statistics.has_min_max:
+                strange = [n for n in (statistics.min, statistics.max) if n != run_id]
+                if strange:
+                    return str(strange[0])
+    return ""
+
+
 def _is_digest(block: str, digest: object) -> bool:
     return block.isdecimal() and isinstance(digest, str) and len(digest) == DIGITS
 

@@ -12,6 +12,7 @@ from mjp_privacy.client.recorded.groups import Group, group_uploads
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.recorded import load_group
+from mjp_privacy.experiment.step_by_step import BREAKDOWN
 from mjp_privacy.experiment.upload_remarks import applicability, remarks
 
 
@@ -53,8 +54,11 @@ def _described(group: Group) -> tuple[list[str], bool]:
         model = load_group(group)
     except UserError as error:
         return [*lines, f"  FAULT  {one_line(error, group.series[0].first.folder)}"], True
-    lines += [f"  note   {remark}" for remark in remarks(group, model)]
-    reasons = applicability(group, model)
+    try:
+        lines += [f"  note   {remark}" for remark in remarks(group, model)]
+        reasons = applicability(group, model)
+    except BREAKDOWN as error:  # of numbers at the edge of their range; the run makes rows of it
+        return [*lines, f"  FAULT  its linear algebra broke down: {shown(error)}"], True
     lines.append(f"  applies: {', '.join(n for n, reason in reasons.items() if not reason)}")
     lines += [f"  not {name}: {reason}" for name, reason in reasons.items() if reason]
     return lines, False

@@ -15,6 +15,7 @@ import tyro
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import plain
 from mjp_privacy.experiment.config import DtypeName, Experiment
 from mjp_privacy.experiment.config_files import (
     SUFFIXES,
@@ -132,7 +133,7 @@ def _shown(reasons: Sequence[str]) -> list[str]:
     """Lines of the first reasons, and one that stands for the others."""
     further = len(reasons) - REASONS_SHOWN
     rest = [f"… and {further} further reason(s)"] if further > 0 else []
-    return [f"  {line}" for line in (*reasons[:REASONS_SHOWN], *rest)]
+    return [f"  {plain(line)}" for line in (*reasons[:REASONS_SHOWN], *rest)]
 
 
 def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:

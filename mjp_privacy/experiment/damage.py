@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from mjp_privacy.core.gate.file_kind import BadFile, FileKind, NoFile, Unreadable
 from mjp_privacy.core.gate.tensor_files import TensorFile
 from mjp_privacy.core.sealed import NO_SEAL, Seal, read_seal
-from mjp_privacy.experiment.block_file import ROWS, check_content, check_ends
+from mjp_privacy.core.shown import shown
+from mjp_privacy.experiment.block_file import ROWS, check_content, check_ends, other_cell
 from mjp_privacy.experiment.row_files import NOTHING, LeftOut
 from mjp_privacy.experiment.stored_pictures import PICTURES, stored_ids
 
@@ -104,6 +105,8 @@ def _of_cell(store: RunStore, run_id: str, sealed: bool, pool: ThreadPoolExecuto
     for path, fault in zip(files, pool.map(check, files), strict=True):
         try:
             pictures = {} if fault else store.named_pictures(run_id, path)
+            if not fault and (other := other_cell(path, run_id)):
+                fault = f"the rows of another cell, {shown(other, 60)}"
         except NoFile:  # it was compacted just now
             continue
         except BadFile as error:

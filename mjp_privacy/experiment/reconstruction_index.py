@@ -86,6 +86,7 @@ def _ids(path: Path) -> list[str]:
     from safetensors import safe_open
 
     try:
+        IDS.check(path)  # a named pipe would keep the reader waiting
         with IDS.reading(path), safe_open(path, framework="pt") as file:
             ids = json.loads(file.metadata()["image_ids"])
     except BadFile:

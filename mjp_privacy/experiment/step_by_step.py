@@ -64,7 +64,7 @@ class _Trial:
                 return self._one_by_one(view, steps)
             late = dict.fromkeys(range(batch), str(error))
             return Reconstruction(None, inapplicable=late), {}
-        except (Exception, SystemExit) as error:  # SystemExit: an attack's own sys.exit()
+        except (Exception, SystemExit, GeneratorExit) as error:  # the attack's own sys.exit() too
             if stopped() or ran_out(error):
                 raise
             if steps > 1:

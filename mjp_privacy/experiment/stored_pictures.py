@@ -124,6 +124,7 @@ class StoredPictures:
         place = self._index(run_id).places.get(image_id)
         if place is None:
             return None
+        PICTURES.check(place.path)
         seal = read_seal(place.path)
         if seal.written is not None and not seal.whole:
             return None

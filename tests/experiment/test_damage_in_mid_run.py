@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,13 @@ CELL = "cell"
 def block_rows(images: str, value: float = 1.0) -> pd.DataFrame:
     """A row for each letter."""
     shared = dict.fromkeys((*ROW_COLUMNS, *CELL_COLUMNS), "same")
-    shared |= {"status": "ok", "reason": "", "metric": "psnr", "variant": "standard"}
+    shared |= {
+        "run_id": CELL,
+        "status": "ok",
+        "reason": "",
+        "metric": "psnr",
+        "variant": "standard",
+    }
     return pd.DataFrame([shared | {"image_id": name, "value": value} for name in images])
 
 
@@ -102,3 +110,21 @@ def test_rows_that_name_odd_pictures_are_damaged(store: RunStore, named: Any) ->
     with pytest.raises(UserError):
         store.named_pictures(CELL, path)
     assert path in {fault.path for fault in find_damage(store).faults}
+
+
+def test_rows_of_another_cell_are_damaged(store: RunStore) -> None:
+    """A seal says that a file is whole, not that it lies where it belongs."""
+    for kind in ("rows", "reconstructions"):
+        shutil.copytree(store.root / kind / CELL, store.root / kind / "other")
+    found = find_damage(store)
+    assert {fault.path.parent.name for fault in found.faults} == {"other"}
+    assert "the rows of another cell, cell" in found.faults[0].words
+    assert store.read_rows("other", found.left_out("other")).empty
+
+
+def test_a_pipe_among_the_pictures_keeps_nobody_waiting(store: RunStore) -> None:
+    path = store.pictures.path(CELL, 0)
+    path.unlink()
+    os.mkfifo(path)
+    assert store.reconstructed(CELL) == ["c", "d"]
+    assert store.find_reconstruction(CELL, "a") is None

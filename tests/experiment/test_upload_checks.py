@@ -92,3 +92,13 @@ def test_a_shuffle_without_an_unknown_embedding_is_said(folder: Path) -> None:
     for path in folder.glob("*.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"gamma": 0.27}))
     assert "has no unk_embed" in check_uploads(folder)[0]
+
+
+def test_numbers_at_the_edge_of_their_range_are_a_fault_of_their_uploads(folder: Path) -> None:
+    """Divided by such a learning rate, sound weights are infinite."""
+    for path in folder.glob("*.json"):
+        header = json.loads(path.read_text())
+        path.write_text(json.dumps(header | {"kind": "weight_difference", "lr": 1e-320}))
+    text, usable = check_uploads(folder)
+    assert "FAULT" in text
+    assert not usable

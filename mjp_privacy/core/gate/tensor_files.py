@@ -80,7 +80,9 @@ class TensorFile:
             at = end
         if at != size:
             raise self.kind.refusal(
-                self.path, f"{size} bytes of tensors where its header says {at}: it is cut off"
+                self.path,
+                f"{size} bytes of tensors where its header says {at}: it is cut off, "
+                "or something was added",
             )
 
     def _check_entry(self, name: str, entry: Any, dtypes: Collection[str]) -> tuple[int, int]:

@@ -69,7 +69,7 @@ def yaml_value(text: str, where: str) -> Any:
     except UserError:
         raise
     except Exception as error:  # YAMLError, and what its constructors raise on odd values
-        said = str(error) or type(error).__name__
+        said = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{where} is not valid YAML: {shown(said)}") from error
 
 
