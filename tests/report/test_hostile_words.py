@@ -54,14 +54,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (images / "-broken <i>.png").write_bytes(b"no image")
     grid = [{"models": [MODEL], "settings": ["a", "c"], "gammas": [0.5]}]
     config = runs.tiny(models={MODEL: runs.MJP}, grid=grid)
-    run = root / "run <u>\x1b[2J"
+    run = root / "run <u>\u202e"
     runs.attack(images, run, config)
     return root
 
 
 @pytest.fixture(scope="module")
 def out(report: Path) -> Path:
-    arguments = [str(report / "run <u>\x1b[2J"), "--out", str(report / "out"), "--all"]
+    arguments = [str(report / "run <u>\u202e"), "--out", str(report / "out"), "--all"]
     assert main(["report", *arguments, "--pictures", "all"]) == 0
     return report / "out"
 
@@ -195,7 +195,7 @@ def test_no_cell_of_a_csv_is_a_formula(name: str, out: Path) -> None:
 
 def test_numbers_of_a_csv_are_exact(out: Path, report: Path) -> None:
     written = pd.read_csv(out / "samples.csv", float_precision="round_trip")
-    stored = runs.rows(report / "run <u>\x1b[2J")
+    stored = runs.rows(report / "run <u>\u202e")
     values = written[written["status"] == "ok"]["value"].sort_values()
     assert values.tolist() == stored[stored["status"] == "ok"]["value"].sort_values().tolist()
 
@@ -216,19 +216,19 @@ def test_files_lie_in_the_folder_under_plain_names(out: Path, report: Path) -> N
     for client in clients:
         assert len(list(client.glob("original/*.png"))) == len(IMAGES)
     assert len(clients) == 2
-    assert {path.name for path in report.iterdir()} == {"images", "out", "run <u>\x1b[2J"}
+    assert {path.name for path in report.iterdir()} == {"images", "out", "run <u>\u202e"}
 
 
 def test_the_terminal_shows_no_code_of_theirs(
     out: Path, report: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = report / "run <u>\x1b[2J"
+    run = report / "run <u>\u202e"
     assert main(["report", str(run), "--out", str(out), "--all"]) == 0
     assert main(["report", str(run / "rows"), "--out", str(out)]) == 2
     printed = capsys.readouterr()
     for line in (printed.out + printed.err).split("\n"):
         assert line.isprintable(), line
-    assert r"run <u>\x1b[2J/rows is not a run folder" in printed.err
+    assert r"run <u>\u202e/rows is not a run folder" in printed.err
 
 
 def test_pictures_draw_any_label(tmp_path: Path) -> None:

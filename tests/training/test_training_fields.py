@@ -122,7 +122,7 @@ def test_what_no_machine_could_train(changes: dict[str, Any], said: str) -> None
         (["--seed", "-1"], "seed: Input should be greater than or equal to 0"),
         (["--workers", "1000000"], "--workers: expected 0 or more, got 1000000 (at most 256)"),
         (["--initial", "nowhere.pth"], "No checkpoint at nowhere.pth"),
-        (["--initial", "x\0y"], "zero byte"),
+        (["--initial", "x\0y"], "no control characters"),
         (["--overlay", "nowhere"], "No metrics.jsonl in nowhere"),
         (["--data", "nowhere"], "nowhere"),
         (["--val", "nowhere"], "nowhere"),
