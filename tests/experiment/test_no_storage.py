@@ -177,6 +177,7 @@ def test_a_worker_tells_a_disk_from_a_fault(
             raise error
 
         job.write()
+        monkeypatch.chdir(here)  # where a task leads its worker, and this test comes back from
         monkeypatch.setattr("mjp_privacy.experiment.engines.worker.work_block", fails)
         do_task(str(job.path), 0, block % 2, attempt=block + 1)
         [file] = job.path.parent.glob(f"*.{Task(0, block % 2, block + 1).attempt}.1.jsonl")
