@@ -56,8 +56,9 @@ def compact_cell(store: RunStore, run_id: str, *, fewest_files: int = FEWEST_FIL
     for files in _portions(part_files(folder), blocks):
         number = max(map(part_number, part_files(folder)), default=-1) + 1
         stamps = {path: _stamp(path) for path in files}
-        if any(store.changed(path) for path in files):
-            break  # damage must not get a new seal; the next command finds and mends it
+        for path in files:  # damage must not get a new seal; the next command mends it
+            if store.changed(path):
+                raise ValueError(f"{store.place(path)} changed after it was written")
         pictures = _pictures(store, run_id, files)
         write_part(folder / part_name(number), part_pieces(_gathered(files)), pictures)
         for path in files:
