@@ -49,7 +49,11 @@ def other_weights(path: Path) -> None:
     ("damage", "said"),
     [
         (other_weights, "got other weights than the last checkpoint's. They are written again"),
-        (lambda p: p.write_bytes(p.read_bytes()[:-100]), "it is cut off. They are written again"),
+        (
+            lambda p: p.write_bytes(p.read_bytes()[:-100]),
+            "113352 bytes of tensors where its header says 113452: it is cut off, or something "
+            "was added. They are written again",
+        ),
         (lambda p: p.write_bytes(b""), "a file that is cut off, or no safetensors file at all"),
         (lambda p: p.write_text(DEEP), "a file that is cut off, or no safetensors file at all"),
     ],
