@@ -6,8 +6,9 @@ copy below, and list its name under `attacks:` in a config. Controls
 `floor` or `ceiling` where an attack's role is `attack`.
 
 Attacks that search look at their time (`core.budget`) and then give the best so far: pixel_lattice,
-inverting_gradients and april_optimization, and the completion of masked_span, multi_round and
-token_span. The others solve linear systems; they are stopped from outside, without a picture.
+layer_span, inverting_gradients and april_optimization, and the completion of masked_span,
+multi_round, token_span and batch_span. The others solve linear systems; they are stopped from
+outside, without a picture.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ TRAITS: Mapping[str, str] = {
     "rank": "inverts the patch embedding by minimum norm: the rank ceiling bounds it",
     "8 bit": "takes pixels for multiples of 1/255",
     "steps": "optimises in steps, and may stop before it has converged",
+    "shared pictures": "finds the pictures that uploads of other batches share",
     "public photographs": "has a prior fitted on photographs that are not the client's",
 }
 """What a reader of an attack's results must know; reports flag figures by it."""
@@ -119,6 +121,24 @@ _attack(
     "masked_span on several uploads of the same pixels: their spans intersect",
     {"name": "multi_round", "uploads": 6},
     traits=["masks", "noise", "public photographs"],
+)
+_attack(
+    "batch_span",
+    "batch_span:BatchSpanAttack",
+    "one upload of a batch: all but the span of its pictures' differences, and a prior",
+    traits=["masks", "noise", "public photographs"],
+)
+_attack(
+    "shared_picture",
+    "shared_picture:SharedPictures",
+    "pictures that batches of several uploads share, whatever stood beside them",
+    traits=["masks", "shared pictures", "public photographs"],
+)
+_attack(
+    "layer_span",
+    "layer_span:LayerSpan",
+    "one upload of a batch, picture by picture: layers' inputs lie in their gradients' row spaces",
+    traits=["steps", "public photographs"],
 )
 _attack(
     "token_span",

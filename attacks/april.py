@@ -24,7 +24,7 @@ from torch import Tensor
 from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.names import QKV, TABLE, UNKNOWN
 from attacks.equations.pictures import to_unit_range
-from attacks.equations.requirements import lacks_positions, too_few_equations
+from attacks.equations.requirements import lacks_positions, no_gradient, too_few_equations
 from attacks.equations.tokens import sees_a_norm
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
@@ -104,8 +104,7 @@ def refused(view: AttackerView, names: Sequence[str]) -> Refusal | None:
     if (refusal := lacks_positions(model)) is not None:
         return refusal
     if missing := [name for name in names if name not in update.grads]:
-        text = f"the upload holds no gradient of {', '.join(missing)}"
-        return Refusal("missing_gradient", text)
+        return no_gradient(model, *missing)
     if update.batch != 1:
         return Refusal("batch", f"APRIL is for batch 1; the client's batch is {update.batch}")
     if update.kind != "gradient":

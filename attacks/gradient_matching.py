@@ -31,7 +31,7 @@ from attacks.equations.clip_factor import clip_factors
 from attacks.equations.names import PATCH, TABLE, UNKNOWN
 from attacks.equations.patch_system import located
 from attacks.equations.pictures import to_unit_range
-from attacks.equations.requirements import lacks_positions
+from attacks.equations.requirements import lacks_positions, no_gradient
 from mjp_privacy.core.budget import image
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction, Refusal
@@ -179,7 +179,7 @@ def _lacks_table(view: AttackerView) -> Refusal | None:
     if (refusal := lacks_positions(view.model)) is not None:
         return refusal
     if TABLE not in view.updates[0].grads:
-        return Refusal("missing_gradient", f"the upload holds no gradient of {TABLE}")
+        return no_gradient(view.model, TABLE)
     return None
 
 

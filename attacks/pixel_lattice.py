@@ -28,13 +28,17 @@ from torch import Tensor
 
 from attacks.equations.filling import Completion, check_completion
 from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.levels import normalisation, normalised
 from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
-from attacks.equations.patch_system import PatchSystem, gradient, patch_system
+from attacks.equations.patch_system import PatchSystem, patch_system
 from attacks.equations.pictures import pictures
-from attacks.equations.span import ABOVE_NOISE, off_the_visible, upload_span
+from attacks.equations.requirements import no_gradient
+from attacks.equations.span import ABOVE_NOISE, Knowledge, hull_rows, off_the_visible, upload_span
+from attacks.equations.sparse import fewest_steps
 from attacks.jigsaw.solver import solve
+from attacks.lattice.frame import Reals
 from attacks.lattice.mosaic import FIXED, FREE
-from attacks.lattice.unmixing import Unmixed, sum_coordinates, unmix
+from attacks.lattice.unmixing import Unmixed, unmix
 from attacks.masked_span import MaskedSpan
 from mjp_privacy.core.budget import image, spent
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
@@ -78,7 +82,7 @@ class PixelLattice:
             text = "the model has no unknown embedding, so no patch can be masked"
             return Refusal("unknown_embedding", text)
         if UNKNOWN not in view.updates[0].grads:
-            return Refusal("missing_gradient", f"the upload holds no gradient of {UNKNOWN}")
+            return no_gradient(view.model, UNKNOWN)
         if batch != 1:
             text = f"the pixels of {batch} pictures are mixed; batch 1 is needed"
             return Refusal("batch", text)
@@ -88,12 +92,11 @@ class PixelLattice:
         """Exact patches where a lattice is found, else `masked_span`'s guess."""
         update = view.updates[0]
         system = patch_system(view, update)
-        sums = gradient(view, update, UNKNOWN)[:, 0, 0]
         images, orders, lattice_found = [], [], []
         for index, filled in enumerate(self.span.solve(view, [system]).patches):
             guess = pictures(view, filled.unsqueeze(0))[0]
             with image(index):
-                picture, order, found = self._picture(view, system, index, sums[index], guess)
+                picture, order, found = self._picture(view, system, index, guess)
             images.append(picture)
             orders.append(order)
             lattice_found.append(found)
@@ -108,42 +111,37 @@ class PixelLattice:
         )
 
     def _picture(
-        self, view: AttackerView, system: PatchSystem, index: int, row_sum: Tensor, guess: Tensor
+        self, view: AttackerView, system: PatchSystem, index: int, guess: Tensor
     ) -> tuple[Tensor, Tensor, float]:
-        """One picture (C, S, S), the permutation (N,), and whether there was a lattice.
-
-        The arguments are those of `_exact`.
-        """
-        exact = self._exact(view, system, index, row_sum, guess)
+        """One picture (C, S, S), the permutation (N,), and whether there was a lattice."""
+        exact = self._exact(view, system, index, guess)
         hidden = system.hidden[index]
         found = float(exact is not None) if hidden.any() else torch.nan
         patches, order = to_patches(guess, view.model.patch_size), torch.arange(len(hidden))
         if exact is not None:
             patches, order = exact.placed(hidden, view.model.grid, view.model.patch_size)
+            patches = _levelled(patches, exact.unmixed.frame.colours, view)
         if view.against == "input" and hidden.any():
             patches[hidden] = patches[hidden].mean(0)
         picture = to_images(patches, view.model.patch_size, len(view.pixels.mean))
         return picture, order, found
 
     def _exact(
-        self, view: AttackerView, system: PatchSystem, index: int, row_sum: Tensor, guess: Tensor
+        self, view: AttackerView, system: PatchSystem, index: int, guess: Tensor
     ) -> _Exact | None:
         """The patches by the lattice, with the guess (C, S, S) where it gives none; None where
-        there is no lattice.
-
-        row_sum (D,) is the sum of the masked rows of A, dL/dE_unk.
-        """
+        there is no lattice."""
         patches = to_patches(guess, view.model.patch_size)
         hidden = system.hidden[index]
         count = int(hidden.sum())
-        span = upload_span(system, index, above_noise=ABOVE_NOISE)
-        if not 0 < count <= self.most or not len(span.basis):
+        if not 0 < count <= self.most or system.hidden_sum is None:
             return None
+        span = upload_span(system, index, above_noise=ABOVE_NOISE)
         rest = off_the_visible(system, index, system.total[index])
-        rest_of_sum = off_the_visible(system, index, row_sum.unsqueeze(1)).squeeze(1)
-        t = sum_coordinates(rest, span.basis, rest_of_sum)
+        sums = off_the_visible(system, index, system.hidden_sum[index].unsqueeze(1))
+        wide = hull_rows(rest, sums, count)
         pixels, size = view.pixels, view.model.patch_size
-        unmixed = unmix(span.basis, t, mean=pixels.mean, std=pixels.std, patch_size=size)
+        unmixed = unmix(wide, mean=pixels.mean, std=pixels.std, patch_size=size)
         if unmixed is None or spent():  # a search that was ended has found no photographs yet
             return None
         restored, whole = unmixed.complete(span.complement[~hidden], patches[~hidden])
@@ -175,6 +173,20 @@ class _Exact:
         better = self.unmixed.continued(patches, members)
         patches = torch.where(_possible(better).unsqueeze(1), better, patches)
         return patches.clamp(0, 1), order
+
+
+def _levelled(patches: Tensor, colours: Reals, view: AttackerView) -> Tensor:
+    """Patches (N, p) in [0, 1], shifted by multiples of the flat vectors `colours` (f, p), along
+    which the lattice leaves their level open: to the picture of fewest steps."""
+    if not len(colours) or spent():
+        return patches
+    pixels, size = view.pixels, view.model.patch_size
+    scale = normalisation(pixels, size, patches)[0]
+    open_levels = torch.from_numpy(colours).to(patches) / scale
+    known = normalised(patches, pixels, size)
+    knowledge = Knowledge(known, open_levels, torch.zeros(len(patches), dtype=torch.bool))
+    shifted = fewest_steps(knowledge, known, size, pixels).patches
+    return ((255 * shifted).round() / 255).clamp(0, 1)
 
 
 def _possible(patches: Tensor) -> Tensor:

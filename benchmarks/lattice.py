@@ -19,9 +19,9 @@ import torch
 import tyro
 from torch import Tensor
 
-from attacks.equations.span import masked_basis
+from attacks.equations.span import hull_rows, split_hull
 from attacks.jigsaw.solver import solve
-from attacks.lattice.unmixing import sum_coordinates, unmix
+from attacks.lattice.unmixing import unmix
 from benchmarks.alternating import machine, write_result
 from mjp_privacy.data import load_images
 from mjp_privacy.models.jigsaw import to_patches
@@ -45,9 +45,8 @@ class Planted:
 
     patches: Tensor  # (N, p)
     hidden: Tensor  # (N,) bool
-    basis: Tensor
-    t: Tensor
-    partial: Tensor  # the unmasked patches but for their part in the span
+    wide: Tensor  # (k, p + 1) the masked patches' hull
+    partial: Tensor  # the unmasked patches but for differences of masked ones
 
 
 def main(arguments: Arguments) -> None:
@@ -87,12 +86,13 @@ def planted(arguments: Arguments) -> list[Planted]:
         gradient = (rows.mT @ x).float().double()
         q = torch.linalg.qr(rows[~hidden].mT)[0]
         rest = gradient - q @ (q.mT @ gradient)
-        basis = masked_basis(rest, count)
-        total = rows[hidden].sum(0)
-        t = sum_coordinates(rest, basis, total - q @ (q.mT @ total))
-        outer = gradient - gradient @ basis.mT @ basis
+        total = rows[hidden].sum(0).unsqueeze(1)
+        wide = hull_rows(rest, total - q @ (q.mT @ total), count)
+        basis, anchor = split_hull(wide)
+        outer = gradient - total * anchor
+        outer = outer - outer @ basis.mT @ basis
         partial = torch.linalg.lstsq(rows[~hidden].mT, outer).solution
-        uploads.append(Planted(patches, hidden, basis, t, partial))
+        uploads.append(Planted(patches, hidden, wide, partial))
     return uploads
 
 
@@ -101,7 +101,7 @@ def attack(upload: Planted, grid: int) -> tuple[tuple[float, ...], bool]:
     clock = [time.process_time()]
     hidden, patches = upload.hidden, upload.patches.clone()
     half = (0.5,) * 3
-    unmixed = unmix(upload.basis, upload.t, mean=half, std=half, patch_size=PATCH)
+    unmixed = unmix(upload.wide, mean=half, std=half, patch_size=PATCH)
     clock.append(time.process_time())
     if unmixed is None:
         return (clock[1] - clock[0], 0.0, 0.0), False

@@ -1,6 +1,6 @@
 """The way in of all commands: `mjp`, `python -m mjp_privacy` (torchrun -m mjp_privacy), scripts.
 
-Ctrl-C and SIGTERM are answered from the first line on, so nothing large is imported here.
+Ctrl-C, SIGTERM and SIGHUP are answered from the first line on, so nothing large is imported here.
 """
 
 from __future__ import annotations

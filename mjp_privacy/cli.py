@@ -140,6 +140,7 @@ def overview() -> str:
             *lines,
             "",
             "Exit codes: 0 done, 2 a mistake in the command, 3 some image or cell failed, 70 a",
-            "fault of mjp-privacy, 71 no memory, 74 no disk to write to, 130 Ctrl-C, 143 SIGTERM.",
+            "fault of mjp-privacy, 71 no memory, 74 no disk to write to, 130 Ctrl-C, 143 SIGTERM,",
+            "129 SIGHUP.",
         ]
     )

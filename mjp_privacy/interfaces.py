@@ -55,6 +55,9 @@ class ClientUpdate:
     kind: Literal["gradient", "weight_difference"] = "gradient"
     dtype: torch.dtype = torch.float32
     batch: int = 1  # images per client step, B
+    partners: Literal["fixed", "fresh"] = "fixed"
+    """fixed: step s holds the same images in every round; fresh: the client shuffles its images
+    before every round, so that nothing says which images an upload holds."""
     round: int = 0
     client: str = "0"
     optimizer: str = "sgd"
@@ -63,6 +66,7 @@ class ClientUpdate:
     weight_decay: float = 0.0  # of the client's optimiser; it affects weight differences only
     dal_lambda: float = 0.0  # weight of L_DAL in the client's loss; public
     momentum: float = 0.0  # of the client's optimiser
+    autocast: Literal["none", "fp16", "bf16"] = "none"  # half precision of its matrix products
     position_noise: float = 0.0  # noise on dL/dE_pos, in units of its nonzero entries' rms; public
     noise: Mapping[str, Tensor] = field(default_factory=dict)
     """By parameter name, the standard deviation (n,) of the noise that published defences add to
@@ -74,6 +78,11 @@ class ClientUpdate:
     """(n,) bool: a defence changed the upload by an error whose size neither `noise` nor `rounding`
     tells. None: the client has no defences."""
     weights_before: Mapping[str, Tensor] | None = None  # None: the weights of AttackerView.model
+
+    @property
+    def steps_in_all(self) -> int:
+        """n, the number of independent client steps whose uploads these are."""
+        return len(next(iter(self.grads.values()), ()))
 
     def part(self, steps: slice) -> ClientUpdate:
         """This upload for some of the n steps: `update.part(slice(2, 3))` has the third alone."""
@@ -118,6 +127,13 @@ class AttackerView:
     labels: Tensor | None = None  # (m,), if the threat model lets the attacker know them
     against: Literal["input", "plain"] = "input"  # reconstruct the image as fed, or unshuffled
 
+    @property
+    def pool(self) -> int:
+        """How many pictures an attack cannot tell apart by where they stand: those of a step, or
+        those of all steps where the client shuffles its images before every round."""
+        first = self.updates[0]
+        return first.batch * (first.steps_in_all if first.partners == "fresh" else 1)
+
     def part(self, step: int) -> AttackerView:
         """The view of one client step alone, counted from 0."""
         batch = self.updates[0].batch
@@ -159,7 +175,9 @@ class Refusal:
 class Reconstruction:
     """What the attack returns, with diagnostics for each image."""
 
-    images: Tensor | None  # (m, C, H, W) in [0, 1]
+    images: Tensor | None
+    """(m, C, H, W) in [0, 1]. In batches of several pictures their order within
+    `AttackerView.pool` means nothing: the scorer assigns each to the picture that it fits."""
     mask: Tensor | None = None  # (m, N) estimate of ClientInput.mask, if the attack makes one
     permutation: Tensor | None = None  # (m, N) estimate of ClientInput.permutation
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)  # {name: (m,)}

@@ -89,23 +89,34 @@ def field_energy(prior: str, patch_size: int, pixels: Pixels) -> FieldEnergy:
     return FieldEnergy.of(found, patch_size, pixels)
 
 
-def complete(knowledge: Knowledge, energy: FieldEnergy) -> Tensor:
-    """All patches (N, p) of the most probable picture, normalised."""
+def complete(
+    knowledge: Knowledge,
+    energy: FieldEnergy,
+    kept: Tensor | None = None,
+    exact: Tensor | None = None,
+) -> Tensor:
+    """All patches (N, p) of the most probable picture, normalised; those `kept` (N,) are taken from
+    `exact` (N, p)."""
     known, basis = knowledge.known, knowledge.basis
     if not len(basis):
         return known
     energy = energy.on(known.device)
     area = energy.patch_size**2
     centre = energy.mean.repeat_interleave(area)
-    start = (centre - known) @ basis.mT
+    start, free = (centre - known) @ basis.mT, known.new_ones(len(known), 1)
+    if kept is not None and exact is not None:
+        known = torch.where(kept.unsqueeze(1), exact, known)
+        free = (~kept).unsqueeze(1).to(known)
+        start = start * free
     preconditioner = torch.linalg.inv(basis @ energy.patch_precision @ basis.mT)
 
     def apply(a: Tensor) -> Tensor:
         """Sigma^-1 restricted to the open directions."""
-        return energy.force(a @ basis) @ basis.mT
+        return energy.force(a @ basis) @ basis.mT * free
 
-    residual = -energy.force(known + start @ basis - centre) @ basis.mT
-    return known + (start + _conjugate_gradients(apply, residual, preconditioner)) @ basis
+    residual = -energy.force(known + start @ basis - centre) @ basis.mT * free
+    moved = conjugate_gradients(apply, residual, lambda force: force @ preconditioner)
+    return known + (start + moved) @ basis
 
 
 def complete_patchwise(knowledge: Knowledge, mean: Tensor, covariance: Tensor) -> Tensor:
@@ -118,13 +129,15 @@ def complete_patchwise(knowledge: Knowledge, mean: Tensor, covariance: Tensor) -
     return known + torch.linalg.solve(basis @ precision @ basis.mT, pull.mT).mT @ basis
 
 
-def _conjugate_gradients(
-    apply: Callable[[Tensor], Tensor], residual: Tensor, preconditioner: Tensor
+def conjugate_gradients(
+    apply: Callable[[Tensor], Tensor],
+    residual: Tensor,
+    precondition: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """The solution a of apply(a) = residual, starting at zero."""
     solution = torch.zeros_like(residual)
     target = TOLERANCE * residual.norm()
-    shaped = residual @ preconditioner
+    shaped = precondition(residual)
     direction, product = shaped, (residual * shaped).sum()
     for _ in range(STEPS):
         if residual.norm() <= target or spent():
@@ -133,7 +146,7 @@ def _conjugate_gradients(
         step = product / (direction * moved).sum()
         solution = solution + step * direction
         residual = residual - step * moved
-        shaped = residual @ preconditioner
+        shaped = precondition(residual)
         next_product = (residual * shaped).sum()
         direction, product = shaped + next_product / product * direction, next_product
     return solution

@@ -9,18 +9,25 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from attacks.equations.completion import complete, complete_patchwise, field_energy
+from attacks.equations.completion import (
+    FieldEnergy,
+    complete,
+    complete_patchwise,
+    field_energy,
+)
 from attacks.equations.noisy_span import most_probable
 from attacks.equations.noisy_upload import noisy_upload
 from attacks.equations.patch_system import PatchSystem
 from attacks.equations.pictures import per_image, pictures
 from attacks.equations.span import Knowledge, UploadSpan
+from attacks.equations.whole_picture import whole_picture
 from attacks.prior import find_prior
 from mjp_privacy.core.budget import image
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.interfaces import AttackerView, Reconstruction
+from mjp_privacy.interfaces import AttackerView, Pixels, Reconstruction
 
 Completion = Literal["field", "patch", "none"]
+MOST = 40  # open directions for which the picture of fewest steps is looked for
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,12 @@ class Filling:
     prior       `fitted`, `stationary`, or the path of a fitted prior
     completion  `field` joins patches across their borders, `patch` takes each patch alone, `none`
                 leaves open directions at zero
+    exact       with `field`, look for patches of whole grey levels too
     """
 
     prior: str
     completion: Completion
+    exact: bool = False
 
     def patches(self, view: AttackerView, knowledge: Sequence[Knowledge]) -> list[Tensor]:
         """Normalised patches (N, p) of each picture."""
@@ -54,7 +63,14 @@ class Filling:
             mean, covariance = prior.patch(patch, pixels)
             return lambda knowledge: complete_patchwise(knowledge, mean, covariance)
         energy = field_energy(self.prior, patch, pixels)
-        return lambda knowledge: complete(knowledge, energy)
+        return lambda knowledge: self._completed(knowledge, energy, pixels)
+
+    def _completed(self, knowledge: Knowledge, energy: FieldEnergy, pixels: Pixels) -> Tensor:
+        """Normalised patches (N, p), exact where they can be had so, else the most probable."""
+        likely = complete(knowledge, energy)
+        if not self.exact or not 0 < len(knowledge.basis) <= MOST:
+            return likely
+        return whole_picture(knowledge, likely, energy, pixels)
 
     def weighed(
         self,
@@ -108,8 +124,8 @@ class Solution:
         self, view: AttackerView, facts: dict[str, Tensor] | None = None
     ) -> Reconstruction:
         """The pictures to be scored; `facts` are further diagnostics, one value per client step."""
-        wanted = [
-            _wanted(view, picture.hidden, patches)
+        shown = [
+            wanted(view, picture.hidden, patches)
             for picture, patches in zip(self.knowledge, self.patches, strict=True)
         ]
         diagnostics = {
@@ -118,7 +134,7 @@ class Solution:
             "always_masked": torch.stack([p.hidden.sum() for p in self.knowledge]).double(),
         }
         return Reconstruction(
-            pictures(view, torch.stack(wanted)),
+            pictures(view, torch.stack(shown)),
             mask=per_image(view, torch.stack([span.hidden for span in self.rounds[0]])),
             diagnostics={name: per_image(view, values) for name, values in diagnostics.items()},
         )
@@ -129,7 +145,7 @@ class Solution:
         return counts.masked_fill(torch.tensor(self.noisy), torch.nan)
 
 
-def _wanted(view: AttackerView, hidden: Tensor, patches: Tensor) -> Tensor:
+def wanted(view: AttackerView, hidden: Tensor, patches: Tensor) -> Tensor:
     """The patches of the picture to be scored, plain or as the client fed it. As fed, each masked
     place gets the mean of the masked patches, because their order is not in the gradient."""
     if view.against == "plain" or not hidden.any():

@@ -19,7 +19,9 @@ is used where all directions of the span are above the noise.
 The quadratic is minimised by conjugate gradients. They start at the exact solution or, where noise
 spoilt that, at the prior's mean. The preconditioner is the quadratic with each patch alone,
 
-    S (x) M + I (x) Sigma_p^-1,   S = sum_r A_r A_r^T / t_r^2,   M the mean of the P_r.
+    S (x) M + I (x) Sigma_p^-1,   S = sum_r (A_r A_r^T / t_r^2 + I_{H_r} / s_r^2),
+
+M the mean of the P_r.
 
 G also says something about A: given a picture, the rows of A have a mean and a spread that follow
 from what was sent and from G = A^T X. With these a better picture is found, PASSES times.
@@ -101,8 +103,8 @@ class _PatchesAlone:
         width = len(covariance)
         identity = torch.eye(width).to(like)
         mean_outside = torch.stack([upload.outside(identity) for upload in uploads]).mean(0)
-        gram = torch.stack([u.precision * u.rows @ u.rows.mT for u in uploads]).sum(0)
-        s, u = torch.linalg.eigh(gram)
+        weights = [u.weight + torch.diag(u.inside * u.hidden.to(like)) for u in uploads]
+        s, u = torch.linalg.eigh(torch.stack(weights).sum(0))
         ridge = JITTER * float(covariance.diagonal().mean())
         covariance = covariance + ridge * torch.eye(width).to(like)
         root = torch.linalg.cholesky(covariance)

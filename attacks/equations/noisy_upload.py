@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -57,6 +58,11 @@ class NoisyUpload:
     leak: Leak
     error: RowError
 
+    @cached_property
+    def weight(self) -> Tensor:
+        """A A^T / t^2 (N, N)."""
+        return self.precision * (self.rows @ self.rows.mT)
+
     def outside(self, patches: Tensor) -> Tensor:
         """Patches (N, p) times P, which takes out the leak."""
         return self.leak.without(patches)
@@ -68,8 +74,7 @@ class NoisyUpload:
     def force(self, patches: Tensor) -> Tensor:
         """The quadratic's matrix applied to X (N, p)."""
         out = self.outside(patches)
-        weighed = self.precision * (self.rows @ (self.rows.mT @ out))
-        return weighed + self.inside * torch.where(self.hidden.unsqueeze(1), out, 0.0)
+        return self.weight @ out + self.inside * torch.where(self.hidden.unsqueeze(1), out, 0.0)
 
     def with_rows(self, patches: Tensor) -> NoisyUpload:
         """The same with A estimated again, given a guess of X: G = A^T X depends on A too."""

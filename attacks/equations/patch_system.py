@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.func import functional_call, grad
 
 from attacks.equations.clip_factor import clip_factors
-from attacks.equations.names import PATCH, TABLE
+from attacks.equations.half_precision import autocast_error, computing_as, multiplied_rows
+from attacks.equations.names import PATCH, TABLE, UNKNOWN
 from attacks.equations.weight_difference import (
     effective_rate,
     pseudo_gradient,
@@ -43,6 +44,8 @@ class PatchSystem:
     rows: Tensor  # A (n, N, D); zero where a patch is hidden
     total: Tensor  # G (n, D, p)
     hidden: Tensor  # (n, N) bool: the patch was masked
+    hidden_sum: Tensor | None = None
+    """(n, D) the sum of the masked patches' rows, dL/dE_unk; None where that is not sent."""
 
 
 def weights(
@@ -86,7 +89,9 @@ def patch_system(view: AttackerView, update: ClientUpdate) -> PatchSystem:
         if update.clipped:
             part = clip_factors(rows, part, total, hidden).view(-1, 1, 1) * part
         rows = rows - part
-    return PatchSystem(torch.where(hidden.unsqueeze(-1), 0.0, rows), total, hidden)
+    rows = multiplied_rows(update, rows)
+    hidden_sum = gradient(view, update, UNKNOWN)[:, 0, 0] if UNKNOWN in update.grads else None
+    return PatchSystem(torch.where(hidden.unsqueeze(-1), 0.0, rows), total, hidden, hidden_sum)
 
 
 def located(view: AttackerView, update: ClientUpdate) -> Tensor:
@@ -103,18 +108,20 @@ def located(view: AttackerView, update: ClientUpdate) -> Tensor:
 
 
 def error_of(update: ClientUpdate, name: str) -> Tensor:
-    """(n,) standard deviation of the error that the client's published defences leave on an entry
-    of the gradient, float64; zero without defences."""
+    """(n,) standard deviation of the error that the client's published defences and its autocast
+    leave on an entry of the gradient, float64; zero without them."""
     table = next(iter(update.grads.values()))
     zero = torch.zeros(len(table), dtype=torch.float64, device=table.device)
     parts = [errors.get(name, zero).to(zero) for errors in (update.noise, update.rounding)]
-    size = (parts[0].square() + parts[1].square()).sqrt()
+    if name in update.grads:
+        parts.append(autocast_error(update, name, update.grads[name]))
+    size = torch.stack(parts).square().sum(0).sqrt()
     return size if update.kind == "gradient" else size / effective_rate(update)
 
 
 def is_disturbed(update: ClientUpdate) -> bool:
-    """Whether the client's published defences added errors to what it sent."""
-    return bool(update.noise or update.rounding)
+    """Whether the client's published defences or its autocast added errors to what it sent."""
+    return bool(update.noise or update.rounding) or update.autocast != "none"
 
 
 def quiet_rows(rows: Tensor, error: Tensor) -> Tensor:
@@ -161,11 +168,13 @@ def _localization_part(view: AttackerView, update: ClientUpdate, hidden: Tensor)
     state = {name: value.detach() for name, value in weights(view, update).items()}
 
     def loss(table: Tensor, mask: Tensor) -> Tensor:
-        """L_DAL as a function of the position table."""
-        return functional_call(_Localization(model), _prefixed({**state, TABLE: table}), (mask,))
+        """dal_lambda * L_DAL as a function of the position table: scaled before it is rounded."""
+        value = functional_call(_Localization(model), _prefixed({**state, TABLE: table}), (mask,))
+        return update.dal_lambda * value
 
-    part = torch.stack([grad(loss)(state[TABLE], mask) for mask in hidden])
-    return update.dal_lambda * part[:, 0, 1:].double()
+    with computing_as(update, state[TABLE].device):
+        part = torch.stack([grad(loss)(state[TABLE], mask) for mask in hidden])
+    return part[:, 0, 1:].double()
 
 
 class _Localization(torch.nn.Module):

@@ -21,8 +21,12 @@ def pictures(view: AttackerView, patches: Tensor) -> Tensor:
 
     An attack that solves for one picture per client step gives it for each image of the step.
     """
-    images = to_images(patches, view.model.patch_size, len(view.pixels.mean))
-    return to_unit_range(view, images).repeat_interleave(view.updates[0].batch, 0)
+    return pictures_of(view, patches).repeat_interleave(view.updates[0].batch, 0)
+
+
+def pictures_of(view: AttackerView, patches: Tensor) -> Tensor:
+    """Normalised patches (m, N, p) of m pictures -> images (m, C, H, W) in [0, 1]."""
+    return to_unit_range(view, to_images(patches, view.model.patch_size, len(view.pixels.mean)))
 
 
 def per_image(view: AttackerView, values: Tensor) -> Tensor:

@@ -28,12 +28,20 @@ def lacks_gradients(view: AttackerView, *names: str) -> Refusal | None:
     for update in view.updates:
         absent = [name for name in names if name not in update.grads]
         if absent:
-            text = f"the upload holds no gradient of {', '.join(absent)}"
-            return Refusal("missing_gradient", text)
+            return no_gradient(view.model, *absent)
         refusal = holds_no_gradient(update)
         if refusal is not None:
             return refusal
     return None
+
+
+def no_gradient(model: MJPVisionTransformer, *names: str) -> Refusal:
+    """The refusal of uploads that lack the gradients of these parameters, with the reason where
+    the model tells it: no_gradient(model, "pos_embed")."""
+    text = f"the upload holds no gradient of {', '.join(names)}"
+    if model.adapters is not None:
+        text += ": the client sends low-rank adapters (LoRA), and its own weights are frozen"
+    return Refusal("missing_gradient", text)
 
 
 def needs_patch_system(model: MJPVisionTransformer) -> Sequence[str]:

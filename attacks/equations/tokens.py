@@ -27,7 +27,7 @@ from torch import Tensor
 
 from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
 from attacks.equations.patch_system import error_of, gradient, weights
-from attacks.equations.requirements import too_few_equations
+from attacks.equations.requirements import no_gradient, too_few_equations
 from attacks.equations.span import UploadSpan, noise_edge
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer
@@ -82,7 +82,7 @@ def lacks_tokens(view: AttackerView, update: ClientUpdate) -> Refusal | None:
             "batch", f"the tokens of {update.batch} pictures share one span; batch 1 is needed"
         )
     if QKV not in update.grads:
-        return Refusal("missing_gradient", f"the upload holds no gradient of {QKV}")
+        return no_gradient(model, QKV)
     # P has a row, and one to spare, only if the tokens leave two of the D dimensions free.
     extra = model.tokens + 2 - model.patch_embed.num_patches
     return too_few_equations(model, extra=extra, who="block 0's equations")

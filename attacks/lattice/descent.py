@@ -22,9 +22,8 @@ DEEP = 4  # times that a basis is deepened, at most
 class Moves:
     """All moves of an unmasked patch, which are the same for every patch of a picture.
 
-    They are v' - v'' for masked patches v' and v'' and, where 2 `zero` has whole grey levels,
-    v' + v'' - 2 zero either way. With `zero` in the span the patch's level is not determined:
-    single masked patches are moves too, and the level is the guess's. In one form, every move is
+    They are v' - v'' for masked patches v' and v'', and short combinations of these. Where flat
+    vectors are among them, the level is the guess's (`Frame.colours`). In one form, every move is
     sign (first + second - third) of rows of a table that ends with 0.
     """
 
@@ -41,19 +40,17 @@ class Moves:
     def of(frame: Frame, parts: Parts, masked: Reals) -> Moves:
         """The moves of an unmasked patch, by masked patches (k, p) and a short basis of their
         differences."""
-        twice, count = np.rint(2 * frame.zero), len(masked)
+        count = len(masked)
         short = short_vectors(parts, masked[1:] - masked[:1])[0]
-        table = np.vstack((masked, twice, short, 0 * twice))
-        nothing, single = len(table) - 1, np.arange(count)
+        table = np.vstack((masked, short, 0 * masked[:1]))
+        nothing = len(table) - 1
         swaps = np.nonzero(~np.eye(count, dtype=bool))
-        groups: list[Group] = [(swaps[0], nothing, swaps[1], 1.0)]
-        if abs(2 * frame.zero - twice).max() <= 1e-6:
-            first, second = np.triu_indices(count)
-            groups += [(first, second, count, 1.0), (first, second, count, -1.0)]
-        if frame.flat:
-            groups += [(single, nothing, nothing, 1.0), (single, nothing, nothing, -1.0)]
-        rows = np.arange(count + 1, nothing)
-        groups += [(rows, nothing, nothing, 1.0), (rows, nothing, nothing, -1.0)]
+        rows = np.arange(count, nothing)
+        groups: list[Group] = [
+            (swaps[0], nothing, swaps[1], 1.0),
+            (rows, nothing, nothing, 1.0),
+            (rows, nothing, nothing, -1.0),
+        ]
         return Moves._of(frame, parts, table, groups, len(swaps[0]))
 
     @staticmethod
@@ -100,6 +97,8 @@ class Moves:
         if member is not None:
             allowed[self.swaps :] = False
             allowed &= (self.terms != member).all(1)
+        if not allowed.any():
+            return vector
         vector = self._levelled(vector[None], guess)[0]
         own = self.parts.of(vector[None])
         cost = float(self.parts.cost(own, border)[0])
@@ -110,7 +109,7 @@ class Moves:
             ranks[~allowed] = np.inf
             kept = least(ranks, KEPT)
             trial = self._levelled(vector + self._sums(self.table, kept), guess)
-            levelled = self.frame.flat and guess is not None
+            levelled = len(self.frame.colours) > 0 and guess is not None
             full = self.parts.of(trial) if levelled else own + self._sums(self.full, kept)
             costs = self.parts.cost(full, border)
             best = int(costs.argmin())
@@ -125,12 +124,8 @@ class Moves:
         return self.signs[moves, None] * (table[first] + table[second] - table[third])
 
     def _levelled(self, vectors: Reals, guess: Reals | None) -> Reals:
-        """Vectors (m, p), shifted by multiples of `frame.colour` to the level of the guess (p,)."""
-        colour = self.frame.colour[0]
-        if guess is None or not self.frame.flat or not colour.any():
-            return vectors  # without a colour there is no shift by whole grey levels
-        times = np.rint((guess - vectors) @ colour / (colour @ colour))
-        return vectors + np.multiply.outer(times, colour)
+        """Vectors (m, p), at the level of the guess (p,) if there is one."""
+        return vectors if guess is None else self.frame.levelled(vectors, guess)
 
 
 def short_vectors(
@@ -171,7 +166,7 @@ def _signed_pairs(rows: Places, nothing: int) -> list[Group]:
 
 
 def evened(parts: Parts, patches: Reals) -> Reals:
-    """Another basis (m, p) of the lattice of patches, with a . t = 1 too: one of them made small,
+    """Another basis (m, p) of the lattice of patches, with phi = 1 too: one of them made small,
     and its sums with a short basis of their differences."""
     if len(patches) < 2:
         return patches

@@ -1,4 +1,4 @@
-"""The model's normalised space in grey levels, and the span of the masked patches there."""
+"""The model's normalised space in grey levels, and the hull of the masked patches there."""
 
 from __future__ import annotations
 
@@ -12,96 +12,72 @@ from torch import Tensor
 
 from attacks.lattice.cost import patch_cost
 from attacks.lattice.parts import Parts
+from attacks.lattice.reduction import lll
 
 Reals = NDArray[np.float64]
 INTEGRAL = 0.05  # grey levels by which entries may miss integers
-FLAT = 1e-3  # share of the length of `zero` that may lie outside a span that holds it
-LARGEST = 1024  # largest first entry looked at for an integer vector along `zero`
+FLAT = 1e-2  # share of the length of a flat vector outside the space for which it is looked at
+CLOSE = 1e4  # weight of that share when the shortest flat vector of whole grey levels is looked for
+FINE = 2.0**14  # precision of that search
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Grey levels n = gain x + zero of the model's space, and the span in them.
+    """Grey levels n = gain x + zero of the model's space, and the hull of the masked patches.
 
-    For the coordinates a of a masked patch a . t = 1; where `zero` is the last row of `space`, the
-    patch's coordinate tau along it is 1 too.
+    With one more pixel phi, which is 1 in every patch, the integer combinations of the patches are
+    vectors (n, phi) of a lattice: a patch has phi = 1, a difference of two has 0. So nothing in it
+    depends on the normalisation, and a black patch is (0, 1).
     """
 
     gain: Reals  # (p,) 255 std
     zero: Reals  # (p,) 255 mean
-    space: Reals  # (k+1, p): gain B, then zero; (k, p) without zero where the span holds it
-    t: Reals  # (k,), see `lattice.unmixing`
+    space: Reals  # (k, p + 1): any basis of the span of the masked patches' (n, phi)
     patch_size: int
 
     @staticmethod
-    def of(
-        basis: Tensor, t: Tensor, mean: Sequence[float], std: Sequence[float], patch_size: int
-    ) -> Frame:
-        """The frame of a span with basis (k, p) in the model's space, and its t (k,)."""
+    def of(wide: Tensor, mean: Sequence[float], std: Sequence[float], patch_size: int) -> Frame:
+        """The frame of `equations.span.hull_rows`, (k, p + 1) in the model's space."""
         area = patch_size**2
         gain = 255 * np.repeat(np.array(std, dtype=np.float64), area)
         zero = 255 * np.repeat(np.array(mean, dtype=np.float64), area)
-        scaled = basis.detach().cpu().double().numpy() * gain
-        sums = t.detach().cpu().double().numpy()
-        inside = np.linalg.lstsq(scaled.T, zero, rcond=None)[0]
-        if np.linalg.norm(zero - inside @ scaled) > FLAT * np.linalg.norm(zero):
-            return Frame(gain, zero, np.vstack((scaled, zero)), sums, patch_size)
-        # Such as when a flat patch is masked: `zero` is then a combination of the patches.
-        scale = 1 + inside @ sums
-        if abs(scale) < FLAT:  # the flat patch is black, and t cannot be scaled
-            return Frame(gain, zero, scaled, sums, patch_size)
-        return Frame(gain, zero, scaled, sums / scale, patch_size)
-
-    @property
-    def flat(self) -> bool:
-        """Whether `zero` is in the span, as when a flat patch is masked."""
-        return len(self.space) == len(self.t)
+        rows = wide.detach().cpu().double().numpy()
+        vectors, phi = rows[:, :-1], rows[:, -1:]
+        return Frame(gain, zero, np.hstack((vectors * gain + phi * zero, phi)), patch_size)
 
     @cached_property
-    def black(self) -> bool:
-        """Whether a masked patch is black, n = 0, so that a . t = 1 tells nothing."""
-        if not self.flat:
-            return False
-        return bool(abs(1 + self.solved(self.zero[None])[0] @ self.t) < FLAT)
+    def colours(self) -> Reals:
+        """(f, p) integers, f up to the number of channels: a basis of the flat vectors of phi = 0.
 
-    @cached_property
-    def _inverse(self) -> Reals:
-        """(p, k+1): what takes vectors of the space to their coefficients."""
-        inverse: Reals = np.linalg.pinv(self.space).astype(np.float64)
-        return inverse
-
-    def solved(self, vectors: Reals) -> Reals:
-        """The coefficients (m, k+1) of the space's rows for vectors (m, p), by least squares."""
-        return vectors @ self._inverse
-
-    def coordinates(self, vectors: Reals) -> tuple[Reals, Reals]:
-        """phi = a . t and tau of vectors (m, p) of the space: equal for combinations of patches."""
-        solved = self.solved(vectors)
-        phi = solved[:, : len(self.t)] @ self.t
-        if self.flat:
-            return phi, np.zeros_like(phi) if self.black else phi
-        return phi, solved[:, -1]
-
-    @cached_property
-    def colour(self) -> tuple[Reals, float]:
-        """The smallest integer vector along `zero`, which is in the lattice too, and its tau.
-
-        It is one grey level in every pixel if the channels' means are equal, and zeros if no
-        integer vector up to LARGEST lies along `zero`.
+        There are some where flat patches of several colours are masked. What is known but for the
+        masked patches' differences then has no level along them.
         """
-        for times in range(1, LARGEST):
-            colour = times * self.zero / self.zero[0]
-            if abs(colour - np.rint(colour)).max() < 1e-6:
-                return np.rint(colour), times / self.zero[0]
-        return np.zeros_like(self.zero), np.inf
+        area = self.patch_size**2
+        channels = len(self.zero) // area
+        flat = np.repeat(np.eye(channels), area, axis=1) / np.sqrt(area)
+        basis = np.linalg.qr(self.space.T)[0]
+        last = basis[-1]
+        within = basis[:-1] - np.outer(basis[:-1] @ last, last) / max(last @ last, 1e-300)
+        directions, sizes, _ = np.linalg.svd(within, full_matrices=False)
+        differences = directions[:, sizes > 0.5]  # phi = 0 takes one direction away
+        held = flat @ differences
+        inside, shares, _ = np.linalg.svd(held, full_matrices=False)
+        free = inside[:, shares**2 > 1 - FLAT**2]  # colours whose flat vectors are in the space
+        if not free.shape[1]:
+            return np.zeros((0, len(self.zero)))
+        outside = np.eye(channels) - free @ free.T
+        whole = lll(np.hstack((np.eye(channels), CLOSE * outside)), FINE)
+        near = np.argsort(np.linalg.norm(whole @ outside, axis=1), kind="stable")
+        colours = np.repeat(whole[near[: free.shape[1]]], area, axis=1)
+        beyond = colours - colours @ differences @ differences.T
+        return colours[abs(beyond).max(1) < INTEGRAL]  # others are nearly flat
 
-    def shifted(self, vectors: Reals, tau: Reals) -> tuple[Reals, NDArray[np.bool_]]:
-        """Vectors (m, p) less tau (m,) times `zero`, in whole steps of `colour`; whether that is
-        exact (m,)."""
-        colour, unit = self.colour
-        times = tau / unit
-        whole = abs(times - np.rint(times)) < INTEGRAL if colour.any() else abs(tau) < INTEGRAL
-        return vectors - np.multiply.outer(np.rint(times), colour), whole
+    def levelled(self, vectors: Reals, guess: Reals) -> Reals:
+        """Vectors (m, p), shifted by multiples of `colours` to the level of the guess (p,)."""
+        if not len(self.colours):
+            return vectors
+        times = np.linalg.lstsq(self.colours.T, (guess - vectors).T, rcond=None)[0]
+        return vectors + np.rint(times).T @ self.colours
 
     def cost(self, vectors: Reals) -> Reals:
         """How unlike photographs vectors (m, p) in grey levels are, (m,)."""

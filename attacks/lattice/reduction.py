@@ -63,6 +63,16 @@ class SpanLattice:
         vectors = self.members[:, : len(self.pivots)] @ self.full
         return vectors, abs(vectors - np.rint(vectors)).max(1)
 
+    def missed(self, count: int) -> NDArray[np.int64]:
+        """The pixels not included yet, first those at which the shortest `count` vectors of the
+        reduced basis miss integers most. In a flat picture few pixels tell patches apart."""
+        vectors = self.members[:count, : len(self.pivots)] @ self.full
+        misfit = abs(vectors - np.rint(vectors))
+        rest = order_of_pixels(self)
+        taken = np.isin(rest, self.pixels)
+        rank = np.argsort(-misfit[:, rest], axis=1, kind="stable").argsort(1).min(0)
+        return rest[~taken][np.argsort(rank[~taken], kind="stable")]
+
     def rows(self) -> Reals:
         """What LLL shortens (s, r + c): each member's length, and its distance from integers."""
         at_pivots, near = np.split(self.members, [len(self.pivots)], axis=1)

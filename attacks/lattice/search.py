@@ -1,7 +1,7 @@
 """Searches integer combinations of patches for those that look like photographs.
 
 Members are patches with their parts (`lattice.parts`). A move replaces a member by an integer
-combination of a few members that keeps a . t = 1 and the lattice: v by v + v' - v'', or by
+combination of a few members that keeps phi = 1 and the lattice: v by v + v' - v'', or by
 v' + v'' - v, where v' and v'' may be the same. All moves of a member are ranked at once, and the
 whole cost decides among the best.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.lattice.frame import Frame, Reals
+from attacks.lattice.frame import Reals
 from attacks.lattice.parts import KEPT, Parts, Places, Singles
 from mjp_privacy.core.budget import spent
 
@@ -117,20 +117,3 @@ def least(ranks: Singles, count: int) -> Places:
         kept = np.arange(len(ranks))
     finite = kept[np.isfinite(ranks[kept])]
     return finite if len(finite) else kept[:1]
-
-
-def without_surplus(frame: Frame, vector: Reals, surplus: float, masked: Reals) -> Reals | None:
-    """The vector (p,) less its surplus of `zero`, or None where integers do not allow that.
-
-    Whole multiples of `frame.colour` and of one masked patch (their tau is 1) are subtracted.
-    """
-    if frame.flat:
-        return vector
-    trial, whole = frame.shifted(vector[None], np.array([surplus]))
-    if whole[0]:
-        return trial[0]
-    tau = np.full(len(masked), surplus)
-    pairs = [frame.shifted(vector - times * masked, tau - times) for times in (1, -1, 2, -2)]
-    allowed = np.concatenate([trial[whole] for trial, whole in pairs])
-    sparse = frame.parts(waves=False)
-    return allowed[sparse.cost(sparse.of(allowed)).argmin()] if len(allowed) else None

@@ -1,17 +1,19 @@
 r"""The patches behind a span: what MJP's masked positions hold, exactly but in no order.
 
 By linear algebra one upload gives the masked patches only as a span: with Q an orthonormal basis
-of the unmasked rows of `pos_embed.grad`, H = (I - QQ^T) G = A_M^T X_M, whose row space B (k, p) is
-the span of the masked patches X_M. Two facts lead from the span to the patches.
+of the unmasked rows of `pos_embed.grad`, H = (I - QQ^T) G = A_M^T X_M, whose row space is the span
+of the masked patches X_M. Two facts lead from the span to the patches.
 
-1. `unk_embed.grad` is the sum of the masked rows, A_M^T 1. So t = lstsq(H B^T, (I - QQ^T) sum)
-   has a . t = 1 for the coordinates a of every masked patch (x = a B): scale and sign are known.
-2. Pixels are 8-bit: n = 255 (std x + mean) is a vector of integers. The integer vectors of the
-   span form a lattice of which the masked patches are a basis (`lattice.reduction`), namely the
-   basis that looks like photographs (`lattice.cost`): inside 0...255, smooth, with a . t = 1.
+1. `unk_embed.grad` is the sum of the masked rows, A_M^T 1. Beside H it is one more pixel phi,
+   which is 1 in every patch: scale and sign are known, and so is what patches differ by.
+2. Pixels are 8-bit: n = 255 (std x + mean) is a vector of integers. The integer vectors (n, phi) of
+   that span form a lattice of which the masked patches are a basis (`lattice.reduction`), namely
+   the basis that looks like photographs (`lattice.cost`): inside 0...255, smooth, with phi = 1.
 
-The same lattice completes an unmasked patch, which linear algebra gives except for its part in the
-span: the integer vectors of c + span are the patch plus combinations of the masked ones.
+The same lattice completes an unmasked patch, which linear algebra gives except for the masked
+patches' differences: the integer vectors with phi = 1 are the patch plus combinations of these.
+Equal patches are one vector. Flat patches of several colours are combinations of one another, so
+that the lattice is finer than what they generate, and levels along it stay open (`Frame.colours`).
 
 It needs pixels that are multiples of 1/255 when the client normalises them (no resampling, mixing
 or noise after the rounding), and gradients so exact that the span is known to a small fraction of
@@ -21,11 +23,12 @@ nothing usable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks.lattice.bases import combination_basis, patch_basis
@@ -34,7 +37,6 @@ from attacks.lattice.descent import Moves
 from attacks.lattice.frame import Frame, Reals
 from attacks.lattice.mosaic import FIXED, continued
 from attacks.lattice.reduction import FIRST, STEP, SpanLattice, order_of_pixels, span_lattice
-from attacks.lattice.search import without_surplus
 from mjp_privacy.core.budget import spent
 
 NOISES = (2e-5, 1e-4, 5e-4, 2e-3)
@@ -43,7 +45,9 @@ at 192 pixels are off by 3e-5 to 1e-4 in float32, the package's small ones by up
 
 EXTENSIONS = 6  # times that further pixels are included for one of them
 COARSE = 1e-4  # the least noise for unmasked patches, which are less exact
+SUMMED = 1e-2  # the same for what several uploads determine, which divides by weak eigenvalues
 MORE = 0.3  # share of further pixels by which those are completed
+ALONE = 1e3  # weight of phi there: only differences, whose phi is 0, are to be added
 WHOLE = 0.2  # grey levels by which an unmasked patch may miss integers
 
 
@@ -58,30 +62,36 @@ class Unmixed:
     def complete(self, partial: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Unmasked patches known but for their part in the span -> (m, p) in [0, 1], and (m,) bool.
 
-        partial (m, p), in the model's space, is any vector of patch + span; guess (m, p) in [0, 1]
-        is where the search starts. Where the bool is False no integer vector was found, and the row
-        must not be used.
+        partial (m, p), in the model's space, is any vector of patch + differences; guess (m, p) in
+        [0, 1] is where the search starts. Where the bool is False no integer vector was found, and
+        the row must not be used.
         """
-        frame, masked = self.frame, np.rint(self.patches.numpy() * 255)
-        points = partial.detach().cpu().double().numpy() * frame.gain + frame.zero
+        nearest, whole = self._nearest(partial, guess)
+        masked = np.rint(self.patches.numpy() * 255)
+        moves = Moves.of(self.frame, self.frame.parts(), masked)
+        centre = None if guess is None else guess.detach().cpu().double().numpy() * 255
+        for row in np.flatnonzero(whole):
+            whole[row] = not spent()
+            if whole[row]:
+                level = np.full(nearest.shape[1], GREY) if centre is None else centre[row]
+                nearest[row] = moves.descended(np.rint(nearest[row]), level)
+        return torch.from_numpy(nearest / 255), torch.from_numpy(whole)
+
+    def nearest(self, partial: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, without a search: the integer vectors (m, p) nearest to the guess."""
+        nearest, whole = self._nearest(partial, guess)
+        return torch.from_numpy(np.rint(nearest) / 255), torch.from_numpy(whole)
+
+    def _nearest(self, partial: Tensor, guess: Tensor | None) -> tuple[Reals, NDArray[np.bool_]]:
+        """In grey levels, not rounded, and whether they are integers."""
+        points = partial.detach().cpu().double().numpy() * self.frame.gain + self.frame.zero
         centre = np.full_like(points, GREY)
         if guess is not None:
             centre = guess.detach().cpu().double().numpy() * 255
-        nearest = self.lattice.nearest(points, centre)
-        whole = abs(nearest - np.rint(nearest)).max(1) < WHOLE
-        surplus: Reals = np.zeros(len(points))
-        if not frame.flat:
-            surplus = frame.solved(nearest - points)[:, -1]
-        moves = Moves.of(frame, frame.parts(), masked)
-        for row in np.flatnonzero(whole):
-            whole[row] = not spent()
-            if not whole[row]:
-                continue
-            start = without_surplus(frame, np.rint(nearest[row]), surplus[row], masked)
-            whole[row] = start is not None
-            if start is not None:
-                nearest[row] = moves.descended(start, centre[row])
-        return torch.from_numpy(nearest / 255), torch.from_numpy(whole)
+        one = np.ones((len(points), 1))
+        nearest = self.lattice.nearest(np.hstack((points, one)), np.hstack((centre, one)))
+        whole = (abs(nearest - np.rint(nearest)).max(1) < WHOLE) & (np.rint(nearest[:, -1]) == 1)
+        return nearest[:, :-1], whole
 
     def continued(self, patches: Tensor, members: Tensor) -> Tensor:
         """Patches (N, p) in [0, 1] in their places, improved by what lies beside them; members (N,)
@@ -93,56 +103,72 @@ class Unmixed:
         return torch.from_numpy(better / 255).to(patches)
 
 
-def sum_coordinates(projected: Tensor, basis: Tensor, unknown: Tensor) -> Tensor:
-    """t (k,) with a . t = 1 for every masked patch x = a @ basis.
-
-    projected (D, p) is H, basis (k, p) orthonormal rows of its span, unknown (D,) the projection
-    (I - QQ^T) of dL/dE_unk, which is the sum of the masked rows.
-    """
-    mixed = (projected @ basis.mT).double()
-    return torch.linalg.lstsq(mixed, unknown.double().unsqueeze(-1)).solution.squeeze(-1)
-
-
 def unmix(
-    basis: Tensor,
-    t: Tensor,
+    wide: Tensor,
     *,
     mean: Sequence[float],
     std: Sequence[float],
     patch_size: int,
 ) -> Unmixed | None:
-    """The masked patches from their span: basis (k, p) in the model's space, and t (k,).
+    """The masked patches from their hull, `equations.span.hull_rows` (k, p + 1).
 
     None where no lattice of k integer vectors is found: the pixels are not multiples of 1/255, the
     span is not exact enough, or there are too few pixels for so many patches.
     """
-    frame = Frame.of(basis, t, mean, std, patch_size)
-    metric = precision(basis.shape[1], patch_size)
-    for noise in NOISES:
-        if spent():
-            break
-        unmixed = _unmixed(frame, span_lattice(frame.space, metric, noise))
-        if unmixed is not None:
-            return unmixed
-    return None
-
-
-def _unmixed(frame: Frame, lattice: SpanLattice) -> Unmixed | None:
-    """The patches by the lattice of the frame's space, with its noise, or None."""
-    size = len(frame.t)
-    waiting = order_of_pixels(lattice)
-    step = max(FIRST, size)
-    for _ in range(EXTENSIONS):
-        if spent():
-            break
-        lattice, waiting = lattice.extended(waiting[:step]), waiting[step:]
-        step = max(STEP, size // 6)
-        combinations = combination_basis(frame, *lattice.vectors())
-        patches = None if combinations is None else patch_basis(frame, combinations)
+    frame = Frame.of(wide, mean, std, patch_size)
+    for combinations, lattice in _lattices(frame, COARSE, MORE):
+        patches = patch_basis(frame, combinations)
         if patches is not None:
-            more = waiting[: max(STEP, round(MORE * size))]
-            completing = replace(lattice, noise=max(lattice.noise, COARSE)).extended(more)
-            return Unmixed(torch.from_numpy(patches / 255), frame, completing)
-        if not len(waiting):
-            break
+            return Unmixed(torch.from_numpy(patches / 255), frame, lattice)
     return None
+
+
+def unmix_differences(
+    basis: Tensor, *, mean: Sequence[float], std: Sequence[float], patch_size: int
+) -> Unmixed | None:
+    """The lattice of patches that are known but for combinations of `basis` (q, p), in the model's
+    space: what several uploads leave open. Its `patches` are black and a basis of the lattice.
+
+    None where q integer vectors are not found, as in `unmix`.
+    """
+    black = torch.zeros(1, basis.shape[1] + 1).to(basis)
+    black[0, -1] = 1
+    frame = Frame.of(torch.nn.functional.pad(basis, (0, 1)), mean, std, patch_size)
+    frame = replace(frame, space=np.vstack((frame.space, black.cpu().numpy())))
+    for combinations, lattice in _lattices(frame, SUMMED, 1.0):
+        steps = combinations[combinations[:, :-1].any(1), :-1]
+        if len(steps) == len(basis):
+            patches = np.vstack((0 * steps[:1], steps))
+            return Unmixed(torch.from_numpy(patches / 255), frame, lattice)
+    return None
+
+
+def _lattices(frame: Frame, coarse: float, share: float) -> Iterator[tuple[Reals, SpanLattice]]:
+    """Bases (k, p + 1) of the integer vectors of the frame's space, each with the lattice that
+    completes unmasked patches, by a `share` of further pixels that are off by at least `coarse`;
+    for growing errors of the space."""
+    length, size = len(frame.zero), len(frame.space)
+    metric = np.pad(precision(length, frame.patch_size), (0, 1))
+    metric[-1, -1] = 1.0
+    only_differences = metric.copy()
+    only_differences[-1, -1] = ALONE**2
+    for noise in NOISES:
+        lattice = span_lattice(frame.space, metric, noise)
+        order = order_of_pixels(lattice)
+        waiting = np.concatenate((order[order == length], order[order != length]))  # phi first
+        step = max(FIRST, size)
+        for _ in range(EXTENSIONS):
+            if spent():
+                return
+            lattice = lattice.extended(waiting[:step])
+            waiting = lattice.missed(size)
+            step = max(STEP, size // 6)
+            combinations = combination_basis(frame, *lattice.vectors())
+            if combinations is not None:
+                more = waiting[: max(STEP, round(share * size))]
+                completing = replace(
+                    lattice, noise=max(lattice.noise, coarse), metric=only_differences
+                )
+                yield combinations, completing.extended(more)
+            if not len(waiting):
+                break

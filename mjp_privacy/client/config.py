@@ -14,6 +14,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import schema
 from mjp_privacy.core.gate.yaml_files import yaml_value
 from mjp_privacy.core.shown import shown
+from mjp_privacy.models.low_rank import LowRank, PerhapsAdapters, low_rank
 
 MOST_STEPS = 1_000_000
 """Local steps stay below this, so that round and step fit into one number in `local_round`."""
@@ -54,6 +55,10 @@ class ClientConfig:
     loss: Literal["cross_entropy"] = "cross_entropy"
     batch: Count = 1
     """Images in each step."""
+    partners: Literal["fixed", "fresh"] = "fixed"
+    """fixed: the same images stand together in every round; fresh: the block's images are one
+    client's data, which it shuffles before every round but the first and cuts into batches, so
+    that an image meets other partners each time and no upload says which images it holds."""
     dal: Switch = False
     """Add dal_lambda * L_DAL over the unmasked positions to the loss."""
     dal_lambda: NotNegative = 0.01
@@ -89,12 +94,29 @@ class ClientConfig:
     """Optimiser of the local steps."""
     momentum: Momentum = 0.0
     """Momentum of SGD; the velocity starts at zero in every upload."""
+    autocast: Literal["none", "fp16", "bf16"] = "none"
+    """Half precision in which products of matrices and convolutions are computed, as
+    `torch.autocast` does (`client.autocast`); the weights and what is sent stay in float32."""
+    lora: PerhapsAdapters = ""
+    """`{rank: 4, targets: [qkv, proj]}`: the client trains and sends low-rank adapters of these
+    layers, and the classifier, while all else is frozen (`models/adapters.py`); empty: none."""
+
+    @property
+    def adapters(self) -> LowRank | None:
+        """The low-rank adapters that it trains in place of the model's weights, if it does."""
+        return low_rank(self.lora) if self.lora else None
 
     @property
     def withheld(self) -> tuple[str, ...]:
         """Every parameter that is not uploaded: `withhold`, and pos_embed where it is fixed."""
         fixed = ("pos_embed",) if self.positions == "sinusoidal" else ()
         return tuple(dict.fromkeys((*self.withhold, *fixed)))
+
+    @property
+    def undivided(self) -> bool:
+        """Whether the images of a block have to be computed together: the server's steps go along
+        all of them, or the client draws its batches from them."""
+        return self.server_lr > 0 or self.partners == "fresh"
 
     @property
     def one_plain_step(self) -> bool:
@@ -165,9 +187,19 @@ def check_client(client: ClientConfig, block: int, where: str) -> None:
             f"{where.removesuffix('client')}block: a block holds whole client steps; expected a "
             f"multiple of client.batch ({client.batch}), got {block}."
         )
+    if client.partners == "fresh" and client.batch == 1:
+        raise UserError(
+            f"{where}.partners: expected fixed with batch: 1, got fresh: an image that is alone "
+            "in its batch has no partners. Set client.batch to 2 or more."
+        )
     _check_local_training(client, where)
     check_order(client.defenses, where)
     _check_moving(client, where)
+    if client.lora and client.position_noise:
+        raise UserError(
+            f"{where}.position_noise: expected 0 with lora, got {client.position_noise}: such a "
+            "client sends no gradient of the position table. Set position_noise: 0."
+        )
 
 
 def _check_local_training(client: ClientConfig, where: str) -> None:

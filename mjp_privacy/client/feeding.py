@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mjp_privacy.client.augmentation import augmented
 from mjp_privacy.client.config import ClientConfig, local_round
 from mjp_privacy.client.puzzles import step_puzzles
 from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.interfaces import ClientInput
 
 
@@ -47,6 +49,15 @@ class Feeding:
         """What the model is fed for these images in a round: augmented, then shuffled."""
         photographs = self.photographs(images, image_ids, round)
         return self.puzzled(photographs, labels, image_ids, round)
+
+    def order(self, image_ids: Sequence[str], round: int) -> Tensor:
+        """Which image stands at each place of a round's batches: all in their own order, but for a
+        client that shuffles its images before every round after the first."""
+        places = torch.arange(len(image_ids))
+        if self.client.partners == "fixed" or round == 0:
+            return places
+        named = (self.seed, len(image_ids), image_ids[0], round)
+        return torch.randperm(len(image_ids), generator=torch_generator("partners", *named))
 
     def rounds_of_steps(self, round: int) -> list[int]:
         """For each local step of a round, the number to give as `round` to `input`.

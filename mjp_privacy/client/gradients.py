@@ -1,6 +1,7 @@
 """The FedSGD client: the gradient of each step, of the parameters that are asked for.
 
-Gradients are computed in the model's own precision, which is part of every result.
+Gradients are computed in the model's own precision, which is part of every result, or as
+`client.autocast` computes them.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mjp_privacy.client.autocast import AutocastGradients
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.optimizers import Sgd
 from mjp_privacy.client.per_image import TABLES, is_simple, per_image_gradients
@@ -71,6 +74,7 @@ class FedSGDClient:
             dtype=self.model.cls_token.dtype,
             batch=config.batch,
             dal_lambda=config.dal_lambda if self.localizes else 0.0,
+            autocast=config.autocast,
         )
         if config.upload == "gradient":
             return gradient
@@ -104,6 +108,7 @@ class FedSGDClient:
         wanted = self.wanted(names)
         steps = self.steps(inputs)
         simple = not self.localizes and all(is_simple(self.model, name) for name in wanted)
+        simple = simple and self.config.autocast == "none"
         with self.differentiating():
             return self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
 
@@ -112,6 +117,8 @@ class FedSGDClient:
 
         Gradients of single steps are never kept, so it takes the memory of one gradient.
         """
+        if self.config.autocast != "none":
+            return self._mean_of_steps(inputs)
         names = self.wanted(None)
         parameters = [self.model.get_parameter(name) for name in names]
         totals = [torch.zeros_like(parameter) for parameter in parameters]
@@ -125,6 +132,18 @@ class FedSGDClient:
                 for total, part in zip(totals, parts, strict=True):
                     total += 0 if part is None else part
         return dict(zip(names, totals, strict=True))
+
+    def _mean_of_steps(self, inputs: ClientInput) -> dict[str, Tensor]:
+        """The mean of gradients that are computed step by step, as each client rounds its own."""
+        steps = self.steps(inputs)
+        weights = {name: self.model.get_parameter(name).detach() for name in self.wanted(None)}
+        totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        with self.differentiating():
+            for step in zip(*(tensor.split(1) for tensor in steps), strict=True):
+                gradients = self.step_gradients(weights, step, own_weights=False)
+                for name, gradient in gradients.items():
+                    totals[name] += gradient[0] / len(steps[0])
+        return totals
 
     @contextmanager
     def differentiating(self) -> Iterator[None]:
@@ -170,6 +189,8 @@ class FedSGDClient:
             images, labels, mask = (*step, None) if len(step) == 2 else step
             return functional_call(objective, {**fixed, **free}, (images, labels, mask))
 
+        if self.config.autocast != "none":
+            return self._by_autocast(loss, weights, steps, own_weights)
         in_dims = (0 if own_weights else None, *[0] * len(steps))
         per_step: Callable[..., dict[str, Tensor]] = vmap(
             grad(loss), in_dims, chunk_size=STEPS_AT_ONCE, randomness="different"
@@ -177,8 +198,27 @@ class FedSGDClient:
         gradients = per_step(free, *steps)
         return {name: gradients[f"model.{name}"].detach() for name in weights}
 
+    def _by_autocast(
+        self,
+        loss: Callable[..., Tensor],
+        weights: Mapping[str, Tensor],
+        steps: Sequence[Tensor],
+        own_weights: bool,
+    ) -> dict[str, Tensor]:
+        """Gradients (n, *shape) of a `loss` of weights and a step, one step after the other."""
+        trained = {name: self.model.get_parameter(name) for name in self.wanted(None)}
+        prefixed = {f"model.{name}": weight for name, weight in {**trained, **weights}.items()}
+        names = [f"model.{name}" for name in weights]
+        gradients, autocast = [], AutocastGradients(self.config.autocast)
+        for place, step in enumerate(zip(*steps, strict=True)):
+            own = {n: prefixed[n][place] for n in names} if own_weights else {}
+            of_step = partial(_of_step, loss, step)
+            gradients.append(autocast.of(of_step, {**prefixed, **own}, names))
+        return {name: torch.stack([g[f"model.{name}"] for g in gradients]) for name in weights}
+
     def wanted(self, names: Sequence[str] | None) -> list[str]:
-        """The parameters asked for (None: all), without those that are withheld."""
+        """The parameters asked for (None: all), without those that are withheld or, where low-rank
+        adapters are trained, frozen."""
         existing = [name for name, _ in self.model.named_parameters()]
         withheld = self.config.withheld
         # A grid may withhold a table that only some of its models have.
@@ -188,7 +228,9 @@ class FedSGDClient:
                 raise UserError(
                     f"The model has no parameter {name!r}, so no gradient of it exists.{hint}"
                 )
-        return [name for name in (existing if names is None else names) if name not in withheld]
+        adapters = self.config.adapters
+        sent = [name for name in (existing if names is None else names) if name not in withheld]
+        return sent if adapters is None else [name for name in sent if adapters.trains(name)]
 
     def steps(self, inputs: ClientInput) -> list[Tensor]:
         """The input split into n steps: images (n, B, C, H, W), labels (n, B) and, where there is
@@ -203,6 +245,13 @@ class FedSGDClient:
         if inputs.mask is not None:
             tensors.append(inputs.mask)
         return [tensor.to(like.device).unflatten(0, (-1, batch)) for tensor in tensors]
+
+
+def _of_step(
+    loss: Callable[..., Tensor], step: Sequence[Tensor], weights: Mapping[str, Tensor]
+) -> Tensor:
+    """The loss of one step as a function of the weights alone."""
+    return loss(weights, *step)
 
 
 def images_at_once(model: LoadedModel) -> int:

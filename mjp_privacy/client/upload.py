@@ -50,7 +50,7 @@ def make_upload(
     else:
         update = trainer.update(inputs[0], names=names)
     weights = weights_of(model) if client.server_lr else None
-    update = replace(update, round=round, weights_before=weights)
+    update = replace(update, round=round, weights_before=weights, partners=client.partners)
     return noisy(update, client.position_noise, inputs[0].image_ids, seed=seed)
 
 
@@ -94,6 +94,7 @@ def _defended(
         weight_decay=client.weight_decay if differs else 0.0,
         momentum=client.momentum,
         dal_lambda=client.dal_lambda if trainer.localizes else 0.0,
+        autocast=client.autocast,
         noise=_joined([part.noise for part in parts], names),
         rounding=_joined([part.rounding for part in parts], names),
         clipped=client.clips,

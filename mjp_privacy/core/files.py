@@ -28,6 +28,8 @@ DAY = 24 * 3600.0  # seconds; nothing takes so long to write
 ADDED_TO = FileKind(
     "a file that lines are added to", "Take it away, or give another --out.", 1 << 50
 )
+OWN_NAME = re.compile(r"\..+\.[0-9]+(@[A-Za-z0-9-]+)?\.tmp", re.DOTALL)
+"""What a temporary file is called; earlier versions left the machine out."""
 PROBE = 1 << 16  # bytes; a full disk often has room for a few hundred
 
 
@@ -82,10 +84,11 @@ def abandoned(root: Path) -> Iterator[Path]:
     """Temporary files under this folder that nobody writes any more.
 
     These are files of processes of this machine that are gone, files older than a day, and files
-    whose name holds no machine, as earlier versions named them.
+    whose name holds no machine, as earlier versions named them. Other hidden files whose name ends
+    in .tmp are somebody else's.
     """
     for path in root.rglob(".*.tmp"):
-        if _is_abandoned(path):
+        if OWN_NAME.fullmatch(path.name) and path.is_file() and _is_abandoned(path):
             yield path
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import sweep
 from mjp_privacy.core.held import held, watch
+from mjp_privacy.core.shown import shown
 from mjp_privacy.core.stops import holding
 from mjp_privacy.core.storage import writing
 
@@ -31,6 +32,11 @@ def locked(root: Path) -> Iterator[None]:
     that is taken away meanwhile is a StorageError (`held`).
     """
     marker = root / LOCK
+    if marker.is_dir():
+        raise UserError(
+            f"{shown(marker)}: expected the file that locks this folder, got a folder. Take it "
+            "away, or give another --out."
+        )
     with writing(marker):
         root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(marker, os.O_RDWR | os.O_CREAT, 0o666)  # a named pipe does not block

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from mjp_privacy.core.files import appending
+from mjp_privacy.core.checked_lines import JSON_LINES
 
 PLAIN_INTERVAL = 10.0  # seconds between two plain lines
+PATIENCE = 1.0  # seconds that something may take without a bar
 
 
 class RunProgress:
@@ -91,10 +93,60 @@ class RunProgress:
     def say(self, message: str, **facts: object) -> None:
         """Show a message; the log gets it too, together with these facts."""
         if self.log:
-            with appending(self.log) as file:
-                line = json.dumps({"time": time.time(), "message": message, **facts})
-                file.write(line.encode() + b"\n")
+            line = json.dumps({"time": time.time(), "message": message, **facts})
+            JSON_LINES.append(self.log, [line])
         if self.bar:
             self.console.print(message, markup=False, highlight=False)
         else:
             print(message, file=sys.stderr, flush=True)
+
+
+class LateBar:
+    """What goes before the work, such as reading files: shown once it takes longer than a second on
+    a terminal, and elsewhere in a plain line every ten seconds.
+
+        with LateBar("reading stored files", lambda: len(paths)) as bar:
+            for path in paths:
+                bar.advance()
+
+    total: how many units there are, counted when they are first shown
+    """
+
+    def __init__(self, what: str, total: Callable[[], int]) -> None:
+        self.what, self.count, self.done = what, total, 0
+        self.console = Console(stderr=True)
+        self.next = time.monotonic() + (PATIENCE if self.console.is_terminal else PLAIN_INTERVAL)
+        self.total: int | None = None
+        self.bar: Progress | None = None
+
+    def __enter__(self) -> LateBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def advance(self) -> None:
+        """One unit more is done."""
+        self.done += 1
+        if self.bar:
+            self.bar.update(self.task, completed=self.done, say=self._counted())
+        elif time.monotonic() > self.next:
+            self._show()
+
+    def _show(self) -> None:
+        if self.total is None:
+            self.total = self.count()
+        if not self.console.is_terminal:
+            print(f"{self.what}: {self._counted()}", file=sys.stderr, flush=True)
+            self.next = time.monotonic() + PLAIN_INTERVAL
+            return
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[say]}")
+        self.bar = Progress(*columns, console=self.console, transient=True)
+        self.task = self.bar.add_task(
+            self.what, total=self.total, completed=self.done, say=self._counted()
+        )
+        self.bar.start()
+
+    def _counted(self) -> str:
+        return f"{self.done}/{max(self.done, self.total or 0)}"

@@ -35,6 +35,8 @@ IN_HEADER = re.compile(rb'[" ]mjp-seal:([0-9a-f]{64})["\n]')
 """With both quotes: inside a JSON text, such as an image's name, quotes stand behind a \\."""
 
 PARQUET = b"PAR1"
+TRACES = (b"mjp-seal", b"mjp_privacy.seal", b"mjp_privacy.pictures")
+"""Words in the metadata of files with a seal; one flipped bit leaves some of them."""
 CHUNK = 1 << 20
 MOST_HEADER_BYTES = 16 << 20
 START_OF_TEXT = 1 << 12
@@ -134,6 +136,13 @@ def written_seal(path: Path) -> str | None:
         return None if place is None else _digits(file, place)
 
 
+def had_seal(path: Path) -> bool:
+    """Whether a file shows that it has or had a seal: words that stand around one are there."""
+    with path.open("rb", buffering=0) as file:
+        region = _region(file)[1]
+    return any(word in region for word in TRACES)
+
+
 def _seal(path: Path) -> None:
     with path.open("r+b", buffering=0) as file:
         place = _place(file)
@@ -164,24 +173,27 @@ def _digest(file: BinaryIO, place: int | None) -> str:
 
 def _place(file: BinaryIO) -> int | None:
     """Where the file's digest stands; None where it has no place for one."""
+    begin, region = _region(file)
+    if region[:4] == PARQUET or begin:  # behind statistics, which may hold any words of the rows
+        found = [match.start(1) for match in IN_FOOTER.finditer(region)]
+        return begin + found[-1] if found else None
+    match = IN_HEADER.search(region)
+    return None if match is None else match.start(1)
+
+
+def _region(file: BinaryIO) -> tuple[int, bytes]:
+    """The metadata of a file, and where they begin: of a parquet file its footer, which is behind
+    the rows; of others how they begin. Nothing of a parquet file that is cut off."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     start = file.read(8)
-    if start[:4] == PARQUET:
-        return _in_footer(file, size)
-    length = int.from_bytes(start, "little")
-    header = start + file.read(length if length <= MOST_HEADER_BYTES else START_OF_TEXT)
-    found = IN_HEADER.search(header)
-    return None if found is None else found.start(1)
-
-
-def _in_footer(file: BinaryIO, size: int) -> int | None:
-    """In a parquet file: behind statistics, which may hold any words of the rows."""
+    if start[:4] != PARQUET:
+        length = int.from_bytes(start, "little")
+        return 0, start + file.read(length if length <= MOST_HEADER_BYTES else START_OF_TEXT)
     file.seek(max(0, size - 8))
     length = int.from_bytes(file.read(4), "little")
     begin = size - 8 - length
     if begin < 4:
-        return None
+        return 0, PARQUET
     file.seek(begin)
-    found = [match.start(1) for match in IN_FOOTER.finditer(file.read(length))]
-    return begin + found[-1] if found else None
+    return begin, file.read(length)

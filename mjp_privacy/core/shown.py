@@ -26,6 +26,18 @@ def plain(text: str, keep: str = "") -> str:
     )
 
 
+def undirected(text: str) -> str:
+    """The text with characters that turn the direction of what follows written out, for pages:
+    "a\\u202egpj.png", which would be read as agnp.jpg, becomes "a⟨U+202E⟩gpj.png"."""
+    return text.translate(_DIRECTIONS)
+
+
+_DIRECTIONS = {
+    code: f"⟨U+{code:04X}⟩"
+    for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+
+
 def cut(text: str, limit: int) -> str:
     """At most `limit` characters, the first and the last ones."""
     if len(text) <= limit:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as one exception, which ends a command in one line and keeps its state.
+"""Ctrl-C, SIGTERM and SIGHUP as one exception: it ends a command in one line and keeps its state.
 
 `listen` is called by `mjp_privacy.__main__` before anything large is imported. Who imports the
 package without running a command gets none of this, nor do processes that a command forks. From
@@ -21,6 +21,8 @@ from types import FrameType
 
 LOOK = 0.1  # seconds between two looks at whether a stop is still on its way up
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+if hasattr(signal, "SIGHUP"):  # the terminal or the connection was closed; Windows has none
+    NAMES[signal.SIGHUP] = "SIGHUP"
 
 
 class Stopped(KeyboardInterrupt):
@@ -43,7 +45,8 @@ _state = _State()
 
 
 def listen() -> None:
-    """Have this process answer both signals."""
+    """Have this process answer these signals, but for those that it was started to ignore, as by
+    nohup."""
     for number in NAMES:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell's background has it
             signal.signal(number, _on_signal)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.sealed import BLANK, write_sealed
+from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.sealed import BLANK, check_seal, had_seal, write_sealed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,15 @@ def save_tensors(
         write_sealed(path, write)
     else:
         write_atomically(path, write)
+
+
+def check_tensor_seal(path: Path, kind: FileKind) -> None:
+    """UserError unless the file is as it was written; one that never had a seal passes."""
+    check_seal(path, kind, needed=False)
+    with kind.reading(path):
+        traces = had_seal(path)
+    if traces:
+        check_seal(path, kind)  # a seal that is damaged itself is none
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

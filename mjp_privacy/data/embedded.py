@@ -70,7 +70,7 @@ def embedded_images(size: int = SIDE) -> EmbeddedSource:
     """
     if size < 1:
         raise UserError(f"Expected a size of at least 1 pixel, got {size}.")
-    path = _data_folder()
+    path = data_folder()
     records = tuple(
         ImageRecord(f"{name}/{row}_{column}", group=name)
         for name in PHOTOGRAPHS
@@ -94,7 +94,11 @@ def _crops(photograph: Image.Image) -> dict[tuple[int, int], Image.Image]:
 
 @cache
 def _photograph(folder: Path, name: str) -> Image.Image:
-    path = folder / PHOTOGRAPHS[name]
+    return opened_picture(folder / PHOTOGRAPHS[name])
+
+
+def opened_picture(path: Path) -> Image.Image:
+    """A picture of scikit-image's, RGB; UserError where the file is missing or damaged."""
     try:
         return decode_image(PHOTOGRAPH.bytes(path))
     except (BadFile, ImageError) as error:
@@ -104,7 +108,7 @@ def _photograph(folder: Path, name: str) -> Image.Image:
         ) from error
 
 
-def _data_folder() -> Path:
+def data_folder() -> Path:
     """The folder skimage/data, without importing skimage."""
     spec = find_spec("skimage")
     if spec is None or spec.origin is None:

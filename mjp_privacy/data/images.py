@@ -15,6 +15,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.embedded import EMBEDDED, embedded_images
 from mjp_privacy.data.files import image_names, open_files
+from mjp_privacy.data.flat_pictures import FLAT, flat_pictures
 from mjp_privacy.data.labels import find_labels
 from mjp_privacy.data.source import ImageRecord, ImageSource
 from mjp_privacy.data.subset import spread_subset
@@ -33,14 +34,19 @@ def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSour
     """The images at `path`: a flat folder, class folders, ImageNet val, or a zip of any of these.
 
     `labels` is a label file; without one, labels are looked for as `mjp_privacy.data.labels` says.
-    The word "embedded" opens the photographs that come with scikit-image; a folder of that name
-    is opened by its absolute path. Nothing is decoded here. Raises UserError if there are no
+    The word "embedded" opens the photographs that come with scikit-image, and "flat" pictures with
+    flat regions made from these; a folder of that name is opened by its absolute path. Nothing is
+    decoded here. Raises UserError if there are no
     images, or labels for only some of them.
     """
     if str(path) == EMBEDDED:
         if labels is not None:
             raise UserError(f"The {EMBEDDED} images have no labels; expected no label file.")
         return embedded_images()
+    if str(path) == FLAT:
+        if labels is not None:
+            raise UserError(f"The {FLAT} pictures have no labels; expected no label file.")
+        return flat_pictures()
     if not str(path).strip():
         raise UserError("Expected a folder or a zip of images, got an empty path. Name one.")
     files = open_files(_from_home(path))

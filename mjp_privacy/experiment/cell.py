@@ -26,6 +26,7 @@ from mjp_privacy.experiment.diagnostics import (
     mask_agreement,
     without_truth,
 )
+from mjp_privacy.experiment.matched import matched
 from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_setting
 from mjp_privacy.experiment.rows import reasoned_rows, scored_rows
 from mjp_privacy.experiment.source import BlockUploads
@@ -88,10 +89,14 @@ class CellWork:
             traces,
         )
         attacked_at = clock(device)
-        failed = {records[place]: reason for place, reason in reasons.items()}
-        checks = self._checks(scene, reconstruction, failed)
+        reconstruction = self._checked(scene, reconstruction, len(reasons))
         checked_at = clock(device)
-        rows = self._scored(scene, records, reconstruction, failed, checks)
+        if self.uploads.scored:
+            reconstruction, reasons = matched(
+                reconstruction, reasons, scene.target, scene.view.pool
+            )
+        failed = {records[place]: reason for place, reason in reasons.items()}
+        rows = self._scored(scene, records, reconstruction, failed)
         seconds = {
             **observation.seconds,
             "attack": attacked_at - started,
@@ -116,8 +121,8 @@ class CellWork:
         reconstruction = checked_reconstruction(answer, scene.view, len(records))
         reasons = without_reconstruction(reconstruction, len(records))
         failed = {records[place]: reason for place, reason in reasons.items()}
-        checks = self._checks(scene, reconstruction, failed)
-        return replace(self._scored(scene, records, reconstruction, failed, checks), failed=failed)
+        reconstruction = self._checked(scene, reconstruction, len(reasons))
+        return replace(self._scored(scene, records, reconstruction, failed), failed=failed)
 
     def _generator(self, records: Sequence[ImageRecord], step: int) -> torch.Generator:
         """The generator for the attack's random choices from this step on.
@@ -141,17 +146,17 @@ class CellWork:
 
     # score ------------------------------------------------------------------------------------
 
-    def _checks(
-        self, scene: Scene, reconstruction: Reconstruction, failed: Mapping[ImageRecord, str]
-    ) -> Mapping[str, Tensor]:
-        """Diagnostics that need no private image. They take a gradient for each upload, so they
-        are timed apart from the scores."""
-        made = reconstruction.images
-        if made is None or len(failed) + len(reconstruction.inapplicable) >= len(made):
-            return {}
-        images = made.float().cpu()
-        mode = self.cell.client.mode
-        return without_truth(scene.view, reconstruction, images, scene.models, mode)
+    def _checked(self, scene: Scene, made: Reconstruction, failed: int) -> Reconstruction:
+        """The reconstruction with diagnostics that need no private image. They take a gradient
+        for each upload, so they are timed apart from the scores.
+
+        failed  how many of its images failed
+        """
+        if made.images is None or failed + len(made.inapplicable) >= len(made.images):
+            return made
+        images, mode = made.images.float().cpu(), self.cell.client.mode
+        checks = without_truth(scene.view, made, images, scene.models, mode)
+        return replace(made, diagnostics={**made.diagnostics, **checks})
 
     def _scored(
         self,
@@ -159,12 +164,8 @@ class CellWork:
         records: Sequence[ImageRecord],
         reconstruction: Reconstruction,
         failed: Mapping[ImageRecord, str],
-        checks: Mapping[str, Tensor],
     ) -> CellRows:
-        """Rows of every image: its scores, or the reason why it has none.
-
-        checks  diagnostics that need no truth
-        """
+        """Rows of every image: its scores, or the reason why it has none."""
         inapplicable = {records[at]: why for at, why in reconstruction.inapplicable.items()}
         parts = [
             reasoned_rows(self.facts, inapplicable, "unsupported"),
@@ -177,7 +178,7 @@ class CellWork:
             # The scored images are exactly the stored ones, float32, so that scores can be
             # recomputed from the files.
             images = reconstruction.images.float().cpu()
-            shown = scene, kept, places, reconstruction, images, checks
+            shown = scene, kept, places, reconstruction, images
             if self.uploads.scored:
                 labelled = all(record.label is not None for record in records)
                 made, tensors = self._pictures(*shown, labelled)
@@ -212,7 +213,6 @@ class CellWork:
         places: Sequence[int],
         reconstruction: Reconstruction,
         images: Tensor,
-        checks: Mapping[str, Tensor],
         labelled: bool,
     ) -> tuple[pd.DataFrame, dict[str, Tensor]]:
         """Rows with the scores of the images at these places, and the tensors to store."""
@@ -220,7 +220,7 @@ class CellWork:
         tensors = {name: t[chosen] for name, t in {"images": images, **scene.tensors()}.items()}
         limits = shared_truth.limits(self.uploads, self.cell, self.model, scene)
         diagnosed = diagnose(self.cell, scene, reconstruction, images, limits)
-        diagnostics = {**reconstruction.diagnostics, **diagnosed, **checks}
+        diagnostics = {**reconstruction.diagnostics, **diagnosed}
         device = self.model.cls_token.device
         known = shared_truth.references(self.uploads, scene.target, device)
         correct = shared_truth.accuracy(self.uploads, self.cell, scene, labelled)
@@ -240,11 +240,10 @@ class CellWork:
         places: Sequence[int],
         reconstruction: Reconstruction,
         images: Tensor,
-        checks: Mapping[str, Tensor],
     ) -> tuple[pd.DataFrame, dict[str, Tensor]]:
         """The same without private images to compare with: diagnostics, but no scores."""
         unshuffled = unshuffled_uploads(scene.view, self.cell.gamma)
-        diagnostics = {**reconstruction.diagnostics, **checks, **unshuffled}
+        diagnostics = {**reconstruction.diagnostics, **unshuffled}
         rows = self._unscored(records, places, diagnostics, NO_TRUTH.text)
         tensors = {"images": images[list(places)]}
         if reconstruction.mask is not None:

@@ -71,6 +71,7 @@ class ClientFacts:
     mode: str | None = None
     loss: str | None = None
     batch: int | None = None
+    partners: str = "fixed"
     dal: bool | None = None
     dal_lambda: float | None = 0.01
     plain_share: float = 0.0
@@ -87,6 +88,8 @@ class ClientFacts:
     steps: int = 1
     optimizer: str = "sgd"
     momentum: float = 0.0
+    lora: str = ""
+    autocast: str = "none"
     pseudo_gradient: str = "exact"
 
     @classmethod

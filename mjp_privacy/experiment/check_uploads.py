@@ -22,6 +22,7 @@ def check_uploads(folder: Path) -> tuple[str, bool]:
     examined = examine(uploads)
     lines = list(_refused(examined))
     faulty = bool(lines)
+    lines += [f"note: {remark}" for remark in examined.remarks]
     for group in group_uploads(examined.sound):
         group_lines, group_faulty = _described(group)
         lines += group_lines

@@ -8,6 +8,8 @@ reading ten thousand rows. Compacting writes them into one part (`part_file`), a
 them, and the smaller parts that were there before. Nothing is lost if it is killed at any moment:
 rows that are in a block's file and in a part count once (`row_files`), and the next call goes on. A
 block that is done again afterwards gets a file of its own, whose images replace those of the part.
+Once such a file is compacted too, older parts are written again without these images: were the
+newer part damaged, their old rows would pass for current ones.
 
 No other process may write rows of a cell while it is compacted.
 """
@@ -23,7 +25,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.experiment.part_file import ENCODING, OWN, part_name, part_number, write_part
+from mjp_privacy.experiment.part_file import (
+    ENCODING,
+    OWN,
+    PartTable,
+    part_name,
+    part_number,
+    write_part,
+)
 from mjp_privacy.experiment.row_columns import KEYS, NOT_DONE
 from mjp_privacy.experiment.row_files import block_files, part_files, superseded
 from mjp_privacy.experiment.score_table import Key
@@ -54,13 +63,15 @@ def compact_cell(store: RunStore, run_id: str, *, fewest_files: int = FEWEST_FIL
     if len(blocks) < max(1, fewest_files):
         return 0
     for files in _portions(part_files(folder), blocks):
-        number = max(map(part_number, part_files(folder)), default=-1) + 1
+        parts = part_files(folder)
+        number = max(map(part_number, parts), default=-1) + 1
         stamps = {path: _stamp(path) for path in files}
-        for path in files:  # damage must not get a new seal; the next command mends it
+        for path in dict.fromkeys((*files, *parts)):  # damage must not get a new seal
             if store.changed(path):
                 raise ValueError(f"{store.place(path)} changed after it was written")
         pictures = _pictures(store, run_id, files)
         write_part(folder / part_name(number), part_pieces(_gathered(files)), pictures)
+        _drop_superseded(store, run_id, [path for path in part_files(folder) if path not in files])
         for path in files:
             if _stamp(path) == stamps[path]:  # else somebody wrote it meanwhile
                 path.unlink()
@@ -77,14 +88,31 @@ def _pictures(store: RunStore, run_id: str, files: Sequence[Path]) -> dict[int, 
     return pictures
 
 
-def take_out(store: RunStore, run_id: str, path: Path, blocks: Collection[int]) -> None:
-    """Write a part again without the rows of these blocks; it goes with its last row."""
-    gathered = _gathered([path], blocks)
+def _drop_superseded(store: RunStore, run_id: str, parts: Sequence[Path]) -> None:
+    """Leave every image in the last of these parts alone that holds it."""
+    taken: set[str] = set()
+    for path in reversed(parts):
+        images = {*PartTable(path).images.ids}
+        if again := images & taken:
+            take_out(store, run_id, path, images=again)
+        taken |= images
+
+
+def take_out(
+    store: RunStore,
+    run_id: str,
+    path: Path,
+    blocks: Collection[int] = (),
+    images: Collection[str] = (),
+) -> None:
+    """Write a part again without the rows of these blocks and images; it goes with its last row."""
+    gathered = _gathered([path], blocks, images)
     pictures = _pictures(store, run_id, [path])
     if not gathered.length:
         path.unlink()
         return
-    left = {block: digest for block, digest in pictures.items() if block not in blocks}
+    having = set(gathered.own["block"].tolist())
+    left = {block: digest for block, digest in pictures.items() if block in having}
     write_part(path, part_pieces(gathered), left)
 
 
@@ -128,8 +156,10 @@ class Gathered:
     """`block`, `row`; `file`: the number of the file among those that were read; and `part`."""
 
 
-def _gathered(files: Sequence[Path], without: Collection[int] = ()) -> Gathered:
-    """All rows of these files, but for those of blocks in parts that are named."""
+def _gathered(
+    files: Sequence[Path], without: Collection[int] = (), images: Collection[str] = ()
+) -> Gathered:
+    """All rows of these files, but in parts for those of the blocks and images that are named."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow.parquet import ParquetFile
@@ -148,6 +178,9 @@ def _gathered(files: Sequence[Path], without: Collection[int] = ()) -> Gathered:
         if whole and without:
             wanted = pc.invert(pc.is_in(table["block"], pa.array([*without], pa.int32())))
             table = table.filter(wanted)
+        if whole and images:
+            named = pc.is_in(table["image_id"].cast(pa.string()), pa.array([*images], pa.string()))
+            table = table.filter(pc.invert(named))
         places = {
             "block": table["block"].to_numpy() if whole else np.full(len(table), int(path.stem)),
             "row": table["row"].to_numpy() if whole else np.arange(len(table)),

@@ -160,8 +160,21 @@ def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
     for attack in entry.attacks or ():
         if attack not in labels:
             raise UserError(f"{where}: {unknown_name('attack', attack, labels)}")
+    client = experiment.client
     if entry.client is not None:
-        check_client(_client_of(entry, experiment, where), experiment.block, f"{where}.client")
+        client = _client_of(entry, experiment, where)
+        check_client(client, experiment.block, f"{where}.client")
+    _check_precision(client, entry.dtypes or experiment.dtypes, where)
+
+
+def _check_precision(client: ClientConfig, dtypes: Sequence[str], where: str) -> None:
+    """Raise for half precision beside float64, which autocast leaves as it is."""
+    if client.autocast != "none" and "float64" in dtypes:
+        raise UserError(
+            f"{where}: expected dtypes: [float32] with client.autocast: {client.autocast}, got "
+            f"[{', '.join(dtypes)}]: torch.autocast leaves float64 as it is, so nothing would be "
+            "rounded. Set dtypes: [float32] for this entry, or autocast: none."
+        )
 
 
 def _client_of(entry: GridEntry, experiment: Experiment, where: str) -> ClientConfig:

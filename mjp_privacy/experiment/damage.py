@@ -7,13 +7,13 @@
 A unit counts only if the file of its rows is as it was written (its seal says so), and so is the
 file of pictures that these rows name. Files of earlier versions have no seal. In a folder that was
 never run by a later one they count if they can be read; otherwise if they are those that
-`mending` listed.
+`mending` listed, or if that list is lost and they can be read and show no trace of a seal.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mjp_privacy.core.gate.file_kind import BadFile, FileKind, NoFile, Unreadable
 from mjp_privacy.core.gate.tensor_files import TensorFile
-from mjp_privacy.core.sealed import NO_SEAL, Seal, read_seal
+from mjp_privacy.core.progress import LateBar
+from mjp_privacy.core.sealed import NO_SEAL, Seal, had_seal, read_seal
 from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.block_file import ROWS, check_content, check_ends, other_cell
 from mjp_privacy.experiment.row_files import NOTHING, LeftOut
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 THREADS = 4
 """Files that are hashed at a time; hashing is most of the work, and needs no lock of Python's."""
 
+LIST_LOST = (
+    "adopted.json is missing, which lists the files of an earlier version: {} file(s) without a "
+    "seal can be read, and count as they are; a run lists them again"
+)
 MISSING = "its pictures are missing"
 OTHERS = "pictures that are older or newer than its rows"
 
@@ -52,6 +57,8 @@ class CellDamage:
     rows: dict[Path, str] = field(default_factory=dict)  # files of rows
     pictures: dict[Path, str] = field(default_factory=dict)  # files of pictures
     blocks: set[int] = field(default_factory=set)  # whose rows count no more, in whatever file
+    unlisted: list[Path] = field(default_factory=list)
+    """Files without a seal that count although the list of such files is lost."""
 
     @property
     def faults(self) -> list[Fault]:
@@ -76,6 +83,17 @@ class Damage:
         """Every file that does not count."""
         return [fault for cell in self.cells.values() for fault in cell.faults]
 
+    @property
+    def unlisted(self) -> list[Path]:
+        """Files without a seal that count although the list of such files is lost."""
+        return [path for cell in self.cells.values() for path in cell.unlisted]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is said of files that count."""
+        count = len(self.unlisted)
+        return [LIST_LOST.format(count)] if count else []
+
     def left_out(self, run_id: str) -> LeftOut:
         """What a reader of this cell's rows leaves out."""
         return self.cells[run_id].left_out if run_id in self.cells else NOTHING
@@ -86,23 +104,37 @@ def find_damage(store: RunStore, run_ids: Iterable[str] | None = None) -> Damage
 
     It reads as fast as SHA-256 is computed, some GB a second.
     """
-    wanted = store.stored_cells() if run_ids is None else run_ids
+    wanted = list(dict.fromkeys(store.stored_cells() if run_ids is None else run_ids))
     sealed = store.sealed
-    with ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as pool:
-        found = {run_id: _of_cell(store, run_id, sealed, pool) for run_id in dict.fromkeys(wanted)}
+    with (
+        ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as pool,
+        LateBar("reading what is stored", lambda: _files(store, wanted)) as bar,
+    ):
+        found = {run_id: _of_cell(store, run_id, sealed, pool, bar) for run_id in wanted}
         for run_id, cell in found.items():
             if cell.faults:  # a run may have been between a block's pictures and its rows
-                found[run_id] = _of_cell(store, run_id, sealed, pool)
-    return Damage({run_id: cell for run_id, cell in found.items() if cell.faults or cell.blocks})
+                found[run_id] = _of_cell(store, run_id, sealed, pool, bar)
+    told = {n: cell for n, cell in found.items() if cell.faults or cell.blocks or cell.unlisted}
+    return Damage(told)
 
 
-def _of_cell(store: RunStore, run_id: str, sealed: bool, pool: ThreadPoolExecutor) -> CellDamage:
+def _files(store: RunStore, run_ids: Iterable[str]) -> int:
+    """How many files of rows and pictures these cells have."""
+    return sum(len(store.row_files(id)) + len(store.pictures.files(id)) for id in run_ids)
+
+
+def _of_cell(
+    store: RunStore, run_id: str, sealed: bool, pool: ThreadPoolExecutor, bar: LateBar
+) -> CellDamage:
     damage = CellDamage()
     parts, blocks = store.rows_of(run_id)
     named: dict[int, str] = {}  # the digest of each block's pictures, as the rows that count say
-    check = partial(_rows_fault, store, sealed=sealed)
+    unlisted = damage.unlisted if store.unlisted else None
+    check = partial(_rows_fault, store, sealed=sealed, unlisted=unlisted)
+    trusted: set[int] = set()  # blocks of rows without a seal, which name no pictures
     files = [*parts, *blocks]  # in the order of what counts: last of all what counts most
     for path, fault in zip(files, pool.map(check, files), strict=True):
+        bar.advance()
         try:
             pictures = {} if fault else store.named_pictures(run_id, path)
             if not fault and (other := other_cell(path, run_id)):
@@ -119,14 +151,20 @@ def _of_cell(store: RunStore, run_id: str, sealed: bool, pool: ThreadPoolExecuto
                 damage.blocks.add(int(path.stem))
             continue
         named |= pictures
+        if path in damage.unlisted:
+            trusted |= store.blocks_of(path)
     stored = store.pictures.files(run_id)
-    seals = dict(zip(stored, pool.map(_seal, stored.values()), strict=True))
+    seals = {}
+    for block, seal in zip(stored, pool.map(_seal, stored.values()), strict=True):
+        bar.advance()
+        seals[block] = seal
     for block in sorted(named.keys() | stored.keys()):
         path = store.pictures.path(run_id, block)
-        fault = _pictures_fault(store, path, seals.get(block), named.get(block), sealed)
+        digest = named.get(block)
+        fault = _pictures_fault(store, path, seals.get(block), digest, sealed, unlisted)
         if fault:
             damage.pictures[path] = fault
-            if block in named or not sealed:
+            if block in named or not sealed or block in trusted:
                 damage.blocks.add(block)
     return damage
 
@@ -153,7 +191,7 @@ def _seal(path: Path, kind: FileKind = PICTURES) -> Seal | str | None:
         return error.got
 
 
-def _rows_fault(store: RunStore, path: Path, *, sealed: bool) -> str:
+def _rows_fault(store: RunStore, path: Path, *, sealed: bool, unlisted: list[Path] | None) -> str:
     """What is wrong with a file of rows; empty if it counts."""
     seal = _seal(path, ROWS)
     if seal is None:  # it was compacted just now
@@ -164,7 +202,27 @@ def _rows_fault(store: RunStore, path: Path, *, sealed: bool) -> str:
         return seal.fault
     if not sealed:
         return _unreadable(path)
-    return "" if store.adopted.get(store.place(path)) == seal.digest else NO_SEAL
+    return _unsealed_fault(store, path, seal.digest, unlisted, _unreadable)
+
+
+def _unsealed_fault(
+    store: RunStore,
+    path: Path,
+    digest: str,
+    unlisted: list[Path] | None,
+    unreadable: Callable[[Path], str],
+) -> str:
+    """What is wrong with a file without a seal in a folder whose other files have one.
+
+    unlisted: where the list of such files is lost, those that count all the same; else None
+    """
+    if store.adopted.get(store.place(path)) == digest:
+        return ""
+    if unlisted is None or had_seal(path):
+        return NO_SEAL
+    if not (fault := unreadable(path)):
+        unlisted.append(path)
+    return fault
 
 
 def _unreadable(path: Path) -> str:
@@ -177,7 +235,12 @@ def _unreadable(path: Path) -> str:
 
 
 def _pictures_fault(
-    store: RunStore, path: Path, seal: Seal | str | None, named: str | None, sealed: bool
+    store: RunStore,
+    path: Path,
+    seal: Seal | str | None,
+    named: str | None,
+    sealed: bool,
+    unlisted: list[Path] | None,
 ) -> str:
     """What is wrong with a file of pictures; empty if it counts, or if nobody asks for it.
 
@@ -189,10 +252,11 @@ def _pictures_fault(
         return seal
     if seal.written is None and not sealed:
         return _bad_tensors(path)
-    if seal.written is None and store.adopted.get(store.place(path)) != seal.digest:
-        return NO_SEAL
-    if seal.written is not None and not seal.whole:
-        return seal.fault
+    fault = seal.fault
+    if seal.written is None:
+        fault = _unsealed_fault(store, path, seal.digest, unlisted, _bad_tensors)
+    if fault:
+        return fault
     return OTHERS if named is not None and named != seal.digest else ""
 
 

@@ -35,14 +35,14 @@ def gradient_residual(
 ) -> Tensor | None:
     """(m,) residual of each image's step, averaged over the uploads.
 
-    None if the labels or the gradient are not known.
+    None if the labels, the gradient or the images of each step are not known.
     images  (m, C, H, W) in [0, 1], the reconstruction
     mask    (m, N), the attack's estimate for the first upload, or None
     models  those that the client trained, one for each upload
     """
     if view.labels is None or not view.updates:
         return None
-    if any(RESIDUAL_OVER not in u.grads for u in view.updates):
+    if any(RESIDUAL_OVER not in u.grads or u.partners == "fresh" for u in view.updates):
         return None
     images = images.nan_to_num(0.5)  # an image with NaN counts as failed; its value is not used
     ids = tuple(map(str, range(len(images))))
@@ -51,13 +51,18 @@ def gradient_residual(
         hidden = (
             mask if mask is not None and update is view.updates[0] else masked_rows(view, update)
         )
-        client = FedSGDClient(model, ClientConfig(mode=mode, batch=update.batch))
+        client = FedSGDClient(model, _config(mode, update))
         inputs = ClientInput(images, view.labels, ids, hidden)
         computed = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
         uploaded = gradient(view, update, RESIDUAL_OVER)
         difference = (computed - uploaded).double().flatten(1).norm(dim=1)
         residuals.append(difference / uploaded.double().flatten(1).norm(dim=1))
     return torch.stack(residuals).mean(0).repeat_interleave(view.updates[0].batch).cpu()
+
+
+def _config(mode: Mode, update: ClientUpdate) -> ClientConfig:
+    """What decides the bits of the client's gradient."""
+    return ClientConfig(mode=mode, batch=update.batch, autocast=update.autocast)
 
 
 def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:

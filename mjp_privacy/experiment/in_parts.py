@@ -41,7 +41,7 @@ class InParts:
 
     def run(self, records: Sequence[ImageRecord]) -> CellRows:
         """The rows of these images: whole client steps, in order."""
-        if self.task.cell.client.server_lr:  # its weights take steps along all images of the block
+        if self.task.cell.client.undivided:
             return self._whole(records)
         known = self.together.get(self.task.facts.run_id, len(records))
         together = self._that_fit(min(known, len(records)))

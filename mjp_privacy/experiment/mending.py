@@ -8,8 +8,9 @@ Damaged files of rows and pictures are moved into RUN/damaged, with the rows tha
 pictures, so that their images are no longer finished and the same run makes them again. Damaged
 lines of timings.jsonl are removed, those of images.csv written anew by `Inventory`. The files of a
 folder that an earlier version wrote, which have no seals, are read whole once and listed in
-adopted.json: from then on they may no more change than others. No other process may write into the
-folder meanwhile.
+adopted.json: from then on they may no more change than others. Where that list is lost, files that
+can be read and never had a seal stay and are listed again: results are not thrown away for want of
+a list. No other process may write into the folder meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from mjp_privacy.experiment.compaction import take_out
 from mjp_privacy.experiment.damage import CellDamage, Damage, Fault, fault_lines, find_damage
 from mjp_privacy.experiment.damaged_lists import EXPERIMENT, damaged_lists, experiment_files
 from mjp_privacy.experiment.image_list import write_images
+from mjp_privacy.experiment.places import check_places
 from mjp_privacy.experiment.store import ASIDE, RunStore
 from mjp_privacy.experiment.timings import tidy_timings
 
@@ -50,11 +52,12 @@ class Examination:
     def of(cls, root: Path) -> Examination:
         """Read all that a folder holds; nothing is written."""
         forget_seals()
+        check_places(root)
         store = RunStore(root)
         if not store.stored_cells() and not is_there(store.images_path):
             return cls(store, Damage({}), is_new=True)
         damage = find_damage(store)
-        said = [*_said_of_files(store, damage.faults), *damaged_lists(store)]
+        said = [*_said_of_files(store, damage.faults), *damage.remarks, *damaged_lists(store)]
         if is_there(cells_path(root)) and folder_format(root) is None:
             said.append(
                 f"cells.json is damaged: it is moved into {ASIDE} and written again; the cells of "
@@ -76,8 +79,11 @@ class Examination:
             self.store.set_aside(code_file(self.store.root))
         if not self.store.sealed:
             _adopt(self.store)
-        else:
-            _mend_lists(self.store)
+            return
+        if unlisted := self.damage.unlisted:
+            seals = {self.store.place(path): read_seal(path) for path in unlisted if is_there(path)}
+            write_adopted(self.store.root, {place: seal.digest for place, seal in seals.items()})
+        _mend_lists(self.store)
 
 
 def _said_of_files(store: RunStore, faults: Sequence[Fault]) -> Iterator[str]:

@@ -67,7 +67,7 @@ class SimulatedOutlook:
         if (refusal := refused_by_setting(cell, attack)) is not None:
             return refusal
         client = cell.client
-        model = self.variants.of(attack.victim, cell.dtype, client.positions)
+        model = self.variants.of(attack.victim, cell.dtype, client.positions, client.adapters)
         trainer = FedSGDClient(model, client)
         known = dict(model.named_parameters())
         if (needed := _needed(names, model)) is None:
@@ -79,12 +79,14 @@ class SimulatedOutlook:
             kind=client.upload,
             dtype=model.cls_token.dtype,
             batch=client.batch,
+            partners=client.partners,
             optimizer=client.optimizer,
             lr=client.lr if differs else None,
             steps=client.steps,
             weight_decay=client.weight_decay if differs else 0.0,
             dal_lambda=client.dal_lambda if trainer.localizes else 0.0,
             momentum=client.momentum,
+            autocast=client.autocast,
             position_noise=client.position_noise,
             clipped=client.clips,
         )

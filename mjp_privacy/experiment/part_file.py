@@ -15,7 +15,7 @@ any other parquet file; its metadata (`mjp_privacy.part`) list the row groups.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -201,6 +201,14 @@ class PartTable:
         )
         at = self.images.everywhere if every else table["unit"].to_numpy()
         return Column(at, table["value"].to_numpy(), statuses, reasons)
+
+    def words(self, name: str) -> Iterator[tuple[NDArray[np.integer], Coded]]:
+        """What rows say in a column of words, metric by metric: their units and their words. Where
+        all rows of a metric say nothing it is left out, unread."""
+        for group in range(len(self.keys)):
+            if self._only_word(group, name) != "":
+                table = self._read(group, ["unit", name])
+                yield table["unit"].to_numpy(), _coded(table[name])
 
     def _only_word(self, group: int, name: str) -> str | None:
         """The word that stands in all rows of a row group, by its statistics; None: they differ."""

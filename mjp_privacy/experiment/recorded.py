@@ -71,12 +71,14 @@ def recorded_experiment(
         models[REFUSED] = ModelConfig()
         entries.append(GridEntry((REFUSED,), ("a",), dtypes=("float32",)))
     batches = math.lcm(*(group.header.batch for group in groups.values()))
+    pools = [len(g.records) for g in groups.values() if g.series[0].first.shuffles_images]
+    block = max([experiment.block, *pools])
     return replace(
         experiment,
         models=models,
         grid=tuple(entries),
         dtypes=tuple(dict.fromkeys(group.header.dtype for group in groups.values())),
-        block=-(-experiment.block // batches) * batches,
+        block=-(-block // batches) * batches,
         images=None,
         classes=None,
         data_is_papers=False,

@@ -59,6 +59,9 @@ CELL_COLUMNS = (
     "momentum",
     "pseudo_gradient",
     "code",
+    "partners",
+    "lora",
+    "autocast",
 )
 """Further columns of every row, which describe its cell and its image."""
 

@@ -143,7 +143,8 @@ def attack_uploads(
     named = recorded_experiment(experiment, groups, examined.reasons)
     paths: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": examined.reasons}
     job = _job(named, root, there, stale, workers, **paths)
-    return Order(root, job, source, workers, stale, images).execute()
+    remarks = examined.remarks
+    return Order(root, job, source, workers, stale, images, remarks).execute()
 
 
 def _workers(engine: EngineConfig | str | None) -> EngineConfig:

@@ -11,9 +11,10 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import is_there
 from mjp_privacy.core.sealed import written_seal
 from mjp_privacy.experiment import cell_list
-from mjp_privacy.experiment.adopted_files import read_adopted
+from mjp_privacy.experiment.adopted_files import adopted_path, read_adopted
 from mjp_privacy.experiment.image_list import ImageList, append_images, write_images
 from mjp_privacy.experiment.timings import Timings, append_timing
 
@@ -50,6 +51,12 @@ class RunLists:
         """Whether a file without a seal is damaged: not in a folder of an earlier version, nor
         where it is not known any more which files such a version wrote."""
         return self.format != cell_list.UNSEALED and self._adopted is not None
+
+    @property
+    def unlisted(self) -> bool:
+        """Whether files without a seal may be an earlier version's, because adopted.json, which
+        lists them, is not there. A folder that no earlier version wrote into never has one."""
+        return self.sealed and not is_there(adopted_path(self.root))
 
     @property
     def _checked(self) -> bool:

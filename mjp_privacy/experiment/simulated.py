@@ -69,7 +69,7 @@ class Simulated:
         loaded = load_model(config.model, **config.loading())
         preprocessing(loaded)  # raises if no image can be brought to the model's size
         check_labels(self.chosen, loaded)
-        return SimulatedModel(self, ModelVariants(loaded, self.device))
+        return SimulatedModel(self, ModelVariants(loaded, self.device, self.experiment.seed))
 
     def foresee(self, model: str) -> SimulatedOutlook:
         """What the header of the model's weights and its clients' config tell."""
@@ -156,8 +156,9 @@ class SimulatedBlock:
         return None
 
     def accuracy_model(self, cell: Cell, block0: Block0) -> LoadedModel:
-        """The float32 model with the position table of the cell's client."""
-        return self.variants.of(block0, "float32", cell.client.positions)
+        """The float32 model with the position table and the adapters of the cell's client."""
+        client = cell.client
+        return self.variants.of(block0, "float32", client.positions, client.adapters)
 
     def observe(
         self,
@@ -169,10 +170,13 @@ class SimulatedBlock:
         """Feed the images to the cell's client and compute its uploads, one for each round."""
         feeding = self._feeding(cell)
         photographs = torch.stack([self.images[record] for record in records])
-        batch = _Batch(tuple(record.image_id for record in records), photographs)
+        labels = self.memo.once(
+            ("labels", tuple(record.image_id for record in records)),
+            lambda: self._labels(records, photographs),
+        )
+        batch = _Batch(tuple(record.image_id for record in records), photographs, labels)
         rounds = [
-            [self._input(feeding, batch, records, number) for number in feeding.rounds_of_steps(r)]
-            for r in range(1 if attack is None else attack.uploads)
+            self._inputs(feeding, batch, r) for r in range(1 if attack is None else attack.uploads)
         ]
         first = [steps[0] for steps in rounds]
         plain = self._photographs(feeding, batch, 0)
@@ -200,14 +204,16 @@ class SimulatedBlock:
         )
         return photographs
 
-    def _input(
-        self, feeding: Feeding, batch: _Batch, records: Sequence[ImageRecord], round: int
-    ) -> ClientInput:
-        labels = self.memo.once(("labels", batch.ids), lambda: self._labels(records, batch.images))
+    def _inputs(self, feeding: Feeding, batch: _Batch, round: int) -> list[ClientInput]:
+        """What the client feeds its model in each local step of a round."""
+        batch = batch.ordered(feeding.order(batch.ids, round))
+        return [self._input(feeding, batch, number) for number in feeding.rounds_of_steps(round)]
+
+    def _input(self, feeding: Feeding, batch: _Batch, round: int) -> ClientInput:
         plain = self._photographs(feeding, batch, round)
         inputs: ClientInput = self.memo.once(
             ("input", feeding, batch.ids, round),
-            lambda: feeding.puzzled(plain, labels, batch.ids, round),
+            lambda: feeding.puzzled(plain, batch.labels, batch.ids, round),
         )
         return inputs
 
@@ -224,7 +230,8 @@ class SimulatedBlock:
         self, cell: Cell, attack: Attack, rounds: Sequence[ClientInput]
     ) -> list[LoadedModel]:
         """The model that the clients train in each of these rounds."""
-        models = [self.variants.of(attack.victim, cell.dtype, cell.client.positions)]
+        config = cell.client
+        models = [self.variants.of(attack.victim, cell.dtype, config.positions, config.adapters)]
         for round, inputs in enumerate(rounds[:-1], 1):
             if not cell.client.server_lr:
                 models.append(models[0])
@@ -272,6 +279,12 @@ class _Batch:
 
     ids: tuple[str, ...]
     images: Tensor
+    labels: Tensor
+
+    def ordered(self, order: Tensor) -> _Batch:
+        """The same images in another order."""
+        ids = tuple(self.ids[place] for place in order.tolist())
+        return _Batch(ids, self.images[order], self.labels[order])
 
 
 def federation_key(cell: Cell, block0: Block0) -> tuple[Any, ...]:

@@ -57,19 +57,21 @@ class _Trial:
     def of(self, view: AttackerView, steps: int, first: int = 0) -> tuple[Reconstruction, Reasons]:
         """Attack these steps; the first of them has the number `first`."""
         batch = view.updates[0].batch
+        divisible = steps > 1 and view.pool == batch
+        together = batch if divisible else steps * batch
         try:
             reconstruction = self._run(first, view, steps * batch)
         except OverBudget as error:
-            if steps > 1:
+            if divisible:
                 return self._one_by_one(view, steps)
-            late = dict.fromkeys(range(batch), str(error))
+            late = dict.fromkeys(range(together), str(error))
             return Reconstruction(None, inapplicable=late), {}
         except (Exception, SystemExit, GeneratorExit) as error:  # the attack's own sys.exit() too
             if stopped() or ran_out(error):
                 raise
-            if steps > 1:
+            if divisible:
                 return self._one_by_one(view, steps)
-            return Reconstruction(None), dict.fromkeys(range(batch), self._reason(error))
+            return Reconstruction(None), dict.fromkeys(range(together), self._reason(error))
         return reconstruction, without_reconstruction(reconstruction, steps * batch)
 
     def _run(self, first: int, view: AttackerView, count: int) -> Reconstruction:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from mjp_privacy.core.files import bring_to_disk
 from mjp_privacy.core.gate.file_kind import is_there
-from mjp_privacy.core.sealed import seal_now
+from mjp_privacy.core.sealed import had_seal, seal_now
 from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.block_file import ROWS, named_pictures, write_block
 from mjp_privacy.experiment.part_file import PartTable
@@ -132,9 +132,10 @@ class RunStore(RunLists):
             return False
         with ROWS.reading(path):
             seal = seal_now(path)
-        if seal.written is None:
-            return self.sealed and self.adopted.get(self.place(path)) != seal.digest
-        return not seal.whole
+        if seal.written is not None:
+            return not seal.whole
+        listed = not self.sealed or self.adopted.get(self.place(path)) == seal.digest
+        return not (listed or (self.unlisted and not had_seal(path)))
 
     def set_aside(self, path: Path) -> None:
         """Move a file into the folder of damaged ones, in place of an earlier one of its name."""
@@ -180,13 +181,16 @@ class RunStore(RunLists):
         named = named_pictures(path)
         if named is not None:
             return named
-        if path.stem.isdigit():
-            blocks = {int(path.stem)}
-        else:
-            blocks = set(PartTable(path).image_rows(("block",))["block"])
+        blocks = self.blocks_of(path)
         places = {block: self.place(self.pictures.path(run_id, block)) for block in blocks}
         known = self.adopted
         return {block: known[place] for block, place in places.items() if place in known}
+
+    def blocks_of(self, path: Path) -> set[int]:
+        """The blocks whose rows a file of rows holds."""
+        if path.stem.isdigit():
+            return {int(path.stem)}
+        return set(PartTable(path).image_rows(("block",))["block"])
 
     def reconstruction_path(self, run_id: str, block: int) -> Path:
         """The file of one cell's pictures of one block."""

@@ -75,15 +75,29 @@ def _units_of_block(path: Path) -> list[StoredUnit]:
 
 
 def _units_of_part(path: Path) -> list[StoredUnit]:
-    rows = PartTable(path).image_rows(("block", "done", "code", "reason"))
+    part = PartTable(path)
+    rows = part.image_rows(("block", "done", "code"))
     codes = rows["code"].fillna("").tolist() if "code" in rows else [""] * len(rows)
     blocks, done = rows["block"].tolist(), rows["done"].tolist()
-    late = [seconds_in(reason) for reason in rows["reason"].fillna("").astype(str)]
-    columns = rows["image_id"], blocks, done, codes, late
+    late = _late_in_part(part)
+    seconds = [late.get(unit, 0.0) for unit in rows["unit"].tolist()]
+    columns = rows["image_id"], blocks, done, codes, seconds
     return [
         StoredUnit(image, block, not of_image, code, seconds)
         for image, block, of_image, code, seconds in zip(*columns, strict=True)
     ]
+
+
+def _late_in_part(part: PartTable) -> dict[int, float]:
+    """The same of a part, by unit. Any metric may say it: where scores are `unscored` these name
+    another reason, and diagnostics alone say that the attack was ended."""
+    late: dict[int, float] = {}
+    for unit, reasons in part.words("reason"):
+        seconds = np.array([seconds_in(word) for word in reasons.words])
+        of_row = seconds[reasons.codes]
+        ended = np.flatnonzero(of_row)
+        late |= dict(zip(unit[ended].tolist(), of_row[ended].tolist(), strict=True))
+    return late
 
 
 def _late(reasons: Any, place: NDArray[np.int64]) -> dict[int, float]:

@@ -39,6 +39,7 @@ from mjp_privacy.models.jigsaw import to_images
 OUTSIDE = 0.02  # how far pixels may leave [0, 1] by rounding under the right normalisation
 EIGHT_BIT = 0.02  # largest distance to a whole grey level, in grey levels
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
+HEAD_FITS_HALF = 0.1  # the same of logits in half precision
 SHOWN = 3  # number of unshuffled uploads that are named
 LEAST = 2  # uploads that an attack on several is asked with
 TRIED = 5  # number of series whose pixels are looked at
@@ -66,9 +67,23 @@ def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
             yield f"the weights file says {name} {shown(said, 100)}, the header {list(in_header)}"
     if header.gamma and model.unk_embed is None:
         yield f"gamma is {header.gamma:g}, but the model of {header.weights} has no unk_embed"
+    yield from _autocast_remarks(group, model)
     yield from _unshuffled_remarks(group, model)
     yield from _head_remarks(group, model)
     yield from _pixel_remarks(group, model)
+
+
+def _autocast_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
+    """A remark if gradients show an autocast that their header does not name."""
+    header, first = group.header, group.series[0].first
+    if header.autocast != "none" or header.kind != "gradient":
+        return
+    shown_kind = view_of(Series((first,), group.series[0].records), model).updates[0].autocast
+    if shown_kind != "none":
+        yield (
+            f"the gradients in {first.name} show the rounding of {shown_kind} autocast, which "
+            f'attacks take into account; the header may say it: "autocast": "{shown_kind}"'
+        )
 
 
 def _unshuffled_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
@@ -130,7 +145,7 @@ def _head_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     expected = (state[HEAD].double() @ feature + state[HEAD_BIAS].double()).softmax(0)
     expected[bias_grad.argmin()] -= 1
     worst = float((expected - bias_grad).abs().max())
-    if worst > HEAD_FITS:
+    if worst > (HEAD_FITS if update.autocast == "none" else HEAD_FITS_HALF):
         yield (
             f"the classifier's gradient in {first.name} does not fit {header.weights} (off by "
             f"{worst:.2g} where only rounding is expected): these may be other weights than the "

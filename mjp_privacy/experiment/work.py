@@ -278,7 +278,7 @@ def _attacked(
     assert opened.uploads is not None
     model, facts = opened.uploads.model, opened.facts[cell]
     try:
-        gradients = plan.gradients(cell, model)
+        gradients = plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
     except Exception as error:  # of the attack's own `needs`
         task = CellWork(uploads, model, cell, plan.attacks[cell], (), facts)
         return task.failed(records, *_said(error)), ""

@@ -84,9 +84,10 @@ def defence_text(config: Mapping[str, Any]) -> str:
     client, parts = config["client"], []
     if config["gamma"]:
         parts.append(f"MJP γ={config['gamma']:g}")
-    for name in ("dal", "plain_share", "withhold", "positions", "position_noise", "augment"):
+    own = ("dal", "plain_share", "withhold", "positions", "lora", "position_noise", "augment")
+    for name in own:
         value = client.get(name)
-        if value not in (None, False, 0, 0.0, [], (), "own", "none"):
+        if value not in (None, False, 0, 0.0, [], (), "", "own", "none"):
             text = ", ".join(value) if isinstance(value, (list, tuple)) else value
             parts.append(name if value is True else f"{name} {text}")
     return "; ".join([*parts, *(client.get("defenses") or ())]) or "none"

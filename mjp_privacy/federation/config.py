@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -62,6 +63,9 @@ class Probe:
     client does."""
     uploads: Count = 1
     """Successive rounds in which it trains on the same images, each with that round's weights."""
+    partners: Literal["fixed", "fresh"] = "fixed"
+    """fixed: its batches are the same in every round; fresh: they are cut anew from all recorded
+    images, which it shuffles before every round but the first."""
 
 
 @schema
@@ -125,6 +129,14 @@ class FederationConfig:
     def setting(self) -> Literal["a", "c"]:
         """The paper's setting: c where clients shuffle, a where they do not."""
         return "c" if self.gamma else "a"
+
+
+def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
+    """The federation's client with the probe's batch, partners and local steps."""
+    client = replace(client, batch=probe.batch, partners=probe.partners)
+    if probe.steps is None:
+        return client
+    return replace(client, steps=probe.steps, upload="weight_difference")
 
 
 def plain(config: FederationConfig) -> dict[str, Any]:

@@ -12,7 +12,13 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import parse
 from mjp_privacy.core.gate.yaml_files import read_mapping
 from mjp_privacy.experiment.config import AttackConfig
-from mjp_privacy.federation.config import Clients, FederationConfig, Recording, Server
+from mjp_privacy.federation.config import (
+    Clients,
+    FederationConfig,
+    Recording,
+    Server,
+    probe_client,
+)
 from mjp_privacy.federation.other_rounds import longest_probe, with_rounds
 from mjp_privacy.training.config import Architecture, Initial, Storage
 
@@ -87,3 +93,8 @@ def _check(config: FederationConfig, where: str) -> None:
                 f"{where}, record.probes.{place}.batch: expected a divisor of record.images "
                 f"({config.record.images}), got {probe.batch}."
             )
+        check_client(
+            probe_client(config.client, probe),
+            config.record.images,
+            f"{where}, record.probes.{place}, client",
+        )

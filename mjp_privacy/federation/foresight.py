@@ -8,8 +8,8 @@ from typing import Any
 from attacks import find_attack
 from mjp_privacy.experiment.config import AttackConfig, Cell
 from mjp_privacy.experiment.outlook import SimulatedOutlook
-from mjp_privacy.federation.config import FederationConfig, Probe
-from mjp_privacy.federation.recording import kept_names, probe_client
+from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
+from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.task import FIELDS
 from mjp_privacy.interfaces import Attack, Control
 from mjp_privacy.models import LoadedModel

@@ -8,16 +8,16 @@ never averages these uploads, so training is the same with and without recording
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from mjp_privacy.client.config import ClientConfig, client_recipe
+from mjp_privacy.client.config import client_recipe
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.data import spread_subset
-from mjp_privacy.federation.config import FederationConfig, Probe
+from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.task import Task
 from mjp_privacy.models import LoadedModel
 
@@ -61,7 +61,8 @@ class Recorder:
     def _record(self, probe: Probe, start: int, weights: Mapping[str, Tensor], round: int) -> int:
         config, task = self.task.config, self.task
         client = probe_client(config.client, probe)
-        inputs = task.steps(self.places, client, round)
+        places = task.shuffled(self.places, client, round - start)
+        inputs = task.steps(places, client, round)
         model = task.with_weights(weights)
         names = kept_names(config, model)
         update = make_upload(model, inputs, client, names=names, round=round, seed=config.seed)
@@ -76,9 +77,9 @@ class Recorder:
             std=model.card.std,  # type: ignore[arg-type]
             gamma=config.gamma,
             recipe=client_recipe(client),
-            partial=len(names) < len(list(model.parameters())),
+            partial=len(names) < len(_sent_names(config, model)),
         )
-        plain = task.photographs(self.places, client, round)
+        plain = task.photographs(places, client, round)
         paths = self.folder.record(
             update,
             header,
@@ -90,15 +91,16 @@ class Recorder:
         return len(paths)
 
 
-def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
-    """The federation's client with the probe's batch and local steps."""
-    if probe.steps is None:
-        return replace(client, batch=probe.batch)
-    return replace(client, batch=probe.batch, steps=probe.steps, upload="weight_difference")
-
-
 def kept_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:
     """The model's parameters whose tensors are written down, in the model's order."""
-    existing = [name for name, _ in model.named_parameters()]
+    existing, adapters = _sent_names(config, model), config.client.adapters
     wanted = config.record.parameters
+    if wanted is None and adapters is not None:  # closed forms read none of what is sent
+        return existing
     return tuple(name for name in existing if name in (CLOSED_FORM if wanted is None else wanted))
+
+
+def _sent_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:
+    """The parameters that clients send: all, or those of their low-rank adapters."""
+    existing, adapters = (name for name, _ in model.named_parameters()), config.client.adapters
+    return tuple(name for name in existing if adapters is None or adapters.trains(name))

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.recorded.folder import UploadFolder, save_weights
+from mjp_privacy.client.recorded.folder import UploadFolder, save_weights, weights_metadata
 from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
@@ -28,6 +28,7 @@ from mjp_privacy.core.files import output_folder, write_json
 from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
 from mjp_privacy.core.gate.tensor_files import FLOATS, TensorFile
 from mjp_privacy.core.lock import locked
+from mjp_privacy.core.tensor_files import SEAL, check_tensor_seal
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.recording import Recorder
 from mjp_privacy.federation.server import ServerState, Weights
@@ -103,15 +104,9 @@ class Federation:
         """The final model, written again where its file is not what was trained."""
         path = self.out / MODEL
         try:
-            stored = TensorFile(path, FINAL, FLOATS).tensors()
+            check_model(self.task, self.weights, path)
         except BadFile as error:
             self.journal.say(str(error))
-            return self._export()
-        same = stored.keys() >= self.weights.keys() and all(
-            torch.equal(stored[name], weight.cpu()) for name, weight in self.weights.items()
-        )
-        if not same:
-            self.journal.say(str(FINAL.refusal(path, "other weights than the last checkpoint's")))
             return self._export()
         self.journal.say("finished already; nothing to do")
         return path
@@ -256,10 +251,29 @@ class Federation:
 
 def write_model(task: Task, weights: Weights, path: Path) -> Path:
     """Write the final weights as a checkpoint that `load_model` reads without further options."""
-    model = task.with_weights(weights)
-    facts: dict[str, Any] = {"name": task.config.name, "trained_gamma": task.config.gamma}
-    save_weights(path, model, facts)
+    save_weights(path, task.with_weights(weights), _facts(task))
     return path
+
+
+def check_model(task: Task, weights: Weights, path: Path) -> None:
+    """Raise BadFile unless this is the file that `write_model` writes. Earlier versions wrote no
+    seal; what their metadata say is compared."""
+    file = TensorFile(path, FINAL, FLOATS)
+    stored = file.tensors()
+    same = stored.keys() >= weights.keys() and all(
+        torch.equal(stored[name], weight.cpu()) for name, weight in weights.items()
+    )
+    if not same:
+        raise FINAL.refusal(path, "other weights than the last checkpoint's")
+    check_tensor_seal(path, FINAL)
+    expected = weights_metadata(task.with_weights(weights), _facts(task))
+    said = {name: text for name, text in file.metadata.items() if name != SEAL}
+    if not said.items() <= expected.items():
+        raise FINAL.refusal(path, "metadata of another model")
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    return {"name": task.config.name, "trained_gamma": task.config.gamma}
 
 
 def federate(

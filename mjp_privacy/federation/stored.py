@@ -18,9 +18,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from mjp_privacy.core.bounds import NotNegative, Whole
+from mjp_privacy.core.checked_lines import checked_objects
 from mjp_privacy.core.fields import listed_mistakes, schema
 from mjp_privacy.core.gate.file_kind import BadFile, FileKind
-from mjp_privacy.core.gate.json_files import read_json, read_json_lines
+from mjp_privacy.core.gate.json_files import read_json
 from mjp_privacy.core.shown import shown
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.server import ServerState, Weights
@@ -69,10 +70,11 @@ def training_part(config: FederationConfig) -> dict[str, Any]:
 
 
 def evaluations(folder: Path) -> list[Evaluation]:
-    """All complete lines of the folder's metrics.jsonl; one that is no evaluation is an error."""
+    """All complete lines of the folder's metrics.jsonl; one that is no evaluation is an error, and
+    so is one that changed after it was written."""
     path = folder / METRICS
     lines = []
-    for number, line in enumerate(read_json_lines(path, LINES), 1):
+    for number, line in enumerate(checked_objects(path, LINES), 1):
         try:
             lines.append(TypeAdapter(Evaluation).validate_python(line))
         except ValidationError as error:

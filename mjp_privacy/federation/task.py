@@ -27,6 +27,7 @@ from mjp_privacy.federation.partition import dirichlet, iid
 from mjp_privacy.federation.server import ServerState, Weights, server_step
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.loading import RANDOM
 from mjp_privacy.training.config import Architecture
 from mjp_privacy.training.examples import Examples
@@ -166,12 +167,33 @@ class Task:
             yield from (update.part(slice(place, place + 1)) for place in range(len(members)))
 
     def _drawn(self, client: int, round: int) -> list[int]:
-        """A client's images of a round; none occurs twice where the client has enough."""
+        """A client's images of a round; none occurs twice where the client has enough.
+
+        With fresh partners a client goes through its images in epochs, batch by batch of an order
+        that is shuffled anew for each; otherwise every round draws a batch by itself.
+        """
         part = self.parts[client]
+        if self.config.client.partners == "fresh":
+            return self._batch_of_epoch(client, round)
         generator = torch_generator("client images", self.config.seed, client, round)
         wanted, order = self.examples(client), torch.randperm(len(part), generator=generator)
         repeated = order.repeat(-(-wanted // len(part)))[:wanted]
         return [part[index] for index in repeated.tolist()]
+
+    def _batch_of_epoch(self, client: int, round: int) -> list[int]:
+        """The batch of this round in the client's epochs. What does not fill a batch is left out
+        of an epoch, as a data loader drops it; a client with fewer images repeats them."""
+        part, batch = self.parts[client], self.config.client.batch
+        epoch, place = divmod(round, max(len(part) // batch, 1))
+        generator = torch_generator("client epoch", self.config.seed, client, epoch)
+        order = torch.randperm(len(part), generator=generator)
+        order = order.repeat(-(-batch // len(part)))[place * batch : (place + 1) * batch]
+        return [part[index] for index in order.tolist()]
+
+    def shuffled(self, places: Sequence[int], client: ClientConfig, epoch: int) -> list[int]:
+        """These training images in the order of an epoch of a client with these images alone."""
+        order = self._feeding(client).order(self._ids(places), epoch)
+        return [places[index] for index in order.tolist()]
 
     def steps(self, places: Sequence[int], client: ClientConfig, round: int) -> list[ClientInput]:
         """What the model is fed for these training images in each local step of a round."""
@@ -220,11 +242,11 @@ def _part_of(examples: Examples, limit: int | None, seed: int) -> Examples:
 
 
 def _initial_model(config: FederationConfig) -> LoadedModel:
-    """The network before round 0, with fixed positions where the client has them."""
-    model = _random_or_loaded(config)
+    """The network before round 0, with the fixed positions and the adapters that clients have."""
+    model, adapters = _random_or_loaded(config), config.client.adapters
     if config.client.positions == "sinusoidal":
-        return with_sinusoidal_positions(model)
-    return model
+        model = with_sinusoidal_positions(model)
+    return model if adapters is None else with_adapters(model, adapters, config.seed)
 
 
 def _random_or_loaded(config: FederationConfig) -> LoadedModel:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.memory import free_bytes
+from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.checkpoints import CheckpointReport
+from mjp_privacy.models.low_rank import low_rank
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.parameters import check_parameters
 from mjp_privacy.models.spec import ModelSpec, check_sizes
@@ -113,7 +115,7 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
     free = None if outline else free_bytes(torch.device("cpu"))
     counted = {key: value for key, value in numbers.items() if key != "num_heads"}
     check_parameters(spec.name, **counted, mlp_ratio=ratio, free=free)
-    return LoadedModel(
+    model = LoadedModel(
         **numbers,
         mlp_ratio=ratio,
         position_embedding=spec.position_embedding,
@@ -123,6 +125,7 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
         first_block=spec.first_block or "intact",
         variant=spec.variant,
     )
+    return with_adapters(model, low_rank(spec.adapters), seed=0) if spec.adapters else model
 
 
 def with_card(model: LoadedModel, spec: ModelSpec, report: CheckpointReport) -> LoadedModel:

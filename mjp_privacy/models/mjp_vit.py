@@ -16,6 +16,7 @@ from mjp_privacy.models.localization import (
     grid_positions,
     masked_l1,
 )
+from mjp_privacy.models.low_rank import LowRank
 from mjp_privacy.models.variant import Variant
 from mjp_privacy.models.vit import Block, VisionTransformer, start_
 
@@ -42,6 +43,7 @@ class MJPVisionTransformer(VisionTransformer):
     index_embed: nn.Parameter | None
     dist_token: nn.Parameter | None
     dist_pos_embed: nn.Parameter | None
+    adapters: LowRank | None = None  # beside its linear layers (`adapters.with_adapters`)
 
     def __init__(
         self,

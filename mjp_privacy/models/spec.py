@@ -52,6 +52,7 @@ class ModelSpec:
     distillation_token: bool | None = None
     norm_eps: float | None = None
     activation: Activation | None = None
+    adapters: str | None = None  # low-rank ones beside linear layers, as `LowRank.text` has them
     checkpoint: str | None = None  # the weights that are used if the user names none
     trained_gamma: float | None = None
     where: str = ""  # advice where the weights cannot be downloaded by name
@@ -92,9 +93,8 @@ class _Given:
 
 def overridden(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
     """The spec with the user's fields in place of its own; an unknown field is an error."""
-    names = sorted(
-        {field.name for field in fields(ModelSpec)} - {"name", "checkpoint", "where", "summary"}
-    )
+    not_given = {"name", "checkpoint", "where", "summary", "adapters"}
+    names = sorted({field.name for field in fields(ModelSpec)} - not_given)
     for key in overrides:
         if key not in names:
             raise unknown_name("model field", key, names)

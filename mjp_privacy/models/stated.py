@@ -23,6 +23,7 @@ from mjp_privacy.core.gate.json_files import json_value, typed
 from mjp_privacy.core.shown import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
 from mjp_privacy.models.localization import DalKind
+from mjp_privacy.models.low_rank import AdaptersText
 from mjp_privacy.models.mjp_vit import FirstBlock, PositionEmbedding
 from mjp_privacy.models.variant import Activation
 
@@ -95,6 +96,7 @@ class Stated:
     norm_eps: Epsilon | None = None
     activation: Activation | None = None
     trained_gamma: Share | None = None
+    adapters: AdaptersText | None = None
 
 
 METADATA = tuple(field.name for field in dataclasses.fields(Stated))

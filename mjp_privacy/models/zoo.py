@@ -88,6 +88,8 @@ for _name, _summary in {
     "cifar_vit_mjp_controlled": "with MJP, position embeddings as the baseline's",
     "cifar_vit_jp": "on shuffled patches without an unknown embedding",
     "cifar_vit_closed_form": "with the block 0 that APRIL needs",
+    "patch14_vit": "small ViT of 4×4 patches, CIFAR-10 at 56, for batches",
+    "patch14_vit_mjp": "the same trained with MJP as published",
 }.items():  # trained by this project (results/zoo); the files' metadata hold all other facts
     NAMED_MODELS.register(_name, ModelSpec(_name, checkpoint=f"packaged:{_name}", summary=_summary))
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from attacks import ATTACKS, find_attack, traits_of
 from attacks.controls import mean_image
+from attacks.shared_picture import CERTAIN
+from mjp_privacy.client.autocast import Autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.seeding import torch_generator
@@ -19,9 +21,10 @@ from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.gradient_residual import gradient_residual
 from mjp_privacy.experiment.refusals import refused_by_block
 from mjp_privacy.experiment.step_by_step import reconstruct
-from mjp_privacy.interfaces import Attack, AttackerView, Control, Reconstruction
+from mjp_privacy.interfaces import Attack, AttackerView, Control, Reconstruction, Refusal
 from mjp_privacy.metrics.pixel import psnr
 from mjp_privacy.own.client import ClientStep, Kind, is_whole, said
+from mjp_privacy.own.joined import joined
 from mjp_privacy.own.labels import Labels, number_of
 from mjp_privacy.own.leak import Leak
 from mjp_privacy.own.misfit import check_patches
@@ -52,6 +55,7 @@ def attack_gradients(
     dal_lambda: float = 0.0,
     noise: float = 0.0,
     rounding: float = 0.0,
+    autocast: Autocast = "none",
     seed: int = 0,
 ) -> Leak:
     """What the pictures of a client's step look like to whoever sees its gradients.
@@ -59,15 +63,24 @@ def attack_gradients(
     leak = attack_gradients(model, gradients, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     leak.best.image; leak["patch_gradient"].residual; leak.refused; leak.show("leak.png")
 
+    Of several uploads of batches, which need not hold the same pictures, it finds those that they
+    share, with the weights of each upload if they moved:
+
+    leak = attack_gradients(models, [monday, tuesday], batch=8, mean=0.5, std=0.5)
+    shared = leak["shared_picture"]
+    shared.images[shared.certain]   # verified; the other places hold guesses
+
     model      the ViT as it was before the step: of timm, torchvision, transformers, open_clip or
                this package; a list of models if each of several uploads had its own weights
     gradients  {parameter name: tensor}, a list in parameter order, a model whose parameters hold
-               `.grad`, or None for the .grad of `model`; a list of these for several uploads of
-               the same images. With kind="weight_difference": weights after minus before
+               `.grad`, or None for the .grad of `model`; a list of these for several uploads, of
+               the same images if batch is 1. With kind="weight_difference": weights after minus
+               before
     labels     classes of the images; None: read off the classifier's gradient if batch is 1
     mean, std  with which the client normalised its images: one number or three; never guessed
     attacks    "all" (every closed form), names, or {name: options}
-    images     the private images (B, 3, S, S) in [0, 1], to score against
+    images     the private images (B, 3, S, S) in [0, 1], to score against; those of all uploads
+               where several hold batches
     batch      images in a step; None: as the number of labels or images says, else 1
     lr, steps, optimizer, momentum, weight_decay
                of the client's training, for weight differences
@@ -75,6 +88,8 @@ def attack_gradients(
     noise      standard deviation, in the gradient's units, of what a defence added to every entry
     rounding   the same for errors that leave a zero entry zero (quantised or dropped entries);
                half-precision tensors need none
+    autocast   "fp16" or "bf16" where the client computed under torch.autocast; a float32 gradient
+               that was rounded so shows it, and need not say it
     """
     client = ClientStep(
         kind,
@@ -87,13 +102,16 @@ def attack_gradients(
         dal_lambda,
         noise,
         rounding,
+        autocast,
     )
     if not is_whole(seed) or not 0 <= seed < 2**63:
         raise UserError(f"seed: expected a whole number from 0, less than 2^63, got {said(seed)}.")
     given = images_given(labels, images) if batch is None else None
     uploads = own_uploads(model, gradients, client, labels=labels, mean=mean, std=std, images=given)
     view = uploads.view()
-    private = None if images is None else private_images(images, uploads.images, view.pixels.size)
+    private = None
+    if images is not None:
+        private = private_images(images, _pictures(uploads, images), view.pixels.size)
     chosen, refused = _chosen(attacks, len(uploads.updates))
     results: dict[str, Reconstructed] = {}
     for name, attack in chosen.items():
@@ -101,10 +119,19 @@ def attack_gradients(
         if isinstance(outcome, str):
             refused[name] = outcome
         else:
-            results[name] = outcome.scored(private)
+            results[name] = outcome.scored(private, uploads.updates[0].batch)
     ordered = {name: refused[name] for name in ATTACKS if name in refused}
     floor = None if private is None else _floor(view, private)
     return Leak(results, ordered, view.labels, uploads.label_source, private, floor, uploads.notes)
+
+
+def _pictures(uploads: OwnUploads, images: Images) -> int:
+    """How many private images are expected: those of a step or, of several uploads of batches, as
+    many as were given, for these need not hold the same ones."""
+    several, given = len(uploads.updates), getattr(images, "shape", (0,))[0]
+    if several > 1 and uploads.updates[0].batch > 1 and 0 < given <= several * uploads.images:
+        return int(given)
+    return uploads.images
 
 
 def _floor(view: AttackerView, private: Tensor) -> float:
@@ -175,6 +202,11 @@ def _run(
     seen = AttackerView(
         model, view.updates[: attack.uploads], view.pixels, view.labels, view.against
     )
+    if "shared pictures" in traits_of(name) and seen.updates[0].batch > 1:
+        together = joined(seen)
+        if isinstance(together, Refusal):
+            return together.text
+        seen = together
     refusal = refused_by_block(model, attack) or attack.unsupported(seen)
     if refusal is not None:
         return refusal.text
@@ -212,12 +244,15 @@ def _measured(
         check = check_patches(view, images)
         if residual is not None:
             residual[list(reasons)] = torch.nan
+    verified = made.diagnostics.get(CERTAIN)
+    if verified is None and check is not None:
+        verified = check.certain
     return Reconstructed(
         name,
         images,
         None if residual is None else residual.double(),
         None if check is None else check.misfits,
-        None if check is None else check.certain,
+        None if verified is None else verified.cpu().bool(),
         seconds,
         mask=None if made.mask is None else made.mask.cpu(),
         diagnostics={key: values.cpu() for key, values in made.diagnostics.items()},

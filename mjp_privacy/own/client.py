@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from attacks.equations.weight_difference import INVERSIONS
+from mjp_privacy.client.autocast import Autocast
 from mjp_privacy.client.config import MOST_STEPS
 from mjp_privacy.client.recorded.header import MOST_IMAGES
 from mjp_privacy.core.bounds import MOST_NUMBER
@@ -15,6 +16,7 @@ from mjp_privacy.core.shown import shown
 
 Kind = Literal["gradient", "weight_difference"]
 KINDS = ("gradient", "weight_difference")
+AUTOCASTS = get_args(Autocast)
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class ClientStep:
     lr, steps, optimizer, momentum, weight_decay
                of the client's training; they matter for weight differences alone
     dal_lambda weight of MJP's extra loss (DAL), where the client has it in its loss
+    autocast   none, fp16 or bf16: the half precision of torch.autocast, where the client used it;
+               a gradient that shows it need not say it
     noise      standard deviation, in the gradient's own units, of the noise that a defence added
                to every entry; not relative to its size
     rounding   the same for errors that leave a zero entry zero: quantised or dropped entries
@@ -41,6 +45,7 @@ class ClientStep:
     dal_lambda: float = 0.0
     noise: float = 0.0
     rounding: float = 0.0
+    autocast: Autocast = "none"
 
     def __post_init__(self) -> None:
         for name in ("momentum", "weight_decay", "dal_lambda", "noise", "rounding"):
@@ -53,6 +58,8 @@ class ClientStep:
                 raise UserError(f"{name}: expected at most {most}, got {said(number)}.")
         if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise unknown_name("kind", shown(self.kind, 60), KINDS)
+        if not isinstance(self.autocast, str) or self.autocast not in AUTOCASTS:
+            raise unknown_name("autocast", shown(self.autocast, 60), AUTOCASTS)
         if self.kind == "weight_difference":
             self._check_difference()
         elif given := self._of_training():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from torch import Tensor
 
+from attacks.shared_picture import SHARING
 from mjp_privacy.core.drawing import plain_texts
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.gate.file_kind import reason
@@ -137,6 +138,8 @@ class Leak:
 
 def _explained(best: Reconstructed) -> str:
     """What the checks without truth say of the best attack's pictures."""
+    if SHARING in best.diagnostics:
+        return _shared(best)
     if best.residual < EXPLAINED:
         return (
             f"{best.attack}'s picture has the uploaded gradient (residual {best.residual:.1e}), "
@@ -164,6 +167,22 @@ def _explained(best: Reconstructed) -> str:
     return NOT_EXPLAINED.format(attack=best.attack, check=check)
 
 
+def _shared(best: Reconstructed) -> str:
+    """What an attack says that looks for pictures which uploads of batches share."""
+    assert best.images is not None
+    if not best.verified:
+        return (
+            f"{best.attack} verified no picture that uploads share: they hold different ones, the "
+            "same ones each time, or other pixels of them. All its pictures are guesses."
+        )
+    left = len(best.images) - best.verified
+    guesses = f"; the other {left} places hold guesses" if left else ""
+    return (
+        f"{best.attack} verified {best.verified} of {len(best.images)} places: pictures that "
+        f"uploads share, as `.certain` marks them{guesses}."
+    )
+
+
 @plain_texts()
 def _write(figure: Figure, path: Path) -> None:
     if not path.parent.is_dir() or path.is_dir():
@@ -179,8 +198,8 @@ def _write(figure: Figure, path: Path) -> None:
         ) from error
 
 
-def _rank(made: Reconstructed) -> tuple[int, bool, float, float]:
-    return len(made.reasons), not made.is_certain, _coarse(made.residual), _coarse(made.misfit)
+def _rank(made: Reconstructed) -> tuple[int, int, float, float]:
+    return len(made.reasons), -made.verified, _coarse(made.residual), _coarse(made.misfit)
 
 
 def _coarse(check: float) -> float:

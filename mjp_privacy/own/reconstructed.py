@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics import METRICS, score
+from mjp_privacy.metrics.assignment import assigned
 from mjp_privacy.metrics.pixel import quantise
 
 CAP = 100.0  # dB, to which a PSNR counts in means, as in the reports
@@ -25,7 +27,8 @@ class Reconstructed:
     residuals: Tensor | None = None
     """(m,) || g(image) - g || / || g || of the patch embedding's gradient; None: labels unknown."""
     misfits: Tensor | None = None  # (m,) the same without the loss: see `own/misfit.py`
-    certain: Tensor | None = None  # (m,) bool: whatever the loss, only the client's picture fits
+    certain: Tensor | None = None
+    """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
     seconds: float = 0.0
     mask: Tensor | None = None  # (m, N) the positions that MJP masked, as the attack names them
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
@@ -50,12 +53,14 @@ class Reconstructed:
         """The mean of `misfits`; NaN where the upload does not tell it."""
         return _mean(self.misfits)
 
-    def scored(self, private: Tensor | None) -> Reconstructed:
-        """The same with scores against the private images (m, 3, S, S)."""
-        if private is None or self.images is None:
+    def scored(self, private: Tensor | None, batch: int = 1) -> Reconstructed:
+        """The same with scores against the private images (m, 3, S, S). The order of pictures of
+        a batch means nothing: each private image gets the one that fits it."""
+        if private is None or self.images is None or len(self.images) < len(private):
             return self
-        usable = [at for at in range(len(self.images)) if at not in self.reasons]
-        images, originals = self.images[usable], private[usable]
+        places = list(range(len(private))) if batch == 1 else _matched(self.images, private, batch)
+        usable = [at for at, place in enumerate(places) if place not in self.reasons]
+        images, originals = self.images[[places[at] for at in usable]], private[usable]
         values = score(images, originals, [f"{name}/standard" for name in _metric_names()])
         table = pd.DataFrame({name: numbers for (name, _), numbers in values.items()})
         same = quantise(images.double()) == quantise(originals.double())
@@ -69,6 +74,11 @@ class Reconstructed:
         """Whether every image has a picture, and each is the only one that meets the patch
         embedding's equations."""
         return self.certain is not None and not self.reasons and bool(self.certain.all())
+
+    @property
+    def verified(self) -> int:
+        """How many pictures are certain, whatever the loss."""
+        return 0 if self.certain is None else int(self.certain.sum())
 
     @property
     def exact(self) -> int:
@@ -90,6 +100,16 @@ class Reconstructed:
         )
 
     __repr__ = __str__
+
+
+def _matched(images: Tensor, private: Tensor, batch: int) -> list[int]:
+    """The place of the picture that belongs to each private image: within its step, or anywhere
+    where the uploads of an attack need not hold the same pictures."""
+    if len(images) > len(private):
+        return [int(place) for place in assigned(images, private)]
+    steps = range(0, len(private), batch)
+    own = [assigned(images[at : at + batch], private[at : at + batch]) + at for at in steps]
+    return [int(place) for place in torch.cat(own)]
 
 
 def _mean(values: Tensor | None) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mjp_privacy.client.autocast import Autocast
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.header import UploadHeader, check_header
 from mjp_privacy.client.recorded.loading import UNKNOWN_LABEL
@@ -52,6 +53,7 @@ def save_upload(
     weight_decay: float = 0.0,
     noise: float = 0.0,
     rounding: float = 0.0,
+    autocast: Autocast = "none",
 ) -> Path:
     """Write one upload and the weights it was made with into a folder; the path of its tensors.
 
@@ -86,6 +88,7 @@ def save_upload(
         0.0,
         noise,
         rounding,
+        autocast,
     )
     count = images_given(labels, images) if batch is None else None
     own = own_uploads(model, gradients, client, labels=labels, mean=mean, std=std, images=count)

@@ -10,8 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from attacks.equations.half_precision import rounding_error
 from attacks.equations.names import TABLE
 from attacks.masked_span import WEIGHED
+from mjp_privacy.client.autocast import Autocast, shown_autocast
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Pixels
@@ -146,6 +148,10 @@ def _notes(updates: Sequence[ClientUpdate], client: ClientStep) -> tuple[str, ..
             f"batch {client.batch}: closed forms return mixtures of the step's pictures, so low "
             "scores here are no evidence of safety; attacks=['inverting_gradients'] matches the "
             "gradient instead, in minutes"
+            if len(updates) == 1
+            else f"batch {client.batch}: shared_picture finds the pictures that uploads share; "
+            "other closed forms return mixtures of the first step's, which are no evidence of "
+            "safety"
         )
     if TABLE not in updates[0].grads:
         notes.append(
@@ -184,11 +190,19 @@ def _update(
         steps=client.steps,
         weight_decay=client.weight_decay,
         momentum=client.momentum,
+        autocast=_autocast(sent, client),
         dal_lambda=client.dal_lambda,
         noise={name: level(client.noise) for name in sent} if client.noise else {},
         rounding=rounding,
         weights_before=weights_of(model) if round else None,
     )
+
+
+def _autocast(sent: Mapping[str, Tensor], client: ClientStep) -> Autocast:
+    """The autocast that the user named or, without a name, that a gradient shows."""
+    if client.autocast == "none" and client.kind == "gradient":
+        return shown_autocast(sent)
+    return client.autocast
 
 
 def _steps(grads: Mapping[str, Tensor]) -> int:
@@ -198,15 +212,10 @@ def _steps(grads: Mapping[str, Tensor]) -> int:
 
 def half_precision_error(sent: Tensor) -> Tensor:
     """(n,) standard deviation of the rounding of numbers (n, *shape) of less than 32 bits; 0 where
-    it is so small that exact equations serve better (float16, but not bfloat16).
-
-    The error of each entry is uniform over the distance to the next number of its precision.
-    """
+    it is so small that exact equations serve better (float16, but not bfloat16)."""
     kind = torch.finfo(sent.dtype)
     if kind.bits >= 32:
         return torch.zeros(len(sent), dtype=torch.float64)
-    size = sent.double().abs().flatten(1)
-    power = 2.0 ** (torch.frexp(size).exponent.double() - 1)
-    step = torch.where(size == 0, 0.0, kind.eps * power.clamp(min=kind.tiny))
-    error = (step.square().mean(1) / 12).sqrt()
-    return torch.where(error < WEIGHED * size.square().mean(1).sqrt(), 0.0, error)
+    error = rounding_error(sent, sent.dtype, kind.tiny)
+    size = sent.double().flatten(1).square().mean(1).sqrt()
+    return torch.where(error < WEIGHED * size, 0.0, error)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from mjp_privacy.report.batches import batch_points
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of
 from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.card.text import build_card
@@ -109,6 +110,11 @@ class Contents:
     def points(self) -> pd.DataFrame:
         """PSNR against the number of uploads."""
         return curve_points(self.lines)
+
+    @cached_property
+    def batches(self) -> pd.DataFrame:
+        """Exact pictures and PSNR against the batch."""
+        return batch_points(self.lines)
 
     @cached_property
     def reasons(self) -> list[str]:

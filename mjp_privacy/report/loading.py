@@ -16,6 +16,7 @@ from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.damage import fault_lines, find_damage
 from mjp_privacy.experiment.damaged_lists import damaged_lists
 from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.experiment.places import check_places
 from mjp_privacy.experiment.row_files import LeftOut
 from mjp_privacy.experiment.score_table import JoinedTable, ScoreTable
 from mjp_privacy.experiment.store import ROW_COLUMNS, RunStore
@@ -51,6 +52,7 @@ def load_runs(runs: Sequence[Path]) -> Loaded:
     lines: list[Line] = []
     timings, remarks = [], []
     for run, name in zip(runs, run_names(runs), strict=True):
+        check_places(run)
         store = RunStore(run)
         cells = _read_cells(store)
         damage = find_damage(store, [cell.run_id for cell in cells if cell.run_id])
@@ -70,7 +72,7 @@ def load_runs(runs: Sequence[Path]) -> Loaded:
         remarks += _refused(name, loaded)
         said, times = _lists(store)
         timings.append(times.assign(run=name))
-        remarks += [f"DAMAGED: {name}: {words}" for words in said]
+        remarks += [f"DAMAGED: {name}: {words}" for words in (*damage.remarks, *said)]
     return Loaded(lines, pd.concat(timings, ignore_index=True), remarks)
 
 

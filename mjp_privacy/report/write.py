@@ -7,22 +7,26 @@ OUT/samples.csv                every stored row; of a large run samples.txt: whe
 OUT/choices.csv                which attack the worst case took for each image; of a large run
                                choices.parquet
 OUT/rounds.csv                 PSNR against the number of uploads
+OUT/batches.csv                exact pictures and PSNR against the batch
 OUT/config.yaml                the run's config (config_1.yaml, … if several), for `mjp attack`
 OUT/figures/                   the card's pictures, the page's charts, the curve over uploads
 OUT/pictures/                  reconstructions as files, which `mjp score` can score
 
 choices.* is written only if some target met several attacks, rounds.csv and its picture only if
-an attack was run with several numbers of uploads.
+an attack was run with several numbers of uploads, batches.csv and its picture only if clients
+were that differ in their batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from mjp_privacy.core.files import output_folder, sweep, write_atomically
 from mjp_privacy.core.held import held_folder
+from mjp_privacy.report.batches import write_batches
 from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.card.text import card_notes, card_table
 from mjp_privacy.report.chosen_attacks import write_choices
@@ -113,8 +117,10 @@ DOWNLOADS = {
     "choices.csv": "which attack the worst case took for each image",
     "choices.parquet": "which attack the worst case took for each image",
     "rounds.csv": "PSNR against the number of uploads",
+    "batches.csv": "exact pictures and PSNR against the batch",
     "figures/strip.png": "the card's pictures",
     "figures/rounds.png": "the curve over uploads",
+    "figures/batches.png": "the curve over batches",
     "pictures/index.csv": "reconstructions as PNG files, listed",
 }
 
@@ -155,12 +161,12 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
     written.append(write_samples(lines, out, many_runs=many))
     if choices := write_choices(derived, out):
         written.append(choices)
-    rounds = out / "rounds.csv"
-    if len(points):
-        write_atomically(rounds, lambda path: write_points(points, path))
-        written.append(rounds)
-    else:
-        rounds.unlink(missing_ok=True)
+    for name, table in (("rounds.csv", points), ("batches.csv", contents.batches)):
+        if len(table):
+            write_atomically(out / name, partial(write_points, table))
+            written.append(out / name)
+        else:
+            (out / name).unlink(missing_ok=True)
     for config in run_configs(contents.runs):
         if config.fields:
             written.append(_write_text(out / config.file, config_text(config.fields)))
@@ -176,12 +182,14 @@ def _write_text(path: Path, content: str) -> Path:
 
 
 def _write_figures(contents: Contents, gallery: Gallery, out: Path) -> list[Path]:
-    """strip.png and rounds.png; stale ones in `out` are deleted."""
+    """strip.png, rounds.png and batches.png; stale ones in `out` are deleted."""
     strip, rounds = out / "figures" / "strip.png", out / "figures" / "rounds.png"
+    batches = out / "figures" / "batches.png"
     image_ids = [shown.image_id for shown in gallery.shown if shown.strip]
     made = {
         strip: contents.strip is not None and write_strip(contents.strip, image_ids, strip),
         rounds: write_rounds(contents.points, rounds),
+        batches: write_batches(contents.batches, batches),
     }
     for path, written in made.items():
         if not written:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -68,6 +69,9 @@ def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = 
     left, right = figure.subplots(1, 2)
     for number, run in enumerate(runs):
         points = _points(run / METRICS)
+        if damaged := whole_lines(run / METRICS)[1]:
+            words = f"{shown(run / METRICS)}: {damaged} damaged line(s) are left out of the curves"
+            print(words, file=sys.stderr, flush=True)
         if not points:
             continue  # a run that has only just begun
         shade = colour(number)

@@ -1,4 +1,5 @@
-"""metrics.jsonl: a run's measurements line by line, and the progress shown on the screen."""
+"""metrics.jsonl: a run's measurements line by line, each with a checksum of its own
+(`core/checked_lines`), and the progress shown on the screen."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.files import appending, write_atomically
+from mjp_privacy.core.checked_lines import JSON_LINES
 from mjp_privacy.core.gate.file_kind import FileKind, is_there
 
 METRICS = "metrics.jsonl"
@@ -36,13 +37,11 @@ class Journal:
         if damaged:
             self.say(f"{METRICS}: {damaged} damaged line(s) are left out")
         kept = [line for line in lines if line["step"] <= step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        write_atomically(self.path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        JSON_LINES.rewrite(self.path, "", map(json.dumps, kept))
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line to the file."""
-        with appending(self.path) as file:
-            file.write(json.dumps(line).encode() + b"\n")
+        JSON_LINES.append(self.path, [json.dumps(line)])
 
     def show(self, line: dict[str, Any]) -> None:
         """Show loss, accuracy, speed and time left, every PLAIN_INTERVAL seconds and at the end."""
@@ -73,12 +72,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The same, and how many other lines there are but for a last one that is unfinished."""
+    """The same, and how many other lines there are but for a last one that is unfinished: damaged
+    ones, which their checksums tell, and those of something else."""
     if not is_there(path):
         return [], 0
-    texts = LINES.bytes(path).decode("utf-8", errors="replace").split("\n")
-    lines = [line for text in texts if (line := _line(text)) is not None]
-    return lines, sum(bool(text.strip()) for text in texts[:-1]) - len(lines)
+    stored = JSON_LINES.read(LINES.bytes(path), needed=False)
+    lines = [line for text in stored.texts if (line := _line(text)) is not None]
+    return lines, sum(bool(text.strip()) for text in stored.texts) - len(lines) + stored.damaged
 
 
 def _line(text: str) -> dict[str, Any] | None:

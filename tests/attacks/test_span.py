@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from attacks.equations.patch_system import PatchSystem
-from attacks.equations.span import Knowledge, combine, noise_edge, upload_span
+from attacks.equations.span import ABOVE_NOISE, Knowledge, combine, noise_edge, upload_span
 
 N, D, P = 10, 16, 30
 
@@ -23,6 +25,12 @@ def system(x: Tensor, hidden: list[int], seed: int) -> PatchSystem:
     mask = torch.zeros(1, N, dtype=torch.bool)
     mask[0, hidden] = True
     return PatchSystem(torch.where(mask.unsqueeze(-1), 0.0, rows[None]), total[None], mask)
+
+
+def with_sum(x: Tensor, hidden: list[int], seed: int) -> PatchSystem:
+    """The same with the gradient of E_unk, the sum of the hidden rows."""
+    total = draw(N, D, seed=seed)[hidden].sum(0)
+    return replace(system(x, hidden, seed), hidden_sum=total[None])
 
 
 def holds(knowledge: Knowledge, x: Tensor) -> None:
@@ -117,3 +125,55 @@ def test_noise_reaches_the_edge_of_its_singular_values() -> None:
     noise = 0.3 * draw(300, 200, seed=24)
     strongest = torch.linalg.svdvals(noise)[0]
     assert noise_edge(0.3, 300, 200) == pytest.approx(float(strongest), rel=0.03)
+
+
+def test_the_sum_of_the_hidden_rows_leaves_their_differences() -> None:
+    x, hidden = draw(N, P, seed=0), [1, 4, 7]
+    knowledge = combine([upload_span(with_sum(x, hidden, seed=1), 0)])
+    assert len(knowledge.basis) == 2
+    differences = x[[4, 7]] - x[1]
+    assert torch.linalg.matrix_rank(torch.cat((knowledge.basis, differences))) == 2
+    holds(knowledge, x)
+    assert torch.allclose(knowledge.known[1], knowledge.known[7])  # hidden patches: their hull
+
+
+def test_one_patch_that_is_always_hidden_is_no_longer_open() -> None:
+    x = draw(N, P, seed=0)
+    spans = [upload_span(with_sum(x, h, seed=s), 0) for s, h in enumerate(([1, 4, 7], [4, 2], [4]))]
+    knowledge = combine(spans)
+    assert knowledge.hidden.nonzero().flatten().tolist() == [4]
+    assert not len(knowledge.basis)
+    assert torch.allclose(knowledge.known, x, atol=1e-8)
+
+
+@pytest.mark.parametrize("level", [-1.0, 0.0, 1.0])
+def test_copies_of_one_patch_hidden_every_time_leave_nothing_open(level: float) -> None:
+    """Letterbox bars: another bar patch is hidden each time, but they are all equal. At level 0
+    they are the zero vector, which the span does not see."""
+    x = draw(N, P, seed=0)
+    x[:6] = level
+    hidden = ([0, 1, 7], [2, 3, 8], [4, 5, 9])
+    knowledge = combine(
+        [upload_span(with_sum(x, h, seed=s), 0, above_noise=10) for s, h in enumerate(hidden)]
+    )
+    assert not len(knowledge.basis)
+    assert torch.allclose(knowledge.known, x, atol=1e-7)
+    without = combine(
+        [upload_span(system(x, h, seed=s), 0, above_noise=10) for s, h in enumerate(hidden)]
+    )
+    assert len(without.basis) == int(level != 0)
+
+
+def test_the_rank_of_equal_patches_is_told_from_float32_noise() -> None:
+    x, hidden = draw(N, P, seed=0), [0, 1, 2, 3, 4]
+    x[:4] = 1.0
+    exact = with_sum(x, hidden, seed=1)
+    assert exact.hidden_sum is not None
+    rounded = replace(
+        exact,
+        rows=exact.rows.float().double(),
+        total=exact.total.float().double(),
+        hidden_sum=exact.hidden_sum.float().double(),
+    )
+    assert len(upload_span(rounded, 0, above_noise=ABOVE_NOISE).basis) == 1
+    assert len(upload_span(rounded, 0).basis) == 4  # kept where directions may be weak

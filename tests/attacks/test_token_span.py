@@ -77,7 +77,8 @@ def test_they_close_a_direction_that_the_span_leaves_open() -> None:
 
     model = planted_model(unknown_embedding=True, embed_dim=160)
     view, inputs = planted_view(model, MaskedSpan(), "b")
-    before = upload_span(patch_system(view, view.updates[0]), 0)
+    system = replace(patch_system(view, view.updates[0]), hidden_sum=None)  # it closes it too
+    before = upload_span(system, 0)
     after = refine(before, token_equations(view, view.updates[0], 0))
     assert len(after.basis) < len(before.basis)
     assert inputs.mask is not None

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.equations.span import masked_basis
+from attacks.equations.span import hull_rows, split_hull
 from attacks.lattice.cost import outside, patch_cost, precision
 from attacks.lattice.reduction import lll
-from attacks.lattice.unmixing import Unmixed, sum_coordinates, unmix
+from attacks.lattice.unmixing import Unmixed, unmix, unmix_differences
 from mjp_privacy.data import load_images
 from mjp_privacy.models.jigsaw import to_patches
 
@@ -26,8 +26,8 @@ def patches() -> Tensor:
 
 def planted(
     patches: Tensor, masked: int, *, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(basis, t, unmasked patches up to the span) from a float32 gradient G = A^T X."""
+) -> tuple[Tensor, Tensor]:
+    """(hull, unmasked patches up to differences) from a float32 gradient G = A^T X."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(len(patches), WIDTH, generator=generator, dtype=torch.float64)
     area = PATCH**2
@@ -37,16 +37,17 @@ def planted(
     gradient = (rows.T @ x).float().double()
     seen = torch.linalg.qr(rows[masked:].T)[0]
     projected = gradient - seen @ (seen.T @ gradient)
-    total = rows[:masked].sum(0)
-    basis = masked_basis(projected, masked)
-    t = sum_coordinates(projected, basis, total - seen @ (seen.T @ total))
-    outer = gradient - gradient @ basis.T @ basis
-    return basis, t, torch.linalg.lstsq(rows[masked:].T, outer).solution
+    total = rows[:masked].sum(0).unsqueeze(1)
+    wide = hull_rows(projected, total - seen @ (seen.T @ total), masked)
+    basis, anchor = split_hull(wide)
+    outer = gradient - total * anchor
+    outer = outer - outer @ basis.T @ basis
+    return wide, torch.linalg.lstsq(rows[masked:].T, outer).solution
 
 
 def unmixed(patches: Tensor, masked: int) -> Unmixed:
-    basis, t, _ = planted(patches, masked)
-    found = unmix(basis, t, mean=MEAN, std=STD, patch_size=PATCH)
+    wide, _ = planted(patches, masked)
+    found = unmix(wide, mean=MEAN, std=STD, patch_size=PATCH)
     assert found is not None
     return found
 
@@ -60,8 +61,8 @@ def same_set(found: Tensor, truth: Tensor) -> bool:
 def test_masked_patches_come_back_exactly(
     patches: Tensor, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> None:
-    basis, t, partial = planted(patches, 6, mean=mean, std=std)
-    found = unmix(basis, t, mean=mean, std=std, patch_size=PATCH)
+    wide, partial = planted(patches, 6, mean=mean, std=std)
+    found = unmix(wide, mean=mean, std=std, patch_size=PATCH)
     assert found is not None
     assert same_set(found.patches, patches[:6])
     completed, whole = found.complete(partial)
@@ -70,9 +71,12 @@ def test_masked_patches_come_back_exactly(
 
 
 def test_the_sum_of_the_rows_fixes_scale_and_sign(patches: Tensor) -> None:
-    basis, t, _ = planted(patches, 6)
-    x = (patches[:6] - 0.5) / 0.5
-    assert torch.allclose(x @ basis.T @ t, torch.ones(6).double(), atol=1e-4)
+    """In the span of all (x, 1) the last entry of a patch is 1, and so of no multiple of it."""
+    wide, _ = planted(patches, 6)
+    x = torch.nn.functional.pad((patches[:6] - 0.5) / 0.5, (0, 1), value=1.0)
+    assert torch.allclose(x @ wide.T @ wide, x, atol=1e-4)
+    doubled = torch.cat((2 * x[:, :-1], x[:, -1:]), 1)
+    assert ((doubled @ wide.T @ wide - doubled).norm(dim=1) > 0.1).all()
 
 
 def test_one_masked_patch_is_enough_for_a_lattice(patches: Tensor) -> None:
@@ -96,12 +100,12 @@ def test_pixels_that_are_no_grey_levels_have_no_lattice(patches: Tensor) -> None
     """A mixture of images, or noise after rounding, breaks the attack, and it says so."""
     generator = torch.Generator().manual_seed(1)
     noise = torch.rand(patches.shape, generator=generator, dtype=torch.float64) - 0.5
-    basis, t, _ = planted(patches + noise / 255, 2)
-    assert unmix(basis, t, mean=MEAN, std=STD, patch_size=PATCH) is None
+    wide, _ = planted(patches + noise / 255, 2)
+    assert unmix(wide, mean=MEAN, std=STD, patch_size=PATCH) is None
 
 
 def test_a_partial_patch_of_no_integers_is_not_passed_off(patches: Tensor) -> None:
-    _, _, partial = planted(patches, 6)
+    _, partial = planted(patches, 6)
     found = unmixed(patches, 6)
     generator = torch.Generator().manual_seed(2)
     spoilt = partial.clone()
@@ -151,19 +155,65 @@ def test_the_metric_is_positive_and_prefers_smooth_patches() -> None:
     assert smooth @ metric @ smooth < 0.2 * rough @ metric @ rough
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0])
+@pytest.mark.parametrize("level", [0.0, 0.2, 1.0])
 def test_a_flat_patch_among_them(patches: Tensor, level: float) -> None:
-    """A saturated patch makes a constant a combination of the patches, and black counts as none.
-
-    Then the level of an unmasked patch is not determined, and a guess must give it.
-    """
+    """One colour, black as well as any other, leaves no level open: no guess is needed. (About a
+    middle grey every patch could be reversed, and would look as much like a photograph.)"""
     some = patches.clone()
     some[2] = level
-    basis, t, partial = planted(some, 6)
-    found = unmix(basis, t, mean=MEAN, std=STD, patch_size=PATCH)
+    wide, partial = planted(some, 6)
+    found = unmix(wide, mean=MEAN, std=STD, patch_size=PATCH)
     assert found is not None
+    assert not len(found.frame.colours)
     assert same_set(found.patches, some[:6])
+    completed, whole = found.complete(partial)
+    assert whole.all()
+    assert (completed - some[6:]).abs().max() < 1e-6
+
+
+def test_flat_patches_of_two_colours_leave_a_level_to_the_guess(patches: Tensor) -> None:
+    """Black and white masked: every patch is known but for its level."""
+    some = patches.clone()
+    some[2], some[4] = 0.0, 1.0
+    wide, partial = planted(some, 6)
+    found = unmix(wide, mean=MEAN, std=STD, patch_size=PATCH)
+    assert found is not None
+    assert np.array_equal(abs(found.frame.colours), np.ones((1, 192)))
     guess = some[6:].mean(-1, keepdim=True).expand(-1, some.shape[1])
     completed, whole = found.complete(partial, guess)
     assert whole.all()
     assert (completed - some[6:]).abs().max() < 1e-6
+
+
+def test_flat_patches_of_two_hues_are_told_apart(patches: Tensor) -> None:
+    """The level that they leave open is along the difference of their hues."""
+    area = PATCH**2
+    hues = torch.tensor([[10.0, 20, 30], [13, 27, 30]]).double() / 255
+    some = patches.clone()
+    some[2], some[4] = hues.repeat_interleave(area, 1)
+    found = unmix(planted(some, 6)[0], mean=MEAN, std=STD, patch_size=PATCH)
+    assert found is not None
+    assert abs(found.frame.colours[:, ::area]).tolist() == [[3, 7, 0]]
+
+
+def test_many_equal_patches_are_one(patches: Tensor) -> None:
+    """Five of six masked patches are white, as in a drawing."""
+    some = patches.clone()
+    some[1:6] = 1.0
+    found = unmixed(some, 6)
+    assert same_set(found.patches, some[:2])
+
+
+def test_what_several_uploads_leave_open_has_a_lattice_too(patches: Tensor) -> None:
+    x = 2 * patches - 1
+    basis = torch.linalg.qr((x[1:4] - x[:1]).mT).Q.mT
+    known = x[6:] - x[6:] @ basis.mT @ basis
+    found = unmix_differences(basis, mean=MEAN, std=STD, patch_size=PATCH)
+    assert found is not None
+    steps = found.patches[1:]
+    whole_parts = torch.linalg.lstsq(steps.mT, (patches[1:4] - patches[:1]).mT).solution
+    assert torch.allclose(whole_parts, whole_parts.round(), atol=1e-6)
+    guess = (patches[6:] + 0.2 * steps[0] - 0.1 * steps[2]).clone()
+    nearest, whole = found.nearest(known, guess)
+    assert whole.all()
+    assert torch.allclose(nearest, patches[6:], atol=1e-9)

@@ -103,6 +103,21 @@ LINES = (
         any_batch=True,
     ),
     AttackTarget(
+        "batch_span",
+        ("pos_embed", PATCH, QKV, "unk_embed"),
+        STATIONARY,
+        mjp=15.0,
+    ),
+    AttackTarget(
+        "shared_picture",
+        ("pos_embed", PATCH, "unk_embed"),
+        {"uploads": 4, **STATIONARY},
+        mjp=EXACT,
+        plain=True,
+        any_batch=False,
+    ),
+    AttackTarget("layer_span", None, STATIONARY, mjp=15.0),
+    AttackTarget(
         "token_span",
         (PATCH, QKV),
         STATIONARY,

@@ -114,6 +114,23 @@ def test_names_of_earlier_versions_hold_no_machine_and_are_abandoned(
     assert [path.name for path in abandoned(tmp_path)] == [name]
 
 
+@pytest.mark.parametrize("name", [".x.tmp", ".notes.v2.tmp", ".a.b@c.tmp", ".1.tmp", "x.1.tmp"])
+def test_hidden_files_of_others_stay(tmp_path: Path, name: str) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / name).write_text("mine")
+    (tmp_path / f".x.{ended_process()}@{socket.gethostname()}.tmp").mkdir()
+    assert not list(abandoned(tmp_path))
+    with locked(tmp_path):
+        assert (tmp_path / "kept" / name).read_text() == "mine"
+
+
+def test_a_folder_in_place_of_the_lock_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    said = r"/\.lock: expected the file that locks this folder, got a folder\. Take it away, or"
+    with pytest.raises(UserError, match=said), locked(tmp_path):
+        pass
+
+
 def test_lines_are_added_to_files_alone(tmp_path: Path) -> None:
     with appending(tmp_path / "new") as file:
         file.write(b"one\n")

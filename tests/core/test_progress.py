@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mjp_privacy.core import progress
-from mjp_privacy.core.progress import RunProgress
+from mjp_privacy.core.progress import LateBar, RunProgress
 
 
 @pytest.fixture
@@ -86,3 +86,44 @@ def test_a_terminal_gets_a_bar_with_the_same_figures(
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "a line [with brackets]" in printed
     assert "ViT a float32" in printed
+
+
+def test_what_goes_before_the_work_is_shown_once_it_takes_long(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LateBar("reading", lambda: 40) as bar:
+        for _ in range(20):
+            clock[0] += 0.9
+            bar.advance()
+    assert capsys.readouterr().err == "reading: 12/40\n"
+
+
+def test_what_is_quick_is_never_counted_nor_shown(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def total() -> int:
+        raise AssertionError("nobody asked")
+
+    with LateBar("reading", total) as bar:
+        for _ in range(90):
+            clock[0] += 0.1
+            bar.advance()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_late_bar_after_a_second(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    with LateBar("reading what is stored", lambda: 5) as bar:
+        clock[0] += 0.9
+        bar.advance()
+        assert bar.bar is None
+        clock[0] += 0.2
+        bar.advance()
+        assert bar.bar is not None
+        for _ in range(4):  # cells with damage are read twice
+            bar.advance()
+        assert bar.bar.tasks[0].fields["say"] == "6/6"
+    assert "reading what is stored" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mjp_privacy.core.shown import cut, plain, shown
+from mjp_privacy.core.shown import cut, plain, shown, undirected
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,9 @@ def test_a_long_text_of_escapes_stays_short() -> None:
 def test_lines_may_be_kept() -> None:
     assert plain("a\nb\x1b", keep="\n") == "a\nb\\x1b"
     assert shown(5) == "5"
+
+
+def test_characters_that_turn_words_are_written_out_and_others_stay() -> None:
+    turned = "a\u202egpj\u2066x\u2069\u200f\u061cz"
+    assert undirected(turned) == "a⟨U+202E⟩gpj⟨U+2066⟩x⟨U+2069⟩⟨U+200F⟩⟨U+061C⟩z"
+    assert undirected("שלום 👩\u200d🔬 é\n") == "שלום 👩\u200d🔬 é\n"

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one line, 130 or 143, wherever a command is."""
+"""Ctrl-C, SIGTERM and SIGHUP: one line, 130, 143 or 129, wherever a command is."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import pytest
 
 from tests.helpers.trap import is_running, until
 
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 LINES = {
     signal.SIGINT: "stopped by Ctrl-C; the same command starts anew\n",
     signal.SIGTERM: "stopped by SIGTERM; the same command starts anew\n",
+    signal.SIGHUP: "stopped by SIGHUP; the same command starts anew\n",
 }
 BOTH = pytest.mark.parametrize("number", CODES)
 
@@ -69,7 +70,8 @@ class Made:
 
 
 def _hear_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP):  # as nohup and a shell's background ignore them
+        signal.signal(number, signal.SIG_DFL)
 
 
 WAIT = """

@@ -123,6 +123,75 @@ def test_where_the_list_of_adopted_files_is_damaged_nothing_is_lost(
     assert not Examination.of(old).said
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_where_the_list_of_adopted_files_is_gone_nothing_is_lost(
+    images: Path, whole: Path, old: Path, packed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if packed:
+        assert compact(RunStore(old), fewest_files=1) == 1
+        (run_id,) = RunStore(old).stored_cells()
+        (part,) = RunStore(old).row_files(run_id)
+        _write_unsealed_part(part)
+    attack(images, old, one_cell())
+    files, before = written(old), rows(old)
+    listed = json.loads((old / "adopted.json").read_text())["files"]
+    (old / "adopted.json").unlink()
+    (line,) = load_runs([old]).lines
+    assert len(line.images) == 6
+    remark = f"{len(listed)} file(s) without a seal can be read, and count as they are"
+    assert any(remark in said for said in load_runs([old]).remarks)
+    capsys.readouterr()
+    attack(images, old, one_cell())
+    assert remark in capsys.readouterr().err
+    assert written(old) == files
+    pd.testing.assert_frame_equal(rows(old), before)
+    assert json.loads((old / "adopted.json").read_text())["files"] == listed
+    assert not Examination.of(old).said
+
+
+def _write_unsealed_part(path: Path) -> None:
+    """The same part as an earlier version wrote it: it names neither its seal nor its pictures."""
+    from pyarrow.parquet import ParquetFile, ParquetWriter
+
+    with ParquetFile(path) as file:
+        pieces = [file.read_row_group(at) for at in range(file.num_row_groups)]
+        listed = file.metadata.metadata[b"mjp_privacy.part"]
+    with ParquetWriter(path, pieces[0].schema, store_schema=False) as writer:
+        for piece in pieces:
+            writer.write_table(piece, row_group_size=len(piece))
+        writer.add_key_value_metadata({"mjp_privacy.part": listed.decode()})
+
+
+@pytest.mark.parametrize("pattern", ["rows/*/00000.parquet", "reconstructions/*/00000.safetens*"])
+def test_what_cannot_be_read_of_unlisted_files_is_made_again(
+    images: Path, whole: Path, old: Path, pattern: str
+) -> None:
+    attack(images, old, one_cell())
+    (old / "adopted.json").unlink()
+    path = next(old.glob(pattern))
+    path.write_bytes(path.read_bytes()[:-300])
+    (line,) = load_runs([old]).lines
+    assert len(line.images) == 3
+    attack(images, old, one_cell())
+    same_rows(old, whole)
+    assert not Examination.of(old).said
+
+
+@pytest.mark.parametrize("pattern", ["rows/*/00000.parquet", "reconstructions/*/00000.safetens*"])
+def test_a_seal_that_is_damaged_itself_is_no_file_of_an_earlier_version(
+    images: Path, whole: Path, tmp_path: Path, pattern: str
+) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "sealed"))
+    assert not (run / "adopted.json").exists()
+    path = next(run.glob(pattern))
+    path.write_bytes(path.read_bytes().replace(b"mjp-seal:", b"mjp-seam:"))
+    assert any(f"damaged: {path.relative_to(run)}" in line for line in Examination.of(run).said)
+    assert RunStore(run).changed(path)
+    attack(images, run, one_cell())
+    same_rows(run, whole)
+    assert not (run / "adopted.json").exists()
+
+
 def test_old_blocks_become_a_sealed_part_that_names_their_pictures(
     images: Path, whole: Path, old: Path
 ) -> None:

@@ -22,6 +22,7 @@ from tests.helpers.runs import one_cell
 OTHER: dict[str, Any] = {
     "mode": "train",
     "batch": 2,
+    "partners": "fresh",
     "dal": True,
     "dal_lambda": 0.5,
     "plain_share": 0.5,
@@ -38,6 +39,8 @@ OTHER: dict[str, Any] = {
     "steps": 2,
     "optimizer": "adamw",
     "momentum": 0.9,
+    "lora": "{rank: 4, targets: [qkv]}",
+    "autocast": "bf16",
 }
 """A value of each field that is not its default; `loss` has only one value."""
 

@@ -269,7 +269,7 @@ def written(folder: Path, content: str | bytes) -> Path:
     ("content", "said"),
     [
         ("- name: x\n", "got list"),
-        ("", "got NoneType"),
+        ("", "got an empty file"),
         ("just words", "got str"),
         ("name: [x\n", "not valid YAML"),
         ("name: x\n---\nname: y\n", "not valid YAML"),

@@ -248,3 +248,17 @@ def test_damage_is_listed_with_a_bound(run: Path) -> None:
     assert lines[0].startswith("15 file(s) of rows or pictures are damaged")
     assert lines[-1].endswith("and 5 further files")
     assert len(lines) == 12
+
+
+def test_reading_a_large_folder_is_shown(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mjp_privacy.core import progress
+
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL", 0.0)
+    store = RunStore(whole)
+    find_damage(store)
+    (run_id,) = store.stored_cells()
+    files = len(store.row_files(run_id)) + len(store.pictures.files(run_id))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == f"reading what is stored: {files}/{files}"

@@ -39,6 +39,7 @@ GOOD: dict[str, Any] = {
     "momentum": 0.5,
     "lr": 0.1,
     "weight_decay": 0.1,
+    "autocast": "bf16",
     "gamma": 0.27,
     "recipe": {"dal": True, "dal_lambda": 0.1, "withhold": ["cls_token"], "mask": "image"},
     "noise": {"pos_embed": 0.1},
@@ -113,7 +114,7 @@ EVERY = {
     **{"series": "a\x1b[2Jb", "kind": "weights", "dtype": "float8", "batch": 0, "steps": -1},
     **{"optimizer": ["sgd"], "momentum": 2, "lr": 0, "weight_decay": 10**400, "gamma": -0.1},
     **{"recipe": {"mode": 5}, "noise": {"pos_embed": -1}, "rounding": [1], "undeclared": 1},
-    **{"labels": [-1], "partial": "no"},
+    **{"labels": [-1], "partial": "no", "autocast": "half"},
 }
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.tensor_files import SEAL, save_tensors
 from mjp_privacy.federation.stored import evaluations, stored_config
 from tests.helpers.federations import run
 
@@ -73,6 +77,65 @@ def test_damaged_final_weights_are_written_again(
     assert "finished already; nothing to do" in capsys.readouterr().err
 
 
+def metadata_bit(path: Path) -> None:
+    """A bit of what the file says of its model: the ratio that it was trained with."""
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"trained_gamma":"0', b'"trained_gamma":"8', 1))
+
+
+def unsealed(path: Path) -> None:
+    """The file as an earlier version wrote it, with other metadata."""
+    with safe_open(path, "pt") as file:
+        metadata = {k: v for k, v in file.metadata().items() if k != SEAL}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    save_tensors(path, tensors, metadata | {"trained_gamma": "0.9"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (metadata_bit, "got a file that changed after it was written: its seal is of another"),
+        (unsealed, "got metadata of another model. They are written again"),
+    ],
+)
+def test_damaged_facts_of_the_final_weights_are_noticed(
+    out: Path, damage: Callable[[Path], Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = out / "model.safetensors"
+    before = path.read_bytes()
+    damage(path)
+    assert path.read_bytes() != before
+    again(out)
+    assert path.read_bytes() == before
+    assert said in capsys.readouterr().err
+
+
+def test_any_flipped_bit_of_the_final_weights_is_noticed(out: Path) -> None:
+    draw = random.Random(16)
+    path = out / "model.safetensors"
+    before = path.read_bytes()
+    header = 8 + int.from_bytes(before[:8], "little")
+    for _ in range(6):
+        content = bytearray(before)
+        content[draw.randrange(header)] ^= 1 << draw.randrange(8)
+        path.write_bytes(content)
+        again(out)
+        assert path.read_bytes() == before
+
+
+def test_final_weights_of_an_earlier_version_stay_as_they_are(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = out / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        metadata = {k: v for k, v in file.metadata().items() if k != SEAL}
+    save_tensors(path, load_file(path), metadata)
+    before = path.read_bytes()
+    again(out)
+    assert path.read_bytes() == before
+    assert "finished already; nothing to do" in capsys.readouterr().err
+
+
 def test_missing_final_weights_are_written_again(out: Path) -> None:
     before = (out / "model.safetensors").read_bytes()
     (out / "model.safetensors").unlink()
@@ -131,6 +194,36 @@ def test_a_damaged_evaluation_is_named(out: Path, line: str, said: str) -> None:
     assert "metrics.jsonl, evaluation 4: expected a line for each evaluation" in str(caught.value)
     with pytest.raises(UserError, match="Delete the line that is wrong"):
         again(out)
+
+
+def test_a_flipped_bit_of_an_evaluation_is_named(out: Path) -> None:
+    path = out / "metrics.jsonl"
+    before = path.read_bytes()
+    changed = before.replace(b'"val_top1": 100.0', b'"val_top1": 101.0', 1)
+    for content in (changed, changed.replace(b"101.0", b"000.0"), changed.replace(b"101", b"180")):
+        path.write_bytes(content)
+        for reads in (lambda: evaluations(out), lambda: again(out)):
+            with pytest.raises(UserError, match=r"metrics\.jsonl, line 3: expected a line for"):
+                reads()
+    with pytest.raises(UserError, match=r"1 damaged line\(s\), whose checksums are of other cont"):
+        evaluations(out)
+    assert main(["compare", str(out), "--out", str(out / "compared")]) == 2
+    path.write_bytes(b"".join(before.splitlines(keepends=True)[1:]))
+    assert len(evaluations(out)) == 2  # as the message says, the others still hold
+
+
+def test_lines_of_earlier_versions_are_read_and_get_their_checksums(out: Path) -> None:
+    path = out / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(_without_check(line)) + "\n" for line in lines))
+    assert [line.round for line in evaluations(out)] == [0, 2, 4]
+    again(out)
+    assert all('"check": "' in line for line in path.read_text().splitlines())
+    assert [line.round for line in evaluations(out)] == [0, 2, 4]
+
+
+def _without_check(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "check"}
 
 
 @pytest.mark.parametrize("line", ["5", "null", "[1]", '{"step": ', DEEP, "\x00"])

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
@@ -53,9 +54,9 @@ def edit_all(folder: Path, **changes: Any) -> None:
 
 
 def change(path: Path, altered: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> None:
-    """Write a safetensors file again with other tensors and the same metadata."""
+    """Write a safetensors file again with other tensors and the same metadata, but for its seal."""
     with safe_open(path, "pt") as file:
-        metadata = file.metadata()
+        metadata = {k: v for k, v in (file.metadata() or {}).items() if k != SEAL}
     save_file(dict(altered(load_file(path))), path, metadata or None)
 
 

@@ -31,6 +31,7 @@ WRONG: dict[str, list[Any]] = {
     "norm_eps": [0, -1e-6, 2, 10**9, "1e-6", True, []],
     "activation": WORD,
     "trained_gamma": [-0.1, 1.1, 10**9, "0.3", True, [0.3]],
+    "adapters": ["", "4", {"rank": 0}, "{rank: 4, head: 3}", {"targets": ["qkv"]}, [4], True],
 }
 TEXTS = ["", "nothing", "{", "NaN", "Infinity", "[NaN, 1, 1]", "[" * 30_000, "9" * 5000, "\x00"]
 GOOD = {"mean": "0.5", "std": "0.5", "num_heads": "3"}

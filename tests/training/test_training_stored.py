@@ -1,5 +1,6 @@
 """What a training keeps is verified before it is used: its checkpoint, its journal, its weights."""
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,31 @@ def test_damaged_lines_of_the_journal_are_left_out_and_said(
     assert "metrics.jsonl: 7 damaged line(s) are left out" in capsys.readouterr().err
     assert curve(run) == lines
     assert b"\xff" not in path.read_bytes()
+
+
+def test_a_flipped_bit_of_the_journal_is_in_no_curve(
+    data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, lines = run / "metrics.jsonl", curve(run)
+    content = path.read_bytes()
+    at = content.index(b'"cross_entropy": ') + len(b'"cross_entropy": ')
+    flipped_digit = bytes([content[at] ^ 1])
+    path.write_bytes(content[:at] + flipped_digit + content[at + 1 :])
+    assert curve(run) == lines[1:]
+    assert main(["curves", str(run), "--out", str(tmp_path / "out")]) == 0
+    said = f"{path}: 1 damaged line(s) are left out of the curves"
+    assert capsys.readouterr().err.count(said) == 1
+    again(run, data)
+    assert "metrics.jsonl: 1 damaged line(s) are left out" in capsys.readouterr().err
+
+
+def test_a_journal_of_an_earlier_version_is_read(data: Path, run: Path) -> None:
+    path, lines = run / "metrics.jsonl", curve(run)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert curve(run) == lines
+    again(run, data)
+    assert curve(run) == lines
+    assert path.read_text().count('"check": "') == len(lines)
 
 
 @pytest.mark.parametrize(

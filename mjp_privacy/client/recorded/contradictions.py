@@ -1,7 +1,8 @@
 """Uploads whose headers contradict each other: each is sound alone, and together they cannot be.
 
 Uploads of one series hold the same images of the same client, so their headers differ in what
-changes from round to round alone. Within a line of a table every image has one name.
+changes from round to round alone; a client that shuffles its images before every round has others
+each time. Within a line of a table every image has one name.
 """
 
 from __future__ import annotations
@@ -72,9 +73,13 @@ def _within(series: Series) -> str:
     for other in series.uploads[1:]:
         for field in dataclasses.fields(first.header):
             ours, theirs = (getattr(u.header, field.name) for u in (first, other))
-            known = field.name != "labels" or (ours is not None and theirs is not None)
+            known = field.name != "labels" or (
+                ours is not None and theirs is not None and not series.first.shuffles_images
+            )
             if field.name not in CHANGES and known and ours != theirs:
                 return _of_series(series, other, field.name, ours, theirs)
+        if series.first.shuffles_images:
+            continue
         ours, theirs = (None if f is None else f.image_ids for f in _truths(first, other))
         if ours is not None and theirs is not None and ours != theirs:
             return _of_series(series, other, "image_ids", ours, theirs)

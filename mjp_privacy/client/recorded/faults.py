@@ -23,11 +23,14 @@ from mjp_privacy.core.gate.file_kind import MIB, BadFile
 from mjp_privacy.core.gate.tensor_files import TensorFile
 from mjp_privacy.core.shown import shown
 from mjp_privacy.core.stops import stopped
+from mjp_privacy.core.tensor_files import check_tensor_seal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import file_sha256
 
 SENT_AS = {"float32": ("F32", "F16", "BF16"), "float64": ("F64",)}
 """Types of an upload's tensors, by the precision in which the header says the client computed."""
+
+COPIED = WEIGHTS_FILE.advising("Record or copy it again.")
 
 ROOM = 16
 """How many times the size of its weights file a model may have in memory. Half precision takes 2,
@@ -41,13 +44,15 @@ class Examiner:
     outlines: dict[str, LoadedModel | str] = field(default_factory=dict)
     """The model of each weights file and header, or why there is none."""
     digests: dict[str, str] = field(default_factory=dict)
+    """That of each file of weights."""
 
     def faults(self, upload: RecordedUpload) -> list[str]:
         """The reasons why this upload cannot be attacked, each one sentence; none if it can."""
         model = self._outline(upload)
         reasons = [model] if isinstance(model, str) else []
         outline = None if isinstance(model, str) else model
-        for part in (self._of_weights, _of_labels, _of_levels, _of_tensors, _of_truth):
+        parts = (_of_seals, self._of_weights, _of_labels, _of_levels, _of_tensors, _of_truth)
+        for part in parts:
             try:
                 reasons += part(upload, outline)  # as many as it yields before it raises
             except Exception as error:
@@ -74,7 +79,11 @@ class Examiner:
 
     def _of_weights(self, upload: RecordedUpload, model: LoadedModel | None) -> Iterator[str]:
         expected, name = upload.header.weights_sha256, upload.header.weights
-        if expected is None or model is None:
+        if model is None:
+            return
+        if upload.weights_path.suffix.lower() == ".safetensors":
+            check_tensor_seal(upload.weights_path, COPIED)
+        if expected is None:
             return
         if name not in self.digests:
             with WEIGHTS_FILE.reading(upload.weights_path):
@@ -110,6 +119,11 @@ def _checked_outline(upload: RecordedUpload) -> LoadedModel:
             f"{needed / MIB:,.0f} MiB. Mend `model` in the header."
         )
     return model
+
+
+def _of_seals(upload: RecordedUpload, model: LoadedModel | None) -> Iterator[str]:
+    upload.check_seals()
+    yield from ()
 
 
 def _of_labels(upload: RecordedUpload, model: LoadedModel | None) -> Iterator[str]:

@@ -6,6 +6,7 @@
 
 Files are renamed into place when they are complete, an upload's header last. A killed recorder
 thus leaves only whole uploads, and parts that can be recognised because their header is missing.
+Each file carries its own digest (`core/sealed`), and a header that of the file of its weights.
 """
 
 from __future__ import annotations
@@ -15,21 +16,27 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from mjp_privacy.client.recorded.header import HEADER, UploadHeader, header_text, read_header
-from mjp_privacy.client.recorded.recorded_upload import TRUTH_FOLDER, RecordedUpload
+from mjp_privacy.client.recorded.recorded_upload import (
+    TRUTH_FOLDER,
+    WEIGHTS_FILE,
+    RecordedUpload,
+)
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.gate.file_kind import BadFile
+from mjp_privacy.core.gate.tensor_files import TensorFile
+from mjp_privacy.core.sealed import write_sealed_text
 from mjp_privacy.core.shown import shown
-from mjp_privacy.core.tensor_files import save_tensors
+from mjp_privacy.core.tensor_files import SEAL, save_tensors
 from mjp_privacy.data.ids import is_usable
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.spec import METADATA
 
 WEIGHTS = "weights"
@@ -105,7 +112,7 @@ class UploadFolder:
         for name, parameter in sorted(model.named_parameters()):
             digest.update(name.encode() + stored(parameter).numpy().tobytes())
         place = f"{WEIGHTS}/{digest.hexdigest()[:16]}.safetensors"
-        if not (self.root / place).is_file():
+        if not _holds(self.root / place, model):
             save_weights(self.root / place, model)
         return place
 
@@ -125,7 +132,8 @@ class UploadFolder:
         inputs, plain  what was fed, and the images before the shuffle: the truth for scoring
         series  the series name of each upload
         """
-        paths = []
+        paths, weights = [], self.root / header.weights
+        weights_sha256 = file_sha256(weights) if weights.is_file() else None
         for step, name in enumerate(names):
             images = slice(step * update.batch, (step + 1) * update.batch)
             known = inputs is not None and bool((inputs.labels[images] >= 0).all())
@@ -139,19 +147,22 @@ class UploadFolder:
                 "lr": update.lr,
                 "weight_decay": update.weight_decay,
                 "momentum": update.momentum,
+                "autocast": update.autocast,
                 "noise": {key: float(level[step]) for key, level in update.noise.items()},
                 "rounding": {key: float(level[step]) for key, level in update.rounding.items()},
                 "undeclared": update.undeclared is not None and bool(update.undeclared[step]),
                 "round": update.round,
+                "weights_sha256": weights_sha256,
                 "labels": labels if header.labels is None else header.labels,
                 "series": None if series is None else series[step],
             }
             if inputs is not None and plain is not None:
                 self._record_truth(name, inputs, plain, images)
             path = self.root / f"{name}.safetensors"
-            save_tensors(path, {key: stored(grad[step]) for key, grad in update.grads.items()}, {})
+            tensors = {key: stored(grad[step]) for key, grad in update.grads.items()}
+            save_tensors(path, tensors, {}, sealed=True)
             text = header_text(dataclasses.replace(header, **fields))
-            write_atomically(path.with_suffix(".json"), partial(Path.write_text, data=text))
+            write_sealed_text(path.with_suffix(".json"), text)
             paths.append(path)
         return paths
 
@@ -162,16 +173,41 @@ class UploadFolder:
             tensors |= {"mask": stored(inputs.mask[images])}
             tensors |= {"permutation": stored(inputs.permutation[images])}
         metadata = {"image_ids": json.dumps(list(inputs.image_ids[images]))}
-        save_tensors(self.root / TRUTH_FOLDER / f"{name}.safetensors", tensors, metadata)
+        path = self.root / TRUTH_FOLDER / f"{name}.safetensors"
+        save_tensors(path, tensors, metadata, sealed=True)
 
 
 def save_weights(path: Path, model: LoadedModel, facts: Mapping[str, Any] | None = None) -> None:
-    """Write the model as a checkpoint whose metadata hold all that `load_model` needs.
+    """Write the model as a checkpoint whose metadata hold all that `load_model` needs, and the
+    file's own digest.
 
     facts: further entries of the metadata.
     """
     tensors = {name: stored(p) for name, p in model.named_parameters()}
-    save_tensors(path, tensors, {**_card_metadata(model), **_as_json(facts or {})})
+    save_tensors(path, tensors, weights_metadata(model, facts), sealed=True)
+
+
+def weights_metadata(model: LoadedModel, facts: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The metadata of that file, without its digest."""
+    return {**_card_metadata(model), **_as_json(facts or {})}
+
+
+def _holds(path: Path, model: LoadedModel) -> bool:
+    """Whether a file of weights is there and holds this model; earlier versions wrote no digest."""
+    if not path.is_file():
+        return False
+    try:
+        file = TensorFile(path, WEIGHTS_FILE)
+        metadata = {name: text for name, text in file.metadata.items() if name != SEAL}
+        tensors = file.tensors()
+    except BadFile:
+        return False
+    parameters = dict(model.named_parameters())
+    return (
+        metadata == _card_metadata(model)
+        and tensors.keys() == parameters.keys()
+        and all(tensors[name].equal(stored(p)) for name, p in parameters.items())
+    )
 
 
 def stored(tensor: Tensor) -> Tensor:
@@ -188,6 +224,7 @@ def _card_metadata(model: LoadedModel) -> dict[str, str]:
         "position_embedding": model.position_embedding,
         "first_block": model.first_block,
         "dal": model.dal_kind,
+        "adapters": None if model.adapters is None else model.adapters.text,
     }
     return _as_json(facts)
 

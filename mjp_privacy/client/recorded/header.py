@@ -33,7 +33,8 @@ from mjp_privacy.core.bounds import (
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import parse, schema
 from mjp_privacy.core.gate.file_kind import BadFile, FileKind
-from mjp_privacy.core.gate.json_files import read_json
+from mjp_privacy.core.gate.json_files import read_json_value, typed
+from mjp_privacy.core.sealed import BLANK, FIELD, read_seal
 from mjp_privacy.core.shown import shown
 
 HEADER = FileKind(
@@ -87,6 +88,9 @@ class UploadHeader:
     momentum: Share = 0.0
     lr: Positive | None = None
     weight_decay: NotNegative = 0.0
+    autocast: Literal["none", "fp16", "bf16"] = "none"
+    """The half precision in which the client computed products of matrices (`client.autocast`).
+    Gradients that show it need not say it."""
     gamma: Share = 0.0
     """MJP's shuffle ratio; 0: nothing is shuffled."""
     recipe: Annotated[dict[Label, Any], Many] = dataclasses.field(default_factory=dict)
@@ -125,7 +129,7 @@ class UploadHeader:
         return self.undeclared or (client.has_errors and not (self.noise or self.rounding))
 
 
-SHARED_WITH_CLIENT = ("batch", "steps", "optimizer", "momentum", "weight_decay")
+SHARED_WITH_CLIENT = ("batch", "steps", "optimizer", "momentum", "weight_decay", "autocast")
 """Fields that a header and a client's config have in common."""
 
 KNOWN_OPTIMIZERS: tuple[str, ...] = get_args(get_type_hints(ClientConfig)["optimizer"])
@@ -133,9 +137,22 @@ KNOWN_OPTIMIZERS: tuple[str, ...] = get_args(get_type_hints(ClientConfig)["optim
 
 def read_header(path: Path) -> UploadHeader:
     """Read and check a header; each mistake in it is a UserError that names file and field."""
-    header = read_json(path, HEADER, UploadHeader, {"model": ModelArguments})
+    content = read_json_value(path, HEADER)
+    if isinstance(content, dict):
+        content.pop(FIELD, None)
+    header = typed(content, path, HEADER, UploadHeader, {"model": ModelArguments})
     check_header(header, path)
     return header
+
+
+def header_changed(path: Path) -> bool:
+    """Whether a header is not as it was recorded: a person changed it, which is allowed, or a bit
+    of it flipped. One that never had a seal did not change."""
+    content = read_json_value(path, HEADER)
+    if not isinstance(content, dict) or FIELD not in content:
+        return False
+    with HEADER.reading(path):
+        return not read_seal(path).whole
 
 
 def check_header(header: UploadHeader, path: Path) -> None:
@@ -172,7 +189,8 @@ def header_refusal(path: Path, field: str, expected: str, got: str) -> BadFile:
 
 
 def header_text(header: UploadHeader) -> str:
-    """The header as JSON; most fields are left out where they have their default."""
+    """The header as JSON, with a place for its seal before it; most fields are left out where they
+    have their default."""
     fields = {field.name: field for field in dataclasses.fields(header)}
     always = ("label", "weights", "mean", "std", "format", "round", "client", "kind")
     content: Mapping[str, Any] = {
@@ -180,7 +198,8 @@ def header_text(header: UploadHeader) -> str:
         for name, value in dataclasses.asdict(header).items()
         if name in always or value != _default(fields[name])
     }
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    sealed = {FIELD: BLANK, **content}
+    return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mjp_privacy.client.autocast import shown_autocast
 from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS, label_in_gradient
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.interfaces import ClientUpdate
@@ -56,6 +57,7 @@ def stacked(
         kind=header.kind,
         dtype=dtype,
         batch=header.batch,
+        partners=client.partners,
         round=header.round,
         client=header.client,
         optimizer=header.optimizer,
@@ -65,6 +67,7 @@ def stacked(
         dal_lambda=client.dal_lambda if client.dal else 0.0,
         position_noise=client.position_noise,
         momentum=header.momentum,
+        autocast=shown_autocast(grads) if header.autocast == "none" else header.autocast,
         noise=_levels([upload.header.noise for upload in uploads], common, device),
         rounding=_levels([upload.header.rounding for upload in uploads], common, device),
         clipped=client.clips,

@@ -9,10 +9,11 @@ from pathlib import Path
 from torch import Tensor
 
 from mjp_privacy.client.recorded.header import UploadHeader
-from mjp_privacy.client.recorded.truth import RecordedTruth, TruthFile
+from mjp_privacy.client.recorded.truth import TRUTH, RecordedTruth, TruthFile
 from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
 from mjp_privacy.core.gate.tensor_files import FLOATS, TensorFile
 from mjp_privacy.core.shown import shown
+from mjp_privacy.core.tensor_files import check_tensor_seal
 
 TRUTH_FOLDER = "truth"
 
@@ -56,6 +57,11 @@ class RecordedUpload:
         """The file of its private images, which may be absent."""
         return self.folder / TRUTH_FOLDER / f"{self.name}.safetensors"
 
+    @property
+    def shuffles_images(self) -> bool:
+        """Whether the uploads of its series hold other images in every round."""
+        return self.header.recipe.get("partners") == "fresh"
+
     def files(self) -> list[Path]:
         """Every file that belongs to it; that of its private images may be absent."""
         return [self.path, self.header_path, self.weights_path, self.truth_path]
@@ -72,6 +78,13 @@ class RecordedUpload:
         except BadFile as error:
             got = f"{shown(self.header.weights)!r}, {error.got}"
             raise WEIGHTS_FILE.refusal(self.header_path, got, "weights") from error
+
+    def check_seals(self) -> None:
+        """Raise unless the tensors and the private images are as they were recorded. Files without
+        a seal, as strangers write them, pass."""
+        check_tensor_seal(self.path, TENSORS)
+        if self.has_truth:
+            check_tensor_seal(self.truth_path, TRUTH)
 
     def tensor_file(self) -> TensorFile:
         """The file of its tensors, whose header is sound."""

@@ -95,11 +95,12 @@ def read_json_lines(path: Path, kind: FileKind) -> list[dict[str, Any]]:
         return []
     kind.check(path)
     with kind.reading(path), path.open(encoding="utf-8", errors="replace") as file:
-        read = [_object(text) for text in file]
+        read = [json_object(text) for text in file]
     return [line for line in read if line is not None]
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def json_object(text: str) -> dict[str, Any] | None:
+    """The object that a line of JSON is; None if it is anything else."""
     try:
         line = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError):

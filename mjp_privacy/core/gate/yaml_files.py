@@ -20,6 +20,10 @@ from mjp_privacy.core.shown import shown
 
 CONFIG = FileKind("a YAML file with fields such as `name:`", "Start from one in configs/.", 1 << 18)
 
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+ODD = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")
+"""Whole numbers that begin with a zero, and numbers of base 60."""
+
 MOST_NODES = 50_000
 """Fields and values of a file, each counted as often as anchors repeat it."""
 
@@ -43,7 +47,8 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
         raise UserError(_no_config(path)) from error
     content = yaml_value(text, shown(path))
     if not isinstance(content, Mapping):
-        raise CONFIG.refusal(path, type(content).__name__)
+        got = "an empty file" if content is None else type(content).__name__
+        raise CONFIG.refusal(path, got)
     return content
 
 
@@ -63,6 +68,7 @@ def yaml_value(text: str, where: str) -> Any:
                     "given twice in one mapping. Expected each field and model once; YAML would "
                     "drop the first."
                 )
+            _refuse_odd_numbers(node, where)
             return loader.construct_document(node)
         finally:
             loader.dispose()
@@ -71,6 +77,24 @@ def yaml_value(text: str, where: str) -> Any:
     except Exception as error:  # YAMLError, and what its constructors raise on odd values
         said = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{where} is not valid YAML: {shown(said)}") from error
+
+
+def _refuse_odd_numbers(root: yaml.Node, where: str) -> None:
+    """Refuse numbers that YAML 1.1 reads as no reader would: 010 as 8, and 1:30 as 90."""
+    left, seen = [root], set[int]()
+    while left:
+        node = left.pop()
+        if isinstance(node, yaml.ScalarNode):
+            if node.style is None and node.tag in NUMBERS and ODD.fullmatch(node.value):
+                raise UserError(
+                    f"{where}, line {node.start_mark.line + 1}: expected a number as 10 or 0.5, or "
+                    f"a text in quotes; got {shown(node.value, 60)}, which YAML takes for a number "
+                    "of another base. Write it without leading zeros and colons, or in quotes."
+                )
+        elif id(node) not in seen:
+            seen.add(id(node))
+            parts = [part for part in node.value if isinstance(part, yaml.Node)]
+            left += parts or [part for pair in node.value for part in pair]
 
 
 def _no_config(path: Path) -> str:

@@ -27,6 +27,7 @@ _OWN_NAMES = (
     r"cls_token|pos_embed|unk_embed|index_embed|dist_token|dist_pos_embed",
     r"(?:patch_embed\.proj|norm_pre|norm|head|dal_regressor\.layers(?:\.\d+)?)\.(?:weight|bias)",
     r"blocks\.\d+\.(?:norm[12]|attn\.(?:qkv|proj)|mlp\.fc[12])\.(?:weight|bias)",
+    r"blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.fc[12])\.lora_[AB]\.weight",
 )
 _OWN = tuple(Rule(f"({names})", r"\1") for names in _OWN_NAMES)
 

@@ -12,12 +12,13 @@ from mjp_privacy.report.cell_columns import client_text
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.worst_case import Group, meets_trained_model, reconstructs
 
-DEFENCES = ("withhold", "positions", "position_noise", "defenses")
+DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora")
 """Facts of a client by which it keeps something from the server, besides MJP."""
 
 RECIPE = (
-    *("steps", "dal", "plain_share", "mask", "augment", "withhold", "positions"),
-    *("position_noise", "server_lr", "upload", "weight_decay", "optimizer", "momentum", "defenses"),
+    *("partners", "steps", "dal", "plain_share", "mask", "augment", "withhold", "positions"),
+    *("position_noise", "server_lr", "upload", "weight_decay", "optimizer", "momentum", "autocast"),
+    *("defenses", "lora"),
 )
 """Facts that stand in a client's name where they are not the default."""
 

@@ -55,7 +55,7 @@ _KINDS = (
     (r"gaussian_noise|laplace", "noise"),
     (r"top_?k|random_?k|prun|spars", "sparsification"),
     (r"b?float\d+|int\d+|sign|quanti", "quantisation"),
-    (r"withhold|positions", "withheld"),
+    (r"withhold|positions|lora", "withheld"),
 )
 _SMALLER_IS_STRONGER = ("sparsification",)  # its number is the share of entries that is sent
 

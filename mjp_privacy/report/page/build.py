@@ -235,6 +235,7 @@ def _defence(client: Client) -> str:
     parts += [f"plain_share {cell.client.plain_share:g}"] if cell.client.plain_share else []
     parts += [f"withhold {cell.client.withhold}"] if cell.client.withhold else []
     parts += ["positions sinusoidal"] if cell.client.positions != "own" else []
+    parts += [f"lora {cell.client.lora}"] if cell.client.lora else []
     noise = cell.client.position_noise
     parts += [f"position_noise {noise:g}"] if noise else []
     defences = cell.client.defenses

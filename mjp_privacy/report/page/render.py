@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from mjp_privacy.core.shown import undirected
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.content import CardFigure, CardRow
 from mjp_privacy.report.card.flags import Flag
@@ -54,6 +55,7 @@ def render_page(content: PageContent) -> str:
         strip=[picture for picture in content.shown if picture.strip],
         many_runs=len({line.run for line in content.lines}) > 1,
     )
+    text = undirected(text)  # names of images may turn the words behind them
     return text.encode("utf-8", "replace").decode("utf-8")  # a file name may be no Unicode
 
 

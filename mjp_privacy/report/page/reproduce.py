@@ -128,7 +128,7 @@ def _attack(of_run: RunConfig, lines: Sequence[Line]) -> str:
     words = [f"mjp attack {name} --out {quote(f'again/{run}')}"]
     if any("round" in line.cell.other for line in own):
         words.append("--uploads UPLOADS")
-    elif config.get("images") != "embedded":
+    elif config.get("images") not in ("embedded", "flat"):
         words.append("--images IMAGES")
     planned = max((line.cell.outcome.planned_images for line in own), default=0)
     words += [f"--limit {planned}"] if planned else []

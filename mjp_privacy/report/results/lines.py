@@ -20,6 +20,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.gate.file_kind import FileKind
 from mjp_privacy.experiment.image_names import Images
 from mjp_privacy.experiment.score_table import JoinedTable
+from mjp_privacy.report.line import Line
+from mjp_privacy.report.results.columns import REPEATS
 from mjp_privacy.report.results.figures import (
     ENTRIES,
     CountFigures,
@@ -28,8 +30,6 @@ from mjp_privacy.report.results.figures import (
     LineFigures,
     entry,
 )
-from mjp_privacy.report.line import Line
-from mjp_privacy.report.results.columns import REPEATS
 from mjp_privacy.report.results.rows import Published, read_published
 
 CSV = FileKind("a table of results/", "Make it again, as results/README.md says.")

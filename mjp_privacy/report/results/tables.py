@@ -21,9 +21,9 @@ from typing import Any
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.report.card.text import build_card, card_notes, card_table
+from mjp_privacy.report.export import markdown_table, markdown_text
 from mjp_privacy.report.results.figures import CsvFigures, Figures, LineFigures, text_of
 from mjp_privacy.report.results.lines import published_at, select_all
-from mjp_privacy.report.export import markdown_table, markdown_text
 from mjp_privacy.report.worst_case import reduced_groups
 
 TITLES = {

@@ -90,7 +90,15 @@ def test_a_bomb_of_anchors_is_counted_not_built(tmp_path: Path, text: str) -> No
         ("a: x\x1b[2Jy\n", "not valid YAML"),
         ("[1, 2]\n", "expected a YAML file with fields such as `name:`; got list"),
         ("5\n", "got int"),
-        ("", "got NoneType"),
+        ("", "got an empty file"),
+        ("# only a comment\n", "got an empty file"),
+        ("a: 010\n", "line 1: expected a number as 10 or 0.5, or a text in quotes; got 010, which"),
+        ("a: 1\nb: [0777]\n", "line 2: expected a number as 10 or 0.5"),
+        ("a: -010\n", "got -010, which YAML takes for a number of another base"),
+        ("a: 1:30\n", "got 1:30, which YAML takes for a number of another base"),
+        ("a: 1:30.5\n", "Write it without leading zeros and colons, or in quotes."),
+        ("010: 1\n", "got 010"),
+        ("b: &n [010]\na: *n\n", "line 1: expected a number"),
         ("a" * (1 << 19), "more than"),
     ],
 )
@@ -130,3 +138,9 @@ def test_numbers_are_written_as_everywhere_else(text: str) -> None:
 @pytest.mark.parametrize("text", ["1e", "e3", "1e-3x", "1-e3"])
 def test_words_that_look_like_numbers_stay_words(text: str) -> None:
     assert yaml_value(f"name: {text}", "x") == {"name": text}
+
+
+def test_other_numbers_and_texts_are_read_as_they_stand() -> None:
+    text = "[10, 0, -3, 0.5, 007.5, 0x1F, 1e-3, 1_000, '010', \"1:30\", 08x, 12:30:a, 2020-01-01x]"
+    expected = [10, 0, -3, 0.5, 7.5, 31, 1e-3, 1000, "010", "1:30", "08x", "12:30:a", "2020-01-01x"]
+    assert yaml_value(text, "here") == expected

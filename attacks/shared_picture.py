@@ -1,0 +1,196 @@
+r"""Finds the pictures that batches share, and solves for each exactly: no partner hides it.
+
+One upload of a batch of B pictures leaves every patch open along N (B - 1) directions, those of the
+differences between the batch's pictures (`equations.batch_span`). A picture that meets other
+partners in another upload is where both open spaces meet (`equations.meeting`), so a client that
+reshuffles its batches gives each picture away once it stood in two of them. Nothing says which
+uploads share pictures: `equations.shared` finds out. The weights may move between the uploads.
+
+    attack = find_attack("shared_picture", {"uploads": 6})   # reads six rounds
+    attack.run(view, generator=...).diagnostics["certain"]   # 1 where a picture is verified
+
+Pictures that no two uploads share are guessed from one upload; those that stood together in every
+upload are guessed from the few directions that their differences leave. `certain` tells both from
+pictures that are verified: all equations of the uploads that hold them agree, at every position and
+within the uploads' own errors, leave no direction open, and the values are those of pixels.
+
+What is found is the one point that the batches' affine hulls have in common. It is a picture unless
+the client mixes pictures (mixup): then it may be a mixture, and one that stood in no batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from attacks.equations.batch_requirements import lacks_shared_pictures
+from attacks.equations.batch_uploads import BatchUploads
+from attacks.equations.filling import Completion, Filling, check_completion
+from attacks.equations.meeting import TOLERANCE
+from attacks.equations.names import UNKNOWN
+from attacks.equations.pictures import to_unit_range
+from attacks.equations.requirements import needs_patch_system
+from attacks.equations.shared import Search, SharedPicture
+from attacks.equations.superposition import superposed
+from mjp_privacy.core.budget import image
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images
+
+CERTAIN, SHARING = "certain", "uploads_sharing"  # diagnostics
+Places = Sequence[SharedPicture | None]
+
+OUTSIDE = 0.01
+"""By how much, in the model's normalised units and beyond ten times its expected error, a value of
+a certain picture may lie outside the pixels' range."""
+
+
+@dataclass(frozen=True)
+class SharedPictures:
+    """The pictures that batches of several uploads have in common.
+
+    uploads     how many rounds it reads; every picture must have stood in two of them at least.
+                Its pixels must be the same: flips, crops or mixup on the client break it. The
+                weights may differ, and so may masks
+    prior, completion
+                how pictures are guessed that nothing determines: as of `masked_span`
+    """
+
+    uploads: Annotated[int, Field(ge=1, le=10_000)] = 2
+    prior: str = "fitted"
+    completion: Completion = "field"
+    name: ClassVar[str] = "shared_picture"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+
+    def __post_init__(self) -> None:
+        check_completion(self.name, self.completion)
+        if self.uploads < 1:
+            raise UserError(f"{self.name}, uploads: expected at least 1, got {self.uploads}.")
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Gradients of the position table, the patch embedding and MJP's unknown embedding."""
+        return (*needs_patch_system(model), UNKNOWN)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why uploads of this batch do not tell their shared pictures, or None."""
+        return lacks_shared_pictures(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The pictures that uploads share and, in the places that are left, guesses.
+
+        Places s B to s B + B - 1 are for the pictures of the first round's upload s.
+        """
+        uploads = BatchUploads.of(view)
+        search = Search(uploads.spans)
+        places = _places([*search.pictures(), *search.groups], uploads)
+        patches = torch.stack(self._patches(view, uploads, places))
+        images = to_images(patches, view.model.patch_size, len(view.pixels.mean))
+        unit = to_unit_range(view, images)
+        beyond = (images - _normalised(view, unit)).abs().flatten(1).amax(1)
+        return Reconstruction(
+            unit,
+            mask=torch.stack([_mask(uploads, *each) for each in enumerate(places)]),
+            diagnostics=_facts(view, uploads, search, places, beyond),
+        )
+
+    def _patches(self, view: AttackerView, uploads: BatchUploads, places: Places) -> list[Tensor]:
+        """Normalised patches (N, p) for each place; open directions are filled by the prior."""
+        filling = Filling(self.prior, self.completion)
+        patches: list[Tensor] = []
+        for step in range(uploads.steps):
+            own = places[step * uploads.batch : (step + 1) * uploads.batch]
+            known = []
+            for place, picture in enumerate(own, step * uploads.batch):
+                if picture is not None:
+                    with image(place):
+                        known += filling.patches(view, [picture.knowledge])
+            guesses = iter(_guesses(view, uploads, step, self.prior, known))
+            filled = iter(known)
+            patches += [next(guesses if picture is None else filled) for picture in own]
+        return patches
+
+
+def _guesses(
+    view: AttackerView, uploads: BatchUploads, step: int, prior: str, known: Sequence[Tensor]
+) -> list[Tensor]:
+    """Patches (N, p) for the pictures of an upload of which it alone tells anything: the mean of
+    those that are not `known`, which one upload tells best (`equations.superposition`)."""
+    left = uploads.batch - len(known)
+    if not left:
+        return []
+    guess = superposed(view, view.updates[0], uploads.first, step, prior)
+    if not known:
+        return list(guess.pictures(uploads.batch))
+    rest = (uploads.batch * guess.mean - torch.stack(known).sum(0)) / left
+    return [rest] * left
+
+
+def _places(found: Sequence[SharedPicture], uploads: BatchUploads) -> Places:
+    """What stands at each of the m places: a picture that was found, or None for a guess.
+
+    The places of an upload hold the pictures found in it. A picture that stands in no upload of
+    the first round gets a place that is left.
+    """
+    batch = uploads.batch
+    places: list[SharedPicture | None] = []
+    for step in range(uploads.steps):
+        own = [picture for picture in found if step in picture.uploads][:batch]
+        places += [*own, *[None] * (batch - len(own))]
+    left = [place for place, picture in enumerate(places) if picture is None]
+    others = [picture for picture in found if min(picture.uploads) >= uploads.steps]
+    for place, picture in zip(left, others, strict=False):
+        places[place] = picture
+    return places
+
+
+def _mask(uploads: BatchUploads, place: int, picture: SharedPicture | None) -> Tensor:
+    """(N,) bool: where the picture at a place was masked in the first round. Of a guess only what
+    was masked in all pictures of its upload is known."""
+    step = place // uploads.batch
+    if picture is None or step not in picture.uploads:
+        return uploads.spans[step].hidden
+    return ~picture.visible[picture.uploads.index(step)]
+
+
+def _normalised(view: AttackerView, images: Tensor) -> Tensor:
+    """Images (m, C, H, W) in [0, 1] -> in the model's normalised space, float64."""
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64, device=images.device).view(-1, 1, 1)
+        for values in (view.pixels.mean, view.pixels.std)
+    )
+    return (images - mean) / std
+
+
+def _facts(
+    view: AttackerView, uploads: BatchUploads, search: Search, places: Places, beyond: Tensor
+) -> dict[str, Tensor]:
+    """What is certain, and from what; one value a place.
+
+    certain           1: the picture is verified to stand in uploads, and every patch is determined
+    uploads_sharing   how many uploads hold the picture; 0 for a guess
+    expected_psnr     what the errors of these uploads leave, a lower estimate; NaN for a guess
+    pairs_sharing     how many pairs of all uploads share a picture
+    pictures_by_rank  the batch that the upload's rank shows; NaN where it shows none
+    """
+    scale = sum(view.pixels.std) / len(view.pixels.std)
+    facts = torch.full((4, len(places)), torch.nan, dtype=torch.float64)
+    for place, picture in enumerate(places):
+        facts[0, place] = facts[1, place] = 0
+        if picture is not None:
+            within = float(beyond[place]) <= OUTSIDE + TOLERANCE * float(picture.error.max())
+            facts[0, place] = float(picture.determined and within)
+            facts[1, place] = len(picture.uploads)
+            error = scale**2 * picture.error.square().sum() / picture.patches.numel()
+            facts[2, place] = -10 * torch.log10(error) if picture.determined else torch.nan
+        by_rank = uploads.by_rank[place // uploads.batch]
+        facts[3, place] = torch.nan if by_rank is None else by_rank
+    names = (CERTAIN, SHARING, "expected_psnr", "pictures_by_rank")
+    pairs = torch.full((len(places),), float(len(search.agreeing)), dtype=torch.float64)
+    return {**dict(zip(names, facts, strict=True)), "pairs_sharing": pairs}

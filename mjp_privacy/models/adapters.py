@@ -1,0 +1,97 @@
+r"""Low-rank adapters (LoRA) beside frozen linear layers, under the names that PEFT saves them by.
+
+    y = W x + b + (alpha / rank) B A x,      A: LAYER.lora_A.weight (rank, in)
+                                             B: LAYER.lora_B.weight (out, rank)
+
+A client with adapters trains A and B, often the classifier as well; W, b and all other parameters
+stay as they are and are never sent. As in PEFT A starts uniform within 1 / sqrt(in) and B at zero,
+so that the network computes at first what it did without them. While B is zero, so is the gradient
+of every A.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.models.low_rank import LowRank
+from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+
+Model = TypeVar("Model", bound=MJPVisionTransformer)
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer with an adapter beside it; its own weight and bias keep their names."""
+
+    def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
+        with torch.device("meta"):  # nothing is drawn; the layer's own weight and bias stay
+            super().__init__(layer.in_features, layer.out_features, layer.bias is not None)
+            self.lora_A = nn.Linear(layer.in_features, rank, bias=False)
+            self.lora_B = nn.Linear(rank, layer.out_features, bias=False)
+        self.weight, self.bias, self.scale = layer.weight, layer.bias, scale
+        for part in (self.lora_A, self.lora_B):
+            part.weight = nn.Parameter(torch.empty_like(part.weight, device=layer.weight.device))
+            part.to(layer.weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in) -> (..., out)."""
+        adapted: Tensor = super().forward(x) + self.scale * self.lora_B(self.lora_A(x))
+        return adapted
+
+
+def with_adapters(model: Model, adapters: LowRank, seed: int) -> Model:
+    """A copy of the model with an adapter beside each target, drawn from the seed; a model that
+    has such adapters already, as after fine-tuning, keeps the numbers in them.
+
+    with_adapters(load_model("cifar_vit"), LowRank(4), seed=0) has blocks.0.attn.qkv.lora_A.weight
+    """
+    adapted = copy.deepcopy(model)
+    if adapted.adapters is not None:
+        _check_same(adapted.adapters, adapters)
+        return adapted
+    adapted.adapters = adapters
+    for name, layer in list(adapted.blocks.named_modules(prefix="blocks")):
+        owner, _, last = name.rpartition(".")
+        if last in adapters.targets and isinstance(layer, nn.Linear):
+            _check_rank(adapters, layer, name)
+            beside = AdaptedLinear(layer, adapters.rank, adapters.scale)
+            _start(beside, adapters.spread, name, seed)
+            setattr(adapted.get_submodule(owner), last, beside)
+    return adapted
+
+
+def _check_same(own: LowRank, wanted: LowRank) -> None:
+    """Raise unless the client trains the adapters that its model has."""
+    if (own.rank, own.targets, own.scale) != (wanted.rank, wanted.targets, wanted.scale):
+        raise UserError(
+            f"client.lora: expected the adapters that the model has, {own.text}, got "
+            f"{wanted.text}. Give the same, or a model without adapters."
+        )
+
+
+def _check_rank(adapters: LowRank, layer: nn.Linear, name: str) -> None:
+    smaller = min(layer.in_features, layer.out_features)
+    if adapters.rank > smaller:
+        raise UserError(
+            f"adapters, rank: expected at most {smaller}, the smaller side of {name}.weight, got "
+            f"{adapters.rank}. Give a smaller rank."
+        )
+
+
+def _start(layer: AdaptedLinear, spread: float, name: str, seed: int) -> None:
+    """Fill an adapter with numbers of its own: equal for all precisions, and for other targets."""
+    if layer.weight.is_meta:
+        return
+    generator = torch_generator("adapters", name, seed)
+    bound = 1 / math.sqrt(layer.in_features)
+    first = torch.rand(layer.lora_A.weight.shape, generator=generator, dtype=torch.float64)
+    second = torch.randn(layer.lora_B.weight.shape, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        layer.lora_A.weight.copy_(bound * (2 * first - 1))
+        layer.lora_B.weight.copy_(spread * second)

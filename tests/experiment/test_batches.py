@@ -1,0 +1,120 @@
+"""Batches of several images: who stands with whom, and whose reconstruction is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from attacks import ATTACKS
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import Entry
+from tests.helpers.batch_attack import BATCHES, ORDER, PICTURES, WHERE
+from tests.helpers.runs import attack, cell, one_cell, photographs, rows, same_rows, values
+
+NAMES = [f"{index}.png" for index in range(8)]
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Eight photographs of the classes 0 to 7, known to the attack."""
+    return photographs(tmp_path / "images", 8)
+
+
+@pytest.fixture(autouse=True)
+def _backwards(images: Path) -> Iterator[None]:
+    PICTURES.clear()
+    BATCHES.clear()
+    for label, name in enumerate(NAMES):
+        pixels = np.asarray(Image.open(images / name))
+        PICTURES[label] = torch.tensor(pixels).permute(2, 0, 1) / 255
+    with ATTACKS.registered(
+        "backwards", Entry(f"{WHERE}:Backwards", traits=frozenset({"shared pictures"}))
+    ):
+        yield
+
+
+def config(partners: str, uploads: int = 1, **options: Any) -> dict[str, Any]:
+    client = {"batch": 2, "partners": partners}
+    one = {"name": "backwards", "options": {"uploads": uploads, **options}}
+    grid = [{"models": ["ViT"], "settings": ["a"], "client": client}]
+    return one_cell(block=8, grid=grid, attacks=[one])
+
+
+def test_reconstructions_are_scored_against_the_picture_they_fit(
+    images: Path, tmp_path: Path
+) -> None:
+    attack(images, tmp_path / "out", config("fixed"))
+    found = values(tmp_path / "out", attack="backwards")
+    for place, label in enumerate(ORDER):
+        assert found[f"{label}.png", "mse", "standard"] < 1e-14
+        assert found[f"{label}.png", "matched_place", "diagnostic"] == 1 - place % 2
+        assert found[f"{label}.png", "named_class", "diagnostic"] == label
+
+
+def test_in_a_client_that_shuffles_all_images_of_a_block_are_one_pool(
+    images: Path, tmp_path: Path
+) -> None:
+    attack(images, tmp_path / "out", config("fresh"))
+    found = values(tmp_path / "out", attack="backwards")
+    places = [found[f"{label}.png", "matched_place", "diagnostic"] for label in ORDER]
+    assert places == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert all(found[name, "mse", "standard"] < 1e-14 for name in NAMES)
+    assert cell(tmp_path / "out")["partners"] == "fresh"
+
+
+def test_a_picture_that_is_not_finite_fails_the_image_that_nothing_else_fits(
+    images: Path, tmp_path: Path
+) -> None:
+    attack(images, tmp_path / "out", config("fixed", broken=0))
+    found = rows(tmp_path / "out")
+    second = {f"{label}.png" for label in ORDER[1::2]}  # which the attack returns first
+    assert set(found.loc[found["status"] == "failed", "image_id"]) == second
+    alone = found[(found["status"] == "ok") & (found["metric"] == "mse")]
+    assert set(alone["image_id"]) == set(NAMES) - second
+    assert (alone["value"] < 1e-10).all()
+
+
+def test_partners_change_from_round_to_round(images: Path, tmp_path: Path) -> None:
+    attack(images, tmp_path / "out", config("fresh", uploads=6))
+    (rounds,) = BATCHES
+    assert rounds[0] == [frozenset(ORDER[at : at + 2]) for at in (0, 2, 4, 6)]
+    assert all(frozenset.union(*steps) == set(range(8)) for steps in rounds)  # an epoch holds all
+    assert len({pair for steps in rounds for pair in steps}) > 12  # of 28; fixed ones would be 4
+
+
+def test_fixed_partners_stay_together(images: Path, tmp_path: Path) -> None:
+    attack(images, tmp_path / "out", config("fixed", uploads=3))
+    (rounds,) = BATCHES
+    assert rounds == [[frozenset(ORDER[at : at + 2]) for at in (0, 2, 4, 6)]] * 3
+
+
+def test_the_same_command_draws_the_same_partners(images: Path, tmp_path: Path) -> None:
+    attack(images, tmp_path / "one", config("fresh", uploads=3))
+    attack(images, tmp_path / "two", config("fresh", uploads=3), limit=2)
+    attack(images, tmp_path / "two", config("fresh", uploads=3))
+    assert BATCHES[0] == BATCHES[-1]
+    same_rows(tmp_path / "one", tmp_path / "two")
+
+
+def test_attacks_on_a_series_of_uploads_do_not_apply_to_a_client_that_shuffles(
+    images: Path, tmp_path: Path
+) -> None:
+    content = config("fresh")
+    content["attacks"] = [{"name": "multi_round", "options": {"uploads": 2}}]
+    attack(images, tmp_path / "out", content)
+    found = rows(tmp_path / "out")
+    assert set(found["status"]) == {"unsupported"}
+    assert found["reason"].str.contains("shuffles its images before every round").all()
+
+
+def test_an_image_alone_in_its_batch_has_no_partners(images: Path, tmp_path: Path) -> None:
+    content = config("fresh")
+    content["grid"][0]["client"]["batch"] = 1
+    with pytest.raises(UserError, match="partners: expected fixed with batch: 1, got fresh"):
+        attack(images, tmp_path / "out", content)

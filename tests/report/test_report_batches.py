@@ -1,0 +1,139 @@
+"""Exact pictures and PSNR over the batch: points by hand, panels, and when there is none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pandas as pd
+import pytest
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.metrics.shares import Share
+from mjp_privacy.report.batches import batch_points, write_batches
+from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.write import write_report
+from tests.helpers.report_rows import image_id, image_rows, intact, write_rows
+
+IMAGES = 5
+
+
+def run(folder: Path, *lines: tuple[dict[str, Any], int, float]) -> Path:
+    """A run with these lines: columns of the cell, exact pictures, PSNR of the others."""
+    store = RunStore(folder)
+    entries = [intact(f"line {at}", **changes) for at, (changes, _, _) in enumerate(lines)]
+    store.write_cells(entries)
+    for entry, (_, exact, others) in zip(entries, lines, strict=True):
+        rows = []
+        for at in range(IMAGES):
+            made = image_rows(entry, image_id(at), 140.0 if at < exact else others + at)
+            for row in made:
+                if (row["metric"], row["variant"]) == ("psnr", "paper") and at < exact:
+                    row["value"] = math.inf
+            rows += made
+        write_rows(store, entry, rows)
+    return folder
+
+
+def points_of(folder: Path) -> pd.DataFrame:
+    return batch_points(load_runs([folder]).lines)
+
+
+def fresh(batch: int, uploads: int, name: str = "shared_picture", **more: Any) -> dict[str, Any]:
+    client = {"batch": batch, "partners": "fresh"}
+    return client | {"uploads": uploads, "attack": name, "attack_name": name} | more
+
+
+SINGLE = {"attack": "alone", "attack_name": "alone"}
+
+
+def test_points_by_hand(tmp_path: Path) -> None:
+    points = points_of(
+        run(
+            tmp_path,
+            (SINGLE, 5, 0.0),
+            (fresh(4, 2), 3, 12.0),
+            (fresh(4, 1, "batch_span"), 0, 13.0),
+            (fresh(8, 2), 1, 10.0),
+        )
+    )
+    assert points["panel"].tolist() == [1] * 4
+    assert points[["batch", "uploads"]].values.tolist() == [[1, 1], [4, 1], [4, 2], [8, 2]]
+    assert points["attack"].tolist() == ["alone", "batch_span", *["shared_picture"] * 2]
+    assert points["exact"].tolist() == [5, 0, 3, 1]
+    assert points["n"].tolist() == [IMAGES] * 4
+    assert points["psnr_median"].tolist() == [100, 15, 100, 13]
+    assert tuple(points.loc[2, ["exact_lo", "exact_hi"]]) == pytest.approx(Share(3, 5).interval)
+    assert set(points["differs"]) == {"partners fresh"}
+
+
+def test_a_point_is_the_attack_that_recovers_most_there(tmp_path: Path) -> None:
+    points = points_of(
+        run(
+            tmp_path,
+            (fresh(2, 2), 4, 5.0),
+            (fresh(2, 2, "other"), 0, 60.0),
+            (fresh(4, 2, "other"), 0, 30.0),
+            (fresh(4, 2), 0, 20.0),
+        )
+    )
+    assert points["attack"].tolist() == ["shared_picture", "other"]
+
+
+def test_clients_that_differ_in_more_than_their_batch_are_panels(tmp_path: Path) -> None:
+    """A client of single pictures has no partners: it opens both panels."""
+    fixed = {"partners": "fixed"}
+    points = points_of(
+        run(
+            tmp_path,
+            (SINGLE, 5, 0.0),
+            (fresh(2, 2), 5, 0.0),
+            (fresh(2, 1, "batch_span") | fixed, 0, 14.0),
+            (fresh(4, 1, "batch_span") | fixed, 0, 13.0),
+        )
+    )
+    by_panel = {n: group["batch"].tolist() for n, group in points.groupby("panel")}
+    assert by_panel == {1: [1, 2], 2: [1, 2, 4]}
+    differs = points.groupby("panel")["differs"].first().tolist()
+    assert differs == ["partners fresh", ""]
+
+
+def test_controls_altered_models_and_what_does_not_apply_are_no_points(tmp_path: Path) -> None:
+    folder = run(
+        tmp_path,
+        (fresh(2, 2), 1, 10.0),
+        (fresh(4, 2, "april") | {"victim": "april_block"}, 5, 10.0),
+        (fresh(4, 0, "grey") | {"role": "floor"}, 5, 10.0),
+    )
+    assert points_of(folder).empty
+
+
+def test_no_batches_no_files(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", (SINGLE, 5, 0.0))
+    out = tmp_path / "report"
+    (out / "figures").mkdir(parents=True)
+    write_report([folder], out)
+    (out / "batches.csv").write_text("of an earlier report")
+    write_report([folder], out)
+    assert not (out / "batches.csv").exists()
+    assert not (out / "figures" / "batches.png").exists()
+
+
+def test_a_report_has_the_picture_and_its_figures(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", (fresh(2, 2), 4, 5.0), (fresh(4, 2), 1, 20.0))
+    write_report([folder], tmp_path / "report")
+    table = pd.read_csv(tmp_path / "report" / "batches.csv")
+    assert table["exact"].tolist() == [4, 1]
+    picture = matplotlib.image.imread(tmp_path / "report" / "figures" / "batches.png")
+    assert picture.shape[0] > 200
+    assert picture.std() > 0.01
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "batches.csv" in page
+    assert "figures/batches.png" in page
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    assert not write_batches(pd.DataFrame(), tmp_path / "batches.png")
+    assert not (tmp_path / "batches.png").exists()
