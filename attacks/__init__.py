@@ -138,7 +138,7 @@ _attack(
     "layer_span",
     "layer_span:LayerSpan",
     "one upload of a batch, picture by picture: layers' inputs lie in their gradients' row spaces",
-    traits=["steps", "public photographs"],
+    traits=["masks", "noise", "public photographs"],
 )
 _attack(
     "token_span",

@@ -44,9 +44,9 @@ weighed. Below it the exact intersection of their spans is better, by 5 dB at 1e
 under MJP (on photographs that appear in no results table): it knows which directions are open."""
 WEIGHED_TOTAL = 5e-3
 """The same for one upload and for several where the rows are known exactly and only the patch
-embedding's gradient has an error, as under autocast. bf16 rounds by 1.7e-3, where the exact solution
-with its doubtful directions open was better on most of the few pictures that were compared, in a
-fiftieth of the time."""
+embedding's gradient has an error, as under autocast. bf16 rounds by 1.7e-3, where the exact
+solution with its doubtful directions open was better on most of the few pictures that were
+compared, in a fiftieth of the time."""
 
 
 @dataclass(frozen=True)

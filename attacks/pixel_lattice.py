@@ -140,6 +140,8 @@ class PixelLattice:
         rest = off_the_visible(system, index, system.total[index])
         sums = off_the_visible(system, index, system.hidden_sum[index].unsqueeze(1))
         wide = hull_rows(rest, sums, count)
+        if not len(wide):
+            return None
         pixels, size = view.pixels, view.model.patch_size
         unmixed = unmix(wide, mean=pixels.mean, std=pixels.std, patch_size=size)
         if unmixed is None or spent():  # a search that was ended has found no photographs yet

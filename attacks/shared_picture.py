@@ -128,7 +128,7 @@ def _guesses(
     guess = superposed(view, view.updates[0], uploads.first, step, prior)
     if not known:
         return list(guess.pictures(uploads.batch))
-    rest = (uploads.batch * guess.mean - torch.stack(known).sum(0)) / left
+    rest = (uploads.batch * guess.mean - torch.stack(list(known)).sum(0)) / left
     return [rest] * left
 
 

@@ -68,9 +68,11 @@ def test_an_attack_under_another_name_than_its_own_is_an_error() -> None:
 KNOW_MASKS = {
     *("april_unk_aware", "april_prior", "plain_step", "mask_locator", "masked_span"),
     *("pixel_lattice", "multi_round", "token_span", "inverting_gradients", "april_optimization"),
+    *("batch_span", "layer_span", "shared_picture"),
 }
 PHOTOGRAPHS = {
     *("april_prior", "patch_prior", "masked_span", "pixel_lattice", "multi_round", "token_span"),
+    *("batch_span", "layer_span", "shared_picture"),
 }
 
 
@@ -78,7 +80,7 @@ PHOTOGRAPHS = {
     ("trait", "names"),
     [
         ("masks", KNOW_MASKS),
-        ("noise", {"patch_prior", "masked_span", "multi_round"}),
+        ("noise", {"patch_prior", "masked_span", "multi_round", "batch_span", "layer_span"}),
         ("rank", {"april", "april_unk_aware"}),
         ("8 bit", {"pixel_lattice"}),
         ("steps", {"inverting_gradients", "april_optimization"}),

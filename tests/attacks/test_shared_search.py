@@ -155,7 +155,8 @@ def test_the_same_batch_every_time_gives_no_picture() -> None:
 
 
 def test_a_client_that_shuffles_by_epochs_gives_all() -> None:
-    spans, held = [], []
+    spans: list[BatchSpan] = []
+    held: list[Batch] = []
     for epoch in range(4):
         order = torch.randperm(9, generator=torch.Generator().manual_seed(epoch)).tolist()
         for first in range(0, 9, 3):

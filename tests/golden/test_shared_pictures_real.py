@@ -13,7 +13,14 @@ from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.data import Preprocessing, open_images
-from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels, Reconstruction
+from mjp_privacy.interfaces import (
+    AttackerView,
+    ClientInput,
+    ClientUpdate,
+    Control,
+    Pixels,
+    Reconstruction,
+)
 from mjp_privacy.metrics.pixel import psnr, quantise
 from mjp_privacy.models import LoadedModel, load_model
 
@@ -51,7 +58,8 @@ def attacked(folder: Path, *batches: Tensor) -> Reconstruction:
         for r, u in enumerate(updates)
     ]
     view = AttackerView(real_model(folder), updates, Pixels(SIZE, (0.5,) * 3, (0.5,) * 3))
-    return attack.run(view, generator=torch.Generator())  # type: ignore[union-attr]
+    assert not isinstance(attack, Control)
+    return attack.run(view, generator=torch.Generator())
 
 
 @pytest.mark.parametrize(("batch", "promised"), [(8, 110), (11, 100)])
