@@ -21,7 +21,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from attacks.equations.completion import FieldEnergy, conjugate_gradients
+from attacks.equations.completion import FieldEnergy
 from attacks.equations.layer_spans import LayerSpans
 from attacks.equations.superposition import Superposition
 from mjp_privacy.core.budget import spent
@@ -33,7 +33,6 @@ FURTHER = 4  # further stages, as long as each divides what lies outside by GAIN
 GAIN = 3.0
 EXCHANGES = 12  # of rectangles, at most, for one picture
 MATES = 6  # the latest local minima, whose patches are tried in each other's places
-MENDED = 6  # bands of patches that are filled in again, in turn
 AT_ONCE = 64  # pictures that the network sees together
 HISTORY = 50  # steps that L-BFGS remembers
 SPREAD = 0.7  # standard deviations of the prior by which random starts leave the mean picture
@@ -66,7 +65,6 @@ class LayerSearch:
             share = self._share(self.guess.mean)
             return (self.guess.mean, share) if share <= enough else None
         group, pool = list[Tensor](), list[Tensor]()
-        best = self.guess.mean, float("inf")
         for start in self._starts(batch, searches, group, generator):
             patches, share = self._descended(start, STAGES)
             group.append(patches)
@@ -74,41 +72,11 @@ class LayerSearch:
             if share > enough and len(pool) > 1:
                 patches, share = self._recombined(patches, torch.stack(pool[-MATES:]))
                 patches, share = self._descended(patches, STAGES[-1:])
-            if share < best[1]:
-                best = patches, share
-            if share > enough and batch > 2 and len(group) == batch:
-                best = self._mended(*best, enough)
-                share = best[1]
             if share <= enough:
-                return self._polished(best[0])
+                return self._polished(patches)
             if spent():
                 return None
         return None
-
-    def _mended(self, patches: Tensor, share: float, enough: float) -> tuple[Tensor, float]:
-        """A local minimum and its share, less where bands along its sides are filled in again from
-        the prior given the rest, and the search goes on from there."""
-        starts = [self._filled(patches, band) for band in _bands(self.spans.model.grid)]
-        best = patches, share
-        for place in self._shares(torch.stack(starts)).argsort()[:MENDED].tolist():
-            found = self._descended(starts[place], STAGES[-1:])
-            best = min(best, found, key=lambda one: one[1])
-            if best[1] <= enough or spent():
-                break
-        return best
-
-    def _filled(self, patches: Tensor, band: Tensor) -> Tensor:
-        """Patches (N, p) with those of the band (N,) filled in from the prior given the others."""
-        loose = band.to(patches).unsqueeze(1)
-        mean = self.known + (self.centre - self.known) @ self.guess.basis.mT @ self.guess.basis
-        start = torch.where(band.unsqueeze(1), mean, patches)
-
-        def apply(moves: Tensor) -> Tensor:
-            """The prior's precision restricted to the band."""
-            return loose * (self.energy.force(loose * moves @ self.units) @ self.units.mT)
-
-        pull = -loose * (self.energy.force(start - self.centre) @ self.units.mT)
-        return start + loose * conjugate_gradients(apply, pull, lambda force: force) @ self.units
 
     def _polished(self, patches: Tensor) -> tuple[Tensor, float]:
         """A picture that was found, made more exact in float64, and its share."""
@@ -235,13 +203,3 @@ def _rectangles(grid: int) -> Tensor:
     for row, (first, last) in enumerate(spans):
         inside[row, first : last + 1] = True
     return (inside[:, None, :, None] & inside[None, :, None, :]).flatten(2).flatten(0, 1)
-
-
-@cache
-def _bands(grid: int) -> Tensor:
-    """Bands of patches along the four sides, up to half of the picture, (R, N) bool."""
-    place = torch.arange(grid * grid)
-    row, column = place // grid, place % grid
-    widths = range(1, grid // 2 + 1)
-    sides = (row, grid - 1 - row, column, grid - 1 - column)
-    return torch.stack([side < width for side in sides for width in widths])

@@ -22,7 +22,8 @@ from attacks.lattice.unmixing import Unmixed, unmix_differences
 from mjp_privacy.core.budget import spent
 from mjp_privacy.interfaces import Pixels
 
-NEAR = (0.2, 0.35, 0.45)  # of a step: how far a guess may be from the lattice, tried in turn
+NEAR = 0.2  # of a step: how far a guess may be from the lattice, along each step
+NEARLY_ALL, FEW = 0.9, 4  # patches kept with so few steps: the others are as near as half a step
 FALSE = 0.05  # largest share of guesses taken that may be near by chance
 ROUNDS = 8  # of new guesses, at most
 
@@ -61,11 +62,10 @@ def _near(lattice: Unmixed, known: Tensor, guess: Tensor, kept: Tensor) -> tuple
     steps = lattice.patches[1:]
     missed = torch.linalg.lstsq(steps.mT, (guess.cpu() - found).mT).solution.abs().amax(0)
     missed = missed.masked_fill(~(whole & ((found >= 0) & (found <= 1)).all(1)), torch.inf)
-    missed = missed.to(kept.device)
-    for limit in NEAR:
-        near = (missed < limit) | kept
-        share, chance = float(near.double().mean()), (2 * limit) ** len(steps)
-        truly = max(share - chance, 0) / (1 - chance)
-        if (1 - truly) * chance <= FALSE * share and bool((near & ~kept).any()):
-            return found, near & ~kept
-    return found, torch.zeros_like(kept)
+    if float(kept.double().mean()) > NEARLY_ALL and len(steps) <= FEW:
+        return found, (missed < 0.5).to(kept.device) & ~kept
+    near = (missed < NEAR).to(kept.device) & ~kept
+    share, chance = float(near.sum()) / max(int((~kept).sum()), 1), (2 * NEAR) ** len(steps)
+    truly = max(share - chance, 0) / (1 - chance)
+    certain = (1 - truly) * chance <= FALSE * share
+    return found, near if certain else torch.zeros_like(near)

@@ -81,7 +81,13 @@ LINES = (
         any_batch=True,
     ),
     AttackTarget("mask_locator", ("pos_embed",), pictures=False, any_batch=True),
-    AttackTarget("masked_span", ("pos_embed", PATCH, QKV), STATIONARY, mjp=15.0, any_batch=True),
+    AttackTarget(
+        "masked_span",
+        ("pos_embed", PATCH, QKV, "unk_embed"),
+        STATIONARY,
+        mjp=15.0,
+        any_batch=True,
+    ),
     AttackTarget(
         "pixel_lattice",
         ("pos_embed", PATCH, QKV, "unk_embed"),
@@ -96,7 +102,7 @@ LINES = (
     ),
     AttackTarget(
         "multi_round",
-        ("pos_embed", PATCH, QKV),
+        ("pos_embed", PATCH, QKV, "unk_embed"),
         {"uploads": 8, **STATIONARY},
         mjp=EXACT,
         plain=True,
