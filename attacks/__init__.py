@@ -41,6 +41,7 @@ TRAITS: Mapping[str, str] = {
     "rank": "inverts the patch embedding by minimum norm: the rank ceiling bounds it",
     "8 bit": "takes pixels for multiples of 1/255",
     "steps": "optimises in steps, and may stop before it has converged",
+    "batches": "is made for batches of several pictures",
     "shared pictures": "finds the pictures that uploads of other batches share",
     "public photographs": "has a prior fitted on photographs that are not the client's",
 }
@@ -126,19 +127,19 @@ _attack(
     "batch_span",
     "batch_span:BatchSpanAttack",
     "one upload of a batch: all but the span of its pictures' differences, and a prior",
-    traits=["masks", "noise", "public photographs"],
+    traits=["batches", "masks", "noise", "public photographs"],
 )
 _attack(
     "shared_picture",
     "shared_picture:SharedPictures",
     "pictures that batches of several uploads share, whatever stood beside them",
-    traits=["masks", "shared pictures", "public photographs"],
+    traits=["batches", "masks", "shared pictures", "public photographs"],
 )
 _attack(
     "layer_span",
     "layer_span:LayerSpan",
     "one upload of a batch, picture by picture: layers' inputs lie in their gradients' row spaces",
-    traits=["masks", "noise", "public photographs"],
+    traits=["batches", "masks", "noise", "public photographs"],
 )
 _attack(
     "token_span",

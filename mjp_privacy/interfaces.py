@@ -130,9 +130,10 @@ class AttackerView:
     @property
     def pool(self) -> int:
         """How many pictures an attack cannot tell apart by where they stand: those of a step, or
-        those of all steps where the client shuffles its images before every round."""
+        those of all steps where several rounds of a client that shuffles its images are read."""
         first = self.updates[0]
-        return first.batch * (first.steps_in_all if first.partners == "fresh" else 1)
+        several = first.partners == "fresh" and len(self.updates) > 1
+        return first.batch * (first.steps_in_all if several else 1)
 
     def part(self, step: int) -> AttackerView:
         """The view of one client step alone, counted from 0."""

@@ -75,6 +75,7 @@ def _batch(line: Line) -> int:
 def _client(line: Line, *without: str) -> Target:
     left_out = {"batch", *without}
     facts = [(key, value) for key, value in target_of(line.cell) if key not in left_out]
+    facts.append(("run", line.run))
     return (("batch", 1), *facts) if _batch(line) == 1 else tuple(facts)
 
 
@@ -95,7 +96,13 @@ def _best(members: Sequence[Line]) -> Iterator[Line]:
     for line in members:
         places.setdefault((_batch(line), int(line.uploads)), []).append(line)
     for place in sorted(places):
-        yield max(places[place], key=lambda line: (len(exact_images(line)), _median(line)))
+        yield max(places[place], key=lambda line: (_exact(line).percent, _median(line)))
+
+
+def _exact(line: Line) -> Share:
+    """The share of exact pictures among all that the attacker was given."""
+    counts = image_counts(line, "paper")
+    return Share(len(exact_images(line)), counts.ok + counts.failed + counts.unsupported)
 
 
 def _median(line: Line) -> float:
@@ -106,8 +113,7 @@ def _point(line: Line, facts: Sequence[str], members: Sequence[Line]) -> dict[st
     values = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
     groups = None if line.groups is None else [line.groups[image] for image in values.index]
     low, high = median_interval(values.to_numpy(), groups)
-    counts = image_counts(line, "paper")
-    share = Share(len(exact_images(line)), counts.ok + counts.failed + counts.unsupported)
+    share = _exact(line)
     several = next(member for member in members if _batch(member) > 1)
     text = client_text(several.cell.columns, facts)
     return {

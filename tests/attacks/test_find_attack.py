@@ -85,6 +85,8 @@ PHOTOGRAPHS = {
         ("8 bit", {"pixel_lattice"}),
         ("steps", {"inverting_gradients", "april_optimization"}),
         ("public photographs", PHOTOGRAPHS),
+        ("batches", {"batch_span", "layer_span", "shared_picture"}),
+        ("shared pictures", {"shared_picture"}),
     ],
 )
 def test_traits_are_those_that_reports_go_by(trait: str, names: set[str]) -> None:

@@ -326,6 +326,6 @@ def test_embedded_without_scikit_image(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(embedded, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install scikit-image"):
         open_images("embedded")
-    monkeypatch.setattr(embedded, "_data_folder", lambda: tmp_path)
+    monkeypatch.setattr(embedded, "data_folder", lambda: tmp_path)
     with pytest.raises(UserError, match="Expected the photograph"):
         open_images("embedded")

@@ -57,15 +57,23 @@ def test_reconstructions_are_scored_against_the_picture_they_fit(
         assert found[f"{label}.png", "named_class", "diagnostic"] == label
 
 
-def test_in_a_client_that_shuffles_all_images_of_a_block_are_one_pool(
+def test_several_rounds_of_a_client_that_shuffles_are_one_pool(
     images: Path, tmp_path: Path
 ) -> None:
-    attack(images, tmp_path / "out", config("fresh"))
+    attack(images, tmp_path / "out", config("fresh", uploads=2))
     found = values(tmp_path / "out", attack="backwards")
     places = [found[f"{label}.png", "matched_place", "diagnostic"] for label in ORDER]
     assert places == [7, 6, 5, 4, 3, 2, 1, 0]
     assert all(found[name, "mse", "standard"] < 1e-14 for name in NAMES)
     assert cell(tmp_path / "out")["partners"] == "fresh"
+
+
+def test_an_attack_on_one_upload_is_matched_within_it(images: Path, tmp_path: Path) -> None:
+    """Whatever the client does before later rounds, one upload's pictures are known to be its."""
+    attack(images, tmp_path / "out", config("fresh"))
+    found = values(tmp_path / "out", attack="backwards")
+    places = [found[f"{label}.png", "matched_place", "diagnostic"] for label in ORDER]
+    assert places == [1, 0] * 4
 
 
 def test_a_picture_that_is_not_finite_fails_the_image_that_nothing_else_fits(
@@ -96,7 +104,7 @@ def test_fixed_partners_stay_together(images: Path, tmp_path: Path) -> None:
 
 def test_the_same_command_draws_the_same_partners(images: Path, tmp_path: Path) -> None:
     attack(images, tmp_path / "one", config("fresh", uploads=3))
-    attack(images, tmp_path / "two", config("fresh", uploads=3), limit=2)
+    attack(images, tmp_path / "two", config("fresh", uploads=3), limit=4)
     attack(images, tmp_path / "two", config("fresh", uploads=3))
     assert BATCHES[0] == BATCHES[-1]
     same_rows(tmp_path / "one", tmp_path / "two")

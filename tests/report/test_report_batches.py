@@ -110,6 +110,14 @@ def test_controls_altered_models_and_what_does_not_apply_are_no_points(tmp_path:
     assert points_of(folder).empty
 
 
+def test_runs_are_panels_of_their_own(tmp_path: Path) -> None:
+    """Other blocks are other clients, whose shares are no points of one curve."""
+    for name in ("one", "two"):
+        run(tmp_path / name, (fresh(2, 2), 4, 5.0), (fresh(4, 2), 1, 20.0))
+    points = batch_points(load_runs([tmp_path / "one", tmp_path / "two"]).lines)
+    assert points["panel"].tolist() == [1, 1, 2, 2]
+
+
 def test_no_batches_no_files(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", (SINGLE, 5, 0.0))
     out = tmp_path / "report"

@@ -122,7 +122,14 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     alike = [other for other in clients if same_client(other) == same_client(client)]
     lines = [line for other in alike for line in other.group.attacks if len(line.images)]
     ran = {line.cell.attack.known_as for line in lines}
-    missing = [name for name in ATTACKS if name not in ran and name != "mask_locator"]
+    alone = (client.cell.client.batch or 1) == 1
+    missing = [
+        name
+        for name in ATTACKS
+        if name not in ran
+        and name != "mask_locator"
+        and not (alone and "batches" in traits_of(name))
+    ]
     cells = [other.cell for other in clients]
     items = [f"attacks on this client: {', '.join(missing)}"] if missing else []
     if all((cell.client.batch or 1) == 1 for cell in cells):

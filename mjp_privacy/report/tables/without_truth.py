@@ -21,7 +21,8 @@ from mjp_privacy.report.worst_case import (
 )
 
 PREFERENCE = (
-    *("plain_step", "multi_round", "pixel_lattice", "masked_span", "patch_gradient"),
+    *("plain_step", "shared_picture", "multi_round", "layer_span", "pixel_lattice", "masked_span"),
+    *("batch_span", "patch_gradient"),
     *("patch_prior", "token_span", "inverting_gradients", "april_optimization"),
     *("april_prior", "april_unk_aware", "april"),
 )
