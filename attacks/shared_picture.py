@@ -56,7 +56,8 @@ class SharedPictures:
     """The pictures that batches of several uploads have in common.
 
     uploads     how many rounds it reads; every picture must have stood in two of them at least.
-                Its pixels must be the same: flips, crops or mixup on the client break it. The
+                Its pixels must be the same: random crops or mixup on the client break it. Flips do
+                not for long: a picture has two states, so one recurs within three rounds. The
                 weights may differ, and so may masks
     prior, completion
                 how pictures are guessed that nothing determines: as of `masked_span`
@@ -88,7 +89,7 @@ class SharedPictures:
         Places s B to s B + B - 1 are for the pictures of the first round's upload s.
         """
         uploads = BatchUploads.of(view)
-        search = Search(uploads.spans)
+        search = Search(uploads.spans, uploads.rounds)
         places = _places([*search.pictures(), *search.groups], uploads)
         patches = torch.stack(self._patches(view, uploads, places))
         images = to_images(patches, view.model.patch_size, len(view.pixels.mean))

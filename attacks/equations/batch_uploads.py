@@ -14,13 +14,18 @@ from mjp_privacy.interfaces import AttackerView
 
 @dataclass(frozen=True)
 class BatchUploads:
-    """R rounds of n steps: upload r n + s is that of step s in round r."""
+    """R rounds of n steps: upload r n + s is that of step s in round r.
+
+    In one of several rounds every picture stands in one upload. Of a single round this is not
+    known: uploads that a user gives from anywhere come as one.
+    """
 
     spans: Sequence[BatchSpan]
     steps: int  # n
     batch: int  # B, as the client declares it
     by_rank: Sequence[int | None]  # B of each upload of the first round, as its rank shows it
     first: PatchSystem  # of the first round
+    rounds: Sequence[int] | None  # of each upload; None: uploads of a round may share pictures
 
     @classmethod
     def of(cls, view: AttackerView) -> BatchUploads:
@@ -39,4 +44,6 @@ class BatchUploads:
                 by_rank.append(shown)
         first = view.updates[0]
         steps = first.steps_in_all
-        return cls(spans, steps, first.batch, by_rank[:steps], patch_system(view, first))
+        several = len(view.updates) > 1
+        rounds = [number // steps for number in range(len(spans))] if several else None
+        return cls(spans, steps, first.batch, by_rank[:steps], patch_system(view, first), rounds)

@@ -8,7 +8,10 @@ makes it more exact. A set whose pictures are all found already is not looked at
 
 With a mask for each picture (`masks="image"`) an upload does not say whether a visible position is
 visible in the picture that is shared. So at each position the upload's known part or zero counts,
-whichever agrees. Uploads share a picture if most positions agree and no other contradicts.
+whichever agrees. Uploads share a picture if most positions show it and no other contradicts. A
+position where it is masked in all of them shows nothing. Nor does one whose patch they mask
+elsewhere too: where each of two batches masks a patch of one white border, this patch meets the
+equations of masked positions everywhere.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ MOST_MEETINGS = 50_000
 """Sets of uploads that are solved before the search ends with what it has."""
 EVIDENCE = 0.5
 """Share of the positions that must agree with the picture visible in at least one upload, where
-each picture has its own mask: masked everywhere agrees with anything."""
+each picture has its own mask; also of those that could show that uploads do not share it."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class _Set:
     patches: Tensor
     contradiction: Contradiction
     undecided: Tensor  # (N,)
+    rivals: Tensor  # (N,) bool: a second patch agrees, as visible elsewhere: another shared picture
 
     @property
     def picture(self) -> SharedPicture:
@@ -89,25 +93,32 @@ class _Set:
             self.meeting.basis,
             self.uploads,
             self.visible,
-            self.undecided,
+            self.undecided | self.rivals,
             self.meeting.error(self.contradiction.expected),
         )
 
     @property
     def pictures(self) -> int:
         """How many pictures these uploads share: each but the first adds N differences, fewer if
-        patches are equal. A few directions more are flat patches', of other pictures too."""
+        patches are equal. A few directions more are flat patches', of other pictures too. Where one
+        picture is masked while another is not their difference is not open, but they are rivals."""
         anchored = all(bool(span.masked.gain > 0) for span in self.meeting.spans)
         hidden = ~self.visible.any(0)
         of_masked = max(int(hidden.sum()) - anchored, 0)
-        return 1 + round(max(self.meeting.open - of_masked, 0) / len(hidden))
+        by_open = 1 + round(max(self.meeting.open - of_masked, 0) / len(hidden))
+        return max(by_open, 2) if bool(self.rivals.any()) else by_open
 
 
 @dataclass
 class Search:
-    """One search: Search(spans).pictures()."""
+    """One search: Search(spans).pictures().
+
+    rounds  the round of each upload, if a picture stands in one upload of a round at most: then no
+            two uploads of a round are asked for a picture that they share
+    """
 
     spans: Sequence[BatchSpan]
+    rounds: Sequence[int] | None = None
     found: list[SharedPicture] = field(default_factory=list)
     several: list[Group] = field(default_factory=list)  # sets that share more than one picture
     meetings: int = 0
@@ -131,7 +142,10 @@ class Search:
     @cached_property
     def agreeing(self) -> set[tuple[int, int]]:
         """The pairs of uploads that agree; all where two have too few equations to contradict."""
-        pairs = combinations(range(len(self.spans)), 2)
+        rounds = range(len(self.spans)) if self.rounds is None else self.rounds
+        pairs = [
+            (a, b) for a, b in combinations(range(len(self.spans)), 2) if rounds[a] != rounds[b]
+        ]
         return {pair for pair in pairs if not self._testable(pair) or self._set(pair)}
 
     @cached_property
@@ -206,8 +220,8 @@ class Search:
             return _with_masks(uploads, meeting, _guesses(meeting.spans, shown, visible))
         patches = meeting.patches(shown)
         contradiction = meeting.contradiction(patches, shown)
-        decided = torch.zeros_like(shown[0])
-        agreed = _Set(uploads, meeting, shown, patches, contradiction, decided)
+        none = torch.zeros_like(shown[0])
+        agreed = _Set(uploads, meeting, shown, patches, contradiction, none, none)
         return agreed if contradiction.none else None
 
 
@@ -232,18 +246,59 @@ def _with_masks(
     A position that agrees with no guess may be masked in all uploads, if they have a direction in
     common for it and nothing that contradicts.
     """
-    visible = guesses[-1]
-    agrees = torch.zeros_like(visible[0])
-    for guess in guesses:
-        fits = meeting.contradiction(meeting.patches(guess), guess).none_at & ~agrees
-        visible = torch.where(fits, guess, visible)
-        agrees |= fits
+    visible, rivals, agrees = _best(meeting, guesses)
     undecided = ~agrees
     masked = ~visible.any(0)
     free = masked & (meeting.known(visible) == 0)  # in every span, which nothing can contradict
     unexplained = bool((undecided & ~free).any()) or (bool(undecided.any()) and not meeting.open)
-    if unexplained or float(agrees.double().mean()) < EVIDENCE:
+    if unexplained or not _evident(meeting, visible, agrees & ~masked):
         return None
     patches = meeting.patches(visible)
     contradiction = meeting.contradiction(patches, visible)
-    return _Set(uploads, meeting, visible, patches, contradiction, undecided)
+    return _Set(uploads, meeting, visible, patches, contradiction, undecided, rivals)
+
+
+def _best(meeting: Meeting, guesses: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The first guess (R, N) that agrees at each position, the rivals (N,), and where one agrees.
+
+    Two guesses may agree with one patch, as where it is of a border. One that is masked in all
+    uploads is no rival: a patch of the border that they mask agrees as masked everywhere.
+    """
+    visible = guesses[-1]
+    best = meeting.patches(visible)
+    agrees = torch.zeros_like(visible[0])
+    rivals, error = agrees.clone(), torch.zeros_like(best[:, 0])
+    for guess in guesses:
+        patches = meeting.patches(guess)
+        contradiction = meeting.contradiction(patches, guess)
+        own_error = meeting.error(contradiction.expected)
+        differs = (patches - best).norm(dim=1) > TOLERANCE * torch.hypot(error, own_error)
+        rivals |= contradiction.none_at & agrees & guess.any(0) & differs
+        fits = contradiction.none_at & ~agrees
+        visible = torch.where(fits, guess, visible)
+        best = torch.where(fits.unsqueeze(1), patches, best)
+        error = torch.where(fits, own_error, error)
+        agrees |= fits
+    return visible, rivals, agrees
+
+
+def _evident(meeting: Meeting, visible: Tensor, shown: Tensor) -> bool:
+    """Whether enough positions show the picture.
+
+    visible  (R, N): where it is visible in each upload
+    shown    (N,): the positions that agree and are visible in at least one
+
+    A patch that equals what is masked in all of these uploads may stand in many pictures: it is
+    left out, and most of the other positions must show the picture.
+    """
+    if float(shown.double().mean()) < EVIDENCE:
+        return False
+    patches, expected, none = [], [], shown
+    for guess in (visible, torch.zeros_like(visible)):
+        patches.append(meeting.patches(guess))
+        contradiction = meeting.contradiction(patches[-1], guess)
+        expected.append(meeting.error(contradiction.expected))
+        none = none & contradiction.none_at
+    apart = (patches[0] - patches[1]).norm(dim=1)
+    common = none & (apart <= TOLERANCE * torch.stack(expected).norm(dim=0))
+    return int((shown & ~common).sum()) >= EVIDENCE * int((~common).sum())

@@ -177,12 +177,14 @@ def client_recipe(client: ClientConfig) -> dict[str, Any]:
     }
 
 
-def check_client(client: ClientConfig, block: int, where: str) -> None:
+def check_client(client: ClientConfig, block: int | None, where: str) -> None:
     """Raise UserError where fields contradict each other, or a block does not hold whole steps.
 
-    where: the client's place in the config, such as "grid.0.client", which opens every message.
+    block: the number of images whose batches are cut together; None where there are no blocks, as
+    of one upload
+    where: the client's place in the config, such as "grid.0.client", which opens every message
     """
-    if block % client.batch:
+    if block is not None and block % client.batch:
         raise UserError(
             f"{where.removesuffix('client')}block: a block holds whole client steps; expected a "
             f"multiple of client.batch ({client.batch}), got {block}."
@@ -191,6 +193,13 @@ def check_client(client: ClientConfig, block: int, where: str) -> None:
         raise UserError(
             f"{where}.partners: expected fixed with batch: 1, got fresh: an image that is alone "
             "in its batch has no partners. Set client.batch to 2 or more."
+        )
+    if client.partners == "fresh" and block is not None and block < 2 * client.batch:
+        raise UserError(
+            f"{where.removesuffix('client')}block: expected two batches at least with partners: "
+            f"fresh ({2 * client.batch} images or more), got {block}: a single batch holds the "
+            f"same images in every round. Set block to {2 * client.batch} or more, or partners: "
+            "fixed."
         )
     _check_local_training(client, where)
     check_order(client.defenses, where)

@@ -36,7 +36,7 @@ from mjp_privacy.experiment.other_code import (
     kept_cells,
     refuse_other_code,
 )
-from mjp_privacy.experiment.plan import Plan, make_plan
+from mjp_privacy.experiment.plan import Plan, check_partners, make_plan
 from mjp_privacy.experiment.provenance import provenance, write_provenance
 from mjp_privacy.experiment.replaced import replaced_cells
 from mjp_privacy.experiment.save import RunLedger, written
@@ -99,6 +99,8 @@ class Order:
             examined = Examination.of(root)
             store = RunStore(root)
             plan = make_plan(experiment, self.source)
+            if self.job.uploads is None:  # recorded clients are as they were
+                check_partners(plan)
             finished = Finished(store, again=self.stale == "fresh", damage=examined.damage)
             inventory = Inventory(store, finished.images)
             absent = self.source.check(inventory)

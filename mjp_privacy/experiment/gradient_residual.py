@@ -35,14 +35,15 @@ def gradient_residual(
 ) -> Tensor | None:
     """(m,) residual of each image's step, averaged over the uploads.
 
-    None if the labels, the gradient or the images of each step are not known.
+    None if the labels or the gradient are not known, and for batches: the order of a batch's
+    pictures means nothing, so that nobody knows which label is whose.
     images  (m, C, H, W) in [0, 1], the reconstruction
     mask    (m, N), the attack's estimate for the first upload, or None
     models  those that the client trained, one for each upload
     """
     if view.labels is None or not view.updates:
         return None
-    if any(RESIDUAL_OVER not in u.grads or u.partners == "fresh" for u in view.updates):
+    if any(RESIDUAL_OVER not in u.grads or u.batch > 1 for u in view.updates):
         return None
     images = images.nan_to_num(0.5)  # an image with NaN counts as failed; its value is not used
     ids = tuple(map(str, range(len(images))))
@@ -57,17 +58,17 @@ def gradient_residual(
         uploaded = gradient(view, update, RESIDUAL_OVER)
         difference = (computed - uploaded).double().flatten(1).norm(dim=1)
         residuals.append(difference / uploaded.double().flatten(1).norm(dim=1))
-    return torch.stack(residuals).mean(0).repeat_interleave(view.updates[0].batch).cpu()
+    return torch.stack(residuals).mean(0).cpu()
 
 
 def _config(mode: Mode, update: ClientUpdate) -> ClientConfig:
     """What decides the bits of the client's gradient."""
-    return ClientConfig(mode=mode, batch=update.batch, autocast=update.autocast)
+    return ClientConfig(mode=mode, autocast=update.autocast)
 
 
 def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:
-    """(m, N) positions that the upload shows to be masked, alike for all images of a step; None if
-    the position table's gradient was not uploaded."""
+    """(m, N) positions that an upload of single images shows to be masked; None if the position
+    table's gradient was not uploaded."""
     if TABLE not in update.grads:
         return None
-    return located(view, update).repeat_interleave(update.batch, dim=0)
+    return located(view, update)

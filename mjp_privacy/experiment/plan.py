@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from attacks import find_attack
+from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.block import Block
@@ -83,7 +85,7 @@ def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
     attacks = {cell: find_attack(cell.attack.name, cell.attack.options) for cell in cells}
     used = {cell.model for cell in cells}
     models = [name for name in experiment.models if name in used]
-    _check_steps(cells, models, source)
+    _check_steps(cells, models, source, experiment.block)
     return Plan(
         experiment,
         cells,
@@ -113,14 +115,51 @@ def _check_distinct(cells: Sequence[Cell], experiment: Experiment) -> None:
         seen.add(key)
 
 
-def _check_steps(cells: Sequence[Cell], models: Sequence[str], source: UploadSource) -> None:
+def _check_steps(
+    cells: Sequence[Cell], models: Sequence[str], source: UploadSource, block: int
+) -> None:
     """Raise unless every model's images fill whole steps of all its clients."""
     for name in models:
-        batches = {cell.client.batch for cell in cells if cell.model == name}
+        clients = [cell.client for cell in cells if cell.model == name]
+        batches = {client.batch for client in clients}
         multiple, images = math.lcm(*batches), len(source.records(name))
         if images % multiple:
             raise UserError(
                 f"{images} images do not fill the client steps of {name} "
                 f"(client.batch {', '.join(map(str, sorted(batches)))}). Expected a multiple "
-                f"of {multiple}, such as --limit {max(images // multiple, 1) * multiple}."
+                f"of {multiple}, such as --limit {_fitting(images, clients, block)}."
             )
+
+
+def check_partners(plan: Plan) -> None:
+    """Raise where the last block of a simulated client that shuffles its images is one batch: its
+    images would have the same partners in every round, as if they were fixed."""
+    block = plan.experiment.block
+    for name, blocks in plan.blocks.items():
+        clients = [cell.client for cell in plan.cells_of(name)]
+        batch, images = _largest_shuffled(clients), sum(len(one.records) for one in blocks)
+        if batch and blocks and len(blocks[-1].records) < 2 * batch:
+            raise UserError(
+                f"{images} images leave {len(blocks[-1].records)} for the last block of {name} "
+                f"(block {block}). Expected two batches at least with partners: fresh "
+                f"({2 * batch} images), because those of a single batch keep their partners. Give "
+                f"another number of images, such as --limit {_fitting(images, clients, block)}."
+            )
+
+
+def _fitting(images: int, clients: Sequence[ClientConfig], block: int) -> int:
+    """The largest number of images up to this one, or else the smallest above it, that fills the
+    steps of all clients and leaves no batch alone whose partners should be fresh."""
+    multiple = math.lcm(*(client.batch for client in clients))
+    least = 2 * _largest_shuffled(clients)
+
+    def fits(number: int) -> bool:
+        return number % multiple == 0 and (number % block == 0 or number % block >= least)
+
+    below = next((number for number in range(images, 0, -1) if fits(number)), None)
+    return next(filter(fits, count(images + 1))) if below is None else below
+
+
+def _largest_shuffled(clients: Sequence[ClientConfig]) -> int:
+    """The largest batch of those clients that shuffle their images; 0 if none does."""
+    return max((client.batch for client in clients if client.partners == "fresh"), default=0)

@@ -290,7 +290,7 @@ def _attacked(
         if stopped() or ran_out(error):
             raise
         batch = cell.client.batch
-        if len(records) == batch or cell.client.server_lr:  # its weights move with the whole block
+        if len(records) == batch or cell.client.undivided:
             return task.failed(records, *_said(error)), in_parts.remark
     steps = [records[at : at + batch] for at in range(0, len(records), batch)]
     alone = [_attacked(plan, opened, uploads, cell, step) for step in steps]

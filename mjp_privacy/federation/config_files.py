@@ -15,6 +15,7 @@ from mjp_privacy.experiment.config import AttackConfig
 from mjp_privacy.federation.config import (
     Clients,
     FederationConfig,
+    Probe,
     Recording,
     Server,
     probe_client,
@@ -58,7 +59,7 @@ def load_federation(
 
 def _check(config: FederationConfig, where: str) -> None:
     """Refuse values that do not fit together."""
-    check_client(config.client, config.client.batch, f"{where}, client")
+    check_client(config.client, None, f"{where}, client")
     clients = config.clients
     if clients.per_round > clients.number:
         raise UserError(
@@ -88,13 +89,31 @@ def _check(config: FederationConfig, where: str) -> None:
             f"rounds; expected rounds from 0 on in which they can begin, got {late[0]}."
         )
     for place, probe in enumerate(config.record.probes):
-        if config.record.images % probe.batch:
-            raise UserError(
-                f"{where}, record.probes.{place}.batch: expected a divisor of record.images "
-                f"({config.record.images}), got {probe.batch}."
-            )
+        _check_batches(probe, config.record.images, f"{where}, record.probes.{place}.batch")
         check_client(
             probe_client(config.client, probe),
             config.record.images,
             f"{where}, record.probes.{place}, client",
+        )
+
+
+def _check_batches(probe: Probe, images: int, where: str) -> None:
+    """Refuse batches that the recorded images do not fill or, with fresh partners, not mix."""
+    if images % probe.batch:
+        raise UserError(
+            f"{where}: expected a divisor of record.images ({images}), got {probe.batch}."
+        )
+    if probe.partners == "fixed":
+        return
+    if probe.batch == 1:
+        raise UserError(
+            f"{where}: expected 2 or more with partners: fresh, got 1: an image that is alone in "
+            "its batch has no partners. Set the probe's batch to 2 or more, or its partners to "
+            "fixed."
+        )
+    if images < 2 * probe.batch:
+        raise UserError(
+            f"{where}: expected at most half of record.images ({images}) with partners: fresh, got "
+            f"{probe.batch}: a single batch holds the same images in every round. Set "
+            f"record.images to {2 * probe.batch} or more, or the probe's partners to fixed."
         )

@@ -23,6 +23,7 @@ from mjp_privacy.experiment.refusals import refused_by_block
 from mjp_privacy.experiment.step_by_step import reconstruct
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Reconstruction, Refusal
 from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.own.batch_notes import batch_notes
 from mjp_privacy.own.client import ClientStep, Kind, is_whole, said
 from mjp_privacy.own.joined import joined
 from mjp_privacy.own.labels import Labels, number_of
@@ -122,13 +123,15 @@ def attack_gradients(
             results[name] = outcome.scored(private, uploads.updates[0].batch)
     ordered = {name: refused[name] for name in ATTACKS if name in refused}
     floor = None if private is None else _floor(view, private)
-    return Leak(results, ordered, view.labels, uploads.label_source, private, floor, uploads.notes)
+    size = uploads.updates[0].batch
+    notes = (*batch_notes(size, len(uploads.updates), results), *uploads.notes)
+    return Leak(results, ordered, view.labels, uploads.label_source, private, floor, notes, size)
 
 
 def _pictures(uploads: OwnUploads, images: Images) -> int:
     """How many private images are expected: those of a step or, of several uploads of batches, as
     many as were given, for these need not hold the same ones."""
-    several, given = len(uploads.updates), getattr(images, "shape", (0,))[0]
+    several, given = len(uploads.updates), next(iter(getattr(images, "shape", ())), 0)
     if several > 1 and uploads.updates[0].batch > 1 and 0 < given <= several * uploads.images:
         return int(given)
     return uploads.images
@@ -165,7 +168,11 @@ def _chosen(
         attack = find_attack(name, dict(given))
         assert not isinstance(attack, Control)
         if attack.uploads > 1 and uploads < 2:
-            refused[name] = "it reads several uploads of the same images, and one was given"
+            refused[name] = (
+                "it needs two uploads or more of batches that share pictures, and one was given"
+                if "shared pictures" in traits_of(name)
+                else "it reads several uploads of the same images, and one was given"
+            )
         elif attack.uploads > uploads or (attack.uploads > 1 and "uploads" not in given):
             built = find_attack(name, {**given, "uploads": uploads})
             assert not isinstance(built, Control)

@@ -49,6 +49,7 @@ class Leak:
     private: Tensor | None = None
     floor: float | None = None  # mean PSNR of the mean colour of photographs, without any gradient
     notes: tuple[str, ...] = ()  # what weakens these results or may be mistaken in the call
+    batch: int = 1  # images in a step; the order of those of a batch means nothing
 
     def __getitem__(self, attack: str) -> Reconstructed:
         if attack in self.results:
@@ -91,7 +92,7 @@ class Leak:
         if not self.ranked:
             return "No attack made a picture."
         best = self.best
-        return f"{self._score(best)}{_explained(best)}"
+        return f"{self._score(best)}{_explained(best) if self.batch == 1 else _verified(best)}"
 
     def _score(self, best: Reconstructed) -> str:
         if best.scores is None:
@@ -130,16 +131,17 @@ class Leak:
 
         if not self.ranked:
             raise UserError(f"There is no picture to show. {self.verdict} See .refused.")
-        figure = leak_figure(self.ranked, self.private, self.verdict)
+        figure = leak_figure(self.ranked, self.private, self.verdict, self.batch)
         if path is not None:
             _write(figure, Path(path))
         return figure
 
 
 def _explained(best: Reconstructed) -> str:
-    """What the checks without truth say of the best attack's pictures."""
+    """What the checks without truth say of the best attack's pictures of single images."""
     if SHARING in best.diagnostics:
         return _shared(best)
+    misfit = "" if math.isnan(best.misfit) else f" (misfit {best.misfit:.1e})"
     if best.residual < EXPLAINED:
         return (
             f"{best.attack}'s picture has the uploaded gradient (residual {best.residual:.1e}), "
@@ -147,9 +149,8 @@ def _explained(best: Reconstructed) -> str:
         )
     if best.is_certain:
         solved = (
-            f"{best.attack}'s picture solves the equations of the patch embedding (misfit "
-            f"{best.misfit:.1e}), which only the client's picture does, mean and std taken as "
-            "given."
+            f"{best.attack}'s picture solves the equations of the patch embedding{misfit}, which "
+            "only the client's picture does, mean and std taken as given."
         )
         if math.isnan(best.residual):
             return solved
@@ -159,12 +160,31 @@ def _explained(best: Reconstructed) -> str:
         )
     if math.isnan(best.residual) and not best.misfit >= EXPLAINED:
         return (
-            f"Without labels nothing here tells whether {best.attack}'s picture is the client's "
-            f"(misfit {best.misfit:.2g}): give labels=… if you know them."
+            f"Without labels nothing here tells whether {best.attack}'s picture is the client's"
+            f"{misfit}: give labels=… if you know them."
         )
     unlabelled = math.isnan(best.residual)
     check = f"misfit {best.misfit:.2g}" if unlabelled else f"residual {best.residual:.2g}"
     return NOT_EXPLAINED.format(attack=best.attack, check=check)
+
+
+def _verified(best: Reconstructed) -> str:
+    """What is certain of the best attack's pictures of batches."""
+    if SHARING in best.diagnostics:
+        return _shared(best)
+    assert best.images is not None
+    count = len(best.images)
+    if not best.verified:
+        return (
+            f"Without the originals nothing here tells whether {best.attack}'s pictures of a batch "
+            "are the client's. That is no evidence of safety."
+        )
+    left = count - best.verified
+    guesses = f"; the other {left} are guesses" if left else ""
+    return (
+        f"{best.attack} verified {best.verified} of {count} pictures, as `.certain` marks "
+        f"them{guesses}."
+    )
 
 
 def _shared(best: Reconstructed) -> str:

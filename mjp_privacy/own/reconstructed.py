@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
@@ -25,7 +25,8 @@ class Reconstructed:
     attack: str
     images: Tensor | None  # (m, 3, S, S) in [0, 1]; None: the attack names masked positions only
     residuals: Tensor | None = None
-    """(m,) || g(image) - g || / || g || of the patch embedding's gradient; None: labels unknown."""
+    """(m,) || g(image) - g || / || g || of the patch embedding's gradient; None: the labels are not
+    known, or not which picture of a batch has which."""
     misfits: Tensor | None = None  # (m,) the same without the loss: see `own/misfit.py`
     certain: Tensor | None = None
     """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
@@ -34,6 +35,7 @@ class Reconstructed:
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)  # of images without a reconstruction
     scores: pd.DataFrame | None = None  # a row for each image, where private images were given
+    places: Sequence[int] = ()  # where the picture of each private image stands, where scored
 
     @property
     def image(self) -> Tensor:
@@ -67,7 +69,7 @@ class Reconstructed:
         table["exact"] = same.flatten(1).all(1).numpy()
         table.insert(0, "image", usable)
         table.insert(0, "attack", self.attack)
-        return replace(self, scores=table)
+        return replace(self, scores=table, places=places)
 
     @property
     def is_certain(self) -> bool:
@@ -93,11 +95,12 @@ class Reconstructed:
         )
 
     def __str__(self) -> str:
-        shape = "no picture" if self.images is None else f"images {tuple(self.images.shape)}"
-        score = "" if self.scores is None else f", {self.psnr:.1f} dB, {self.exact} exact"
-        return (
-            f"{self.attack}: {shape}, residual {self.residual:.1e}, misfit {self.misfit:.1e}{score}"
-        )
+        said = ["no picture" if self.images is None else f"images {tuple(self.images.shape)}"]
+        for name, check in (("residual", self.residual), ("misfit", self.misfit)):
+            said += [] if math.isnan(check) else [f"{name} {check:.1e}"]
+        if self.scores is not None:
+            said.append(f"{self.psnr:.1f} dB, {self.exact} exact")
+        return f"{self.attack}: {', '.join(said)}"
 
     __repr__ = __str__
 

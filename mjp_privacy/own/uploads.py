@@ -80,7 +80,7 @@ def own_uploads(
         for round, (one, own) in enumerate(zip(sent, models, strict=True))
     ]
     images = steps * client.batch
-    notes = _notes(updates, client)
+    notes = _notes(updates)
     classes = models[0].card.num_classes
     told, doubt = told_labels(models[0], updates[0])
     if labels is None:
@@ -141,24 +141,13 @@ def _batch(images: int, steps: int) -> int:
     return images // steps
 
 
-def _notes(updates: Sequence[ClientUpdate], client: ClientStep) -> tuple[str, ...]:
-    notes = []
-    if client.batch > 1:
-        notes.append(
-            f"batch {client.batch}: closed forms return mixtures of the step's pictures, so low "
-            "scores here are no evidence of safety; attacks=['inverting_gradients'] matches the "
-            "gradient instead, in minutes"
-            if len(updates) == 1
-            else f"batch {client.batch}: shared_picture finds the pictures that uploads share; "
-            "other closed forms return mixtures of the first step's, which are no evidence of "
-            "safety"
-        )
-    if TABLE not in updates[0].grads:
-        notes.append(
-            f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
-            "taken as withheld"
-        )
-    return tuple(notes)
+def _notes(updates: Sequence[ClientUpdate]) -> tuple[str, ...]:
+    if TABLE in updates[0].grads:
+        return ()
+    return (
+        f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
+        "taken as withheld",
+    )
 
 
 def _update(

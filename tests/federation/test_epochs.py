@@ -84,5 +84,13 @@ def test_its_uploads_are_attacked_together(tmp_path: Path) -> None:
 
 
 def test_a_probe_of_single_images_has_no_partners() -> None:
-    with pytest.raises(UserError, match=r"probes\.0, client\.partners: expected fixed with batch"):
+    words = r"probes\.0\.batch: expected 2 or more with partners: fresh, got 1: .*the probe's batch"
+    with pytest.raises(UserError, match=words):
         config(record={**FRESH, "probes": [{"batch": 1, "partners": "fresh"}]})
+
+
+def test_a_probe_of_one_batch_has_no_fresh_partners() -> None:
+    words = r"probes\.0\.batch: expected at most half of record\.images \(8\).* to 16 or more"
+    with pytest.raises(UserError, match=words):
+        config(record={**FRESH, "probes": [{"batch": 8, "partners": "fresh"}]})
+    config(record={**FRESH, "probes": [{"batch": 8}]})

@@ -25,10 +25,12 @@ class Backwards:
     """Every picture of a pool, the last one first.
 
     broken  the place in a pool of a picture that is not finite
+    fails   the number of steps with which it raises
     """
 
     uploads: int = 1
     broken: int = -1
+    fails: int = 0
     name: ClassVar[str] = "backwards"
     published: ClassVar[bool] = False
     victim: ClassVar[str] = "intact"
@@ -46,6 +48,8 @@ class Backwards:
         assert view.labels is not None
         ORDER[:] = view.labels.tolist()
         BATCHES.append([_classes(update.grads) for update in view.updates])
+        if len(BATCHES[-1][0]) == self.fails:
+            raise RuntimeError(f"{self.fails} steps are too many")
         pools = view.labels.split(view.pool)
         labels = [label for pool in pools for label in pool.flip(0).tolist()]
         images = torch.stack([PICTURES[label] for label in labels])

@@ -172,7 +172,7 @@ def check_header(header: UploadHeader, path: Path) -> None:
         raise header_refusal(path, "labels", each, str(len(header.labels)))
     try:
         parse(ClientConfig, header.recipe, "it", {})  # also what the header's own fields replace
-        check_client(header.client_config("it"), header.batch, "recipe")
+        check_client(header.client_config("it"), None, "recipe")
     except UserError as error:
         said = " ".join(str(error).split())
         raise header_refusal(
