@@ -132,7 +132,13 @@ class Line:
         return {}
 
     def column(self, metric: str, variant: str) -> Column:
-        """The scores of one metric in the order of the images; empty where it was not computed."""
+        """The scores of one metric in the order of the images; empty where it was not computed.
+
+        The residual of batches that an earlier version stored does not count: it took the pictures
+        for those of the labels in their order, which nobody knows.
+        """
+        if metric == "gradient_residual" and (self.cell.client.batch or 1) > 1:
+            return EMPTY
         return RECENT.get(
             (self.table, metric, variant),
             lambda: self.table.column(metric, variant) or EMPTY,

@@ -142,6 +142,18 @@ def test_a_report_has_the_picture_and_its_figures(tmp_path: Path) -> None:
     assert "figures/batches.png" in page
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_stored_residual_of_a_batch_does_not_count(tmp_path: Path, batch: int) -> None:
+    """Earlier versions computed one, with labels in an order that nobody knows."""
+    store = RunStore(tmp_path)
+    entry = intact("line", batch=batch)
+    store.write_cells([entry])
+    rows = image_rows(entry, image_id(0), 20.0, diagnostics={"gradient_residual": 0.5})
+    write_rows(store, entry, rows)
+    (line,) = load_runs([tmp_path]).lines
+    assert line.scored("gradient_residual", "diagnostic").tolist() == ([0.5] if batch == 1 else [])
+
+
 def test_nothing_to_draw(tmp_path: Path) -> None:
     assert not write_batches(pd.DataFrame(), tmp_path / "batches.png")
     assert not (tmp_path / "batches.png").exists()
