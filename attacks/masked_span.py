@@ -31,10 +31,9 @@ from attacks.equations.patch_system import (
     is_disturbed,
     patch_system,
 )
-from attacks.equations.requirements import lacks_patch_system, needs_patch_system
+from attacks.equations.requirements import check_uploads, lacks_patch_system, needs_patch_system
 from attacks.equations.span import Knowledge, UploadSpan, combine, upload_span
 from attacks.equations.tokens import TINY, lacks_tokens, refine, token_equations
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -72,8 +71,7 @@ class MaskedSpan:
 
     def __post_init__(self) -> None:
         check_completion(self.name, self.completion)
-        if self.uploads < 1:
-            raise UserError(f"{self.name}, uploads: expected at least 1, got {self.uploads}.")
+        check_uploads(self.name, self.uploads)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding and block 0's qkv weights."""

@@ -12,9 +12,8 @@ from pydantic import Field
 from attacks.equations.least_squares import minimum_norm_solve
 from attacks.equations.patch_system import PatchSystem, patch_system
 from attacks.equations.pictures import per_image
-from attacks.equations.requirements import lacks_patch_system, needs_patch_system
+from attacks.equations.requirements import check_uploads, lacks_patch_system, needs_patch_system
 from attacks.equations.solution import solution
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -34,8 +33,7 @@ class PlainStep:
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
 
     def __post_init__(self) -> None:
-        if self.uploads < 1:
-            raise UserError(f"plain_step, uploads: expected at least 1, got {self.uploads}.")
+        check_uploads(self.name, self.uploads)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table and the patch embedding."""

@@ -28,17 +28,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from attacks.equations.agreement import SharedPicture
 from attacks.equations.batch_requirements import lacks_shared_pictures
 from attacks.equations.batch_uploads import BatchUploads
 from attacks.equations.filling import Completion, Filling, check_completion
 from attacks.equations.meeting import TOLERANCE
 from attacks.equations.names import UNKNOWN
 from attacks.equations.pictures import to_unit_range
-from attacks.equations.requirements import needs_patch_system
-from attacks.equations.shared import Search, SharedPicture
+from attacks.equations.requirements import check_uploads, needs_patch_system
+from attacks.equations.shared import Search
 from attacks.equations.superposition import superposed
 from mjp_privacy.core.budget import image
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
@@ -72,8 +72,7 @@ class SharedPictures:
 
     def __post_init__(self) -> None:
         check_completion(self.name, self.completion)
-        if self.uploads < 1:
-            raise UserError(f"{self.name}, uploads: expected at least 1, got {self.uploads}.")
+        check_uploads(self.name, self.uploads)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the position table, the patch embedding and MJP's unknown embedding."""

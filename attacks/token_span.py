@@ -25,10 +25,9 @@ from pydantic import Field
 from attacks.equations.filling import Completion, Filling, Solution, check_completion
 from attacks.equations.names import PATCH, QKV
 from attacks.equations.patch_system import error_of, gradient
-from attacks.equations.requirements import lacks_gradients
+from attacks.equations.requirements import check_uploads, lacks_gradients
 from attacks.equations.span import UploadSpan, combine, noise_edge
 from attacks.equations.tokens import from_tokens_alone, lacks_tokens, token_equations
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
@@ -50,8 +49,7 @@ class TokenSpan:
 
     def __post_init__(self) -> None:
         check_completion(self.name, self.completion)
-        if self.uploads < 1:
-            raise UserError(f"{self.name}, uploads: expected at least 1, got {self.uploads}.")
+        check_uploads(self.name, self.uploads)
 
     def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
         """Gradients of the patch embedding and of block 0's qkv weights."""

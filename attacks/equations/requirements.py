@@ -7,8 +7,15 @@ from collections.abc import Sequence
 
 from attacks.equations.names import PATCH, TABLE
 from attacks.equations.weight_difference import holds_no_gradient
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Refusal
 from mjp_privacy.models import MJPVisionTransformer
+
+
+def check_uploads(attack: str, uploads: int) -> None:
+    """Raise UserError unless an attack's option `uploads` is at least 1."""
+    if uploads < 1:
+        raise UserError(f"{attack}, uploads: expected at least 1, got {uploads}.")
 
 
 def lacks_positions(model: MJPVisionTransformer) -> Refusal | None:

@@ -41,7 +41,7 @@ from attacks.equations.completion import (
     conjugate_gradients,
     field_energy,
 )
-from attacks.equations.patch_system import PatchSystem, patch_system
+from attacks.equations.patch_system import PatchSystem
 from attacks.equations.span import Knowledge
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer
@@ -64,16 +64,6 @@ class Superposition:
         """Patches (B, N, p): the smoothest picture, and the mean of the others for each of them."""
         rest = (batch * self.mean - self.smoothest) / max(batch - 1, 1)
         return torch.stack([self.smoothest, *[rest] * (batch - 1)])
-
-
-def superposition(
-    view: AttackerView, update: ClientUpdate, index: int, prior: str = "fitted"
-) -> Tensor:
-    """The most probable mean picture (N, p) of the batch of step `index`, normalised.
-
-    superposition(view, view.updates[0], 0)
-    """
-    return superposed(view, update, patch_system(view, update), index, prior).mean
 
 
 def superposed(

@@ -6,15 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from attacks import ATTACKS
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import Entry
-from tests.helpers.batch_attack import BATCHES, ORDER, PICTURES, WHERE
+from tests.helpers.batch_attack import BATCHES, ORDER, knowing
 from tests.helpers.runs import attack, cell, one_cell, photographs, rows, same_rows, values
 
 NAMES = [f"{index}.png" for index in range(8)]
@@ -28,14 +23,7 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _backwards(images: Path) -> Iterator[None]:
-    PICTURES.clear()
-    BATCHES.clear()
-    for label, name in enumerate(NAMES):
-        pixels = np.asarray(Image.open(images / name))
-        PICTURES[label] = torch.tensor(pixels).permute(2, 0, 1) / 255
-    with ATTACKS.registered(
-        "backwards", Entry(f"{WHERE}:Backwards", traits=frozenset({"shared pictures"}))
-    ):
+    with knowing(images, 8):
         yield
 
 

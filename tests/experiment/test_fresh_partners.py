@@ -6,16 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from attacks import ATTACKS
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import Entry
-from tests.helpers.batch_attack import BATCHES, PICTURES, WHERE
+from tests.helpers.batch_attack import BATCHES, knowing
 from tests.helpers.runs import attack, one_cell, photographs, rows
 
 
@@ -26,14 +21,7 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _backwards(images: Path) -> Iterator[None]:
-    PICTURES.clear()
-    BATCHES.clear()
-    for label in range(8):
-        pixels = np.asarray(Image.open(images / f"{label}.png"))
-        PICTURES[label] = torch.tensor(pixels).permute(2, 0, 1) / 255
-    with ATTACKS.registered(
-        "backwards", Entry(f"{WHERE}:Backwards", traits=frozenset({"shared pictures"}))
-    ):
+    with knowing(images, 8):
         yield
 
 

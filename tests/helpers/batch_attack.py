@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from attacks import ATTACKS
+from mjp_privacy.core.registry import Entry
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 
 WHERE = "tests.helpers.batch_attack"
@@ -64,3 +70,16 @@ class Backwards:
 def _classes(grads: Mapping[str, Tensor]) -> list[frozenset[int]]:
     """The classes of each step of a round; in these tests no two images of a step are alike."""
     return [frozenset((step < 0).nonzero().flatten().tolist()) for step in grads["head.bias"]]
+
+
+@contextmanager
+def knowing(images: Path, count: int) -> Iterator[None]:
+    """Register `backwards`, which knows these photographs: K.png is that of class K."""
+    PICTURES.clear()
+    BATCHES.clear()
+    for label in range(count):
+        pixels = np.asarray(Image.open(images / f"{label}.png"))
+        PICTURES[label] = torch.tensor(pixels).permute(2, 0, 1) / 255
+    entry = Entry(f"{WHERE}:Backwards", traits=frozenset({"shared pictures"}))
+    with ATTACKS.registered("backwards", entry):
+        yield
