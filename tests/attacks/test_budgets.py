@@ -102,7 +102,7 @@ def test_matching_gives_the_best_picture_so_far(model: LoadedModel, name: str) -
     assert made.images is not None
     assert made.images.isfinite().all()
     assert 1 < made.diagnostics["steps"].item() < 100_000
-    short, _, _ = timed(attack, view, 0.5)
+    short, _, _ = timed(attack, view, 0.1)  # by .5 seconds the distance has met its floor, .001
     better = made.diagnostics["cosine_distance"] < short.diagnostics["cosine_distance"]
     assert better.all()
 
