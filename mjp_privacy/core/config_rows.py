@@ -31,15 +31,15 @@ def row_of(content: Mapping[str, Any], row: str | None, where: str) -> dict[str,
         raise UserError(
             f"{where}, rows.{row}: expected fields that replace the base's, got {changes!r}."
         )
-    merged = _merged(base, changes)
-    merged["name"] = f"{base.get('name', '')}-{row}".strip("-")
-    return merged
+    fields = merged(base, changes)
+    fields["name"] = f"{base.get('name', '')}-{row}".strip("-")
+    return fields
 
 
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The base with these fields changed, also inside nested mappings."""
-    merged = dict(base)
+    fields = dict(base)
     for key, value in changes.items():
-        both_nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both_nested else value
-    return merged
+        both_nested = isinstance(value, Mapping) and isinstance(fields.get(key), Mapping)
+        fields[key] = merged(fields[key], value) if both_nested else value
+    return fields

@@ -31,6 +31,9 @@ class TrainArguments:
     """Which of the config's rows to train, if it has rows (A to J of Table 4, ...)."""
     val: Path | None = None
     """Validation images; not needed if --data is in ImageNet's layout."""
+    preset: Literal["ours", "paper", "authors_code"] | None = None
+    """Whose choices to follow where the paper, its authors' code and this project differ
+    (docs/paper.md); fields that the row sets stay."""
     initial: Path | None = None
     """Fine-tune from this checkpoint instead of the config's."""
     epochs: int | None = None
@@ -65,6 +68,7 @@ def train(argv: list[str], usage: Usage) -> int:
     config = load_training(
         arguments.config,
         arguments.row,
+        preset=arguments.preset,
         initial=arguments.initial,
         precision=arguments.precision,
         epochs=arguments.epochs,

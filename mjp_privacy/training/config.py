@@ -22,12 +22,13 @@ from mjp_privacy.core.bounds import (
     Switch,
     Width,
 )
-from mjp_privacy.core.config_rows import row_of
+from mjp_privacy.core.config_rows import merged, row_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import parse, schema
 from mjp_privacy.core.gate.yaml_files import read_mapping
 from mjp_privacy.core.shown import shown
 from mjp_privacy.models.parameters import check_parameters
+from mjp_privacy.training.presets import Preset, preset_fields, without_empty_puzzle
 
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
 
@@ -116,6 +117,9 @@ class Jigsaw:
     """Share of the steps that are shuffled."""
     mask_per: Literal["batch", "image"] = "batch"
     dal_lambda: NotNegative = 0.01
+    dal_schedule: Literal["constant", "rising_then_halving"] = "constant"
+    """`rising_then_halving`: dal_lambda is reached at the end of the warm-up, epoch by epoch from 0,
+    and falls along a cosine to half of it at the end, as in the authors' code."""
     dal_target: Literal["raw", "normalized"] = "raw"
     position_init: Literal["paper", "controlled"] = "paper"
     """How position embeddings (PEs) start, and whether they decay, in a model with E_unk. `paper`:
@@ -158,6 +162,8 @@ class TrainingConfig:
     """Everything that decides a trained model but its images: load_training(FILE, row="J")."""
 
     name: Label
+    preset: Preset = "ours"
+    """Whose choices the fields of `presets.CHOICES` follow, where the row does not set them."""
     model: Architecture = Architecture()
     recipe: Recipe = Recipe()
     augmentation: Augmentation = Augmentation()
@@ -208,13 +214,16 @@ def load_training(
 ) -> TrainingConfig:
     """Read a config: load_training("configs/training/cifar10.yaml", "J", epochs=2).
 
-    row      one of the file's `rows`, whose fields replace the base's
-    changes  fields of the recipe, seed, or initial (a checkpoint); None keeps the file's value
+    row      one of the file's `rows`, whose fields replace the base's and a preset's
+    changes  fields of the recipe, seed, preset, or initial (a checkpoint); None keeps the file's
     """
     content = dict(path) if isinstance(path, Mapping) else dict(read_mapping(Path(path)))
     where = "the config" if isinstance(path, Mapping) else shown(path)
-    content = row_of(content, row, where)
     changes = {key: value for key, value in changes.items() if value is not None}
+    if "preset" in changes:
+        content["preset"] = changes.pop("preset")
+    preset = content.get("preset", "ours")
+    content = without_empty_puzzle(row_of(_with_preset(content, preset), row, where), preset)
     if "seed" in changes:
         content["seed"] = changes.pop("seed")
     if "initial" in changes:
@@ -225,6 +234,17 @@ def load_training(
     config = parse(TrainingConfig, content, where, _OWNERS)
     _check(config, where)
     return config
+
+
+def _with_preset(content: Mapping[str, Any], preset: Any) -> dict[str, Any]:
+    """The base of a config with a preset's fields; what is no preset or no part, for the schema."""
+    parts = preset_fields(preset) if isinstance(preset, str) else {}
+    fitting = {
+        part: fields
+        for part, fields in parts.items()
+        if content.get(part) is None or isinstance(content[part], Mapping)
+    }
+    return merged(content, fitting)
 
 
 def _with(fields: Any, changes: Mapping[str, Any]) -> Any:
@@ -275,8 +295,16 @@ def _check(config: TrainingConfig, where: str) -> None:
 
 
 def plain(config: TrainingConfig) -> dict[str, Any]:
-    """The config as JSON values; a checkpoint to start from by its file name only."""
+    """The config as JSON values; a checkpoint to start from by its file name only.
+
+    Fields that the schema gained appear only off their defaults, so that the record of an earlier
+    run equals that of the same config today.
+    """
     content = dataclasses.asdict(config)
+    if config.preset == "ours":
+        del content["preset"]
+    if config.jigsaw.dal_schedule == "constant":
+        del content["jigsaw"]["dal_schedule"]
     if config.initial:
         content["initial"]["checkpoint"] = Path(config.initial.checkpoint).name
     return content

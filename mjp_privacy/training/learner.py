@@ -25,6 +25,7 @@ from mjp_privacy.training.network import Objective, build_network
 from mjp_privacy.training.optimization import (
     build_optimizer,
     clipped,
+    dal_weight,
     learning_rate,
     set_learning_rate,
 )
@@ -69,8 +70,11 @@ class Learner:
         puzzle = self.puzzles.at(step)
         images = apply(puzzle, images, self.config.model.patch_size)
         set_learning_rate(self.optimizer, learning_rate(self.config, step, self.steps_per_epoch))
+        weight = torch.tensor(
+            dal_weight(self.config, step, self.steps_per_epoch), device=images.device
+        )
         with self._autocast():
-            loss, numbers = self.objective(images, labels, puzzle.mask)
+            loss, numbers = self.objective(images, labels, puzzle.mask, weight)
         loss.backward()
         norm = clipped(list(self.model.parameters()), self.config.recipe.clip_grad)
         self.optimizer.step()

@@ -93,13 +93,14 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.smoothing = config.recipe.label_smoothing
-        self.dal_lambda = config.jigsaw.dal_lambda
         self.normalize = config.jigsaw.dal_target == "normalized"
 
-    def forward(self, images: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, images: Tensor, targets: Tensor, mask: Tensor, dal_weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The loss, and (loss, cross-entropy, DAL, accuracy) detached, as one tensor (4,).
 
-        targets: class indices (B,), or soft labels (B, K) from mixup.
+        targets: class indices (B,), or soft labels (B, K) from mixup; dal_weight: a scalar.
         """
         logits = self.model(images, mask).float()
         soft = targets.ndim == 2  # mixup has smoothed these labels already
@@ -108,7 +109,7 @@ class Objective(nn.Module):
         if self.model.dal_regressor is not None:
             with torch.autocast(images.device.type, enabled=False):
                 dal = self.model.dal_loss(mask, normalize=self.normalize)
-            loss = entropy + self.dal_lambda * dal
+            loss = entropy + dal_weight * dal
         truth = targets.argmax(-1) if soft else targets
         accuracy = (logits.argmax(-1) == truth).float().mean()
         return loss, torch.stack((loss, entropy, dal, accuracy)).detach()

@@ -38,6 +38,18 @@ def learning_rate(config: TrainingConfig, step: int, steps_per_epoch: int) -> fl
     return end + (top - end) * (1 + math.cos(math.pi * step / total)) / 2
 
 
+def dal_weight(config: TrainingConfig, step: int, steps_per_epoch: int) -> float:
+    """The weight of L_DAL in a step; under `rising_then_halving` it changes from epoch to epoch."""
+    top = config.jigsaw.dal_lambda
+    if config.jigsaw.dal_schedule == "constant":
+        return top
+    epoch, warmup = step // steps_per_epoch, round(config.warmup_epochs)
+    if epoch < warmup:
+        return top * epoch / max(warmup - 1, 1)
+    cosine = math.cos(math.pi * (epoch - warmup) / (config.recipe.epochs - warmup))
+    return top / 2 + top / 4 * (1 + cosine)
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Give all parameter groups this learning rate."""
     for group in optimizer.param_groups:

@@ -83,11 +83,11 @@ def test_the_gradient_is_clipped_to_its_norm() -> None:
 
 
 def test_the_loss_is_cross_entropy_plus_lambda_dal() -> None:
-    config = small(jigsaw={"dal_lambda": 0.5}, model={"drop_path": 0})
+    config = small(model={"drop_path": 0})
     model = build_network(config)
     images, labels = torch.randn(4, 3, 28, 28), torch.tensor([0, 1, 2, 0])
     mask = torch.arange(16)[None] < 5
-    loss, numbers = Objective(model, config)(images, labels, mask)
+    loss, numbers = Objective(model, config)(images, labels, mask, torch.tensor(0.5))
     target, prediction = model.dal(mask[0])
     dal = (target - prediction).abs().mean()
     entropy = F.cross_entropy(model(images, mask), labels, label_smoothing=0.1)
@@ -96,7 +96,7 @@ def test_the_loss_is_cross_entropy_plus_lambda_dal() -> None:
     normalized = Objective(model, small(jigsaw={"dal_target": "normalized"}))
     target, prediction = model.dal(mask[0], normalize=True)
     expected = (target - prediction).abs().mean().item()
-    assert normalized(images, labels, mask)[1][2].item() == pytest.approx(expected, rel=1e-6)
+    assert normalized(images, labels, mask, torch.tensor(0.5))[1][2].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_soft_targets_are_not_smoothed_again() -> None:
@@ -105,7 +105,8 @@ def test_soft_targets_are_not_smoothed_again() -> None:
     images, soft = torch.randn(2, 3, 28, 28), torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
     mask = torch.zeros(1, 16, dtype=torch.bool)
     expected = -(soft * model(images, mask).log_softmax(-1)).sum(-1).mean()
-    assert Objective(model, config)(images, soft, mask)[0].item() == pytest.approx(expected.item())
+    loss, _ = Objective(model, config)(images, soft, mask, torch.tensor(0.01))
+    assert loss.item() == pytest.approx(expected.item())
 
 
 # batches ------------------------------------------------------------------------------------------
