@@ -23,7 +23,8 @@ _FILTERS = {
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Short side to `resize` pixels, then the central square of side `size`.
+    """Short side to `resize` pixels, then the central square of side `size`; or, with `squash`, the
+    whole picture to size × size, whatever its shape.
 
     The same as torchvision's Resize and CenterCrop on a PIL image. A picture that already is
     size × size is not changed, so that images made for the model reach it bit for bit.
@@ -34,6 +35,7 @@ class Preprocessing:
     size: int
     resize: int | None = None  # None: round(size · 248 / 224)
     interpolation: Interpolation = "bicubic"
+    squash: bool = False
 
     def __post_init__(self) -> None:
         if self.interpolation not in get_args(Interpolation):
@@ -52,9 +54,12 @@ class Preprocessing:
     def __call__(self, picture: Image.Image) -> Tensor:
         """An RGB picture to (3, size, size) float32 in [0, 1]: its 8-bit values over 255."""
         if picture.size != (self.size, self.size):
-            picture = self._crop(self._resize(picture))
+            picture = self._squashed(picture) if self.squash else self._crop(self._resize(picture))
         pixels = np.array(picture.convert("RGB"))
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(torch.float32) / 255
+
+    def _squashed(self, picture: Image.Image) -> Image.Image:
+        return picture.resize((self.size, self.size), _FILTERS[self.interpolation])
 
     def _resize(self, picture: Image.Image) -> Image.Image:
         width, height = picture.size

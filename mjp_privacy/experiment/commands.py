@@ -84,6 +84,8 @@ class AttackArguments:
     and images."""
     gamma: float | None = None
     """Shuffle ratio of settings b and c, instead of the config's."""
+    published_only: bool = False
+    """Run those of the config's attacks alone that the paper ran."""
     attack_seconds: float | None = None
     """The processor's time that an attack may take over one image; past it the image's row is the
     best so far, or `unsupported`. A later command with more time makes those rows again."""
@@ -111,6 +113,10 @@ def attack(argv: list[str], usage: Usage) -> int:
     changes = {f.name: getattr(arguments.overrides, f.name) for f in dataclasses.fields(Overrides)}
     experiment = dataclasses.replace(load_experiment(arguments.config), **changes)
     check_experiment(experiment, str(arguments.config))
+    if arguments.published_only:
+        from mjp_privacy.experiment.overrides import with_published_attacks
+
+        experiment = with_published_attacks(experiment)
     summary = _run(arguments, experiment)
     print(f"{summary.images} images in {summary.cells} cells: {summary.out}")
     if summary.inapplicable:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig, client_identity
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
@@ -43,6 +44,30 @@ def with_seconds(
     if seconds is None:
         return tuple(attacks)
     return tuple(dataclasses.replace(attack, seconds=seconds) for attack in attacks)
+
+
+def with_published_attacks(experiment: Experiment) -> Experiment:
+    """The experiment with those of its attacks alone that the paper ran, without its controls.
+
+    Grid entries that are left without an attack go.
+    """
+    published = {
+        attack.title
+        for attack in experiment.attacks
+        if getattr(find_attack(attack.name, dict(attack.options)), "published", False)
+    }
+    grid = tuple(
+        dataclasses.replace(entry, attacks=kept)
+        for entry in experiment.grid
+        if (kept := tuple(a.title for a in attacks_of(entry, experiment) if a.title in published))
+    )
+    if not grid:
+        raise UserError(
+            f"--published-only: {experiment.name!r} has no attack that the paper ran; expected "
+            "april among its attacks. Run it without --published-only, or take table5."
+        )
+    attacks = tuple(attack for attack in experiment.attacks if attack.title in published)
+    return dataclasses.replace(experiment, attacks=attacks, grid=grid)
 
 
 def with_gamma(experiment: Experiment, gamma: float) -> Experiment:

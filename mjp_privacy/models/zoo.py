@@ -66,7 +66,6 @@ NAMED_MODELS.register(
         unknown_embedding=True,
         dal=None,
         checkpoint=None,
-        trained_gamma=0.03,
         where=_AUTHORS,
         summary="DeiT-S trained with MJP; needs --weights",
     ),

@@ -118,8 +118,8 @@ class Jigsaw:
     mask_per: Literal["batch", "image"] = "batch"
     dal_lambda: NotNegative = 0.01
     dal_schedule: Literal["constant", "rising_then_halving"] = "constant"
-    """`rising_then_halving`: dal_lambda is reached at the end of the warm-up, epoch by epoch from 0,
-    and falls along a cosine to half of it at the end, as in the authors' code."""
+    """`rising_then_halving`: from 0 to dal_lambda over the epochs of the warm-up, then along a
+    cosine to half of it, as in the authors' code."""
     dal_target: Literal["raw", "normalized"] = "raw"
     position_init: Literal["paper", "controlled"] = "paper"
     """How position embeddings (PEs) start, and whether they decay, in a model with E_unk. `paper`:

@@ -14,9 +14,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing
+from mjp_privacy.data import ImageError, ImageRecord, ImageSource
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from mjp_privacy.training.protocols import Protocol
 
 BATCH = 128
 
@@ -26,7 +27,7 @@ def measure(
     model: LoadedModel,
     source: ImageSource,
     records: Sequence[ImageRecord],
-    gammas: Sequence[float],
+    protocol: Protocol,
     *,
     seed: int = 0,
     progress: Callable[[int], object] = lambda done: None,
@@ -35,8 +36,7 @@ def measure(
 
     progress: called with the number of images done after each batch.
     """
-    card = model.card
-    prepare = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
+    prepare = protocol.preparation(model)
     rows: list[dict[str, object]] = []
     for start in range(0, len(records), BATCH):
         readable, images = [], []
@@ -45,9 +45,9 @@ def measure(
                 images.append(prepare(source.decode(record, min_side=model.patch_size)))
                 readable.append(record)
             except ImageError as error:
-                rows += [_failed(record, gamma, error.reason) for gamma in gammas]
+                rows += [_failed(record, gamma, error.reason) for gamma in protocol.gammas]
         if readable:
-            rows += _measured(model, readable, torch.stack(images), gammas, seed)
+            rows += _measured(model, readable, torch.stack(images), protocol, seed)
         progress(min(start + BATCH, len(records)))
     return pd.DataFrame(rows)
 
@@ -62,16 +62,18 @@ def _measured(
     model: LoadedModel,
     records: Sequence[ImageRecord],
     images: Tensor,
-    gammas: Sequence[float],
+    protocol: Protocol,
     seed: int,
 ) -> list[dict[str, object]]:
-    ids = [record.image_id for record in records]
+    each = protocol.mask_per == "image"
+    ids = [record.image_id for record in (records if each else records[:1])]
     logits, embedding = _outputs(model, images, None)
     predicted = logits.argmax(-1).tolist()
     best = logits.topk(min(5, logits.shape[-1])).indices.tolist()
     rows: list[dict[str, object]] = []
-    for gamma in gammas:
-        mask, permutation = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
+    for gamma in protocol.gammas:
+        drawn = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
+        mask, permutation = (one.expand(len(records), -1) for one in drawn)
         shuffled = shuffle_patches(images, permutation, model.patch_size)
         shuffled_logits, shuffled_embedding = _outputs(model, shuffled, mask)
         distance = (embedding - shuffled_embedding).norm(dim=-1).tolist()
@@ -80,6 +82,13 @@ def _measured(
         for place, record in enumerate(records):
             label, plain, jumbled = record.label, predicted[place], predicted_shuffled[place]
             labelled = label is not None
+            values = {
+                "top1": float(plain == label) if labelled else None,
+                "top5": float(label in best[place]) if labelled else None,
+                "top1_shuffled": float(jumbled == label) if labelled else None,
+                "diff_norm": distance[place],
+                "consistency": float(plain == jumbled),
+            }
             rows.append(
                 {
                     "image_id": record.image_id,
@@ -90,11 +99,7 @@ def _measured(
                     "reason": "",
                     "predicted": plain,
                     "predicted_shuffled": jumbled,
-                    "top1": float(plain == label) if labelled else None,
-                    "top5": float(label in best[place]) if labelled else None,
-                    "top1_shuffled": float(jumbled == label) if labelled else None,
-                    "diff_norm": distance[place],
-                    "consistency": float(plain == jumbled),
+                    **{name: values[name] for name in protocol.measures},
                     "masked_patches": masked[place],
                 }
             )

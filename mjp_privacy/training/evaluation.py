@@ -17,12 +17,10 @@ from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
-from mjp_privacy.core.gate.file_kind import is_there
-from mjp_privacy.core.shown import shown
 from mjp_privacy.data import ImageRecord, open_images, spread_subset
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
-from mjp_privacy.models.zoo import NAMED_MODELS
+from mjp_privacy.models.named import NamedCheckpoint, for_all_channels, named_checkpoints
 from mjp_privacy.training.consistency import embedding_condition, measure
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.evaluation_report import (
@@ -32,10 +30,8 @@ from mjp_privacy.training.evaluation_report import (
     summary_table,
 )
 from mjp_privacy.training.examples import numbered
+from mjp_privacy.training.protocols import AUTHORS_MEAN, AUTHORS_STD, protocols
 from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart_in
-
-MOST_LETTERS = 100
-"""Of a model's name in the table; a longer one is shortened in its middle."""
 
 
 def write_evaluation(arguments: EvaluationArguments) -> str:
@@ -43,12 +39,12 @@ def write_evaluation(arguments: EvaluationArguments) -> str:
 
     write_evaluation(EvaluationArguments(("cifar_vit",), Path("cifar10-test.zip")))
     """
-    for gamma in arguments.gamma:
+    for gamma in arguments.gamma or ():
         if not 0 <= gamma <= 1:
             raise UserError(f"--gamma is a share of the patches: expected 0 to 1, got {gamma}.")
     if not 0 <= arguments.seed < 1 << 63:
         raise UserError(f"--seed: expected 0 to 2**63 - 1, got {arguments.seed}.")
-    if not arguments.checkpoint or not arguments.gamma:
+    if not arguments.checkpoint or arguments.gamma == ():
         raise UserError("--checkpoint and --gamma: expected at least one each, got none.")
     if arguments.paper_row is not None and arguments.paper_row not in TABLE4:
         raise UserError(
@@ -70,107 +66,93 @@ def write_evaluation(arguments: EvaluationArguments) -> str:
 
 def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:
     """Measure one checkpoint after the other; all are loaded first, so mistakes show at once."""
+    if arguments.data is None:
+        raise UserError(
+            "mjp evaluate: expected images, got none. Give --data for accuracy and consistency, or "
+            "--imagenet-c, --imagenet-a or --imagenet-o for robustness."
+        )
     source = open_images(arguments.data, arguments.labels)
     records = spread_subset(source.records, arguments.limit, arguments.seed)
     device = pick_device(arguments.device)
-    loaded = [(item, *_load(item, arguments)) for item in arguments.checkpoint]
-    labels = [label for _, label, _ in loaded]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise UserError(
-            f"Two checkpoints are called {twice[0]!r}: expected a different name for each. Give "
-            "--checkpoint NAME=PATH NAME=PATH."
-        )
-    for item, label, model in loaded:
-        _check_labels(label, model, source.records)
-        rows = measure(
-            model.to(device),
-            source,
-            records,
-            sorted(set(arguments.gamma)),
-            seed=arguments.seed,
-            progress=_Progress(label, len(records)),
+    named = named_checkpoints(arguments.checkpoint, "--checkpoint")
+    loaded = [(checkpoint, load_checkpoint(checkpoint, arguments)) for checkpoint in named]
+    for checkpoint, model in loaded:
+        label = checkpoint.label
+        check_labels(label, model, source.records)
+        rows = pd.concat(
+            measure(
+                model.to(device),
+                source,
+                records,
+                protocol,
+                seed=arguments.seed,
+                progress=Progress(label, len(records)),
+            )
+            for protocol in protocols(arguments.preset, arguments.gamma)
         )
         yield Evaluated(
             label,
             rows,
             model.card.trained_gamma,
-            _paper(item, arguments),
+            papers_row(checkpoint, arguments),
             embedding_condition(model),
             tuple(f"{label}: {note}" for note in model.card.checkpoint.notes),
         )
 
 
-def _check_labels(label: str, model: LoadedModel, records: Sequence[ImageRecord]) -> None:
+def check_labels(
+    label: str, model: LoadedModel, records: Sequence[ImageRecord], option: str = "--data"
+) -> None:
     """Raise if the images' labels are not the model's class indices."""
     largest = max((record.label for record in records if record.label is not None), default=0)
     if largest >= model.card.num_classes:
         raise UserError(
-            f"--data holds a label {largest}, but {label} has {model.card.num_classes} classes: "
+            f"{option} holds a label {largest}, but {label} has {model.card.num_classes} classes: "
             "expected labels of the data the model was trained on. Give --labels, or other images."
         )
     classes = {record.label for record in records} - {None}
     by_name = bool(records) and records[0].label_source == "folder" and not numbered(records)
     if by_name and len(classes) != model.card.num_classes:
         raise UserError(
-            f"--data has {len(classes)} class folders, but {label} has {model.card.num_classes} "
+            f"{option} has {len(classes)} class folders, but {label} has {model.card.num_classes} "
             "classes: plain folders are numbered in sorted order, so if some are missing the "
             "others get wrong numbers. Expected all class folders, folders named by the class "
             "index, or --labels."
         )
 
 
-def _load(item: str, arguments: EvaluationArguments) -> tuple[str, LoadedModel]:
-    label, path = _label_and_path(item)
+def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments) -> LoadedModel:
+    """The network of a checkpoint, with what the command line says of it."""
+    authors = arguments.preset == "authors_code"
+    mean = AUTHORS_MEAN if authors and arguments.mean is None else arguments.mean
+    std = AUTHORS_STD if authors and arguments.std is None else arguments.std
     overrides: dict[str, Any] = {
         "img_size": arguments.img_size,
-        "mean": _channels(arguments.mean),
-        "std": _channels(arguments.std),
+        "mean": for_all_channels(mean),
+        "std": for_all_channels(std),
         "position_embedding": arguments.position_embedding,
         "unknown_embedding": arguments.unknown_embedding,
     }
-    source = _source(path)
-    return label, load_model(
-        arguments.model, checkpoint=source, unknown_init="mean_position", **overrides
+    return load_model(
+        arguments.model, checkpoint=checkpoint.source, unknown_init="mean_position", **overrides
     )
 
 
-def _source(path: str) -> str:
-    """The checkpoint of a named model; anything else is a path and stays as it is."""
-    named = NAMED_MODELS[path].checkpoint if path in NAMED_MODELS else None
-    return named or path
-
-
-def _channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | None:
-    return numbers[0] if numbers is not None and len(numbers) == 1 else numbers
-
-
-def _label_and_path(item: str) -> tuple[str, str]:
-    """The label and path of LABEL=PATH; a plain PATH is labelled by its file or folder name."""
-    file = Path(item)
-    if "=" in item and not is_there(file):
-        label, _, path = item.partition("=")
-        if not label or not path:
-            raise UserError(f"--checkpoint: expected PATH or LABEL=PATH, got {shown(item)!r}.")
-        return shown(label, MOST_LETTERS), path
-    if not is_there(file) or file.is_dir():
-        return shown(item, MOST_LETTERS), item
-    generic = file.stem in ("model", "model_float16", "checkpoint")
-    return shown(file.resolve().parent.name if generic else file.stem, MOST_LETTERS), item
-
-
-def _paper(item: str, arguments: EvaluationArguments) -> PublishedModel | None:
+def papers_row(
+    checkpoint: NamedCheckpoint, arguments: EvaluationArguments
+) -> PublishedModel | None:
     """The paper's row to stand beside: the one the user names, or the one that fits the switches
     which our trainer wrote into the file."""
     if arguments.paper_row is not None:
         return TABLE4[arguments.paper_row]
-    return counterpart_in(read_metadata(_source(_label_and_path(item)[1])))
+    return counterpart_in(read_metadata(checkpoint.source))
 
 
-class _Progress:
+class Progress:
     """Prints how many images of a model are done, every ten seconds."""
 
-    def __init__(self, label: str, total: int) -> None:
-        self.label, self.total = label, total
+    def __init__(self, label: str, total: int, unit: str = "images") -> None:
+        self.label, self.total, self.unit = label, total, unit
         self.started = self.last_line = time.monotonic()
 
     def __call__(self, done: int) -> None:
@@ -179,7 +161,8 @@ class _Progress:
             rate = done / (self.last_line - self.started)
             left = (self.total - done) / rate
             print(
-                f"{self.label}: {done}/{self.total} · {rate:.0f} images/s · {left:.0f} s left",
+                f"{self.label}: {done}/{self.total} {self.unit} · {rate:.2g} a second · "
+                f"{left:.0f} s left",
                 file=sys.stderr,
             )
 

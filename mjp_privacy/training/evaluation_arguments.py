@@ -14,12 +14,26 @@ class EvaluationArguments:
     checkpoint: tuple[str, ...]
     """Files, each PATH or LABEL=PATH; or names: timm:NAME, or a model that comes with this
     package."""
-    data: Path
-    """Images with labels: class folders, ImageNet val, or a zip."""
-    gamma: tuple[float, ...] = (0.27,)
-    """Shares of shuffled patches; several make a sweep (Fig. 3)."""
+    data: Path | None = None
+    """Images with labels: class folders, ImageNet val, or a zip. Beside --imagenet-c their error
+    stands too; --imagenet-o needs them as the images that are not strange."""
+    imagenet_c: Path | None = None
+    """Robustness (the paper's Tables 2, 10) in place of consistency: a folder in ImageNet-C's
+    layout, corruption/severity/class. `mjp sample --corrupt` makes one of any images."""
+    imagenet_a: Path | None = None
+    """ImageNet-A: 200 folders of synsets, to which answers are restricted."""
+    imagenet_o: Path | None = None
+    """ImageNet-O: the same, of things that belong to none of the 1000 classes."""
+    preset: Literal["ours", "paper", "authors_code"] = "ours"
+    """Whose way of measuring. `authors_code`: accuracy on crops of 256/224, shuffled at γ = .9 with
+    one mask for 128 images; consistency on squashed images at γ = .5; ImageNet's mean and std for
+    every model. `paper` says nothing of these and measures as `ours`."""
+    gamma: tuple[float, ...] | None = None
+    """Shares of shuffled patches in place of the preset's (ours: .27); several make a sweep
+    (Fig. 3)."""
     out: Path | None = None
-    """Folder for per_image.csv, summary.csv, table.md and sweep.png."""
+    """Folder for per_image.csv, summary.csv, table.md and sweep.png; for robustness.csv and
+    robustness.md."""
     labels: Path | None = None
     model: str | None = None
     """The architecture's name, for files that do not state it (vit_tiny_patch16_224)."""

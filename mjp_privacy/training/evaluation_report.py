@@ -63,7 +63,8 @@ def summary_table(models: Sequence[Evaluated]) -> pd.DataFrame:
             paper = model.paper if gamma else None  # the paper's figures are of shuffled input
             line["paper_row"] = paper.label if paper else ""
             for name in ("top1", "diff_norm", "consistency"):
-                line[f"paper_{name}"] = getattr(paper, name) if paper else None
+                measured_here = not pd.isna(line[name])
+                line[f"paper_{name}"] = getattr(paper, name) if paper and measured_here else None
             lines.append(line)
     return pd.DataFrame(lines)
 
@@ -144,8 +145,10 @@ def draw_sweep(table: pd.DataFrame, path: Path) -> None:
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     for axes, name in zip(figure.subplots(1, 3), names, strict=True):
         for label, line in table.groupby("model", sort=False):
-            axes.plot(line["gamma"], line[name], marker="o", markersize=3, label=drawn(label))
-            axes.fill_between(line["gamma"], line[f"{name}_low"], line[f"{name}_high"], alpha=0.15)
+            points = line[line[name].notna()]  # a protocol measures some of the three
+            gammas, low, high = (points[key] for key in ("gamma", f"{name}_low", f"{name}_high"))
+            axes.plot(gammas, points[name], marker="o", markersize=3, label=drawn(label))
+            axes.fill_between(gammas, low, high, alpha=0.15)
         axes.set_title(f"{MEASURES[name][0]} {MEASURES[name][1]}", fontsize=10)
         axes.set_xlabel("γ of the shuffled input")
         axes.grid(alpha=0.3)

@@ -9,7 +9,7 @@ is github.com/yhlleo/MJP at commit a5d7c8a, which was read; nothing of it is use
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -94,14 +94,14 @@ def without_empty_puzzle(content: Mapping[str, Any], preset: str) -> dict[str, A
     return {**content, "model": plain_model, "jigsaw": puzzle}
 
 
-def deviations() -> str:
-    """CHOICES as a Markdown table."""
+def deviations(choices: Sequence[Choice] = CHOICES) -> str:
+    """The choices as a Markdown table."""
     head = "| field | ours | paper | authors' code | evidence |\n| --- | --- | --- | --- | --- |"
     lines = [
         "| "
-        + " | ".join((f"`{one.field}`", *map(_word, (one.ours, one.paper, one.authors_code))))
+        + " | ".join((one.field, *map(_word, (one.ours, one.paper, one.authors_code))))
         + f" | {one.why} |"
-        for one in CHOICES
+        for one in choices
     ]
     return "\n".join((head, *lines))
 

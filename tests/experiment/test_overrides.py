@@ -10,7 +10,7 @@ import pytest
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.overrides import with_gamma, with_weights
+from mjp_privacy.experiment.overrides import with_gamma, with_published_attacks, with_weights
 
 
 def config(*grid: dict[str, Any], **models: dict[str, Any]) -> Any:
@@ -67,3 +67,21 @@ def test_the_longest_name_that_fits_is_meant(tmp_path: Path) -> None:
     assert set(checkpoints(with_weights(given, (str(odd),))).values()) == {str(odd)}
     with pytest.raises(UserError, match="Unknown model 'N'"):
         with_weights(given, ("N=x.pth",))
+
+
+def test_published_attacks_alone_leave_the_papers_rows() -> None:
+    table5 = with_published_attacks(load_experiment("configs/table5.yaml"))
+    cells = expand(table5)
+    assert {cell.attack.title for cell in cells} == {"april"}
+    shuffled = [c.gamma for c in cells if c.setting != "a"]
+    assert shuffled == [0.9] * 6 + [0.27] * 6  # rows 5 to 10 of the paper, twice
+    assert sum(cell.setting == "a" for cell in cells) == 4
+
+
+def test_an_experiment_without_a_published_attack_is_refused() -> None:
+    entry = {"models": ["ViT"], "settings": ["a"]}
+    given = load_experiment(
+        {"name": "x", "models": {"ViT": {}}, "grid": [entry], "attacks": [{"name": "grey"}]}
+    )
+    with pytest.raises(UserError, match=r"--published-only: 'x' has no attack .* april"):
+        with_published_attacks(given)

@@ -9,6 +9,7 @@ from mjp_privacy.data import open_images, spread_subset
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.training.consistency import measure
+from mjp_privacy.training.protocols import Protocol
 
 
 def test_a_public_vit_has_its_known_accuracy(shared_data: Path) -> None:
@@ -20,7 +21,7 @@ def test_a_public_vit_has_its_known_accuracy(shared_data: Path) -> None:
         std=0.5,
     )
     source = open_images(shared_data / "data" / "imagenet-sample-600.zip")
-    rows = measure(model, source, source.records, [0.27])
+    rows = measure(model, source, source.records, Protocol(gammas=(0.27,)))
     assert len(rows) == 600
     assert rows["top1"].astype(float).mean() == pytest.approx(0.83, abs=0.03)
     assert rows["top5"].astype(float).mean() > 0.93
@@ -33,7 +34,7 @@ def test_the_zoo_is_as_accurate_as_its_files_say(shared_data: Path, row: str) ->
     model = load_model(f"cifar_{row}")
     said = json.loads(read_metadata(f"packaged:cifar_{row}")["val_top1"]) / 100
     source = open_images(shared_data / "data" / "cifar10-test.zip")
-    rows = measure(model, source, spread_subset(source.records, 800, 0), [0.27])
+    rows = measure(model, source, spread_subset(source.records, 800, 0), Protocol(gammas=(0.27,)))
     found = rows["top1"].astype(float).mean()
     assert found == pytest.approx(said, abs=3 * (said * (1 - said) / 800) ** 0.5)
     if row == "vit_no_pe":

@@ -12,6 +12,7 @@ from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
 from mjp_privacy.training.config import load_training, plain
 from mjp_privacy.training.consistency import measure
+from mjp_privacy.training.protocols import Protocol
 
 ROWS = ("vit", "vit_no_pe", "vit_mjp", "vit_mjp_controlled", "vit_jp", "vit_closed_form")
 PATCH14_ROWS = ("vit", "vit_mjp")
@@ -71,5 +72,5 @@ def test_the_patches_of_ten_pictures_are_fewer_than_the_width(row: str) -> None:
 
 def test_without_positions_a_jigsaw_changes_nothing() -> None:
     source = open_images("embedded")
-    rows = measure(load_model("cifar_vit_no_pe"), source, source.records, [0.27])
+    rows = measure(load_model("cifar_vit_no_pe"), source, source.records, Protocol(gammas=(0.27,)))
     assert (rows["consistency"] == 1).all()

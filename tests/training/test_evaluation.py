@@ -16,6 +16,7 @@ from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.consistency import measure
 from mjp_privacy.training.evaluation_report import Evaluated, markdown, summary_table
+from mjp_privacy.training.protocols import Protocol
 from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4
 from tests.helpers.models import tiny
 from tests.helpers.training import class_folders, small
@@ -49,7 +50,7 @@ def undecided(model: LoadedModel) -> LoadedModel:
 
 def test_every_figure_by_hand(images: ImageSource) -> None:
     model = undecided(tiny(torch.float32, unknown_embedding=True, resize=32))
-    rows = measure(model, images, images.records, [0.5]).set_index("image_id")
+    rows = measure(model, images, images.records, Protocol(gammas=(0.5,))).set_index("image_id")
     assert 0 < rows["consistency"].mean() < 1
     assert 0 < rows["top1"].astype(float).mean() < 1
     for record in images.records:
@@ -77,7 +78,17 @@ def test_every_figure_by_hand(images: ImageSource) -> None:
 @pytest.mark.parametrize("reading", ["exposed", "strict"])
 def test_without_position_embeddings_all_stay_the_same(images: ImageSource, reading: str) -> None:
     model = undecided(tiny(torch.float32, position_embedding=reading))
-    rows = measure(model, images, images.records, [0.27, 0.9])
+    rows = measure(
+        model,
+        images,
+        images.records,
+        Protocol(
+            gammas=(
+                0.27,
+                0.9,
+            )
+        ),
+    )
     assert rows["predicted"].nunique() > 1
     assert (rows["consistency"] == 1).all()
     assert rows["diff_norm"].max() < 1e-3
@@ -85,7 +96,7 @@ def test_without_position_embeddings_all_stay_the_same(images: ImageSource, read
 
 
 def test_at_gamma_zero_nothing_changes(images: ImageSource) -> None:
-    rows = measure(tiny(torch.float32), images, images.records, [0.0])
+    rows = measure(tiny(torch.float32), images, images.records, Protocol(gammas=(0.0,)))
     assert (rows["diff_norm"] == 0).all()
     assert (rows["consistency"] == 1).all()
     assert (rows["top1"] == rows["top1_shuffled"]).all()
@@ -93,7 +104,17 @@ def test_at_gamma_zero_nothing_changes(images: ImageSource) -> None:
 
 def test_an_unreadable_image_is_a_failure_and_counted(images: ImageSource) -> None:
     (images.path / "class_0" / "001.png").write_bytes(b"no image")
-    rows = measure(tiny(torch.float32), images, images.records, [0.27, 0.5])
+    rows = measure(
+        tiny(torch.float32),
+        images,
+        images.records,
+        Protocol(
+            gammas=(
+                0.27,
+                0.5,
+            )
+        ),
+    )
     failed = rows[rows["status"] == "failed"]
     assert len(rows) == 30
     assert list(failed["image_id"]) == ["class_0/001.png"] * 2
@@ -106,7 +127,7 @@ def test_an_unreadable_image_is_a_failure_and_counted(images: ImageSource) -> No
 
 
 def test_the_papers_figures_stand_beside_with_the_difference(images: ImageSource) -> None:
-    rows = measure(tiny(torch.float32), images, images.records, [0.27])
+    rows = measure(tiny(torch.float32), images, images.records, Protocol(gammas=(0.27,)))
     models = [Evaluated("ours", rows, 0.03, TABLE3[0.03])]
     table = summary_table(models)
     text = markdown(table, models)

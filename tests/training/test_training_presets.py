@@ -11,7 +11,8 @@ import pytest
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.training.config import load_training, plain
 from mjp_privacy.training.optimization import dal_weight
-from mjp_privacy.training.presets import CHOICES, deviations, preset_fields
+from mjp_privacy.training.presets import CHOICES, EMPTY_PUZZLE, deviations, preset_fields
+from mjp_privacy.training.protocols import EVALUATION_CHOICES
 from tests.helpers.training import content, small
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,4 +91,7 @@ def test_a_preset_that_does_not_exist_is_refused_with_the_others() -> None:
 
 
 def test_the_table_of_deviations_stands_in_the_docs() -> None:
-    assert deviations() in (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert deviations() in text
+    assert deviations(EVALUATION_CHOICES) in text
+    assert EMPTY_PUZZLE in text

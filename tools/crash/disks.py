@@ -73,7 +73,7 @@ def deleted(trial: Trial) -> Iterator[Figures]:
             with Running(trial.place.words(command, out)) as running:
                 running.wait_until(partial(_holds_a_file, out))  # before, nothing can be lost
                 running.work_for(trial.dice.uniform(0, 0.3 * seconds))
-                working = running.process.poll() is None
+                working = running.process.poll() is None and not running.has_answered()
                 moved = out.with_name(f"{out.name}-moved")
                 out.rename(moved)  # at once, whatever is written there meanwhile
                 shutil.rmtree(moved)

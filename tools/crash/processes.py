@@ -36,14 +36,20 @@ class Running:
 
     def __init__(self, words: Sequence[str], limit: Callable[[], None] | None = None) -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 -- read after the process has ended
+        self.answer = tempfile.TemporaryFile()  # noqa: SIM115 -- open as long as the process
         self.began = time.monotonic()
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mjp_privacy", *words],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=self.answer,
             stderr=self.errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": path,
+                "PYTHONUNBUFFERED": "1",  # an answer shows when it is given
+            },
             preexec_fn=lambda: _prepare(limit),
         )
 
@@ -55,6 +61,11 @@ class Running:
             self.process.kill()
             self.process.wait()
         self.errors.close()
+        self.answer.close()
+
+    def has_answered(self) -> bool:
+        """Whether it has printed its answer, which it does when all is written."""
+        return os.fstat(self.answer.fileno()).st_size > 0
 
     def work_for(self, seconds: float) -> None:
         """Let it work so long, or to its end."""

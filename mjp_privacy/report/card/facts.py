@@ -82,7 +82,7 @@ def _model(client: Client) -> str:
     trained = cell.model.trained_gamma
     if trained is None:
         recipe = "how it was trained is not in its file"
-        recipe += "; MJP only where it is attacked" if cell.gamma else ""
+        recipe += "; it is attacked as a client with MJP" if cell.gamma else ""
     else:
         recipe = f"trained with γ {short_gamma(trained)}" if trained else "trained without MJP"
     scored = [line for line in client.group.attacks if line.count("psnr", "standard")]

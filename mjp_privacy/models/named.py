@@ -1,0 +1,67 @@
+"""Checkpoints as command lines name them: PATH, LABEL=PATH, timm:NAME or a name of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.core.shown import shown
+from mjp_privacy.models.zoo import NAMED_MODELS
+
+MOST_LETTERS = 100
+"""Of a label in a table; a longer one is shortened in its middle."""
+GENERIC = ("model", "model_float16", "checkpoint")
+"""Names of files that say nothing; the folder's name says what they are."""
+
+
+@dataclass(frozen=True)
+class NamedCheckpoint:
+    """A label for tables, and what `load_model` takes as its checkpoint."""
+
+    label: str
+    source: str
+
+
+def named_checkpoints(items: Sequence[str], option: str) -> list[NamedCheckpoint]:
+    """The checkpoints of a command line, each with its own label.
+
+    named_checkpoints(["cifar_vit", "ours=run/model.safetensors"], "--checkpoint")
+
+    option  what the command line calls them, for messages
+    """
+    checkpoints = [_named(item, option) for item in items]
+    labels = [checkpoint.label for checkpoint in checkpoints]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise UserError(
+            f"Two checkpoints are called {twice[0]!r}: expected a different name for each. Give "
+            f"{option} NAME=PATH NAME=PATH."
+        )
+    return checkpoints
+
+
+def for_all_channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | None:
+    """Per-channel numbers of a command line, where one stands for all three."""
+    return numbers[0] if numbers is not None and len(numbers) == 1 else numbers
+
+
+def _named(item: str, option: str) -> NamedCheckpoint:
+    """The label and path of LABEL=PATH; a plain PATH is labelled by its file or folder name."""
+    file = Path(item)
+    if "=" in item and not is_there(file):
+        label, _, path = item.partition("=")
+        if not label or not path:
+            raise UserError(f"{option}: expected PATH or LABEL=PATH, got {shown(item)!r}.")
+        return NamedCheckpoint(shown(label, MOST_LETTERS), _source(path))
+    if not is_there(file) or file.is_dir():
+        return NamedCheckpoint(shown(item, MOST_LETTERS), _source(item))
+    name = file.resolve().parent.name if file.stem in GENERIC else file.stem
+    return NamedCheckpoint(shown(name, MOST_LETTERS), _source(item))
+
+
+def _source(path: str) -> str:
+    """The checkpoint of a named model; anything else is a path and stays as it is."""
+    named = NAMED_MODELS[path].checkpoint if path in NAMED_MODELS else None
+    return named or path
