@@ -194,7 +194,7 @@ def _from_class_folders(inner: Mapping[str, str]) -> Labels | None:
     if not all("/" in path for path in inner.values()):
         return None
     folders = sorted({path.split("/")[0] for path in inner.values()})
-    if all(map(_is_index, folders)):
+    if all(map(is_class_index, folders)):
         index = {folder: int(folder) for folder in folders}
         how = f"Labels are the numbers that name the {len(folders)} class folders"
     else:
@@ -205,7 +205,7 @@ def _from_class_folders(inner: Mapping[str, str]) -> Labels | None:
     return Labels(by_image, "folder", f"{how} ({named}).")
 
 
-def _is_index(folder: str) -> bool:
+def is_class_index(folder: str) -> bool:
     """Whether a folder's name is a class index: `17`, but not `017` and not `20240131`."""
     if not re.fullmatch(r"0|[1-9][0-9]{0,9}", folder):
         return False

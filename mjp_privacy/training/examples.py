@@ -12,6 +12,7 @@ import torch
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageRecord, ImageSource, open_images
+from mjp_privacy.data.labels import is_class_index
 from mjp_privacy.training.config import TrainingConfig
 
 SPLITS = (("train", "training"), ("val", "valid", "validation", "test"))
@@ -110,13 +111,13 @@ def _check_classes(config: TrainingConfig, train: Examples) -> None:
         raise UserError(
             "--data: plain folders of only some classes would be numbered 0, 1, … anew, and these "
             "numbers mean other classes to the model. Expected synset folders, folders named by "
-            "the class index, or a labels.csv with the header file,label."
+            "the class index (7, not 007), or a labels.csv with the header file,label."
         )
 
 
 def numbered(records: Sequence[ImageRecord]) -> bool:
-    """Whether all class folders are named by their class index, such as `7`."""
-    return all(_class_name(record).isdigit() for record in records)
+    """Whether all class folders are named by their class index, such as `7` but not `07`."""
+    return all(is_class_index(_class_name(record)) for record in records)
 
 
 def _check_same_classes(config: TrainingConfig, train: Examples, val: Examples) -> None:

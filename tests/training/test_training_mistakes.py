@@ -158,7 +158,11 @@ def test_classes_must_be_the_models(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"numbered 0, 1, … anew.*labels.csv"):
         train(part, data=data, out=out, device="cpu")
     for label in range(3):
-        (data / f"class_{label}").rename(data / str(label + 1))
+        (data / f"class_{label}").rename(data / f"0{label + 1}")
+    with pytest.raises(UserError, match=r"the class index \(7, not 007\)"):
+        train(part, data=data, out=out, device="cpu")
+    for label in range(3):
+        (data / f"0{label + 1}").rename(data / str(label + 1))
     assert train(part, data=data, out=out, device="cpu").is_file()
 
 
