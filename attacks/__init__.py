@@ -6,9 +6,9 @@ copy below, and list its name under `attacks:` in a config. Controls
 `floor` or `ceiling` where an attack's role is `attack`.
 
 Attacks that search look at their time (`core.budget`) and then give the best so far: pixel_lattice,
-layer_span, inverting_gradients and april_optimization, and the completion of masked_span,
-multi_round, token_span and batch_span. The others solve linear systems; they are stopped from
-outside, without a picture.
+layer_span, span_matching, batch_lattice, inverting_gradients, april_optimization and gradvit, and
+the completion of masked_span, multi_round, token_span and batch_span. The others solve linear
+systems; they are stopped from outside, without a picture.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ TRAITS: Mapping[str, str] = {
     "rank": "inverts the patch embedding by minimum norm: the rank ceiling bounds it",
     "8 bit": "takes pixels for multiples of 1/255",
     "steps": "optimises in steps, and may stop before it has converged",
+    "any network": "reads no part of a ViT, so it meets a Swin or a ResNet as well",
     "batches": "is made for batches of several pictures",
     "shared pictures": "finds the pictures that uploads of other batches share",
     "public photographs": "has a prior fitted on photographs that are not the client's",
@@ -142,6 +143,18 @@ _attack(
     traits=["batches", "masks", "noise", "public photographs"],
 )
 _attack(
+    "batch_lattice",
+    "batch_lattice:BatchLattice",
+    "uploads of one batch of 8-bit pictures: all of them, by the lattice of their differences",
+    traits=["batches", "masks", "noise", "8 bit", "public photographs"],
+)
+_attack(
+    "span_matching",
+    "span_matching:SpanMatching",
+    "one upload of a batch: gradient matching in the span that batch_span leaves open",
+    traits=["batches", "masks", "noise", "steps", "public photographs"],
+)
+_attack(
     "token_span",
     "token_span:TokenSpan",
     "needs no gradient of the position embeddings",
@@ -151,7 +164,7 @@ _attack(
     "inverting_gradients",
     "gradient_matching:GradientMatching",
     "gradient matching as breaching runs it",
-    traits=["masks", "steps"],
+    traits=["masks", "steps", "any network"],
 )
 _attack(
     "april_optimization",
@@ -159,6 +172,12 @@ _attack(
     "inverting_gradients with a term for the position embeddings",
     {"name": "april_optimization", "positions": 1.0},
     traits=["masks", "steps"],
+)
+_attack(
+    "gradvit",
+    "gradvit:GradViT",
+    "gradient matching with image terms and the consensus of several seeds",
+    traits=["masks", "steps", "public photographs"],
 )
 
 _control("grey", "controls:Grey", "floor: every pixel 0.5")

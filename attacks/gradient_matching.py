@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
@@ -28,8 +29,8 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.equations.clip_factor import clip_factors
-from attacks.equations.names import PATCH, TABLE, UNKNOWN
-from attacks.equations.patch_system import located
+from attacks.equations.names import PATCH, SWIN_TABLE, TABLE, UNKNOWN
+from attacks.equations.patch_system import located, zero_rows
 from attacks.equations.pictures import to_unit_range
 from attacks.equations.requirements import lacks_positions, no_gradient
 from mjp_privacy.core.budget import image
@@ -75,11 +76,11 @@ class GradientMatching:
             value = getattr(self, option)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise self._refusal(option, "a whole number of at least 1", value)
-        if not _is_number(self.step_size) or self.step_size <= 0:
+        if not is_number(self.step_size) or self.step_size <= 0:
             raise self._refusal("step_size", "a number above 0", self.step_size)
-        if not _is_number(self.tv) or self.tv < 0:
+        if not is_number(self.tv) or self.tv < 0:
             raise self._refusal("tv", "a number of at least 0", self.tv)
-        if self.positions is not None and (not _is_number(self.positions) or self.positions <= 0):
+        if self.positions is not None and (not is_number(self.positions) or self.positions <= 0):
             expected = "a number above 0 (for no such term use inverting_gradients)"
             raise self._refusal("positions", expected, self.positions)
         for option, choices in (("decay", get_args(Decay)), ("signed", get_args(Signed))):
@@ -112,33 +113,7 @@ class GradientMatching:
 
     def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
         """Match one client step after another; diagnostics hold steps, distance and seconds."""
-        from attacks.breaching import matching  # noqa: F401  (imported before the clock starts)
-
-        update = view.updates[0]
-        assert view.labels is not None
-        images, masks, facts = [], [], list[dict[str, float]]()
-        hidden = _estimated_mask(view, update)
-        for step, labels in enumerate(view.labels.split(update.batch)):
-            grads = {name: grad[step] for name, grad in update.grads.items()}
-            mask = None if hidden is None else hidden[step].expand(len(labels), -1)
-            seed = int(torch.randint(2**62, (), generator=generator))
-            started = time.monotonic()
-            with image(step * update.batch, len(labels)):
-                targets = _gradients_of_pixels(view.model, grads, update, mask)
-                matched, fact = self._match(view, targets, labels, mask, seed)
-            seconds = (time.monotonic() - started) / len(labels)
-            images.append(matched)
-            masks.append(mask)
-            facts += [fact | {"seconds": seconds}] * len(labels)
-        located_masks = [mask for mask in masks if mask is not None]
-        return Reconstruction(
-            to_unit_range(view, torch.cat(images)),
-            mask=torch.cat(located_masks) if located_masks else None,
-            diagnostics={
-                key: torch.tensor([fact[key] for fact in facts], dtype=torch.float64)
-                for key in facts[0]
-            },
-        )
+        return match_each_step(view, partial(self._match, view), generator)
 
     def _match(
         self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
@@ -146,7 +121,7 @@ class GradientMatching:
         """Match one client step, with torch's global generator seeded for breaching's own draws."""
         from attacks.breaching.matching import match_gradients, optimization_configuration
 
-        device = view.model.cls_token.device
+        device = view.model.like.device
         dtype = view.updates[0].dtype
         configuration = optimization_configuration(dtype, self._changes(), self.tv)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -174,6 +149,42 @@ class GradientMatching:
         }
 
 
+Match = Callable[[Grads, Tensor, Tensor | None, int], tuple[Tensor, dict[str, float]]]
+"""From gradients, labels (B,), mask (B, N) and seed of a client step to its normalised images
+(B, C, H, W) and facts."""
+
+
+def match_each_step(view: AttackerView, match: Match, generator: torch.Generator) -> Reconstruction:
+    """Match one client step after another; diagnostics hold the facts of each, and seconds."""
+    from attacks.breaching import matching  # noqa: F401  (imported before the clock starts)
+
+    update = view.updates[0]
+    assert view.labels is not None
+    images, masks, facts = [], [], list[dict[str, float]]()
+    hidden = _estimated_mask(view, update)
+    for step, labels in enumerate(view.labels.split(update.batch)):
+        grads = {name: grad[step] for name, grad in update.grads.items()}
+        mask = None if hidden is None else hidden[step].expand(len(labels), -1)
+        seed = int(torch.randint(2**62, (), generator=generator))
+        started = time.monotonic()
+        with image(step * update.batch, len(labels)):
+            targets = _gradients_of_pixels(view.model, grads, update, mask)
+            matched, fact = match(targets, labels, mask, seed)
+        seconds = (time.monotonic() - started) / len(labels)
+        images.append(matched)
+        masks.append(mask)
+        facts += [fact | {"seconds": seconds}] * len(labels)
+    located_masks = [mask for mask in masks if mask is not None]
+    return Reconstruction(
+        to_unit_range(view, torch.cat(images)),
+        mask=torch.cat(located_masks) if located_masks else None,
+        diagnostics={
+            key: torch.tensor([fact[key] for fact in facts], dtype=torch.float64)
+            for key in facts[0]
+        },
+    )
+
+
 def _lacks_table(view: AttackerView) -> Refusal | None:
     """Why the term for the position table cannot be computed, or None."""
     if (refusal := lacks_positions(view.model)) is not None:
@@ -183,7 +194,7 @@ def _lacks_table(view: AttackerView) -> Refusal | None:
     return None
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Whether a value is a finite number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -191,7 +202,11 @@ def _is_number(value: object) -> bool:
 def _estimated_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:
     """(n, N) bool, True where E_unk took the place of the patch's position embedding; None where
     the upload cannot show it."""
-    if view.model.unk_embed is None or TABLE not in update.grads:
+    if view.model.unk_embed is None:
+        return None
+    if SWIN_TABLE in update.grads:
+        return zero_rows(update.grads[SWIN_TABLE][:, 0])
+    if TABLE not in update.grads:
         return None
     return located(view, update)
 
@@ -202,13 +217,14 @@ def _gradients_of_pixels(
     """The gradients that candidate pixels can reproduce: dL/dE_pos without lambda *
     dL_DAL/dE_pos, and dL/dE_unk only where the mask is known."""
     kept = {name: g for name, g in grads.items() if name != UNKNOWN or mask is not None}
-    if update.dal_lambda != 0 and model.dal_regressor is not None and TABLE in kept:
+    table = SWIN_TABLE if SWIN_TABLE in kept else TABLE
+    if update.dal_lambda != 0 and model.dal_regressor is not None and table in kept:
         with torch.enable_grad():
             (extra,) = torch.autograd.grad(model.dal_loss(mask), model.table)
         part = update.dal_lambda * extra
-        if update.clipped and update.batch == 1 and PATCH in kept:
+        if update.clipped and update.batch == 1 and table == TABLE and PATCH in kept:
             part = _clipped_part(part, kept, mask)
-        kept[TABLE] = kept[TABLE] - part
+        kept[table] = kept[table] - part
     return kept
 
 

@@ -1,11 +1,14 @@
-r"""One upload of a batch, picture by picture: a search in the span of their differences.
+r"""One upload of a batch, token by token: a search in the span of their differences.
 
 `batch_span` leaves N^2 (B - 1) numbers of a picture open. The weight gradients of the first blocks
 say the rest: the inputs of every linear layer lie in the row spaces of their gradients
 (`equations.layer_spans`), which a picture of the batch passes to rounding and a mixture does not.
-A search (`equations.layer_search`) finds one picture after another. Each one's gradient is then
-computed, its class being read off the classifier, and taken out of the upload, which leaves that of
-a smaller batch (`equations.peeling`); the last picture is solved for. No label need be known.
+Each token is looked for by itself, for its path through block 0's two-layer network needs no other
+one (`equations.token_search`). Attention tells which tokens stood together, and what is missing of
+a picture (`equations.picture_search`); where the model has a norm before block 0, or fc2's gradient
+does not show all tokens, whole pictures are searched (`equations.layer_search`). Pictures that are
+found are taken out: each one's class is read off the classifier and its gradient computed, which
+leaves that of a smaller batch (`equations.peeling`). No label need be known.
 
 It needs B (N + 1) < D, exact gradients and pictures without masked patches. Pictures that are not
 found are returned as `batch_span` guesses them. `certain` says which were found, `outside` what
@@ -16,8 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -27,21 +29,18 @@ from torch import Tensor
 from attacks.batch_span import BatchSpanAttack
 from attacks.equations.completion import field_energy
 from attacks.equations.layer_search import LayerSearch
-from attacks.equations.layer_spans import LayerSpans, lacks_layer_spans, layers_of
-from attacks.equations.names import HEAD, TABLE, UNKNOWN
-from attacks.equations.patch_system import gradient, is_disturbed, patch_system, weights
-from attacks.equations.peeling import class_of, without
+from attacks.equations.layer_spans import FOUND, LayerSpans, lacks_layer_spans, layers_of
+from attacks.equations.names import HEAD, UNKNOWN
+from attacks.equations.patch_system import is_disturbed, patch_system
+from attacks.equations.picture_search import PictureSearch
 from attacks.equations.pictures import pictures_of
 from attacks.equations.requirements import lacks_gradients, needs_patch_system
+from attacks.equations.step_upload import StepUpload, client_model
 from attacks.equations.superposition import Superposition, superposed
+from attacks.equations.token_search import TokenSearch
 from mjp_privacy.core.budget import image
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.models.jigsaw import to_images
-
-FOUND = 1e5
-"""Times the precision of the gradients, squared, that may lie outside for a picture to count as
-found: a patch that is off by one part in 10^4 leaves as much."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class LayerSpan:
     """A search for the pictures of one upload's batch.
 
     blocks    how many of the first blocks' layers are looked at
-    searches  for each picture, before it is guessed
+    searches  rounds of them before the pictures that are left are guessed
     prior     `fitted`, `stationary`, or the path of a fitted prior
     """
 
@@ -84,14 +83,14 @@ class LayerSpan:
         if update.batch == 1 or is_disturbed(update):
             return guesses
         images, shares = guesses.images.clone(), torch.full((len(guesses.images),), torch.nan)
-        model = _client_model(view, update)
+        model = client_model(view, update)
         for first in range(0, len(images), update.batch):
             places = slice(first, first + update.batch)
             if guesses.mask[first].any():
                 continue
             with image(first, update.batch):
-                step = update.part(slice(first // update.batch, first // update.batch + 1))
-                found = self._pictures(view, model, step, generator)
+                step = StepUpload.of(view, update, first // update.batch, model)
+                found = self._pictures(view, step, generator)
             images[places] = pictures_of(view, torch.stack([each.patches for each in found]))
             shares[places] = torch.tensor([each.outside for each in found])
         facts = {"certain": shares.isfinite().double(), "outside": shares.double()}
@@ -100,31 +99,21 @@ class LayerSpan:
         )
 
     def _pictures(
-        self,
-        view: AttackerView,
-        model: MJPVisionTransformer,
-        update: ClientUpdate,
-        generator: torch.Generator,
+        self, view: AttackerView, left: StepUpload, generator: torch.Generator
     ) -> list[_Picture]:
         """The pictures of one step, as many as its batch has, those that were found first."""
-        found, batch = list[_Picture](), update.batch
-        grads = {name: gradient(view, update, name)[0] for name in update.grads}
-        rows = patch_system(view, update).rows  # without what no picture has part in, such as L_DAL
-        grads[TABLE] = torch.cat((grads[TABLE][:, :1], rows), 1)
+        found, known = list[_Picture](), PictureSearch(generator)
         while True:
-            sent = {name: sent.unsqueeze(0) for name, sent in grads.items()}
-            left = replace(update, kind="gradient", grads=sent, batch=batch, dal_lambda=0.0)
-            guess = superposed(view, left, patch_system(view, left), 0, self.prior)
-            spans = LayerSpans.of(model, grads, batch, self.blocks)
-            picture = None if spans is None else self._one(view, spans, guess, left, generator)
+            update, batch = left.update, left.update.batch
+            guess = superposed(view, update, patch_system(view, update), 0, self.prior)
+            spans = LayerSpans.of(left.model, left.grads, batch, self.blocks)
+            picture = None if spans is None else self._one(view, spans, guess, update, known)
             if picture is None:
                 return [*found, *(_Picture(one) for one in guess.pictures(batch))]
             found.append(picture)
             if batch == 1:
                 return found
-            seen = to_images(picture.patches, model.patch_size, len(view.pixels.mean))
-            label = class_of(model, seen, grads, batch)
-            grads, batch = without(model, grads, seen, label, batch), batch - 1
+            left = left.without(picture.patches)
 
     def _one(
         self,
@@ -132,13 +121,18 @@ class LayerSpan:
         spans: LayerSpans,
         guess: Superposition,
         update: ClientUpdate,
-        generator: torch.Generator,
+        known: PictureSearch,
     ) -> _Picture | None:
-        """A picture of the batch, or None where no search finds one."""
+        """A picture of the batch, or None where no search finds one; `known` are its tokens that
+        were found before."""
         enough = FOUND * torch.finfo(update.dtype).eps ** 2
         energy = field_energy(self.prior, view.model.patch_size, view.pixels).on(guess.mean.device)
-        search = LayerSearch(spans, guess, energy)
-        found = search.found(update.batch, self.searches, enough, generator)
+        if not len(guess.basis) or TokenSearch.lacking(spans):
+            search = LayerSearch(spans, guess, energy)
+            found = search.found(update.batch, self.searches, enough, known.generator)
+        else:
+            tokens = TokenSearch(spans, guess, energy)
+            found = known.found(tokens, update.batch, self.searches, enough)
         return None if found is None else _Picture(*found)
 
 
@@ -149,12 +143,3 @@ class _Picture:
 
     patches: Tensor
     outside: float = math.nan
-
-
-def _client_model(view: AttackerView, update: ClientUpdate) -> MJPVisionTransformer:
-    """A copy of the model with the weights that the client used; none is differentiated."""
-    model = deepcopy(view.model).requires_grad_(False)
-    with torch.no_grad():
-        for name, value in weights(view, update).items():
-            model.get_parameter(name).copy_(value)
-    return model

@@ -41,24 +41,29 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "sample": _entry(
         "mjp_privacy.data.commands:sample",
-        "copy a few images of every class, with labels and hashes",
+        "copy a few images of every class, with labels and hashes, or corrupt them",
         "sample --from IMAGENET_VAL --out sample_1k --per-class 1",
     ),
     "train": _entry(
         "mjp_privacy.training.commands:train",
-        "train a ViT with or without MJP (also under torchrun)",
+        "train a network with or without MJP (also under torchrun)",
         "train configs/training/cifar10.yaml --row J --data cifar10-train.zip --out results/J",
         GOES_ON,
     ),
     "evaluate": _entry(
         "mjp_privacy.training.commands:evaluate",
-        "accuracy and consistency of trained models",
+        "accuracy, consistency and robustness of trained models",
         "evaluate --checkpoint cifar_vit cifar_vit_mjp --data cifar10-test.zip --gamma 0.27",
     ),
     "curves": _entry(
         "mjp_privacy.training.commands:curves",
         "loss and accuracy of several trainings in one picture",
         "curves results/A results/J --out results/curves",
+    ),
+    "analyse": _entry(
+        "mjp_privacy.analysis.commands:analyse",
+        "what the position embeddings of models hold, and what MJP changes",
+        "analyse cifar_vit cifar_vit_mjp --out results/positions",
     ),
     "federate": _entry(
         "mjp_privacy.federation.commands:federate",

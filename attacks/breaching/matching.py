@@ -53,12 +53,34 @@ class UploadedParameters(nn.Module):
 
 class InTime(OptimizationBasedAttacker):
     """Stops where the time of the images is over (`core.budget`), with the best ones so far:
-    breaching ends a trial at a loss that is no number."""
+    breaching ends a trial at a loss that is no number.
+
+    With a `part` of its steps it does those alone, its step size being what it is at that part of
+    the whole: range(100, 200) of 200 is the second half.
+    """
+
+    part: range | None = None
+
+    def _done(self) -> int:
+        """How many steps lie before the part."""
+        return 0 if self.part is None else self.part.start
+
+    def _init_optimizer(self, candidate: Sequence[Tensor]) -> tuple[Any, Any]:
+        """Adam and the decay of its step size, moved on to where the part begins."""
+        optimizer, schedule = super()._init_optimizer(candidate)
+        for tensor in candidate:
+            tensor.grad = None  # breaching's zeros would enter Adam's means
+        for _ in range(self._done()):
+            optimizer.step()  # so this does nothing
+            schedule.step()
+        return optimizer, schedule
 
     def _compute_objective(self, candidate: Tensor, *arguments: Any) -> Callable[[], Tensor]:
-        """What the optimiser calls in each of its steps."""
-        if not spent():
-            objective: Callable[[], Tensor] = super()._compute_objective(candidate, *arguments)
+        """What the optimiser calls in each of its steps, whose number is the last argument."""
+        *others, step = arguments
+        step += self._done()
+        if not spent() and (self.part is None or step < self.part.stop):
+            objective: Callable[[], Tensor] = super()._compute_objective(candidate, *others, step)
             return objective
         self.current_task_loss = candidate.new_tensor(math.nan)
         return lambda: candidate.new_tensor(math.nan)
@@ -110,19 +132,28 @@ def match_gradients(
     *,
     positions: tuple[str, float] | None = None,
     start: Tensor | None = None,
+    objective: nn.Module | None = None,
+    terms: Sequence[nn.Module] = (),
+    part: range | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """Match one client step: normalised images (B, C, H, W), and {"steps", "cosine_distance"}.
 
     grads {name: parameter's shape}, labels (B,), mask (B, N); `positions`: name and weight of the
-    position term; `start` (B, C, H, W): normalised images to start from in place of noise. Where no
-    trial ended with a finite score the images are NaN (breaching gives zeros).
+    position term; `start` (B, C, H, W): normalised images to start from in place of noise;
+    `objective`: another distance of gradients; `terms` are added to it (`terms.Term`); `part`: the
+    steps that are done, of all that the configuration has. Where no trial ended with a finite score
+    the images are NaN (breaching gives zeros).
     """
     names = [name for name, _ in model.named_parameters() if name in grads]
     victim = UploadedParameters(model, names, mask)
-    device = model.cls_token.device
+    device = model.like.device
     attacker = InTime(victim, nn.CrossEntropyLoss(), configuration, {"device": device})
     if positions is not None:
         attacker.objective = CosineWithPositions(names.index(positions[0]), positions[1])
+    if objective is not None:
+        attacker.objective = objective
+    attacker.regularizers += list(terms)
+    attacker.part = part
     shared = {
         "gradients": [grads[name].to(device) for name in names],
         "buffers": [],

@@ -105,7 +105,7 @@ class LayerSearch:
         """A picture (N, p) and its share: `start` after rectangles of patches were exchanged one by
         one for those of the pool (K, N, p), as long as that lessens what lies outside."""
         best, least = start, self._share(start)
-        regions = _rectangles(self.spans.model.grid).to(start.device)
+        regions = rectangles(self.spans.model.grid).to(start.device)
         at_once = max(1, AT_ONCE // len(pool))
         for _ in range(EXCHANGES):
             better = least, best
@@ -191,7 +191,7 @@ class LayerSearch:
 
 
 @cache
-def _rectangles(grid: int) -> Tensor:
+def rectangles(grid: int) -> Tensor:
     """Rectangles of patches, (R, N) bool: all of a small grid, of a large one some of each size."""
     spans = [
         (first, last)

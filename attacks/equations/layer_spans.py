@@ -57,6 +57,11 @@ def lacks_layer_spans(model: MJPVisionTransformer, batch: int) -> Refusal | None
     )
 
 
+FOUND = 1e5
+"""Times the precision of the gradients, squared, that may lie outside for a picture to count as
+found: a patch that is off by one part in 10^4 leaves as much."""
+
+
 @dataclass(frozen=True)
 class LayerSpans:
     """Orthonormal bases of the spans of layers' inputs."""
@@ -89,7 +94,7 @@ class LayerSpans:
         """What share of the layers' inputs lies outside their spans, squared, the mean over layers;
         (m,) for normalised pictures (m, C, H, W)."""
         shares = []
-        with _inputs(self.model, self.bases) as seen:
+        with inputs_of(self.model, self.bases) as seen:
             tokens = self.model.embed(pictures)
             for block in list(self.model.blocks.children())[: self.blocks]:
                 tokens = block(tokens)
@@ -103,7 +108,7 @@ class LayerSpans:
 
 
 @contextmanager
-def _inputs(model: MJPVisionTransformer, layers: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+def inputs_of(model: MJPVisionTransformer, layers: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """A `with` block in which the inputs of these layers are kept, by name."""
     seen: dict[str, Tensor] = {}
 

@@ -22,5 +22,7 @@ def normalised(levels: Tensor, pixels: Pixels, patch_size: int) -> Tensor:
 def normalisation(pixels: Pixels, patch_size: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """(p,) std and mean of each pixel of a patch."""
     area = patch_size**2
-    std, mean = (tensor(values).to(like) for values in (pixels.std, pixels.mean))
+    std, mean = (
+        tensor(values, dtype=like.dtype, device=like.device) for values in (pixels.std, pixels.mean)
+    )
     return std.repeat_interleave(area), mean.repeat_interleave(area)

@@ -97,11 +97,15 @@ def sees_a_norm(model: MJPVisionTransformer) -> Refusal | None:
     )
 
 
-def token_equations(view: AttackerView, update: ClientUpdate, index: int) -> TokenEquations:
-    """(*) for the picture at `index`, from its upload and the weights that the client used."""
+def token_equations(
+    view: AttackerView, update: ClientUpdate, index: int, batch: int = 1
+) -> TokenEquations:
+    """(*) for the step at `index` of `batch` pictures, from its upload and the weights that the
+    client used; pictures share the tokens that are not of patches."""
     state = weights(view, update, WEIGHTS)
     state = {name: value.double() for name, value in state.items()}
-    tokens, patches = view.model.tokens, view.model.patch_embed.num_patches
+    patches = view.model.patch_embed.num_patches
+    tokens = view.model.tokens + (batch - 1) * patches
     sent = gradient(view, update, QKV)[index]
     values, vectors = torch.linalg.svd(sent, full_matrices=sent.shape[0] < sent.shape[1])[1:]
     rest = vectors[tokens:]

@@ -124,10 +124,17 @@ def unmix(
 
 
 def unmix_differences(
-    basis: Tensor, *, mean: Sequence[float], std: Sequence[float], patch_size: int
+    basis: Tensor,
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    patch_size: int,
+    error: float = SUMMED,
 ) -> Unmixed | None:
     """The lattice of patches that are known but for combinations of `basis` (q, p), in the model's
     space: what several uploads leave open. Its `patches` are black and a basis of the lattice.
+
+    error  grey levels by which what is known of a patch may be off
 
     None where q integer vectors are not found, as in `unmix`.
     """
@@ -135,7 +142,7 @@ def unmix_differences(
     black[0, -1] = 1
     frame = Frame.of(torch.nn.functional.pad(basis, (0, 1)), mean, std, patch_size)
     frame = replace(frame, space=np.vstack((frame.space, black.cpu().numpy())))
-    for combinations, lattice in _lattices(frame, SUMMED, 1.0):
+    for combinations, lattice in _lattices(frame, error, 1.0):
         steps = combinations[combinations[:, :-1].any(1), :-1]
         if len(steps) == len(basis):
             patches = np.vstack((0 * steps[:1], steps))

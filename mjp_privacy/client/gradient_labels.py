@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 HEAD, HEAD_BIAS = "head.weight", "head.bias"
@@ -34,3 +35,24 @@ def _from_weight(rows: Tensor) -> Tensor | None:
     own = rows.take_along_dim(label.view(-1, 1, 1), 1).squeeze(1)
     fits = rows.sum(1).norm(dim=-1) <= FITS * own.norm(dim=-1)
     return label if bool(fits.all()) else None
+
+
+def labels_of_batch(bias: Tensor, batch: int) -> Tensor:
+    """The classes (B,) of a batch, from the gradient (K,) of the classifier's bias: the mean of
+    softmax - onehot over its images.
+
+    Only classes of the batch are negative. What an image adds is -1 / B and its softmax, so further
+    images of a class are where it is most negative yet.
+
+    labels_of_batch(torch.tensor([0.1, -0.4, 0.3]), 1) is tensor([1]).
+    """
+    left, found = bias.double().clone(), list[int]()
+    for certain in bias.argsort()[:batch].tolist():
+        if bias[certain] < 0:
+            found.append(certain)
+            left[certain] += 1 / batch
+    while len(found) < batch:
+        most = int(left.argmin())
+        found.append(most)
+        left[most] += 1 / batch
+    return torch.tensor(found)

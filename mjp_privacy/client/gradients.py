@@ -71,7 +71,7 @@ class FedSGDClient:
         config = self.config
         gradient = ClientUpdate(
             self.gradients(inputs, names=names),
-            dtype=self.model.cls_token.dtype,
+            dtype=self.model.like.dtype,
             batch=config.batch,
             dal_lambda=config.dal_lambda if self.localizes else 0.0,
             autocast=config.autocast,
@@ -107,7 +107,8 @@ class FedSGDClient:
         """Gradients by parameter name, (n, *parameter.shape): one for each step."""
         wanted = self.wanted(names)
         steps = self.steps(inputs)
-        simple = not self.localizes and all(is_simple(self.model, name) for name in wanted)
+        simple = self.model.family == "vit" and not self.localizes
+        simple = simple and all(is_simple(self.model, name) for name in wanted)
         simple = simple and self.config.autocast == "none"
         with self.differentiating():
             return self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
@@ -235,7 +236,7 @@ class FedSGDClient:
     def steps(self, inputs: ClientInput) -> list[Tensor]:
         """The input split into n steps: images (n, B, C, H, W), labels (n, B) and, where there is
         one, the mask (n, B, N)."""
-        like, batch = self.model.cls_token, self.config.batch
+        like, batch = self.model.like, self.config.batch
         if len(inputs.image_ids) % batch:
             raise UserError(
                 f"{len(inputs.image_ids)} images do not fill steps of {batch}: expected a "
@@ -257,14 +258,14 @@ def _of_step(
 def images_at_once(model: LoadedModel) -> int:
     """How many images pass through the network together: by the model's tokens and the kind of
     device alone, so that equal inputs give equal bits on every day."""
-    tokens = TOKENS_AT_ONCE.get(model.cls_token.device.type, TOKENS_AT_ONCE_ELSEWHERE)
+    tokens = TOKENS_AT_ONCE.get(model.like.device.type, TOKENS_AT_ONCE_ELSEWHERE)
     return max(1, tokens // model.tokens)
 
 
 @torch.no_grad()
 def predict(model: LoadedModel, images: Tensor, mask: Tensor | None) -> Tensor:
     """Predicted classes (m,) of images (m, C, H, W) in [0, 1], on the CPU."""
-    like, together = model.cls_token, images_at_once(model)
+    like, together = model.like, images_at_once(model)
     masks = None if mask is None else mask.to(like.device)
     classes = []
     for first in range(0, len(images) or 1, together):

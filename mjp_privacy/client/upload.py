@@ -86,7 +86,7 @@ def _defended(
     return ClientUpdate(
         _joined([part.sent for part in parts], names),
         kind=client.upload,
-        dtype=trainer.model.cls_token.dtype,
+        dtype=trainer.model.like.dtype,
         batch=client.batch,
         optimizer=client.optimizer,
         lr=client.lr if differs else None,

@@ -1,4 +1,4 @@
-"""`mjp sample`: copies a few images of every class."""
+"""`mjp sample`: copies a few images of every class, or writes them corrupted."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.shown import shown
 
+Entry = TypeVar("Entry")
+
 
 @dataclass(frozen=True)
 class SampleArguments:
-    """Copy a few images of every class, with their labels and hashes."""
+    """Copy a few images of every class, with their labels and hashes.
+
+    With --corrupt they are written under the 15 corruptions of ImageNet-C at five severities, in
+    its layout, for `mjp evaluate --imagenet-c`.
+    """
 
     source: Annotated[str, tyro.conf.arg(name="from", metavar="DIR_OR_ZIP")]
     """Folder or zip with labelled images."""
@@ -28,6 +34,13 @@ class SampleArguments:
     """Seed of the choice."""
     labels: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Label file, such as a CSV with the header file,label."""
+    limit: int | None = None
+    """At most so many images of all classes together; the classes take turns."""
+    corrupt: bool = False
+    """Write corruption/severity/class/name.JPEG in place of copies. Our own code, not the official
+    files: corrupted.json in the folder says what differs."""
+    size: int = 224
+    """Side of the corrupted images in pixels."""
 
 
 def sample(argv: list[str], usage: Usage) -> int:
@@ -39,22 +52,47 @@ def sample(argv: list[str], usage: Usage) -> int:
     images = open_images(arguments.source, arguments.labels)
     count = len(images.records)
     print(f"{count} images in {shown(arguments.source)}. {images.labels_described}", flush=True)
-    choice = {"per_class": arguments.per_class, "seed": arguments.seed}
-    print(make_sample(images, arguments.out, progress=_progress, **choice))
+    per_class, limit, seed = arguments.per_class, arguments.limit, arguments.seed
+    if arguments.corrupt:
+        from mjp_privacy.data.corruptions.folder import make_corrupted
+
+        done = make_corrupted(
+            images,
+            arguments.out,
+            per_class=per_class,
+            limit=limit,
+            seed=seed,
+            size=arguments.size,
+            choosing=_choosing,
+            corrupting=_corrupting,
+        )
+    else:
+        done = make_sample(
+            images, arguments.out, per_class=per_class, limit=limit, seed=seed, progress=_choosing
+        )
+    print(done)
     return DONE
 
 
-def _progress(classes: Sequence[int]) -> Iterator[int]:
-    """Yield the classes, with a progress bar on a terminal and ten lines of progress elsewhere."""
+def _choosing(classes: Sequence[int]) -> Iterator[int]:
+    return _progress(classes, "Choosing", "chosen for {done} of {count} classes")
+
+
+def _corrupting(images: Sequence[Entry]) -> Iterator[Entry]:
+    return _progress(images, "Corrupting", "corrupted {done} of {count} images")
+
+
+def _progress(entries: Sequence[Entry], doing: str, line: str) -> Iterator[Entry]:
+    """Yield the entries, with a progress bar on a terminal and ten lines of progress elsewhere."""
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
     if console.is_terminal:
-        yield from track(classes, "Choosing", console=console)
+        yield from track(entries, doing, console=console)
         return
-    tenths = {len(classes) * tenth // 10 for tenth in range(1, 11)}
-    for done, label in enumerate(classes, 1):
-        yield label
+    tenths = {len(entries) * tenth // 10 for tenth in range(1, 11)}
+    for done, entry in enumerate(entries, 1):
+        yield entry
         if done in tenths:
-            print(f"chosen for {done} of {len(classes)} classes", file=sys.stderr, flush=True)
+            print(line.format(done=done, count=len(entries)), file=sys.stderr, flush=True)

@@ -29,6 +29,7 @@ from mjp_privacy.core.stops import holding
 from mjp_privacy.core.storage import writing
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.source import ImageRecord, ImageSource
+from mjp_privacy.data.subset import spread_subset
 
 _SHOWN = 10
 
@@ -48,9 +49,9 @@ class Sample:
         rows = [(record.image_id, record.label, sha256) for record, sha256 in self.chosen]
         skipped = [(record.image_id, record.label, reason) for record, reason in self.skipped]
         return {
-            "labels.csv": _csv(("file", "label"), [row[:2] for row in rows]),
-            "manifest.csv": _csv(("file", "label", "sha256"), rows),
-            "skipped.csv": _csv(("file", "label", "reason"), skipped),
+            "labels.csv": csv_text(("file", "label"), [row[:2] for row in rows]),
+            "manifest.csv": csv_text(("file", "label", "sha256"), rows),
+            "skipped.csv": csv_text(("file", "label", "reason"), skipped),
         }
 
 
@@ -59,6 +60,7 @@ def make_sample(
     out: Path,
     *,
     per_class: int = 1,
+    limit: int | None = None,
     seed: int = 0,
     progress: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> str:
@@ -66,11 +68,11 @@ def make_sample(
 
     `progress` is called with the classes and yields them one by one.
     """
-    _refuse_out(source.path, out)
+    refuse_out(source.path, out)
     occupied = out.is_dir() and any(out.iterdir())
     if occupied and not (out / "manifest.csv").is_file():
         raise _occupied(out)
-    sample = choose(source, per_class=per_class, seed=seed, progress=progress)
+    sample = choose(source, per_class=per_class, limit=limit, seed=seed, progress=progress)
     if not occupied:
         _write(source, sample, out)
         done = f"Wrote {len(sample.chosen)} images to {shown(out)}."
@@ -78,17 +80,19 @@ def make_sample(
         done = f"{shown(out)} already holds this sample, complete: {len(sample.chosen)} images."
     else:
         raise _occupied(out)
-    return "\n".join([done, *_remarks(sample, per_class)])
+    return "\n".join([done, *remarks(sample, per_class)])
 
 
 def choose(
     source: ImageSource,
     *,
     per_class: int,
+    limit: int | None = None,
     seed: int,
     progress: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Sample:
-    """The first `per_class` readable images of every class, in the order of a hash.
+    """The first `per_class` readable images of every class, in the order of a hash; of these the
+    first `limit`, the classes taking turns.
 
     The hash is over the seed, the class and the file's name without its folder, so that the same
     images are chosen from ImageNet val whether it is flat, in synset folders or zipped.
@@ -117,6 +121,8 @@ def choose(
             f"{shown(skipped[0][0].image_id)}: {skipped[0][1]}. Expected at least one readable "
             "image."
         )
+    kept = set(spread_subset([record for record, _ in chosen], limit, seed))
+    chosen = [entry for entry in chosen if entry[0] in kept]
     return Sample(tuple(sorted(chosen, key=_id)), tuple(sorted(skipped, key=_id)), short)
 
 
@@ -141,7 +147,8 @@ def _id(entry: tuple[ImageRecord, str]) -> str:
     return entry[0].image_id
 
 
-def _refuse_out(source: Path, out: Path) -> None:
+def refuse_out(source: Path, out: Path) -> None:
+    """Raise if `out` is a file, or does not lie apart from the images."""
     if out.exists() and not out.is_dir():
         raise UserError(
             f"Expected a folder for --out, got the file {shown(out)}. Give another name."
@@ -210,7 +217,8 @@ def _holds(out: Path, sample: Sample) -> bool:
     )
 
 
-def _remarks(sample: Sample, per_class: int) -> list[str]:
+def remarks(sample: Sample, per_class: int) -> list[str]:
+    """Sentences on images that could not be read, and on classes that had too few."""
     lines = []
     if sample.skipped:
         first, reason = sample.skipped[0]
@@ -229,7 +237,8 @@ def _remarks(sample: Sample, per_class: int) -> list[str]:
     return lines
 
 
-def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The text of a CSV with these columns."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(header)

@@ -27,7 +27,7 @@ from mjp_privacy.experiment.diagnostics import (
     without_truth,
 )
 from mjp_privacy.experiment.matched import matched
-from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_setting
+from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_network, refused_by_setting
 from mjp_privacy.experiment.rows import reasoned_rows, scored_rows
 from mjp_privacy.experiment.source import BlockUploads
 from mjp_privacy.experiment.step_by_step import OVER, reconstruct, without_reconstruction
@@ -76,7 +76,7 @@ class CellWork:
         scene = Scene.of(observation, self.cell, self.model)
         if (refusal := attack.unsupported(scene.view)) is not None:
             return self._unsupported(records, refusal.text)
-        device = self.model.cls_token.device
+        device = self.model.like.device
         started = clock(device)
         batch = scene.view.updates[0].batch
         traces: dict[str, str] = {}
@@ -107,12 +107,16 @@ class CellWork:
 
     def _refusal(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why the attack does not apply, as far as that is known before any upload; or None."""
+        if (refusal := refused_by_network(self.cell, self.model, attack)) is not None:
+            return refusal
         return self.uploads.lacks(attack, records) or refused_by_setting(self.cell, attack)
 
     def _run_control(self, control: Control, records: Sequence[ImageRecord]) -> CellRows:
         """Score a control; it reads the truth, so no upload is made for it."""
         if not self.uploads.scored:
             return self._unsupported(records, NO_TRUTH.text)
+        if (refusal := refused_by_network(self.cell, self.model, control)) is not None:
+            return self._unsupported(records, refusal.text)
         observation = self.uploads.observe(self.cell, None, (), records)
         scene = Scene.of(observation, self.cell, self.model)
         truth = Truth(scene.plain, scene.inputs.labels, scene.inputs.image_ids)
@@ -221,7 +225,7 @@ class CellWork:
         limits = shared_truth.limits(self.uploads, self.cell, self.model, scene)
         diagnosed = diagnose(self.cell, scene, reconstruction, images, limits)
         diagnostics = {**reconstruction.diagnostics, **diagnosed}
-        device = self.model.cls_token.device
+        device = self.model.like.device
         known = shared_truth.references(self.uploads, scene.target, device)
         correct = shared_truth.accuracy(self.uploads, self.cell, scene, labelled)
         rows = scored_rows(

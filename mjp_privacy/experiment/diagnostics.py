@@ -89,7 +89,7 @@ def diagnose(
 def oracle(model: LoadedModel, inputs: ClientInput) -> Tensor:
     """The ceiling's images (m, C, S, S): what the client fed, sent through the patch embedding W
     and its pseudo-inverse. Only the rank of W limits them."""
-    return oracle_inverse(model, inputs.images.to(model.cls_token.device)).cpu()
+    return oracle_inverse(model, inputs.images.to(model.like.device)).cpu()
 
 
 def bounds(
@@ -99,13 +99,13 @@ def bounds(
 
     The ceiling is the oracle inverse against the image the client fed. In setting c an attack
     reaches it only by putting the patches back in order; the same oracle, in the order that was
-    fed, is given too.
+    fed, is given too. A network that is no plain ViT has no such ceiling.
     """
+    floor = {"grey_psnr": psnr(torch.full_like(target, 0.5), target)}
+    if model.family != "vit":
+        return floor
     best = oracle(model, inputs)
-    limits = {
-        "ceiling_psnr": psnr(best, inputs.images),
-        "grey_psnr": psnr(torch.full_like(target, 0.5), target),
-    }
+    limits = {"ceiling_psnr": psnr(best, inputs.images), **floor}
     return limits | ({"oracle_in_place_psnr": psnr(best, target)} if cell.setting == "c" else {})
 
 

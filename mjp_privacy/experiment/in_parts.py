@@ -122,7 +122,7 @@ class InParts:
 
     @property
     def _device(self) -> torch.device:
-        return self.task.model.cls_token.device
+        return self.task.model.like.device
 
 
 def _half(images: int, batch: int) -> int:

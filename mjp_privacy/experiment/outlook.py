@@ -20,7 +20,12 @@ from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_block, refused_by_setting
+from mjp_privacy.experiment.refusals import (
+    NO_TRUTH,
+    refused_by_block,
+    refused_by_network,
+    refused_by_setting,
+)
 from mjp_privacy.experiment.variants import ModelVariants
 from mjp_privacy.interfaces import (
     Attack,
@@ -56,12 +61,14 @@ class SimulatedOutlook:
         names: Names,
         records: Sequence[ImageRecord] = (),
     ) -> Refusal | None:
-        """Why the attack does not apply to this cell's clients, or None; controls always do."""
+        """Why the attack does not apply to this cell's clients, or None."""
         if cell not in self.answers:
             self.answers[cell] = self._answer(cell, attack, names)
         return self.answers[cell]
 
     def _answer(self, cell: Cell, attack: Attack | Control, names: Names) -> Refusal | None:
+        if (refusal := refused_by_network(cell, self.variants.model, attack)) is not None:
+            return refusal
         if isinstance(attack, Control):
             return None
         if (refusal := refused_by_setting(cell, attack)) is not None:
@@ -77,7 +84,7 @@ class SimulatedOutlook:
         update = ClientUpdate(
             _empty(known, sent),
             kind=client.upload,
-            dtype=model.cls_token.dtype,
+            dtype=model.like.dtype,
             batch=client.batch,
             partners=client.partners,
             optimizer=client.optimizer,

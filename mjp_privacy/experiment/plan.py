@@ -19,6 +19,7 @@ from mjp_privacy.experiment.block import Block
 from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER
 from mjp_privacy.experiment.identity import cell_key
+from mjp_privacy.experiment.refusals import refused_by_network
 from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.interfaces import Attack, Control
 from mjp_privacy.models import LoadedModel
@@ -60,6 +61,8 @@ class Plan:
             attack = self.attacks[peer]
             if upload_key(peer) != key or isinstance(attack, Control):
                 continue
+            if refused_by_network(peer, model, attack) is not None:
+                continue  # what it reads is not there
             try:
                 names += _names(attack.needs(model))
             except Exception:

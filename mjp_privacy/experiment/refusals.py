@@ -5,7 +5,7 @@ from __future__ import annotations
 from attacks import traits_of
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.interfaces import Attack, Refusal
+from mjp_privacy.interfaces import Attack, Control, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 NO_ONE_INPUT = Refusal(
@@ -18,6 +18,12 @@ NO_SERIES = Refusal(
     "it reads several uploads of the same images, and this client shuffles its images before every "
     "round (client.partners: fresh); only attacks that find what uploads share apply",
 )
+NOT_A_VIT = {
+    "swin": "a Swin normalises its embedded patches before any position is added, so that the "
+    "gradients of its table and of its patch embedding are no linear system in the patches",
+    "resnet": "a ResNet has no patch embedding and no position embeddings",
+}
+"""Why what reads the parts of a ViT has nothing to read in networks of another family."""
 NO_TRUTH = Refusal("target", "the private images were not given, so nothing is scored")
 
 
@@ -28,6 +34,26 @@ def refused_by_setting(cell: Cell, attack: Attack) -> Refusal | None:
         return NO_ONE_INPUT
     fresh = attack.uploads > 1 and cell.client.partners == "fresh"
     return NO_SERIES if fresh and "shared pictures" not in traits_of(attack.name) else None
+
+
+def refused_by_network(
+    cell: Cell, model: MJPVisionTransformer, attack: Attack | Control
+) -> Refusal | None:
+    """Why the attack or the client does not suit a network that is no plain ViT, or None."""
+    if model.family == "vit":
+        return None
+    reason, client = NOT_A_VIT[model.family], cell.client
+    if client.positions != "own" or client.adapters is not None:
+        return Refusal(
+            "model", f"{reason}: its clients have positions: own and no low-rank adapters here"
+        )
+    if client.mode == "train" and model.family == "resnet":
+        text = "in training mode a ResNet's batch norm mixes images: clients need client.mode: eval"
+        return Refusal("model", text)
+    is_floor = isinstance(attack, Control) and attack.role == "floor"
+    if is_floor or "any network" in traits_of(attack.name):
+        return None
+    return Refusal("model", f"it reads a plain ViT's patch embedding and positions: {reason}")
 
 
 def refused_by_block(model: MJPVisionTransformer, attack: Attack) -> Refusal | None:

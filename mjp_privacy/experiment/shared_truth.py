@@ -44,13 +44,15 @@ def accuracy(
     uploads: BlockUploads, cell: Cell, scene: Scene, labelled: bool
 ) -> dict[str, Tensor | None]:
     """Whether the intact and the altered model classify each input correctly, (m,) each; None
-    if an image of the block has no true label."""
+    if an image of the block has no true label. Only a plain ViT has a block 0 to alter."""
+    is_vit = scene.view.model.family == "vit"
+    kinds = {variant: kind for variant, kind in BLOCKS0.items() if is_vit or kind == "intact"}
     if not labelled:
-        return dict.fromkeys(BLOCKS0)
+        return dict.fromkeys(kinds)
     memo, inputs = uploads.memo, scene.inputs
     seen = memo.content(inputs.images), memo.content(inputs.mask)
     correct: dict[str, Tensor | None] = {}
-    for variant, block0 in BLOCKS0.items():
+    for variant, block0 in kinds.items():
         predicted = memo.once(
             ("prediction", block0, cell.client.positions, *seen),
             partial(predict, uploads.accuracy_model(cell, block0), inputs.images, inputs.mask),

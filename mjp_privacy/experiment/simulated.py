@@ -262,7 +262,7 @@ class SimulatedBlock:
 
     def _timed(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What `make` returns, computed once; the time counts for the first cell that needs it."""
-        device = self.variants.model.cls_token.device
+        device = self.variants.model.like.device
 
         def timed() -> Any:
             started = clock(device)

@@ -29,6 +29,7 @@ from mjp_privacy.experiment.finished import UNRECORDED, BlockState, Finished
 from mjp_privacy.experiment.in_parts import InParts, joined
 from mjp_privacy.experiment.messages import BlockRead, BlockSkipped, CellDone, ModelOpened
 from mjp_privacy.experiment.plan import Plan
+from mjp_privacy.experiment.refusals import refused_by_network
 from mjp_privacy.experiment.rows import reasoned_rows
 from mjp_privacy.experiment.source import (
     BlockUploads,
@@ -179,7 +180,7 @@ def _work_cells(
     states: Mapping[Cell, BlockState],
     pending: Sequence[Cell],
 ) -> Iterator[Result]:
-    device = model.model.cls_token.device
+    device = model.model.like.device
     started = clock(device)
     try:
         uploads = model.block(block)
@@ -276,13 +277,15 @@ def _attacked(
     """What a cell has for these images, and what is said of it. If that fails, it is tried for
     each client step alone: what one image, attack or defence breaks stays with it."""
     assert opened.uploads is not None
-    model, facts = opened.uploads.model, opened.facts[cell]
+    model, facts, attack = opened.uploads.model, opened.facts[cell], plan.attacks[cell]
+    gradients: Sequence[str] = ()
     try:
-        gradients = plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
+        if refused_by_network(cell, model, attack) is None:
+            gradients = plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
     except Exception as error:  # of the attack's own `needs`
-        task = CellWork(uploads, model, cell, plan.attacks[cell], (), facts)
+        task = CellWork(uploads, model, cell, attack, (), facts)
         return task.failed(records, *_said(error)), ""
-    task = CellWork(uploads, model, cell, plan.attacks[cell], gradients, facts)
+    task = CellWork(uploads, model, cell, attack, gradients, facts)
     in_parts = InParts(task, opened.together)
     try:
         return in_parts.run(records), in_parts.remark

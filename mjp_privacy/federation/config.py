@@ -122,7 +122,7 @@ class FederationConfig:
         """The same network and images as the trainer describes them."""
         batch = Recipe(batch=self.client.batch)
         return TrainingConfig(
-            self.name, self.model, recipe=batch, data=self.data, initial=self.initial
+            self.name, model=self.model, recipe=batch, data=self.data, initial=self.initial
         )
 
     @property

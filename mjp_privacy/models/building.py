@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.memory import free_bytes
 from mjp_privacy.models.adapters import with_adapters
+from mjp_privacy.models.cards import ModelCard as ModelCard
+from mjp_privacy.models.cards import WithCard
 from mjp_privacy.models.checkpoints import CheckpointReport
 from mjp_privacy.models.low_rank import low_rank
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
@@ -23,45 +23,8 @@ NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_clas
 OPTIONS = ("img_size", "num_heads", "mean", "std")  # that `mjp attack` has, for one's own model
 
 
-@dataclass(frozen=True)
-class ModelCard:
-    """The facts about a loaded model that table rows state."""
-
-    name: str
-    architecture: str
-    img_size: int
-    resize: int | None
-    interpolation: str
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    num_classes: int
-    trained_gamma: float | None
-    checkpoint: CheckpointReport
-    norm_eps: float | None = None  # stated, with the activation, of a network other than timm's
-    activation: str | None = None
-
-
-class LoadedModel(MJPVisionTransformer):
-    """The network, with the card that says where it came from and how images are normalised."""
-
-    card: ModelCard
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] -> the normalised input of the network."""
-        mean = _per_channel(self.card.mean, images)
-        std = _per_channel(self.card.std, images)
-        return (images - mean) / std
-
-    def denormalize(self, x: Tensor) -> Tensor:
-        """The inverse of `normalize`; values outside [0, 1] are not clipped."""
-        mean = _per_channel(self.card.mean, x)
-        std = _per_channel(self.card.std, x)
-        return x * std + mean
-
-
-def _per_channel(numbers: tuple[float, ...], like: Tensor) -> Tensor:
-    """(C, 1, 1), made in the precision of `like`: float64 numbers must not pass through float32."""
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device).view(-1, 1, 1)
+class LoadedModel(WithCard, MJPVisionTransformer):
+    """A plain ViT with its card."""
 
 
 def check_complete(spec: ModelSpec, source: str) -> None:

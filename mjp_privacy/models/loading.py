@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from mjp_privacy.models.checkpoints import (
     of_a_model,
     to_own_names,
 )
+from mjp_privacy.models.family_files import is_other, load_other
 from mjp_privacy.models.mismatch import check_same_model
 from mjp_privacy.models.shape import shape_of
 from mjp_privacy.models.spec import (
@@ -83,6 +84,8 @@ def load_model(
         state = to_own_names(file)
     else:  # names and shapes first: what does not fit costs neither time nor memory
         header = read_weight_file(source, shapes_only=True)
+        if is_other(header):
+            return other_network(name, read_weight_file(source), overrides)
         spec, _ = outlined(spec, header, overrides, unknown_init)
         file = read_weight_file(source)
         state = to_own_names(file)
@@ -91,13 +94,25 @@ def load_model(
     return with_card(model, spec, load_into(model, state, file, unknown_init=unknown_init))
 
 
+def other_network(
+    name: str | None, file: WeightFile, overrides: Mapping[str, Any], *, outline: bool = False
+) -> LoadedModel:
+    """The Swin or ResNet of a file, under the type that the rooms above have for every model.
+
+    It has what they use of all models (`families.OtherNetwork`); what reads a ViT's own parts asks
+    for `family` before.
+    """
+    return cast(LoadedModel, load_other(name, file, overrides, outline=outline))
+
+
 def check_values(name: str | None, checkpoint: str | Path | None) -> None:
     """Raise a UserError where a file of weights holds NaN or infinity; names and shapes are checked
     by an outline. Weights that are downloaded, drawn or come with this package are not read."""
     source = asked_for(name, checkpoint, {})[1]
     if source != RANDOM and not source.startswith((TIMM_PREFIX, PACKAGED_PREFIX)):
         file = read_weight_file(source)
-        check_finite(of_a_model(to_own_names(file)), file.path, CHECKPOINT)
+        state = file.tensors if is_other(file) else of_a_model(to_own_names(file))
+        check_finite(state, file.path, CHECKPOINT)
 
 
 def outlined(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ class MJPVisionTransformer(VisionTransformer):
     index_embed: nn.Parameter | None
     dist_token: nn.Parameter | None
     dist_pos_embed: nn.Parameter | None
+    family: ClassVar[str] = "vit"  # `sizes.Family`: other networks of Table 1 stand beside it
     adapters: LowRank | None = None  # beside its linear layers (`adapters.with_adapters`)
 
     def __init__(
@@ -76,6 +77,11 @@ class MJPVisionTransformer(VisionTransformer):
             nn.init.zeros_(self.table)
         if first_block == "closed_form":
             self.blocks[0] = ClosedFormBlock(self.blocks[0])  # type: ignore[arg-type]
+
+    @property
+    def like(self) -> Tensor:
+        """A parameter, by which callers tell the network's device and precision."""
+        return self.cls_token
 
     @property
     def first_block(self) -> FirstBlock:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.building import LoadedModel, build, check_complete, with_card
 from mjp_privacy.models.checkpoint_files import (
     PACKAGED_PREFIX,
@@ -22,11 +23,13 @@ from mjp_privacy.models.checkpoint_files import (
 )
 from mjp_privacy.models.checkpoint_tables import UnknownInit
 from mjp_privacy.models.checkpoints import CheckpointReport
+from mjp_privacy.models.family_files import is_other
 from mjp_privacy.models.loading import (
     RANDOM,
     asked_for,
     check_seed,
     declared_by_timm,
+    other_network,
     outlined,
     read_off,
 )
@@ -75,6 +78,8 @@ def outline_model(
             model = build(spec, source)
     else:
         file = read_weight_file(source, shapes_only=True)
+        if is_other(file):
+            return other_network(name, file, overrides, outline=True)
         spec, model = outlined(named, file, overrides, unknown_init, made_up)
         source = file.shown
     report = CheckpointReport(source, "", "random", notes=("an outline without weights",))
@@ -94,6 +99,12 @@ def outline_spec(
     if source.startswith(TIMM_PREFIX):
         return declared_by_timm(named, source), source
     file = read_weight_file(source, shapes_only=True)
+    if is_other(file):
+        raise UserError(
+            f"{file.shown} holds another network than a plain ViT: closed forms do not apply to "
+            "it, and inverting_gradients does. Expected a plain ViT; give this file to "
+            "`mjp evaluate`, or as a model of a config to `mjp attack`."
+        )
     spec, state = read_off(named, file, overrides)
     check_same_model(named, shape_of(state, file.shown), file.shown)
     return spec, file.shown

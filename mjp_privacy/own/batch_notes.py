@@ -9,6 +9,8 @@ from attacks import traits_of
 OF_ATTACKS = {
     "shared_picture": "shared_picture finds the pictures that uploads share",
     "layer_span": "layer_span searches one upload for its pictures, and marks those that it found",
+    "batch_lattice": "batch_lattice finds 8-bit pictures by the lattice of their differences, and "
+    "marks those that it verified",
     "batch_span": "batch_span returns two guesses for the pictures of a step, from what the upload "
     "says of all of them alike",
 }

@@ -94,11 +94,16 @@ def train(argv: list[str], usage: Usage) -> int:
 
 
 def evaluate(argv: list[str], usage: Usage) -> int:
-    """`mjp evaluate`: print accuracy and consistency of checkpoints as a table."""
+    """`mjp evaluate`: print accuracy and consistency of checkpoints, or robustness, as a table."""
     arguments = usage.parse(EvaluationArguments, argv)
-    from mjp_privacy.training.evaluation import write_evaluation
+    if arguments.imagenet_c or arguments.imagenet_a or arguments.imagenet_o:
+        from mjp_privacy.training.robustness.evaluation import write_robustness
 
-    print(write_evaluation(arguments))
+        print(write_robustness(arguments))
+    else:
+        from mjp_privacy.training.evaluation import write_evaluation
+
+        print(write_evaluation(arguments))
     if arguments.out:
         print(arguments.out)
     return DONE

@@ -28,6 +28,7 @@ from mjp_privacy.core.fields import parse, schema
 from mjp_privacy.core.gate.yaml_files import read_mapping
 from mjp_privacy.core.shown import shown
 from mjp_privacy.models.parameters import check_parameters
+from mjp_privacy.models.sizes import Family, Sizes, Stages
 from mjp_privacy.training.presets import Preset, preset_fields, without_empty_puzzle
 
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
@@ -164,6 +165,14 @@ class TrainingConfig:
     name: Label
     preset: Preset = "ours"
     """Whose choices the fields of `presets.CHOICES` follow, where the row does not set them."""
+    family: Family = "vit"
+    """`swin` and `resnet` stand beside the ViT in the paper's Table 1. Of `model` they read
+    img_size, patch_size (of the jigsaw, and of Swin's embedding), embed_dim (of the first stage),
+    num_heads (of Swin's first stage), num_classes, mean, std, drop_path and, in a Swin,
+    position_embedding, unknown_embedding and dal, of a table of absolute positions."""
+    stages: Stages | None = None
+    """Blocks in each stage of a Swin or ResNet: [2, 2, 6, 2] in Swin-T, [3, 4, 6, 3] in
+    ResNet-50."""
     model: Architecture = Architecture()
     recipe: Recipe = Recipe()
     augmentation: Augmentation = Augmentation()
@@ -254,9 +263,47 @@ def _with(fields: Any, changes: Mapping[str, Any]) -> Any:
     )
 
 
+def other_sizes(config: TrainingConfig) -> Sizes | None:
+    """What a Swin or ResNet is built from; None for a ViT."""
+    if config.family == "vit" or config.stages is None:
+        return None
+    model = config.model
+    return Sizes(
+        config.family,
+        model.img_size,
+        model.patch_size,
+        model.embed_dim,
+        config.stages,
+        model.num_classes,
+        num_heads=model.num_heads,
+        positions=model.position_embedding == "learned",
+        unknown_embedding=model.unknown_embedding,
+        dal=model.dal,
+    )
+
+
+def _check_family(config: TrainingConfig, where: str) -> None:
+    """Raise a UserError unless the fields of another network than a ViT fit it."""
+    model, family = config.model, config.family
+    if (family == "vit") != (config.stages is None):
+        raise UserError(
+            f"{where}: stages are the blocks in each stage of a swin or resnet: expected them "
+            f"there and nowhere else, got family {family} and stages {config.stages}."
+        )
+    if (sizes := other_sizes(config)) is None:
+        return
+    sizes.check(where)
+    if config.initial or model.index_embedding or model.first_block != "intact":
+        raise UserError(
+            f"{where}: a {family} starts from nothing and has the blocks that it is published "
+            "with; expected no initial, index_embedding: false and first_block: intact."
+        )
+
+
 def _check(config: TrainingConfig, where: str) -> None:
     """Raise a UserError if fields contradict each other."""
     model, jigsaw = config.model, config.jigsaw
+    _check_family(config, where)
     without = model.position_embedding == "none"
     if without and (model.unknown_embedding or model.dal != "none" or jigsaw.position_confound):
         raise UserError(
@@ -303,6 +350,8 @@ def plain(config: TrainingConfig) -> dict[str, Any]:
     content = dataclasses.asdict(config)
     if config.preset == "ours":
         del content["preset"]
+    if config.family == "vit":
+        del content["family"], content["stages"]
     if config.jigsaw.dal_schedule == "constant":
         del content["jigsaw"]["dal_schedule"]
     if config.initial:

@@ -8,6 +8,7 @@ x̃ is x with a share γ of its patches shuffled; a model with an unknown embedd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import pandas as pd
@@ -53,7 +54,9 @@ def measure(
 
 
 def embedding_condition(model: LoadedModel) -> float:
-    """cond(W) of the patch embedding: how much inverting it amplifies errors."""
+    """cond(W) of the patch embedding: how much inverting it amplifies errors; NaN without one."""
+    if model.family == "resnet":
+        return math.nan
     weight = model.patch_embed.proj.weight.detach().flatten(1).double()
     return float(torch.linalg.cond(weight))
 
@@ -107,8 +110,8 @@ def _measured(
 
 
 def _outputs(model: LoadedModel, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Logits and the [CLS] embedding, on the CPU."""
-    like = model.cls_token
+    """Logits and the [CLS] embedding, or what the classifier reads in its place, on the CPU."""
+    like = model.like
     on_device = None if mask is None else mask.to(like.device)
     features = model.forward_features(model.normalize(images.to(like)), on_device)
     return model.forward_head(features).cpu(), features[:, 0].cpu()

@@ -39,17 +39,7 @@ def write_evaluation(arguments: EvaluationArguments) -> str:
 
     write_evaluation(EvaluationArguments(("cifar_vit",), Path("cifar10-test.zip")))
     """
-    for gamma in arguments.gamma or ():
-        if not 0 <= gamma <= 1:
-            raise UserError(f"--gamma is a share of the patches: expected 0 to 1, got {gamma}.")
-    if not 0 <= arguments.seed < 1 << 63:
-        raise UserError(f"--seed: expected 0 to 2**63 - 1, got {arguments.seed}.")
-    if not arguments.checkpoint or arguments.gamma == ():
-        raise UserError("--checkpoint and --gamma: expected at least one each, got none.")
-    if arguments.paper_row is not None and arguments.paper_row not in TABLE4:
-        raise UserError(
-            f"--paper-row: expected one of {', '.join(TABLE4)}, got {arguments.paper_row!r}."
-        )
+    check_options(arguments)
     if arguments.out:
         keep_apart(arguments.out, {"--data": arguments.data})
         output_folder(arguments.out)
@@ -62,6 +52,21 @@ def write_evaluation(arguments: EvaluationArguments) -> str:
         if arguments.out:
             _write(arguments.out, models, table, text)
     return text
+
+
+def check_options(arguments: EvaluationArguments) -> None:
+    """Raise for options outside their bounds."""
+    for gamma in arguments.gamma or ():
+        if not 0 <= gamma <= 1:
+            raise UserError(f"--gamma is a share of the patches: expected 0 to 1, got {gamma}.")
+    if not 0 <= arguments.seed < 1 << 63:
+        raise UserError(f"--seed: expected 0 to 2**63 - 1, got {arguments.seed}.")
+    if not arguments.checkpoint or arguments.gamma == ():
+        raise UserError("--checkpoint and --gamma: expected at least one each, got none.")
+    if arguments.paper_row is not None and arguments.paper_row not in TABLE4:
+        raise UserError(
+            f"--paper-row: expected one of {', '.join(TABLE4)}, got {arguments.paper_row!r}."
+        )
 
 
 def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:

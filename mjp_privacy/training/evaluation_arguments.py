@@ -32,8 +32,8 @@ class EvaluationArguments:
     """Shares of shuffled patches in place of the preset's (ours: .27); several make a sweep
     (Fig. 3)."""
     out: Path | None = None
-    """Folder for per_image.csv, summary.csv, table.md and sweep.png; for robustness.csv and
-    robustness.md."""
+    """Folder for per_image.csv, summary.csv, table.md and sweep.png; of robustness for
+    robustness.csv, robustness.md and, of ImageNet-C, per_image.csv."""
     labels: Path | None = None
     model: str | None = None
     """The architecture's name, for files that do not state it (vit_tiny_patch16_224)."""

@@ -55,16 +55,17 @@ def summary_table(models: Sequence[Evaluated]) -> pd.DataFrame:
                 "n": int((rows["status"] == "ok").sum()),
                 "failed": int((rows["status"] != "ok").sum()),
             }
+            measured = set[str]()
             for name, (_, _, factor, _) in MEASURES.items():
                 summary = summarised(rows, name)
+                measured |= set() if math.isnan(summary.mean) else {name}
                 line[name] = factor * summary.mean
                 low, high = _interval(summary, share=name != "diff_norm")
                 line[f"{name}_low"], line[f"{name}_high"] = factor * low, factor * high
             paper = model.paper if gamma else None  # the paper's figures are of shuffled input
             line["paper_row"] = paper.label if paper else ""
             for name in ("top1", "diff_norm", "consistency"):
-                measured_here = not pd.isna(line[name])
-                line[f"paper_{name}"] = getattr(paper, name) if paper and measured_here else None
+                line[f"paper_{name}"] = getattr(paper, name) if paper and name in measured else None
             lines.append(line)
     return pd.DataFrame(lines)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,34 +11,28 @@ from torch.nn import functional as F
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.models import load_model
+from mjp_privacy.models.family_building import build_other
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.outline import outline_model
-from mjp_privacy.training.config import Initial, TrainingConfig
+from mjp_privacy.training.config import Architecture, Initial, TrainingConfig, other_sizes
+
+TrainedNetwork: TypeAlias = MJPVisionTransformer
+"""Or a `families.OtherNetwork`, which has all that training uses of it."""
 
 
-def build_network(config: TrainingConfig) -> MJPVisionTransformer:
+def build_network(config: TrainingConfig) -> TrainedNetwork:
     """The network with initial weights drawn from the config's seed.
 
     Rows of one seed start with equal weights in all tensors that they share. Models without
     position embeddings are an exception: they do not draw that table, so all later draws differ.
     """
-    shape = config.model
+    sizes = other_sizes(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("initial weights", config.seed))
-        model = MJPVisionTransformer(
-            img_size=shape.img_size,
-            patch_size=shape.patch_size,
-            embed_dim=shape.embed_dim,
-            depth=shape.depth,
-            num_heads=shape.num_heads,
-            num_classes=shape.num_classes,
-            drop_path_rate=shape.drop_path,
-            position_embedding="strict" if shape.position_embedding == "none" else "learned",
-            unknown_embedding=shape.unknown_embedding,
-            index_embedding=shape.index_embedding,
-            dal=shape.dal,
-            first_block=shape.first_block,
-        )
+        if sizes is not None:
+            model = cast(TrainedNetwork, build_other(sizes, config.model.drop_path))
+        else:
+            model = _vit(config.model)
         if config.initial is not None:
             _fill(model, config.initial, config)
         elif config.positions_as_paper:
@@ -46,6 +40,23 @@ def build_network(config: TrainingConfig) -> MJPVisionTransformer:
             if model.unk_embed is not None:
                 nn.init.normal_(model.unk_embed)
     return model
+
+
+def _vit(shape: Architecture) -> MJPVisionTransformer:
+    return MJPVisionTransformer(
+        img_size=shape.img_size,
+        patch_size=shape.patch_size,
+        embed_dim=shape.embed_dim,
+        depth=shape.depth,
+        num_heads=shape.num_heads,
+        num_classes=shape.num_classes,
+        drop_path_rate=shape.drop_path,
+        position_embedding="strict" if shape.position_embedding == "none" else "learned",
+        unknown_embedding=shape.unknown_embedding,
+        index_embedding=shape.index_embedding,
+        dal=shape.dal,
+        first_block=shape.first_block,
+    )
 
 
 def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig) -> None:

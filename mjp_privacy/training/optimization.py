@@ -11,7 +11,7 @@ from torch import nn
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.training.config import TrainingConfig
 
-POSITIONS = frozenset({"pos_embed", "unk_embed"})
+POSITIONS = frozenset({"pos_embed", "unk_embed", "absolute_pos_embed"})
 
 
 def build_optimizer(model: MJPVisionTransformer, config: TrainingConfig) -> torch.optim.AdamW:

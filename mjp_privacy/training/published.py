@@ -103,16 +103,21 @@ class Switches:
     model: _Network
     jigsaw: _Shuffle
     initial: dict[str, Any] | None
+    family: Word = "vit"
 
 
 def counterpart_in(metadata: Mapping[str, str]) -> PublishedModel | None:
     """The printed row of the model whose file has this metadata; None where there is none, or the
     file holds no recipe of this trainer."""
+    return counterpart(recipe_in(metadata))
+
+
+def recipe_in(metadata: Mapping[str, str]) -> object:
+    """The recipe that a model's file states, untyped; None where it states none."""
     try:
-        recipe = json.loads(metadata.get("recipe", "null"))
+        return json.loads(metadata.get("recipe", "null"))
     except (ValueError, RecursionError):
         return None
-    return counterpart(recipe)
 
 
 def counterpart(content: object) -> PublishedModel | None:
@@ -140,6 +145,9 @@ def counterpart(content: object) -> PublishedModel | None:
         return None
     without = model.position_embedding == "none"
     switches = (without, jigsaw.shuffle, unknown, model.index_embedding, model.dal)
+    if recipe.family != "vit":
+        as_printed = not shuffles or jigsaw.gamma == MAIN_GAMMA
+        return _OTHERS.get((recipe.family, *switches)) if as_printed else None
     row = _ROWS.get(switches)
     if row == "J":
         return TABLE3.get(jigsaw.gamma)
@@ -163,3 +171,12 @@ _ROWS = {
     (False, "patches", True, False, "nonlinear"): "J",
 }
 """{(without PEs, shuffle, UNK, IDX, DAL): row of Table 4}."""
+
+_OTHERS = {
+    ("resnet", True, "none", False, False, "none"): TABLE1[0],
+    ("resnet", True, "patches", False, False, "none"): TABLE1[1],
+    ("swin", True, "none", False, False, "none"): TABLE1[4],
+    ("swin", False, "patches", True, False, "nonlinear"): TABLE1[5],
+}
+"""The same for the other families of Table 1. Swin-T has no table of absolute positions of its own
+(the authors' `--ape` is off by default); with MJP it has one."""

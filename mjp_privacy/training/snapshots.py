@@ -23,8 +23,9 @@ from mjp_privacy.core.sealed import check_seal
 from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.core.version import commit
 from mjp_privacy.models.checkpoint_files import CHECKPOINT as WEIGHTS
+from mjp_privacy.models.family_files import SIZES, weights_of
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.training.config import TrainingConfig, plain
+from mjp_privacy.training.config import TrainingConfig, other_sizes, plain
 from mjp_privacy.training.processes import World
 
 IDENTITY = {
@@ -129,10 +130,10 @@ def export_model(
 
 
 def exported(model: MJPVisionTransformer, *, half: bool) -> dict[str, Tensor]:
-    """The parameters as a file of weights has them."""
+    """The weights as a file has them."""
     kind = torch.float16 if half else torch.float32
     return {
-        key: value.detach().to("cpu", kind).contiguous() for key, value in model.named_parameters()
+        key: value.detach().to("cpu", kind).contiguous() for key, value in weights_of(model).items()
     }
 
 
@@ -155,9 +156,13 @@ def _metadata(config: TrainingConfig) -> dict[str, Any]:
     shape = config.model
     positions = "N(0, 1)" if config.positions_as_paper else "N(0, 0.02²)"
     memory = config.data.store == "memory"
+    arch = f"vit d{shape.embed_dim} l{shape.depth} h{shape.num_heads} p{shape.patch_size}"
+    sizes = other_sizes(config)
+    other = {} if sizes is None else {SIZES: sizes.stated()}
     return {
+        **other,
         "name": config.name,
-        "arch": f"vit d{shape.embed_dim} l{shape.depth} h{shape.num_heads} p{shape.patch_size}",
+        "arch": arch if sizes is None else str(sizes),
         "img_size": shape.img_size,
         "resize": shape.img_size if memory else None,
         "num_heads": shape.num_heads,

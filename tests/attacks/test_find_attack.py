@@ -68,11 +68,14 @@ def test_an_attack_under_another_name_than_its_own_is_an_error() -> None:
 KNOW_MASKS = {
     *("april_unk_aware", "april_prior", "plain_step", "mask_locator", "masked_span"),
     *("pixel_lattice", "multi_round", "token_span", "inverting_gradients", "april_optimization"),
-    *("batch_span", "layer_span", "shared_picture"),
+    "gradvit",
+    *("batch_span", "layer_span", "batch_lattice", "span_matching", "shared_picture"),
 }
+ONE_UPLOAD_OF_A_BATCH = {"batch_span", "layer_span", "batch_lattice", "span_matching"}
 PHOTOGRAPHS = {
     *("april_prior", "patch_prior", "masked_span", "pixel_lattice", "multi_round", "token_span"),
-    *("batch_span", "layer_span", "shared_picture"),
+    *("batch_span", "layer_span", "batch_lattice", "span_matching", "shared_picture"),
+    "gradvit",
 }
 
 
@@ -80,12 +83,13 @@ PHOTOGRAPHS = {
     ("trait", "names"),
     [
         ("masks", KNOW_MASKS),
-        ("noise", {"patch_prior", "masked_span", "multi_round", "batch_span", "layer_span"}),
+        ("noise", {"patch_prior", "masked_span", "multi_round", *ONE_UPLOAD_OF_A_BATCH}),
         ("rank", {"april", "april_unk_aware"}),
-        ("8 bit", {"pixel_lattice"}),
-        ("steps", {"inverting_gradients", "april_optimization"}),
+        ("8 bit", {"pixel_lattice", "batch_lattice"}),
+        ("any network", {"inverting_gradients"}),
+        ("steps", {"inverting_gradients", "april_optimization", "gradvit", "span_matching"}),
         ("public photographs", PHOTOGRAPHS),
-        ("batches", {"batch_span", "layer_span", "shared_picture"}),
+        ("batches", {*ONE_UPLOAD_OF_A_BATCH, "shared_picture"}),
         ("shared pictures", {"shared_picture"}),
     ],
 )
@@ -106,7 +110,7 @@ def test_traits_agree_with_the_code() -> None:
         attack: Any = find_attack(name)
         if "steps" in traits_of(name):
             assert attack.steps > 1, name
-        if hasattr(attack, "prior"):
+        if hasattr(attack, "prior") or hasattr(attack, "image_prior"):
             assert "public photographs" in traits_of(name), name
 
 

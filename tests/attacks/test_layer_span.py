@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations.layer_search import _rectangles
+from attacks.equations.layer_search import rectangles
 from attacks.equations.layer_spans import LayerSpans
 from attacks.equations.peeling import class_of, without
 from mjp_privacy.client.config import ClientConfig
@@ -127,6 +127,6 @@ def test_too_many_tokens_are_refused_with_the_largest_batch() -> None:
 
 
 def test_rectangles_are_all_of_a_small_grid_and_not_too_many_of_a_large_one() -> None:
-    assert len(_rectangles(4)) == 100
-    assert len(_rectangles(4).unique(dim=0)) == 100
-    assert len(_rectangles(14)) < 3000
+    assert len(rectangles(4)) == 100
+    assert len(rectangles(4).unique(dim=0)) == 100
+    assert len(rectangles(14)) < 3000

@@ -21,6 +21,7 @@ GOOD: Mapping[str, tuple[str, ...]] = {
     "train": ("training.yaml", "--data", "classes", "--out", "out"),
     "evaluate": ("--checkpoint", "model.safetensors", "--data", "classes"),
     "curves": ("trained", "--out", "out"),
+    "analyse": ("model.safetensors", "--out", "out", "--limit", "2"),
     "federate": ("federation.yaml", "--data", "classes", "--out", "out"),
     "compare": ("federation", "--out", "out"),
     "check": ("uploads",),
@@ -99,6 +100,7 @@ def _arguments() -> dict[str, set[str]]:
         "train": "mjp_privacy.training.commands:TrainArguments",
         "evaluate": "mjp_privacy.training.evaluation_arguments:EvaluationArguments",
         "curves": "mjp_privacy.training.commands:CurveArguments",
+        "analyse": "mjp_privacy.analysis.arguments:AnalysisArguments",
         "federate": "mjp_privacy.federation.commands:FederateArguments",
         "compare": "mjp_privacy.federation.commands:CompareArguments",
         "check": "mjp_privacy.experiment.check_commands:CheckArguments",
@@ -109,7 +111,7 @@ def _arguments() -> dict[str, set[str]]:
     for command, where in places.items():
         module, _, kind = where.partition(":")
         fields = dataclasses.fields(getattr(importlib.import_module(module), kind))
-        skipped = {"overrides", "by", "attack", "runs", "config", "kind", "folder"}
+        skipped = {"overrides", "by", "attack", "runs", "config", "kind", "folder", "checkpoints"}
         found = {field.name for field in fields} - skipped
         found = {{"source": "from", "everything": "all"}.get(name, name) for name in found}
         names[command] = {"--" + name.replace("_", "-") for name in found}

@@ -34,13 +34,21 @@ NETWORKS = {  # one of each layout
 }
 GROUPS = (
     ("patch_gradient", "patch_prior", "plain_step"),
-    ("masked_span", "multi_round", "batch_span", "layer_span", "shared_picture"),
+    (
+        "masked_span",
+        "multi_round",
+        "batch_span",
+        "layer_span",
+        "batch_lattice",
+        "shared_picture",
+        "span_matching",
+    ),
     ("mask_locator",),
     ("pixel_lattice",),
     ("token_span",),
     ("april", "april_prior"),
     ("april_unk_aware",),
-    ("inverting_gradients", "april_optimization"),
+    ("inverting_gradients", "april_optimization", "gradvit"),
 )
 REASONS = {  # a refusal's kind, and the words that stand for it in the table
     "unknown_embedding": "MJP's only",

@@ -11,6 +11,8 @@ from torch import Tensor
 from mjp_privacy.client.autocast import shown_autocast
 from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS, label_in_gradient
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.outline import outline_model
@@ -92,12 +94,23 @@ def _levels(
 
 def load_recorded(upload: RecordedUpload) -> LoadedModel:
     """The model whose weights the client started from, as the header describes it."""
-    return load_model(**_model_arguments(upload))
+    return _plain_vit(load_model(**_model_arguments(upload)), upload)
 
 
 def outline_recorded(upload: RecordedUpload) -> LoadedModel:
     """The same model without its weights (`models.outline`)."""
-    return outline_model(**_model_arguments(upload))
+    return _plain_vit(outline_model(**_model_arguments(upload)), upload)
+
+
+def _plain_vit(model: LoadedModel, upload: RecordedUpload) -> LoadedModel:
+    """The model; UserError where it is of another family, whose uploads are only simulated."""
+    if model.family == "vit":
+        return model
+    raise UserError(
+        f"{shown(upload.weights_path.name)}: expected the weights of a plain ViT, got a "
+        f"{model.family}. Uploads of other networks are only simulated: give the weights as a "
+        "model of a config."
+    )
 
 
 def _model_arguments(upload: RecordedUpload) -> dict[str, Any]:

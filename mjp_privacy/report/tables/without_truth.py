@@ -21,9 +21,10 @@ from mjp_privacy.report.worst_case import (
 )
 
 PREFERENCE = (
-    *("plain_step", "shared_picture", "multi_round", "layer_span", "pixel_lattice", "masked_span"),
-    *("batch_span", "patch_gradient"),
-    *("patch_prior", "token_span", "inverting_gradients", "april_optimization"),
+    *("plain_step", "shared_picture", "multi_round", "batch_lattice", "layer_span"),
+    *("pixel_lattice", "masked_span", "batch_span", "patch_gradient"),
+    *("patch_prior", "token_span", "inverting_gradients", "gradvit"),
+    "april_optimization",
     *("april_prior", "april_unk_aware", "april"),
 )
 """The ladder from its top: which attack to trust first where no residual tells. It is the order of

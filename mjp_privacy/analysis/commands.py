@@ -1,0 +1,16 @@
+"""The command `mjp analyse`."""
+
+from __future__ import annotations
+
+from mjp_privacy.analysis.arguments import AnalysisArguments
+from mjp_privacy.core.command import DONE, Usage, use_threads
+
+
+def analyse(argv: list[str], usage: Usage) -> int:
+    """`mjp analyse`: print what the position embeddings of models hold, and write the pictures."""
+    arguments = usage.parse(AnalysisArguments, argv)
+    use_threads(arguments.threads)
+    from mjp_privacy.analysis.run import write_analysis
+
+    print(write_analysis(arguments))
+    return DONE

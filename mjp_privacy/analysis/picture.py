@@ -1,0 +1,170 @@
+"""Position embeddings of several models in one picture, plain beside MJP.
+
+The curves at the top are Table 6 and Figure 4. Below is a row for each model: its patches along the
+first two principal directions, joined as neighbours are in the image (Fig. 1 and 7, which use UMAP
+for the plane), along the first three, and the cosine similarities of every patch with all others
+(the poster's Fig. 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mjp_privacy.analysis.analysed import Analysed, Figures, Noise
+from mjp_privacy.analysis.position_table import Matrix, PositionTable
+from mjp_privacy.analysis.sentences import MOSTLY
+from mjp_privacy.analysis.similarity import as_map
+from mjp_privacy.analysis.spectrum import projection
+from mjp_privacy.core.colours import colour
+from mjp_privacy.core.drawing import drawn, plain_texts
+from mjp_privacy.core.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_ROWS = 12
+"""Tables with a row of their own; the curves show all."""
+DIMENSIONS_DRAWN = 40
+NOISE_GREY = "#888888"
+
+
+@plain_texts()
+def draw_analysis(results: Sequence[Analysed], noises: Sequence[Noise], path: Path) -> None:
+    """Write the picture; models without position embeddings are left out."""
+    from matplotlib.figure import Figure
+
+    tables = _tables(results)[:MOST_ROWS]
+    figure = Figure(figsize=(10, 3 + 2.9 * len(tables)), layout="constrained")
+    parts = figure.subfigures(1 + len(tables), 1, squeeze=False)[:, 0]
+    curves = parts[0].subplots(1, 3)
+    _curves(curves[0], results, noises, "variance")
+    _curves(curves[1], results, noises, "energy")
+    _errors(curves[2], results, noises)
+    for part, (title, table) in zip(parts[1:], tables, strict=True):
+        plane = part.add_subplot(1, 3, 1)
+        _plane(plane, table)
+        plane.set_title(title, fontsize=9, fontweight="bold", loc="left")
+        _space(part.add_subplot(1, 3, 2, projection="3d"), table)
+        _similarities(part.add_subplot(1, 3, 3), table)
+    write_atomically(path, lambda place: figure.savefig(place, dpi=80, format="png"))
+
+
+def _tables(results: Sequence[Analysed]) -> list[tuple[str, PositionTable]]:
+    """The tables to draw with their titles; of one that is mostly its start, also what else it
+    has."""
+    tables: list[tuple[str, PositionTable]] = []
+    for result in results:
+        if result.table is not None:
+            tables.append((drawn(result.label), result.table))
+        if result.start is not None and result.start.share > MOSTLY:
+            tables.append((f"{drawn(result.label)}, without its start", result.start.rest))
+    return tables
+
+
+def _curves(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise], name: str) -> None:
+    """One curve a model over the number of dimensions; a dotted one of what was learned beside the
+    start; a band of noise."""
+    for noise in noises:
+        curves = 100 * np.stack([_cut(getattr(figures, name)) for figures in noise.tables])
+        dimensions = np.arange(1, curves.shape[1] + 1)
+        low, high = curves.min(axis=0), curves.max(axis=0)
+        axes.fill_between(dimensions, low, high, color=NOISE_GREY, alpha=0.5, label="noise")
+    for number, result in enumerate(results):
+        shade = colour(number)
+        for figures, style in ((result.figures, "-"), (_learned(result), ":")):
+            if figures is not None:
+                curve = 100 * _cut(getattr(figures, name))
+                label = drawn(result.label) if style == "-" else None
+                dimensions = np.arange(1, len(curve) + 1)
+                axes.plot(dimensions, curve, style, color=shade, label=label, linewidth=1.4)
+    titles = {"variance": "variance % (Table 6)", "energy": "energy % (Fig. 4)"}
+    axes.set_title(titles[name], fontsize=9)
+    axes.set_xlabel("dimensions   (dotted: learned beside its start)", fontsize=8)
+    axes.set_ylim(0, 102)
+    _plain_frame(axes)
+    if name == "variance":
+        axes.legend(fontsize=6, frameon=False, loc="lower right")
+
+
+def _learned(result: Analysed) -> Figures | None:
+    """What was learned beside the start, where that start makes up most of the table."""
+    most = result.start is not None and result.start.share > MOSTLY
+    return result.rest if most else None
+
+
+def _cut(curve: Matrix) -> Matrix:
+    return curve[:DIMENSIONS_DRAWN]
+
+
+def _errors(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise]) -> None:
+    """Bars of the 2D errors (Table 8), beside the error of noise and of a constant."""
+    shown = [(n, result) for n, result in enumerate(results) if result.figures is not None]
+    bars: list[tuple[str, float, float, str]] = []
+    for number, result in shown:
+        assert result.figures is not None
+        places = result.figures.places
+        bars.append((drawn(result.label), places.mae_2d, places.std_2d, colour(number)))
+    for noise in noises:
+        errors = [figures.places.mae_2d for figures in noise.tables]
+        name = f"noise {noise.grid}×{noise.grid}×{noise.width}"
+        bars.append((name, float(np.mean(errors)), float(np.std(errors)), NOISE_GREY))
+    names, values, around, colours = zip(*bars, strict=True)
+    axes.barh(range(len(bars)), values, xerr=around, color=colours, height=0.7)
+    axes.set_yticks(range(len(bars)), names, fontsize=6)
+    axes.invert_yaxis()
+    first = shown[0][1].figures
+    assert first is not None
+    axes.axvline(first.places.constant_2d, color="black", linewidth=0.8, linestyle="--")
+    axes.set_xlabel("patches   (dashed: a constant guess)", fontsize=8)
+    axes.set_title("2D error of a linear map (Table 8)", fontsize=9)
+    _plain_frame(axes)
+
+
+def _plane(axes: Axes, table: PositionTable) -> None:
+    points = projection(table, 2).reshape(table.grid, table.grid, 2)
+    _joined(axes, points)
+    axes.set_xlabel("2 principal directions", fontsize=8)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _space(axes: Any, table: PositionTable) -> None:
+    _joined(axes, projection(table, 3).reshape(table.grid, table.grid, 3))
+    axes.set_title("3 principal directions", fontsize=8)
+    axes.set_in_layout(False)  # its bounds, with the cube's edges outside, leave no room
+    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+        axis.set_ticklabels([])
+
+
+def _joined(axes: Any, points: Matrix) -> None:
+    """Points of a grid (G, G, 2 or 3): neighbours joined by lines, a hue a place."""
+    for line in (*points, *points.transpose(1, 0, 2)):
+        axes.plot(*line.T, color="#bbbbbb", linewidth=0.6, zorder=1)
+    axes.scatter(*points.reshape(-1, points.shape[-1]).T, c=_hues(len(points)), s=14, zorder=2)
+
+
+def _hues(grid: int) -> Matrix:
+    """(N, 3) a colour for each place: red grows downwards, blue to the right."""
+    row, column = np.divmod(np.arange(grid**2), grid)
+    scale = max(grid - 1, 1)
+    return np.stack([row / scale, np.full(grid**2, 0.35), column / scale], axis=1)
+
+
+def _similarities(axes: Axes, table: PositionTable) -> None:
+    drawing = axes.imshow(as_map(table), vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest")
+    for edge in range(1, table.grid):
+        for line in (axes.axhline, axes.axvline):
+            line(edge * table.grid - 0.5, color="white", linewidth=0.5)
+    axes.set_title("cosine similarity, a tile a patch", fontsize=8)
+    axes.set_axis_off()
+    axes.figure.colorbar(drawing, ax=axes, shrink=0.8).ax.tick_params(labelsize=6)
+
+
+def _plain_frame(axes: Axes) -> None:
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=7)

@@ -1,0 +1,185 @@
+"""A folder in the layout of ImageNet-C, made from a sample of anybody's images.
+
+OUT/<corruption>/<severity>/<class>/<name>.JPEG
+OUT/corrupted.json    seed, size and what differs from the official files
+OUT/images.csv        file,label,image_id,sha256 of each image that was corrupted
+OUT/skipped.csv       file,label,reason: candidates that could not be read
+
+A class is called by its synset where the images show it, else by its number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder, write_atomically
+from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.shown import shown
+from mjp_privacy.data.corruptions.corrupting import corrupted
+from mjp_privacy.data.corruptions.differences import DIFFERENCES
+from mjp_privacy.data.corruptions.names import CORRUPTIONS, MARKER, SEVERITIES
+from mjp_privacy.data.label_files import is_synset, synset_indices
+from mjp_privacy.data.sample import Sample, choose, csv_text, refuse_out, remarks
+from mjp_privacy.data.source import ImageRecord, ImageSource
+from mjp_privacy.data.transforms import Preprocessing
+
+SIZE = 224
+SMALLEST, LARGEST = 32, 1024
+QUALITY = 85
+"""Of the JPEG files, as the official ones have it."""
+DESCRIPTION = FileKind("a list that `mjp sample --corrupt` wrote", "Give another --out.", 1 << 30)
+
+
+def make_corrupted(
+    source: ImageSource,
+    out: Path,
+    *,
+    per_class: int = 1,
+    limit: int | None = None,
+    seed: int = 0,
+    size: int = SIZE,
+    choosing: Callable[[Sequence[int]], Iterable[int]] = iter,
+    corrupting: Callable[[Sequence[ImageRecord]], Iterable[ImageRecord]] = iter,
+) -> str:
+    """Write every chosen image under every corruption and severity; lines on what was done.
+
+    Files that are there already are left: the same command goes on where it was stopped.
+    """
+    if not SMALLEST <= size <= LARGEST:
+        raise UserError(
+            f"--size is a side in pixels: expected {SMALLEST} to {LARGEST}, got {size}."
+        )
+    refuse_out(source.path, out)
+    sample = choose(source, per_class=per_class, limit=limit, seed=seed, progress=choosing)
+    places = _places([record for record, _ in sample.chosen])
+    lists = _lists(sample, places, seed, size)
+    _check_same(out, lists)
+    output_folder(out)
+    for name, text in lists.items():
+        write_atomically(out / name, partial(_write_text, text))
+    new = 0
+    for record in corrupting([record for record, _ in sample.chosen]):
+        new += _corrupt(source, record, out, places[record], seed, size)
+    count = len(sample.chosen)
+    what = f"{count} images under {len(CORRUPTIONS)} corruptions at {len(SEVERITIES)} severities"
+    there = f" ({new} files new, the others were there)" if new < count * 75 else ""
+    return "\n".join(
+        [
+            f"Wrote {what} to {shown(out)}{there}.",
+            f"These are not the official files of ImageNet-C; {MARKER} says what differs.",
+            *remarks(sample, per_class),
+        ]
+    )
+
+
+def _corrupt(
+    source: ImageSource, record: ImageRecord, out: Path, place: str, seed: int, size: int
+) -> int:
+    """Write one image's 75 files; the number of those that were not there."""
+    targets = {
+        (corruption, severity): out / corruption / str(severity) / place
+        for corruption in CORRUPTIONS
+        for severity in SEVERITIES
+    }
+    missing = {cell: path for cell, path in targets.items() if not path.is_file()}
+    if not missing:
+        return 0
+    pixels = _prepared(source, record, size)
+    for (corruption, severity), path in missing.items():
+        name = PurePosixPath(record.image_id).name
+        chance = derive_seed("corrupt", seed, str(record.label), name, corruption, severity)
+        changed = corrupted(pixels, corruption, severity, np.random.default_rng(chance))
+        _save(path, changed)
+    return len(missing)
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_bytes(text.encode())
+
+
+def _save(path: Path, pixels: NDArray[np.uint8]) -> None:
+    picture = Image.fromarray(pixels)
+    write_atomically(
+        path, lambda target: picture.save(target, "JPEG", quality=QUALITY, optimize=True)
+    )
+
+
+def _prepared(source: ImageSource, record: ImageRecord, size: int) -> NDArray[np.uint8]:
+    """The central square as the official generator cuts it: short side to 256 for a side of 224."""
+    prepare = Preprocessing(size, round(size * 256 / 224), "bilinear")
+    pixels = prepare(source.decode(record)).permute(1, 2, 0).numpy()
+    return np.rint(pixels * 255).astype(np.uint8)
+
+
+def _places(records: Sequence[ImageRecord]) -> Mapping[ImageRecord, str]:
+    """`class/name.JPEG` of each image; where two would share one, both have their whole path."""
+    plain = {record: f"{_class_of(record)}/{_stem(record)}.JPEG" for record in records}
+    often = Counter(plain.values())
+    return {
+        record: place if often[place] == 1 else f"{_class_of(record)}/{_whole(record)}.JPEG"
+        for record, place in plain.items()
+    }
+
+
+def _class_of(record: ImageRecord) -> str:
+    """The synset whose index is the label, if the image lies in its folder; else the label."""
+    folders = PurePosixPath(record.image_id).parts[:-1]
+    synset = next((part for part in reversed(folders) if is_synset(part)), None)
+    if synset is not None and synset_indices().get(synset) == record.label:
+        return synset
+    return str(record.label)
+
+
+def _stem(record: ImageRecord) -> str:
+    return PurePosixPath(record.image_id).stem
+
+
+def _whole(record: ImageRecord) -> str:
+    return record.image_id.replace("/", "__")
+
+
+def _lists(
+    sample: Sample, places: Mapping[ImageRecord, str], seed: int, size: int
+) -> dict[str, str]:
+    """The text of each list that stands in the folder, by its name."""
+    rows = [
+        (places[record], record.label, record.image_id, sha256) for record, sha256 in sample.chosen
+    ]
+    about = {
+        "made_by": "mjp sample --corrupt",
+        "seed": seed,
+        "size": size,
+        "images": len(rows),
+        "differs_from_the_official_files": list(DIFFERENCES),
+    }
+    return {
+        MARKER: json.dumps(about, indent=1) + "\n",
+        "images.csv": csv_text(("file", "label", "image_id", "sha256"), rows),
+        "skipped.csv": sample.tables()["skipped.csv"],
+    }
+
+
+def _check_same(out: Path, lists: Mapping[str, str]) -> None:
+    """Raise if the folder holds something else than the beginning of this set."""
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    same = all(
+        (out / name).is_file() and DESCRIPTION.bytes(out / name) == text.encode()
+        for name, text in lists.items()
+    )
+    if not same:
+        raise UserError(
+            f"{shown(out)} is not empty and holds something other than these images corrupted with "
+            "this seed and size. Expected a new or empty folder, or one where the same command was "
+            "stopped: give another --out, or move the files away."
+        )

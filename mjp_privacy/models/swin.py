@@ -1,0 +1,103 @@
+"""Swin Transformers with MJP at the patch stage, as the paper adds it "to the absolute PEs".
+
+A Swin needs no absolute positions: each attention window has a table of relative biases, the same
+for every window, and Swin-T has no other. MJP has nothing to mask in those: a bias belongs to a
+pair of places in a window, not to a patch. So the paper gives Swin-T a table of absolute position
+embeddings (`absolute_pos_embed`, Swin's own name for it), added to the embedded patches, and masks
+its rows; the relative biases stay as they are. A shuffled patch thus loses its absolute place and
+keeps the place within its window.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mjp_privacy.models.families import OtherNetwork
+from mjp_privacy.models.localization import LocalizationRegressor, grid_positions, masked_l1
+from mjp_privacy.models.sizes import Sizes
+from mjp_privacy.models.vit import start_
+
+WINDOW = 7  # patches along a side of an attention window
+RELATIVE = "relative_position_bias_table"
+
+
+class JigsawSwin(OtherNetwork):
+    """timm's SwinTransformer under its own parameter names, with these additions:
+
+    absolute_pos_embed  (1, N, D), a row for each patch and none for a class token, if
+                        `sizes.positions`
+    unk_embed           (1, 1, D), in place of the masked patches' rows
+    dal_regressor       the localization regressor on the table
+    """
+
+    def __init__(self, sizes: Sizes, drop_path: float = 0.0) -> None:
+        from timm.models.swin_transformer import SwinTransformer
+
+        super().__init__(sizes)
+        width = sizes.embed_dim
+        plain = SwinTransformer(
+            img_size=sizes.img_size,
+            patch_size=sizes.patch_size,
+            num_classes=sizes.num_classes,
+            embed_dim=width,
+            depths=sizes.stages,
+            num_heads=tuple(sizes.num_heads << stage for stage in range(len(sizes.stages))),
+            window_size=WINDOW,
+            drop_path_rate=drop_path,
+        )
+        self.patch_embed, self.layers = plain.patch_embed, plain.layers
+        self.norm, self.head = plain.norm, plain.head
+        self.absolute_pos_embed = _table(self.tokens, width) if sizes.positions else None
+        self.unk_embed = _table(1, width) if sizes.unknown_embedding else None
+        if sizes.dal != "none":
+            self.dal_regressor = LocalizationRegressor(width, sizes.dal)
+        self.start_linear_layers()
+        for name, table in self.named_parameters():
+            if name.endswith((RELATIVE, "_embed")) and not table.is_meta:
+                start_(table)
+
+    @property
+    def table(self) -> Tensor:
+        """The table of absolute positions (1, N, D); a Swin without one has none."""
+        assert self.absolute_pos_embed is not None
+        return self.absolute_pos_embed
+
+    def no_weight_decay(self) -> set[str]:
+        """The relative biases, as timm has them, and the new tables."""
+        relative = {name for name, _ in self.named_parameters() if name.endswith(RELATIVE)}
+        return {*relative, "absolute_pos_embed", "unk_embed"}
+
+    def positions(self, mask: Tensor | None = None) -> Tensor:
+        """(1 or B, N, D): the table with E_unk in the masked rows."""
+        if mask is None or self.unk_embed is None:
+            return self.table
+        hidden = mask.to(self.table.device).reshape(-1, self.tokens, 1)
+        return torch.where(hidden, self.unk_embed, self.table)
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean over all places after the last norm, (B, 1, D)."""
+        z = self.patch_embed(x)  # (B, rows, columns, D)
+        if self.absolute_pos_embed is not None:
+            z = z + self.positions(mask).unflatten(1, (self.grid, self.grid))
+        pooled: Tensor = self.head(self.norm(self.layers(z)), pre_logits=True)
+        return pooled.unsqueeze(1)
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """Logits (B, classes) from the features (B, 1, D)."""
+        logits: Tensor = self.head.fc(features[:, 0])
+        return logits
+
+    def dal_loss(self, mask: Tensor | None = None, *, normalize: bool = False) -> Tensor:
+        """L_DAL over the unmasked rows of the table; for a batch of masks, the mean over them."""
+        assert self.dal_regressor is not None
+        table = self.table[0]
+        hidden = torch.zeros_like(table[:, 0], dtype=torch.bool) if mask is None else mask
+        visible = ~hidden.to(table.device)
+        prediction = self.dal_regressor(table.expand(*hidden.shape, -1), visible)
+        target = grid_positions(self.grid, normalize=normalize, device=table.device)
+        return masked_l1(target, prediction, visible).mean()
+
+
+def _table(rows: int, width: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(1, rows, width))

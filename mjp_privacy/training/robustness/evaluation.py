@@ -1,0 +1,234 @@
+"""`mjp evaluate --imagenet-c | --imagenet-a | --imagenet-o`: the sets, the models, their lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from mjp_privacy.core.apart import keep_apart
+from mjp_privacy.core.device import pick_device
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder, write_atomically
+from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
+from mjp_privacy.data.label_files import NUM_IMAGENET
+from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.named import named_checkpoints
+from mjp_privacy.training.evaluation import (
+    Progress,
+    check_labels,
+    check_options,
+    load_checkpoint,
+    papers_row,
+)
+from mjp_privacy.training.evaluation_arguments import EvaluationArguments
+from mjp_privacy.training.protocols import protocols
+from mjp_privacy.training.robustness.corruption_errors import (
+    corruption_lines,
+    difference_lines,
+    errors_by_cell,
+    wrong_severities,
+)
+from mjp_privacy.training.robustness.layouts import (
+    CorruptionFolders,
+    corruption_folders,
+    two_hundred_classes,
+)
+from mjp_privacy.training.robustness.line import Line, share, table_of
+from mjp_privacy.training.robustness.natural import (
+    answered,
+    hard_lines,
+    of_classes,
+    strange_lines,
+)
+from mjp_privacy.training.robustness.predictions import answers
+from mjp_privacy.training.robustness.published import PublishedRobustness, counterpart
+from mjp_privacy.training.robustness.report import markdown
+
+OFFICIAL_CELL = 50_000
+"""Images under each corruption and severity of the published ImageNet-C."""
+VALIDATION_OF_CLASS = 50
+"""Images of each class in ImageNet's validation set."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network with its name in tables, how it takes pictures, and its row of the paper."""
+
+    label: str
+    network: LoadedModel
+    prepare: Preprocessing
+    paper: PublishedRobustness | None
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The sets of images that the command line names, opened and checked."""
+
+    corrupted: CorruptionFolders | None
+    hard: tuple[ImageSource, bool] | None  # ImageNet-A; whether it is the published set
+    strange: tuple[ImageSource, bool] | None  # ImageNet-O
+    ordinary: ImageSource | None  # --data
+
+
+def write_robustness(arguments: EvaluationArguments) -> str:
+    """The tables of all checkpoints as Markdown; files in --out are updated as models are done."""
+    check_options(arguments)
+    sets = _opened(arguments)
+    if arguments.out:
+        output_folder(arguments.out)
+    lines: list[Line] = []
+    errors: dict[str, pd.DataFrame] = {}
+    text = ""
+    for more in _measured(arguments, sets, errors):
+        lines += more
+        text = markdown(lines)
+        if arguments.out:
+            _write(arguments.out, lines, errors, text)
+    return text
+
+
+def _opened(arguments: EvaluationArguments) -> Sets:
+    if arguments.imagenet_o and arguments.data is None:
+        raise UserError(
+            "--imagenet-o: AUPR tells strange images from ordinary ones. Expected --data with "
+            "photographs of its 200 classes, such as ImageNet's validation set; got none."
+        )
+    if arguments.out:
+        options = ("imagenet_c", "imagenet_a", "imagenet_o", "data")
+        named = {"--" + name.replace("_", "-"): getattr(arguments, name) for name in options}
+        keep_apart(arguments.out, named)
+    c, a, o = arguments.imagenet_c, arguments.imagenet_a, arguments.imagenet_o
+    return Sets(
+        corruption_folders(c) if c else None,
+        two_hundred_classes(a, "A") if a else None,
+        two_hundred_classes(o, "O") if o else None,
+        _ordinary(arguments) if arguments.data else None,
+    )
+
+
+def _ordinary(arguments: EvaluationArguments) -> ImageSource:
+    source = open_images(str(arguments.data), arguments.labels)
+    if source.records[0].label is None:
+        raise UserError(
+            f"--data: expected images with labels beside robustness. {source.labels_described} "
+            "Give --labels, class folders, or leave --data out."
+        )
+    return source
+
+
+def _models(arguments: EvaluationArguments, sets: Sets) -> list[Model]:
+    """All checkpoints, loaded before work begins, so that mistakes show at once."""
+    device = pick_device(arguments.device)
+    models = []
+    for checkpoint in named_checkpoints(arguments.checkpoint, "--checkpoint"):
+        network = load_checkpoint(checkpoint, arguments).to(device)
+        if (sets.hard or sets.strange) and network.card.num_classes != NUM_IMAGENET:
+            raise UserError(
+                f"{checkpoint.label} has {network.card.num_classes} classes; ImageNet-A and -O "
+                "need a model of ImageNet's 1000. Give another --checkpoint."
+            )
+        if sets.ordinary:
+            check_labels(checkpoint.label, network, sets.ordinary.records)
+        prepare = protocols(arguments.preset)[0].preparation(network)
+        paper = counterpart(network, papers_row(checkpoint, arguments))
+        models.append(Model(checkpoint.label, network, prepare, paper))
+    return models
+
+
+def _measured(
+    arguments: EvaluationArguments, sets: Sets, errors: dict[str, pd.DataFrame]
+) -> Iterator[list[Line]]:
+    """The lines of one model and set after the other; `errors` gains each model's answers to the
+    corrupted images."""
+    for model in _models(arguments, sets):
+        if sets.corrupted:
+            lines, mine = _under_corruptions(model, sets, arguments)
+            for other, others in errors.items():
+                lines += difference_lines(model.label, lines[-1].images, mine, other, others)
+            errors[model.label] = mine
+            yield lines
+        if sets.hard:
+            yield _on_hard(model, *sets.hard, arguments)
+        if sets.strange and sets.ordinary:
+            yield _on_strange(model, *sets.strange, sets.ordinary, arguments)
+
+
+def _under_corruptions(
+    model: Model, sets: Sets, arguments: EvaluationArguments
+) -> tuple[list[Line], pd.DataFrame]:
+    folders = sets.corrupted
+    assert folders is not None
+    limit, seed = arguments.limit, arguments.seed
+    errors = errors_by_cell(
+        model.network,
+        folders,
+        model.prepare,
+        limit=limit,
+        seed=seed,
+        check=lambda source: check_labels(
+            model.label, model.network, source.records, "--imagenet-c"
+        ),
+        progress=Progress(model.label, len(folders.by_cell), "folders"),
+    )
+    whole = folders.official and len(errors) == OFFICIAL_CELL
+    images = "ImageNet-C" if folders.official else "our own corruptions"
+    lines = corruption_lines(model.label, images, errors, model.paper if whole else None)
+    if sets.ordinary:
+        records = spread_subset(sets.ordinary.records, limit, seed)
+        rows = answers(model.network, sets.ordinary, records, model.prepare)
+        clean = share(1 - rows["correct"].to_numpy(dtype=float))
+        lines.insert(0, Line(model.label, images, "error without corruption", clean))
+    return lines, errors
+
+
+def _on_hard(
+    model: Model, source: ImageSource, official: bool, arguments: EvaluationArguments
+) -> list[Line]:
+    rows = _restricted(model, source, source.records, _classes(source), arguments)
+    whole = official and arguments.limit is None
+    return hard_lines(model.label, "ImageNet-A", rows, model.paper if whole else None)
+
+
+def _on_strange(
+    model: Model,
+    source: ImageSource,
+    official: bool,
+    ordinary: ImageSource,
+    arguments: EvaluationArguments,
+) -> list[Line]:
+    classes = _classes(source)
+    to_strange = _restricted(model, source, source.records, classes, arguments)
+    of_them = of_classes(ordinary, classes)
+    to_ordinary = _restricted(model, ordinary, of_them, classes, arguments)
+    whole = official and len(to_ordinary) == len(classes) * VALIDATION_OF_CLASS
+    paper = model.paper if whole and arguments.limit is None else None
+    return strange_lines(model.label, "ImageNet-O", to_strange, to_ordinary, paper)
+
+
+def _restricted(
+    model: Model,
+    source: ImageSource,
+    records: Sequence[ImageRecord],
+    classes: Sequence[int],
+    arguments: EvaluationArguments,
+) -> pd.DataFrame:
+    """The model's answers among these classes."""
+    chosen = spread_subset(records, arguments.limit, arguments.seed)
+    done = Progress(model.label, len(chosen))
+    return answered(model.network, source, chosen, model.prepare, classes, done)
+
+
+def _classes(source: ImageSource) -> list[int]:
+    return sorted({record.label for record in source.records if record.label is not None})
+
+
+def _write(out: Path, lines: list[Line], errors: Mapping[str, pd.DataFrame], text: str) -> None:
+    table = table_of(lines)
+    if errors:
+        wrong = pd.concat([wrong_severities(mine, label) for label, mine in errors.items()])
+        write_atomically(out / "per_image.csv", lambda path: wrong.to_csv(path))
+    write_atomically(out / "robustness.csv", lambda path: table.to_csv(path, index=False))
+    write_atomically(out / "robustness.md", lambda path: path.write_text(text, encoding="utf-8"))

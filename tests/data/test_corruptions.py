@@ -1,0 +1,229 @@
+"""The 15 corruptions: repeatable, bounded, stronger by severity; and the folder of `--corrupt`."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from skimage.data import astronaut
+
+from mjp_privacy.cli import main
+from mjp_privacy.data import open_images
+from mjp_privacy.data.corruptions import blur
+from mjp_privacy.data.corruptions.corrupting import corrupted
+from mjp_privacy.data.corruptions.names import CORRUPTIONS, MARKER, SEVERITIES
+from mjp_privacy.data.corruptions.textures import plasma
+from tests.helpers.image_files import make_images
+
+Pixels = NDArray[np.uint8]
+
+STEPS = {
+    "glass_blur": ((1, 2, 3), (4, 5)),  # 3 has three rounds, 4 two longer ones
+    "snow": ((1, 2), (3, 4, 5)),  # from 3 on there are fewer and brighter flakes
+    "frost": ((1, 2), (4, 5)),  # the picture fades while the frost stays
+    "fog": ((1, 3, 5),),  # 2 and 4 are as thick as their neighbours, but rougher
+    "elastic_transform": ((1, 2), (3, 5)),  # 1 and 2 move all of it, 3 to 5 bend it finely
+}
+"""Runs of severities along which the official constants grow; all five for the others."""
+
+
+def photograph(side: int) -> Pixels:
+    return np.asarray(Image.fromarray(astronaut()).resize((side, side)))
+
+
+def under(pixels: Pixels, name: str, severity: int, seed: int = 0) -> Pixels:
+    return corrupted(pixels, name, severity, np.random.default_rng([seed, severity]))
+
+
+def distortion(pixels: Pixels, name: str, severity: int) -> float:
+    """Mean absolute change, over eight draws."""
+    draws = [under(pixels, name, severity, seed).astype(float) for seed in range(8)]
+    return float(np.mean([np.abs(draw - pixels).mean() for draw in draws]))
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_the_same_seed_gives_the_same_bytes_at_any_size(name: str) -> None:
+    for side in (32, 224):
+        pixels = photograph(side)
+        before = pixels.copy()
+        one, two = (under(pixels, name, 5) for _ in range(2))
+        assert one.dtype == np.uint8
+        assert one.shape == pixels.shape
+        assert np.array_equal(one, two)
+        assert np.array_equal(pixels, before)
+        assert not np.array_equal(one, pixels)
+    tall = photograph(48)[:, :33]
+    assert under(tall, name, 3).shape == tall.shape
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_a_higher_severity_distorts_more(name: str) -> None:
+    pixels = photograph(64)
+    for steps in STEPS.get(name, (SEVERITIES,)):
+        values = [distortion(pixels, name, severity) for severity in steps]
+        assert values == sorted(values), values
+        assert values[0] < values[-1]
+
+
+@pytest.mark.parametrize("grey", [0, 255])
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_black_and_white_pictures_pass(name: str, grey: int) -> None:
+    flat = np.full((32, 32, 3), grey, np.uint8)
+    for severity in (1, 5):
+        assert under(flat, name, severity).shape == flat.shape
+
+
+def test_what_is_not_chance_needs_none() -> None:
+    pixels = photograph(32)
+    for name in ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate"):
+        assert np.array_equal(under(pixels, name, 2, 0), under(pixels, name, 2, 1)), name
+
+
+def test_noise_has_the_published_size() -> None:
+    grey = np.full((256, 256, 3), 128, np.uint8)
+    change = under(grey, "gaussian_noise", 1).astype(float) - 128
+    assert change.std() / 255 == pytest.approx(0.08, rel=0.02)
+    shot = under(grey, "shot_noise", 1) / 255
+    assert shot.std() == pytest.approx((128 / 255 / 60) ** 0.5, rel=0.02)
+    struck = under(grey, "impulse_noise", 5) != 128
+    assert struck.mean() == pytest.approx(0.27, rel=0.03)
+
+
+def test_contrast_and_brightness_by_hand() -> None:
+    pixels = photograph(32)
+    picture = pixels / 255
+    means = picture.mean((0, 1))
+    by_hand = np.floor((means + 0.3 * (picture - means)) * 255 + 1e-9).astype(int)
+    assert np.abs(under(pixels, "contrast", 2).astype(int) - by_hand).max() <= 1
+    dark = np.full((4, 4, 3), (100, 50, 0), np.uint8)
+    bright = under(np.kron(dark, np.ones((8, 8, 1), np.uint8)), "brightness", 3)[0, 0]
+    assert bright.tolist() == [176, 88, 0]  # the largest grows by .3 · 255, the ratios stay
+
+
+def test_jpeg_and_pixels_as_pillow_makes_them() -> None:
+    pixels = photograph(32)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "JPEG", quality=7)
+    assert np.array_equal(under(pixels, "jpeg_compression", 5), np.asarray(Image.open(stream)))
+    blocks = pixels.reshape(16, 2, 16, 2, 3).astype(float).mean((1, 3))  # severity 2 halves it
+    large = np.kron(blocks, np.ones((2, 2, 1)))
+    assert np.abs(under(pixels, "pixelate", 2) - large).max() <= 1
+
+
+def test_the_disk_and_the_trail_keep_the_light() -> None:
+    assert blur.disk(3, 0.1).sum() == pytest.approx(1)
+    assert np.count_nonzero(blur.disk(3, 0.1) > 1e-9) == 29  # points within 3 of the middle
+    spot = np.zeros((41, 41))
+    spot[20, 20] = 1
+    smeared = blur.trail(spot, 10, 3.0, angle=0)
+    assert smeared.sum() == pytest.approx(1)
+    assert set(np.nonzero(smeared)[0]) == {20}
+    row = smeared[20]
+    assert row.argmax() == 20
+    assert (np.count_nonzero(row[:20]), np.count_nonzero(row[21:])) == (20, 0)  # one-sided
+
+
+def test_a_cloud_fills_its_range() -> None:
+    cloud = plasma((30, 50), 2.0, np.random.default_rng(0))
+    assert cloud.shape == (30, 50)
+    assert 0 <= cloud.min() < cloud.max() <= 1
+    rough, smooth = (
+        np.abs(np.diff(plasma((64, 64), decay, np.random.default_rng(0)))).mean()
+        for decay in (1.4, 3.0)
+    )
+    assert rough > 2 * smooth
+
+
+def test_an_unknown_corruption_is_refused() -> None:
+    for name, severity in (("sepia", 1), ("fog", 6)):
+        with pytest.raises(ValueError, match="no corruption"):
+            under(photograph(32), name, severity)
+
+
+# the folder ---------------------------------------------------------------------------------
+
+
+def corrupt(source: Path, out: Path, *options: str) -> int:
+    command = ["sample", "--from", str(source), "--out", str(out), "--corrupt", "--size", "32"]
+    return main([*command, *options])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    names = ["n01440764/a.png", "n01440764/b.png", "n01443537/a.png", "n01443537/a.webp"]
+    return make_images(tmp_path / "in", names, size=(40, 36))
+
+
+def test_the_layout_is_that_of_imagenet_c(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert corrupt(folder, out, "--per-class", "2") == 0
+    printed = capsys.readouterr()
+    assert f"Wrote 4 images under 15 corruptions at 5 severities to {out}." in printed.out
+    assert "These are not the official files" in printed.out
+    assert printed.err.splitlines()[-1] == "corrupted 4 of 4 images"
+    assert {path.name for path in out.iterdir() if path.is_dir()} == set(CORRUPTIONS)
+    cell = open_images(out / "fog" / "5")
+    names = {record.image_id: record.label for record in cell.records}
+    assert names == {
+        "n01440764/a.JPEG": 0,
+        "n01440764/b.JPEG": 0,
+        "n01443537/n01443537__a.png.JPEG": 1,
+        "n01443537/n01443537__a.webp.JPEG": 1,
+    }
+    assert cell.decode(cell.records[0]).size == (32, 32)
+    about = json.loads((out / MARKER).read_text())
+    assert (about["size"], about["seed"], about["images"]) == (32, 0, 4)
+    assert any("photographs of frost" in text for text in about["differs_from_the_official_files"])
+
+
+def test_a_stopped_set_is_finished_and_another_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert corrupt(folder, out, "--limit", "1") == 0
+    (one,) = (out / "snow" / "2").rglob("*.JPEG")
+    before, place = one.read_bytes(), one
+    one.unlink()
+    assert corrupt(folder, out, "--limit", "1") == 0
+    assert "(1 files new, the others were there)" in capsys.readouterr().out
+    assert place.read_bytes() == before
+    assert corrupt(folder, out, "--limit", "1", "--seed", "1") == 2
+    assert "holds something other than these images corrupted" in capsys.readouterr().err
+
+
+def test_noise_does_not_depend_on_the_layout(folder: Path, tmp_path: Path) -> None:
+    """The same images under other folders, with a label file, get the same noise."""
+    moved = tmp_path / "moved"
+    for name in ("n01440764/a.png", "n01443537/a.png"):
+        place = moved / "pictures" / name.split("/")[0][-3:] / "a.png"
+        place.parent.mkdir(parents=True)
+        place.write_bytes((folder / name).read_bytes())
+    (moved / "labels.csv").write_text("file,label\npictures/764/a.png,0\npictures/537/a.png,1\n")
+    assert corrupt(folder, tmp_path / "one", "--per-class", "4") == 0
+    assert corrupt(moved, tmp_path / "two") == 0
+    cell = Path("gaussian_noise", "4")
+    here = (tmp_path / "one" / cell / "n01440764" / "a.JPEG").read_bytes()
+    assert (tmp_path / "two" / cell / "0" / "a.JPEG").read_bytes() == here
+
+
+@pytest.mark.parametrize("size", ["31", "1025"])
+def test_a_size_out_of_bounds(
+    folder: Path, tmp_path: Path, size: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert corrupt(folder, tmp_path / "out", "--size", size) == 2
+    assert f"expected 32 to 1024, got {size}" in capsys.readouterr().err
+
+
+def test_limit_of_a_plain_sample(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["sample", "--from", str(folder), "--out", str(out), "--per-class", "2"]
+    assert main([*command, "--limit", "2"]) == 0
+    assert len(open_images(out).records) == 2
+    assert {record.label for record in open_images(out).records} == {0, 1}

@@ -1,0 +1,87 @@
+"""The real ViT-Ti's position embeddings, and the paper's figures against its own text."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mjp_privacy.analysis.analysed import figures_of, noise
+from mjp_privacy.analysis.position_table import PositionTable, noise_table, position_table
+from mjp_privacy.analysis.published import GRID, PUBLISHED, WIDTH
+from mjp_privacy.analysis.regression import place_error
+from mjp_privacy.analysis.sentences import spread
+from mjp_privacy.analysis.spectrum import DIMENSIONS, at, explained_variance
+from mjp_privacy.models import load_model
+
+
+def test_a_public_vits_table_is_a_grid(shared_data: Path) -> None:
+    """ViT-Ti/16: 46.5 % of the variance in 3 dimensions, 20 times the share of noise; a linear map
+    misses a patch by .15 rows and columns. The figures were computed with NumPy alone, too."""
+    model = load_model(
+        "vit_tiny_patch16_224",
+        checkpoint=shared_data / "weights" / "vit_tiny_patch16_224_timm.safetensors",
+        mean=0.5,
+        std=0.5,
+    )
+    table = position_table(model, "ViT-Ti")
+    assert table is not None
+    figures = figures_of(table)
+    shares = [100 * at(figures.variance, dimensions) for dimensions in DIMENSIONS]
+    assert shares == pytest.approx([46.50, 61.13, 71.49, 80.41, 89.09], abs=0.01)
+    shares = [100 * at(figures.energy, dimensions) for dimensions in DIMENSIONS]
+    assert shares == pytest.approx([45.96, 60.45, 70.84, 79.67, 88.26], abs=0.01)
+    assert figures.places.mae_2d == pytest.approx(0.144, abs=0.01)
+    assert figures.places.mae_1d == pytest.approx(1.35, abs=0.1)
+    assert figures.neighbours > 0.5 > abs(figures.others) + 0.2
+    low, high = spread(noise(14, 192, seeds=3))
+    assert 5 < low < high < 7
+    order = list(range(195, -1, -1))
+    order[::2], order[1::2] = order[1::2], order[::2]
+    other = place_error(PositionTable(14, table.rows[order]), repeats=1)
+    assert other.mae_2d > 5 * figures.places.mae_2d
+
+
+def test_the_printed_tables_are_those_of_the_papers_text(shared_data: Path) -> None:
+    """Tables 6 and 8 (the supplement's Table 2), read again from paper and supplement."""
+    seeds = sorted((shared_data / "seeds").glob("*.txt"))
+    texts = [path.read_text(encoding="utf-8") for path in seeds]
+    paper = next(text for text in texts if "Projected Dimension" in text)
+    supplement = next(text for text in texts if "Supplementary Materials" in text)
+    deit, mjp, linear = PUBLISHED
+    for name, published in (("Deit-S EV (%)", deit), ("DeiT-S+MJP EV (%)", mjp)):
+        line = next(line for line in paper.splitlines() if name in line)
+        assert tuple(map(float, re.findall(r"\d+\.\d+", line))) == published.variance
+    for name, published in (("DeiT-S [7]", deit), ("NLN)", mjp), ("- LN)", linear)):
+        line = next(
+            line for line in supplement.splitlines() if line.count("pm") == 2 and name in line
+        )
+        assert [float(number) for number in re.findall(r"\d*\.\d+", line)] == [
+            *(published.mae_1d, published.std_1d, published.mae_2d, published.std_2d)
+        ]
+
+
+def test_the_printed_tables_agree_with_the_reference_file(shared_data: Path) -> None:
+    path = shared_data / "reference" / "paper_tables.yaml"
+    known = yaml.safe_load(path.read_text(encoding="utf-8"))
+    six, eight = known["table6_explained_variance"], known["table8_position_regression"]
+    assert tuple(six["dims"]) == DIMENSIONS
+    assert [tuple(row) for row in six["rows"].values()] == [p.variance for p in PUBLISHED[:2]]
+    printed = {tuple(row) for row in eight["rows"].values()}
+    assert {(p.mae_1d, p.std_1d, p.mae_2d, p.std_2d) for p in PUBLISHED} == printed
+
+
+def test_the_printed_figures_are_possible() -> None:
+    """Each further dimension holds less than the one before; a number is 14 rows and a column."""
+    of_noise = at(explained_variance(noise_table(GRID, WIDTH, seed=0)), 3)
+    assert (GRID, WIDTH) == (14, 384)
+    assert of_noise == pytest.approx(0.042, abs=0.002)  # what a caveat says
+    for published in PUBLISHED:
+        if published.variance is not None:
+            first, *others = published.variance
+            more = [b - a for a, b in zip(published.variance, others, strict=False)]
+            assert [first / 3, *more] == sorted([first / 3, *more], reverse=True)
+            assert published.variance[-1] < 100
+        both = 2 * published.mae_2d  # of row and column together, at most 14 times one of them
+        assert published.mae_1d <= 14 * both
+        assert published.mae_1d >= published.mae_2d
