@@ -129,10 +129,13 @@ class LatticePictures:
 
         enough = FOUND * torch.finfo(whole.update.dtype).eps ** 2
         pictures, outside = exchanged(pictures, shares, enough)
-        return [
-            BatchPicture(picture, share if share <= enough else math.nan, by_lattice)
-            for picture, share in zip(pictures, outside.tolist(), strict=True)
-        ]
+        verified = list[Tensor]()  # a picture that comes twice says nothing of the second place
+        judged = list[BatchPicture]()
+        for picture, share in zip(pictures, outside.tolist(), strict=True):
+            passes = share <= enough and not any(picture.equal(other) for other in verified)
+            verified += [picture] if passes else []
+            judged.append(BatchPicture(picture, share if passes else math.nan, by_lattice))
+        return judged
 
 
 def _filled(found: Reals, mean: Reals, batch: int, equal: bool) -> Reals:

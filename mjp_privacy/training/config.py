@@ -232,7 +232,9 @@ def load_training(
     if "preset" in changes:
         content["preset"] = changes.pop("preset")
     preset = content.get("preset", "ours")
-    content = without_empty_puzzle(row_of(_with_preset(content, preset), row, where), preset)
+    family = row_of(content, row, where).get("family", "vit")
+    content = row_of(_with_preset(content, preset, family), row, where)
+    content = without_empty_puzzle(content, preset)
     if "seed" in changes:
         content["seed"] = changes.pop("seed")
     if "initial" in changes:
@@ -245,9 +247,9 @@ def load_training(
     return config
 
 
-def _with_preset(content: Mapping[str, Any], preset: Any) -> dict[str, Any]:
+def _with_preset(content: Mapping[str, Any], preset: Any, family: Any) -> dict[str, Any]:
     """The base of a config with a preset's fields; what is no preset or no part, for the schema."""
-    parts = preset_fields(preset) if isinstance(preset, str) else {}
+    parts = preset_fields(preset, family) if isinstance(preset, str) else {}
     fitting = {
         part: fields
         for part, fields in parts.items()

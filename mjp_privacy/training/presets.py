@@ -33,6 +33,8 @@ class Choice:
     why: str
 
 
+DROP_PATH = "model.drop_path"
+
 CHOICES = (
     Choice(
         *("jigsaw.gamma", 0.03, 0.03, 0.1),
@@ -45,9 +47,9 @@ CHOICES = (
         "from 0 over the warm-up epochs and fall to half of it along a cosine",
     ),
     Choice(
-        *("model.drop_path", 0.1, None, 0.0),
+        *(DROP_PATH, 0.1, None, 0.0),
         "Table 7 has dropout only; ours is DeiT's; the authors' config.py says .1, but build.py "
-        "never hands it to the ViT, whose default is 0",
+        "never hands it to the ViT, whose default is 0 (a Swin gets it)",
     ),
     Choice(
         *("recipe.precision", "bfloat16", None, "float32"),
@@ -62,14 +64,17 @@ CHOICES = (
 
 EMPTY_PUZZLE = (
     "γ = 0: Table 3 prints 80.0 and 64.0 for it, the figures of Table 4's row D, which has no "
-    "jigsaw and no E_unk; in the authors' masking_generator.py a ratio of 0 means .1. Under "
-    "`authors_code` γ = 0 therefore is row D. Ours keeps E_unk, whose PEs start at N(0, 1), and "
-    "draws empty masks."
+    "jigsaw and no E_unk; in the authors' masking_generator.py a ratio of 0 means .1. The preset "
+    "`authors_code` follows the printed figures: its γ = 0 is row D. Ours keeps E_unk, whose PEs "
+    "start at N(0, 1), and draws empty masks."
 )
 
 
-def preset_fields(preset: str) -> dict[str, dict[str, Any]]:
-    """What a preset sets, in the layout of a config: {"jigsaw": {"gamma": 0.1}, ...}."""
+def preset_fields(preset: str, family: str = "vit") -> dict[str, dict[str, Any]]:
+    """What a preset sets, in the layout of a config: {"jigsaw": {"gamma": 0.1}, ...}.
+
+    family: of the network; the authors' code hands its drop path to a Swin
+    """
     if preset not in get_args(Preset):
         raise unknown_name("preset", preset, list(get_args(Preset)))
     fields: dict[str, dict[str, Any]] = {}
@@ -77,7 +82,7 @@ def preset_fields(preset: str) -> dict[str, dict[str, Any]]:
         return fields
     for choice in CHOICES:
         value = getattr(choice, preset)
-        if value is not None:
+        if value is not None and (family == "vit" or choice.field != DROP_PATH):
             part, name = choice.field.split(".")
             fields.setdefault(part, {})[name] = value
     return fields

@@ -60,7 +60,7 @@ EVALUATION_CHOICES = (
         "as the model was trained",
         None,
         "ImageNet's for every model",
-        "eval.py hands them to ViT-S too, whose weights expect .5: 78.1 is printed, timm has 81.4",
+        "eval.py hands them to ViT-S too, whose weights expect .5",
     ),
 )
 

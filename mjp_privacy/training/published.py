@@ -94,6 +94,7 @@ class _Shuffle:
     dal_target: Word
     position_init: Word
     position_confound: Switch
+    dal_schedule: Word = "constant"
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -141,7 +142,8 @@ def counterpart(content: object) -> PublishedModel | None:
         return None
     if unknown and jigsaw.position_init != "paper":
         return None
-    if model.dal != "none" and (jigsaw.dal_lambda, jigsaw.dal_target) != (0.01, "raw"):
+    weight = (jigsaw.dal_lambda, jigsaw.dal_target, jigsaw.dal_schedule)
+    if model.dal != "none" and weight != (0.01, "raw", "constant"):
         return None
     without = model.position_embedding == "none"
     switches = (without, jigsaw.shuffle, unknown, model.index_embedding, model.dal)

@@ -13,8 +13,9 @@ import pytest
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.results.claims import FIGURE, Claims, main
-from mjp_privacy.report.results.figures import LineFigures, text_of
+from mjp_privacy.report.results.figures import CountFigures, Figures, LineFigures, text_of
 from mjp_privacy.report.results.rows import write_published
+from mjp_privacy.report.results.tables import _better, _carry_on
 from tests.helpers.report_rows import cell, image_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,3 +251,14 @@ def test_a_part_of_the_pictures_by_their_repeats(root: Path) -> None:
     figures = Claims(root).figures
     assert [figures["some"].figure(name) for name in ("of", "exact", "from20")] == [2, 1, 2]
     assert [figures["none"].figure(name) for name in ("of", "exact", "from20")] == [7, 3, 4]
+
+
+def test_a_grid_takes_the_best_line_and_carries_it_on() -> None:
+    lines = {name: CountFigures(count, 9) for name, count in (("few", 2), ("many", 7))}
+    assert _better(None, lines["few"], "count") is lines["few"]
+    assert _better(lines["many"], lines["few"], "count") is lines["many"]
+    again = CountFigures(7, 9)
+    assert _better(lines["many"], again, "count") is again  # of equals the later one
+    cells: dict[str, dict[str, Figures]] = {"2": {"1": lines["many"], "4": lines["few"]}}
+    _carry_on(cells, ("1", "2", "4"), "count")
+    assert cells == {"2": {"1": lines["many"], "4": lines["many"]}}

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.gate.yaml_files import read_mapping
 from mjp_privacy.training.config import load_training, plain
 from mjp_privacy.training.optimization import dal_weight
 from mjp_privacy.training.presets import CHOICES, EMPTY_PUZZLE, deviations, preset_fields
 from mjp_privacy.training.protocols import EVALUATION_CHOICES
+from mjp_privacy.training.published import counterpart
 from tests.helpers.training import content, small
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,3 +97,20 @@ def test_the_table_of_deviations_stands_in_the_docs() -> None:
     assert deviations() in text
     assert deviations(EVALUATION_CHOICES) in text
     assert EMPTY_PUZZLE in text
+
+
+def test_the_authors_hand_their_drop_path_to_a_swin() -> None:
+    table1 = read_mapping(ROOT / "configs" / "training" / "table1.yaml")
+    dropping = {**table1, "model": {**table1["model"], "drop_path": 0.1}}
+    for row, drop_path in (("swin_mjp", 0.1), ("vit_mjp", 0)):
+        config = load_training(dropping, row, preset="authors_code")
+        assert (config.model.drop_path, config.jigsaw.dal_schedule) == (
+            drop_path,
+            "rising_then_halving",
+        )
+
+
+def test_another_schedule_of_dal_has_no_printed_row() -> None:
+    assert counterpart(plain(load_training(IMAGENET, "gamma_0.03"))) is not None
+    authors = load_training(IMAGENET, "gamma_0.03", preset="authors_code")
+    assert counterpart(plain(authors)) is None

@@ -15,7 +15,7 @@ A table of claims.yaml is one of these kinds:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,18 +105,42 @@ def _every(table: Mapping[str, Any], folder: Path) -> str:
 def _grid(table: Mapping[str, Any], folder: Path) -> str:
     grid = dict(table["grid"])
     down, across = str(grid.pop("down")), str(grid.pop("across"))
-    figure = str(grid.pop("figure", "mean"))
-    cells: dict[str, dict[str, str]] = {}
+    figure, best = str(grid.pop("figure", "mean")), grid.pop("best", None)
+    cells: dict[str, dict[str, Figures]] = {}
     columns: dict[str, None] = {}
     for line in select_all(grid, folder):
         row, column = _fact(line, down), _fact(line, across)
-        if column in cells.setdefault(row, {}):
+        of_row = cells.setdefault(row, {})
+        if column in of_row and best is None:
             raise UserError(f"Two lines of table {table['name']} fall on {row}, {column}.")
-        cells[row][column] = text_of(line.figure(figure))
+        of_row[column] = _better(of_row.get(column), line, best)
         columns[column] = None
+    if best is not None:
+        _carry_on(cells, columns, best)
+    texts = {
+        row: {column: text_of(line.figure(figure)) for column, line in of_row.items()}
+        for row, of_row in cells.items()
+    }
     heads = [TITLES.get(down, down), *(f"{table.get('head', '')}{column}" for column in columns)]
-    rows = [[row, *(of_row.get(c, "–") for c in columns)] for row, of_row in cells.items()]
+    rows = [[row, *(of_row.get(c, "–") for c in columns)] for row, of_row in texts.items()]
     return _markdown(heads, rows, 1)
+
+
+def _better(one: Figures | None, other: Figures, figure: str | None) -> Figures:
+    """Of two lines that with more of a figure; the second where they are equal or stands alone."""
+    if one is None or figure is None:
+        return other
+    return max(other, one, key=lambda line: float(line.figure(figure)))
+
+
+def _carry_on(cells: Mapping[str, dict[str, Figures]], columns: Iterable[str], figure: str) -> None:
+    """Where a column has less of a figure than one before it, put the line of the one before: who
+    keeps two uploads can attack one."""
+    for of_row in cells.values():
+        best: Figures | None = None
+        for column in columns:
+            if column in of_row:
+                best = of_row[column] = _better(best, of_row[column], figure)
 
 
 def _files(table: Mapping[str, Any], folder: Path) -> str:
@@ -151,7 +175,9 @@ def _card(table: Mapping[str, Any], folder: Path) -> str:
         parts += [markdown_text(shown.caption), "\n".join(f"- {markdown_text(i)}" for i in items)]
     else:
         legend = "; ".join(f"{flag.mark} {flag.name}" for flag in card.flags)
-        parts.append(markdown_text(f"PSNR in dB, mean [95 % interval] of min(PSNR, 100); {legend}."))
+        parts.append(
+            markdown_text(f"PSNR in dB, mean [95 % interval] of min(PSNR, 100); {legend}.")
+        )
     return "\n\n".join(parts)
 
 
