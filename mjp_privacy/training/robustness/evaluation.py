@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ from mjp_privacy.training.robustness.predictions import answers
 from mjp_privacy.training.robustness.published import PublishedRobustness, counterpart
 from mjp_privacy.training.robustness.report import markdown
 
+ALEXNETS_CLASSES = 1000
 OFFICIAL_CELL = 50_000
 """Images under each corruption and severity of the published ImageNet-C."""
 VALIDATION_OF_CLASS = 50
@@ -173,6 +175,12 @@ def _under_corruptions(
         ),
         progress=Progress(model.label, len(folders.by_cell), "folders"),
     )
+    if (classes := model.network.card.num_classes) != ALEXNETS_CLASSES:
+        print(
+            f"{model.label} has {classes} classes: what stands against AlexNet says nothing of it, "
+            f"for AlexNet's errors are of {ALEXNETS_CLASSES}.",
+            file=sys.stderr,
+        )
     whole = folders.official and len(errors) == OFFICIAL_CELL
     images = "ImageNet-C" if folders.official else "our own corruptions"
     lines = corruption_lines(model.label, images, errors, model.paper if whole else None)
