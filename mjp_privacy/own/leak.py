@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from torch import Tensor
 
+from attacks import traits_of
 from attacks.shared_picture import SHARING
 from mjp_privacy.core.drawing import plain_texts
 from mjp_privacy.core.errors import UserError
@@ -67,8 +68,8 @@ class Leak:
     @property
     def best(self) -> Reconstructed:
         """The attack whose pictures explain the gradient best: one with a picture of every image,
-        then those that are certain whatever the loss, then by residual, then by misfit. The private
-        images are not looked at."""
+        then those that are certain whatever the loss, then by residual, then by misfit; of a batch,
+        which has neither, one that is made for batches. The private images are not looked at."""
         ranked = self.ranked
         if not ranked:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
@@ -78,7 +79,10 @@ class Leak:
     @property
     def ranked(self) -> list[Reconstructed]:
         """The attacks that made pictures, the best first; of equals, the simplest."""
-        return sorted((made for made in self if made.images is not None), key=_rank)
+        ranked = sorted((made for made in self if made.images is not None), key=_rank)
+        if self.batch == 1:
+            return ranked
+        return sorted(ranked, key=lambda made: (*_rank(made), _mixes(made)))
 
     @property
     def scores(self) -> pd.DataFrame | None:
@@ -220,6 +224,11 @@ def _write(figure: Figure, path: Path) -> None:
 
 def _rank(made: Reconstructed) -> tuple[int, int, float, float]:
     return len(made.reasons), -made.verified, _coarse(made.residual), _coarse(made.misfit)
+
+
+def _mixes(made: Reconstructed) -> bool:
+    """Whether the attack takes a batch for one picture."""
+    return not {"batches", "steps"} & traits_of(made.attack)
 
 
 def _coarse(check: float) -> float:

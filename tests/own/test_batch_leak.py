@@ -71,6 +71,14 @@ def test_what_the_attacks_on_a_batch_do_is_said_where_they_ran(one_upload: Leak)
     assert batch_notes(4, 1, ["inverting_gradients"]) == batch_notes(1, 1, ["batch_span"]) == ()
 
 
+def test_where_nothing_is_verified_the_best_is_made_for_batches() -> None:
+    model = tiny_model({**SHARED, "num_classes": 10, "mean": 0.5, "std": 0.25}, "conditioned")
+    sent = step(model, planted_images(6, LARGER), (0, 1))
+    chosen = {"patch_gradient": {}, "batch_span": {"prior": "stationary"}}
+    leak = attack_gradients(model, sent, batch=2, attacks=chosen)
+    assert [made.attack for made in leak.ranked] == ["batch_span", "patch_gradient"]
+
+
 def test_attacks_with_different_numbers_of_pictures_are_drawn(
     two_uploads: tuple[Leak, Leak], tmp_path: Path
 ) -> None:
