@@ -16,7 +16,8 @@ from pathlib import Path
 from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import MIB, FileKind
+from mjp_privacy.core.gate.file_kind import MIB, BadFile, FileKind
+from mjp_privacy.core.gate.tensor_files import TensorFile
 from mjp_privacy.core.shown import cut
 from mjp_privacy.data import ImageRecord
 
@@ -87,10 +88,17 @@ class Group:
 
 
 def _add(digest: hashlib._Hash, path: Path) -> None:
-    """Add a file's bytes to a digest, or a word if there is none."""
+    """Add a file's bytes to a digest; a word if there is none, or if it is no safetensors file
+    though it is called one: such a file is refused, and may be as long as a disk."""
     if not path.is_file():
         digest.update(b"none")
         return
+    if path.suffix == ".safetensors":
+        try:
+            TensorFile(path, PART)
+        except BadFile as error:
+            digest.update(f"refused: {path.stat().st_size} {error.got}".encode())
+            return
     with PART.reading(path), path.open("rb") as file:
         while chunk := file.read(MIB):
             digest.update(chunk)
