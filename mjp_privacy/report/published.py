@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -88,15 +87,6 @@ TABLE5 = (
     ),
     PublishedRow(4, "DeiT-S+MJP", "c", 62.9, 0.1706, 0.0338, 8.07, 0.0875, 0.8945),
 )
-
-PAPERS_MODEL = re.compile(r"vit d384 l12 h6 p16@224\b|(vit|deit)_small_patch16_224\b")
-PAPERS_SIZE = 224
-
-
-def is_papers_model(architecture: str | None, size: int | None) -> bool:
-    """Whether a model has the family and input size of the paper's Table 5: ViT-S/16 at 224."""
-    return size == PAPERS_SIZE and PAPERS_MODEL.match(architecture or "") is not None
-
 
 _BY_NAME = {(row.model, row.setting): row for row in TABLE5}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -11,6 +12,14 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from mjp_privacy.core.bounds import NotNegative, Share, Switch
+
+PAPERS_MODEL = re.compile(r"vit d384 l12 h6 p16@224\b|(vit|deit)_small_patch16_224\b")
+PAPERS_SIZE = 224
+
+
+def is_papers_model(architecture: str | None, size: int | None) -> bool:
+    """Whether a model has the family and input size of the paper's DeiT-S: a ViT-S/16 at 224."""
+    return size == PAPERS_SIZE and PAPERS_MODEL.match(architecture or "") is not None
 
 
 @dataclasses.dataclass(frozen=True)

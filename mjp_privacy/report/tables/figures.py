@@ -27,9 +27,10 @@ from mjp_privacy.report.measures import (
     success_share,
     summary,
 )
-from mjp_privacy.report.published import METRICS, PublishedRow, is_papers_model, published_row
+from mjp_privacy.report.published import METRICS, PublishedRow, published_row
 from mjp_privacy.report.shared_images import shared_scores
 from mjp_privacy.report.worst_case import DerivedLine
+from mjp_privacy.training.published import is_papers_model
 
 VARIANTS = ("paper", "standard")
 

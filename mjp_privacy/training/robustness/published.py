@@ -3,12 +3,11 @@ beside our figures."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.training.published import TABLE3, TABLE4, PublishedModel
+from mjp_privacy.training.published import TABLE3, TABLE4, PublishedModel, is_papers_model
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,13 @@ CAVEATS = (
     "out as comments.",
 )
 
-PAPERS_ARCHITECTURE = re.compile(r"vit d384 l12 h6 p16@224\b|(vit|deit)_small_patch16_224\b")
-
 
 def counterpart(model: LoadedModel, row: PublishedModel | None) -> PublishedRobustness | None:
     """The printed model that this one may be compared with; None unless it is a ViT-S/16 at 224.
 
     row: the printed row of Table 3 or 4 that the checkpoint, or its user, names
     """
-    if model.card.img_size != 224 or not PAPERS_ARCHITECTURE.match(model.card.architecture):
+    if not is_papers_model(model.card.architecture, model.card.img_size):
         return None
     if row == TABLE4["A"]:
         return DEIT
