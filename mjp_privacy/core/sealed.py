@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.gate.file_kind import FileKind, without_waiting
 from mjp_privacy.core.gate.json_files import json_value
 
 DIGITS = 64
@@ -124,21 +124,26 @@ def seal_now(path: Path) -> Seal:
 
 @lru_cache(maxsize=1 << 16)
 def _read_seal(path: Path, inode: int, size: int, changed: int) -> Seal:
-    with path.open("rb", buffering=0) as file:
+    with _opened(path) as file:
         place = _place(file)
         return Seal(_digest(file, place), None if place is None else _digits(file, place))
 
 
+def _opened(path: Path) -> BinaryIO:
+    """Open a file to read it; a pipe that nobody writes into is empty, and not waited for."""
+    return open(path, "rb", buffering=0, opener=without_waiting)
+
+
 def written_seal(path: Path) -> str | None:
     """The digest that stands in the file, unchecked; None if it has none."""
-    with path.open("rb", buffering=0) as file:
+    with _opened(path) as file:
         place = _place(file)
         return None if place is None else _digits(file, place)
 
 
 def had_seal(path: Path) -> bool:
     """Whether a file shows that it has or had a seal: words that stand around one are there."""
-    with path.open("rb", buffering=0) as file:
+    with _opened(path) as file:
         region = _region(file)[1]
     return any(word in region for word in TRACES)
 

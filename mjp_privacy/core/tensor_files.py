@@ -49,6 +49,7 @@ def save_tensors(
 
 def check_tensor_seal(path: Path, kind: FileKind) -> None:
     """UserError unless the file is as it was written; one that never had a seal passes, unread."""
+    kind.check(path)
     with kind.reading(path):
         is_sealed = written_seal(path) is not None or had_seal(path)
     if is_sealed:

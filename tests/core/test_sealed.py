@@ -20,6 +20,7 @@ from mjp_privacy.core.gate.file_kind import FileKind
 from mjp_privacy.core.sealed import (
     BLANK,
     check_seal,
+    had_seal,
     read_seal,
     read_sealed_json,
     write_sealed,
@@ -27,7 +28,7 @@ from mjp_privacy.core.sealed import (
     write_sealed_text,
     written_seal,
 )
-from mjp_privacy.core.tensor_files import save_tensors
+from mjp_privacy.core.tensor_files import check_tensor_seal, save_tensors
 from mjp_privacy.experiment.block_file import named_pictures, write_block
 
 KIND = FileKind("a sealed file", "Make it again.")
@@ -149,3 +150,12 @@ def test_a_lasting_file_is_on_the_disk_before_it_has_its_name(
     assert [name[:3] for name in brought] == [".x.", "the"]
     write_atomically(tmp_path / "y", lambda temporary: temporary.write_text("1"))
     assert len(brought) == 2
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match="got a named pipe"):
+        check_tensor_seal(pipe, KIND)
+    assert written_seal(pipe) is None  # nobody writes: it is empty
+    assert not had_seal(pipe)

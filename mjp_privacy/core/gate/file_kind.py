@@ -86,7 +86,7 @@ class FileKind:
     def bytes(self, path: Path) -> bytes:
         """The content of the file."""
         self.check(path)
-        with self.reading(path), open(path, "rb", opener=_without_waiting) as file:
+        with self.reading(path), open(path, "rb", opener=without_waiting) as file:
             self._checked(path, os.fstat(file.fileno()))  # it may have been replaced since
             content = _up_to(file, self.max_bytes + 1)
         if len(content) > self.max_bytes:  # a file of /proc has no size of its own
@@ -144,7 +144,7 @@ def _up_to(file: BinaryIO, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def without_waiting(path: str, flags: int) -> int:
     """Open a file as `open` does, and never wait for somebody to write into it."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
