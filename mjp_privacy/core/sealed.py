@@ -130,7 +130,7 @@ def _read_seal(path: Path, inode: int, size: int, changed: int) -> Seal:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a file to read it; a pipe that nobody writes into is empty, and not waited for."""
+    """Open a file to read it. A pipe into which nobody writes is not waited for."""
     return open(path, "rb", buffering=0, opener=without_waiting)
 
 
