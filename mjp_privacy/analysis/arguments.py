@@ -29,6 +29,9 @@ class AnalysisArguments:
     mean: tuple[float, ...] | None = None
     """Per-channel mean, one number or three, for files that do not state it."""
     std: tuple[float, ...] | None = None
+    umap: bool = False
+    """Also lay the tables out in a plane by UMAP (Fig. 1 and 7) from two seeds: umap.png. Needs the
+    package umap-learn, and about half a minute a table."""
     seed: int = 0
     """Of the folds of the regression and of the choice of images."""
     threads: int | None = None

@@ -1,9 +1,9 @@
 """Position embeddings of several models in one picture, plain beside MJP.
 
 The curves at the top are Table 6 and Figure 4. Below is a row for each model: its patches along the
-first two principal directions, joined as neighbours are in the image (Fig. 1 and 7, which use UMAP
-for the plane), along the first three, and the cosine similarities of every patch with all others
-(the poster's Fig. 1).
+first two principal directions, joined as neighbours are in the image (Fig. 1 and 7, for which
+`umap_picture` lays out the plane as they do), along the first three, and the cosine similarities of
+every patch with all others (the poster's Fig. 1).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def draw_analysis(results: Sequence[Analysed], noises: Sequence[Noise], path: Pa
     """Write the picture; models without position embeddings are left out."""
     from matplotlib.figure import Figure
 
-    tables = _tables(results)[:MOST_ROWS]
+    tables = drawn_tables(results)
     figure = Figure(figsize=(10, 3 + 2.9 * len(tables)), layout="constrained")
     parts = figure.subfigures(1 + len(tables), 1, squeeze=False)[:, 0]
     curves = parts[0].subplots(1, 3)
@@ -53,16 +53,16 @@ def draw_analysis(results: Sequence[Analysed], noises: Sequence[Noise], path: Pa
     write_atomically(path, lambda place: figure.savefig(place, dpi=80, format="png"))
 
 
-def _tables(results: Sequence[Analysed]) -> list[tuple[str, PositionTable]]:
-    """The tables to draw with their titles; of one that is mostly its start, also what else it
-    has."""
+def drawn_tables(results: Sequence[Analysed]) -> list[tuple[str, PositionTable]]:
+    """The tables to draw, at most MOST_ROWS, with their titles; of one that is mostly its start,
+    also what else it has."""
     tables: list[tuple[str, PositionTable]] = []
     for result in results:
         if result.table is not None:
             tables.append((drawn(result.label), result.table))
         if result.start is not None and result.start.share > MOSTLY:
             tables.append((f"{drawn(result.label)}, without its start", result.start.rest))
-    return tables
+    return tables[:MOST_ROWS]
 
 
 def _curves(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise], name: str) -> None:
@@ -126,21 +126,21 @@ def _errors(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise]) ->
 
 def _plane(axes: Axes, table: PositionTable) -> None:
     points = projection(table, 2).reshape(table.grid, table.grid, 2)
-    _joined(axes, points)
+    draw_joined(axes, points)
     axes.set_xlabel("2 principal directions", fontsize=8)
     axes.set_xticks([])
     axes.set_yticks([])
 
 
 def _space(axes: Any, table: PositionTable) -> None:
-    _joined(axes, projection(table, 3).reshape(table.grid, table.grid, 3))
+    draw_joined(axes, projection(table, 3).reshape(table.grid, table.grid, 3))
     axes.set_title("3 principal directions", fontsize=8)
     axes.set_in_layout(False)  # its bounds, with the cube's edges outside, leave no room
     for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
         axis.set_ticklabels([])
 
 
-def _joined(axes: Any, points: Matrix) -> None:
+def draw_joined(axes: Any, points: Matrix) -> None:
     """Points of a grid (G, G, 2 or 3): neighbours joined by lines, a hue a place."""
     for line in (*points, *points.transpose(1, 0, 2)):
         axes.plot(*line.T, color="#bbbbbb", linewidth=0.6, zorder=1)

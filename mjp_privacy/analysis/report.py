@@ -43,9 +43,9 @@ LEGEND = (
     "heads, images: how much the last block's class-token attention differs between heads and "
     "between images, 0 (alike) to 1 (Jensen-Shannon divergence over its largest value; ours, the "
     "paper has no number).",
-    "No UMAP, which Figures 1 and 7 use for the plane: its picture depends on a seed and two "
-    "settings that the paper does not print. PCA's plane is drawn; the regression measures what "
-    "such a picture suggests.",
+    "Planes: PCA. UMAP's, which Figures 1 and 7 show, depends on a seed and two settings that the "
+    "paper does not print (--umap draws it from two seeds); the regression measures what such a "
+    "picture suggests.",
 )
 
 
@@ -54,17 +54,21 @@ def console(results: Sequence[Analysed], noises: Sequence[Noise]) -> str:
     return "\n".join([*sentences(results, noises), "", *_table(list(rows(results, noises)))])
 
 
-def write_tables(results: Sequence[Analysed], noises: Sequence[Noise], out: Path) -> None:
+def write_tables(
+    results: Sequence[Analysed], noises: Sequence[Noise], out: Path, *, has_umap: bool = False
+) -> None:
     """analysis.md, analysis.csv and analysis.json into a folder."""
     lines = list(rows(results, noises))
-    markdown = _markdown(results, noises, lines)
+    markdown = _markdown(results, noises, lines, has_umap)
     table = _csv(lines)
     write_atomically(out / "analysis.csv", lambda place: place.write_text(table, "utf-8"))
     write_json(out / "analysis.json", _json(results, lines))
     write_atomically(out / "analysis.md", lambda place: place.write_text(markdown, "utf-8"))
 
 
-def _markdown(results: Sequence[Analysed], noises: Sequence[Noise], lines: Sequence[Row]) -> str:
+def _markdown(
+    results: Sequence[Analysed], noises: Sequence[Noise], lines: Sequence[Row], has_umap: bool
+) -> str:
     notes = [f"{result.label}: {note}" for result in results for note in result.notes]
     attention = [
         f"![attention of {_escaped(result.label)}](attention_{number}.png)"
@@ -76,6 +80,7 @@ def _markdown(results: Sequence[Analysed], noises: Sequence[Noise], lines: Seque
         "\n".join(_table(lines)),
         "\n".join(f"- {_escaped(said)}" for said in (*LEGEND, *CAVEATS, *notes)),
         "![tables](analysis.png)",
+        *(["![planes by UMAP](umap.png)"] if has_umap else []),
         *attention,
     ]
     return "\n\n".join(parts) + "\n"

@@ -11,9 +11,10 @@ from torch import Tensor
 from mjp_privacy.analysis.analysed import Analysed, Noise, analysed, noise
 from mjp_privacy.analysis.arguments import AnalysisArguments
 from mjp_privacy.analysis.attention_picture import draw_attention
-from mjp_privacy.analysis.picture import draw_analysis
+from mjp_privacy.analysis.picture import draw_analysis, drawn_tables
 from mjp_privacy.analysis.position_table import position_table
 from mjp_privacy.analysis.report import console, write_tables
+from mjp_privacy.analysis.umap_picture import draw_umap, umap_library
 from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
@@ -43,6 +44,8 @@ def write_analysis(arguments: AnalysisArguments) -> str:
         raise UserError(f"--seed: expected 0 to 2**63 - 1, got {arguments.seed}.")
     if not arguments.checkpoints:
         raise UserError("mjp analyse: expected one or more checkpoints, got none. Name them.")
+    if arguments.umap:
+        umap_library()  # refuse before the work
     named = named_checkpoints(arguments.checkpoints, "mjp analyse")
     source = open_images(arguments.images)
     records = spread_subset(source.records, arguments.limit, arguments.seed)
@@ -60,7 +63,9 @@ def write_analysis(arguments: AnalysisArguments) -> str:
         draw_attention(results[-1], pixels[:PICTURES_DRAWN], path)
     noises = _noises(results)
     draw_analysis(results, noises, out / "analysis.png")
-    write_tables(results, noises, out)
+    if arguments.umap:
+        draw_umap(drawn_tables(results), out / "umap.png")
+    write_tables(results, noises, out, has_umap=arguments.umap)
     return f"{console(results, noises)}\n{out / 'analysis.md'}"
 
 
