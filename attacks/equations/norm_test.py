@@ -27,9 +27,10 @@ from attacks.lattice.frame import Frame, Reals
 from attacks.lattice.parts import Places
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 
-CLOSE = 32.0
-"""Units of rounding by which both lengths may differ. In float32 gradients of a trained ViT those
-of true patches differ by up to 14."""
+CLOSE = 8.0
+"""Units of rounding by which both lengths may differ, times |gamma| / |P b|: so much a small bias b
+magnifies the rounding of z. Those of true patches differ by up to 1 of it in float32 gradients of a
+trained ViT-Ti, where it is 4 to 10; and of `patch14_vit`, where it is 130, by up to 4, one by 9."""
 LEAST = 1e-9  # the same as a share: exact pixels are found in the client's gradient only so exactly
 TELLS = 1e-4  # the length of P b, as a share of b's, from which it tells patches apart
 
@@ -57,7 +58,8 @@ class NormTest:
         equations = token_equations(view, update, index, batch)
         if float(equations.shift.norm()) <= TELLS * float(norm.bias.detach().double().norm()):
             return None
-        close = max(CLOSE * torch.finfo(update.dtype).eps, LEAST)
+        magnified = float(norm.weight.detach().double().norm()) / float(equations.shift.norm())
+        close = max(CLOSE * magnified * torch.finfo(update.dtype).eps, LEAST)
         return cls(equations, frame, norm.eps, close)
 
     def along(self, steps: Reals) -> LatticeTest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from attacks.jigsaw.sheets import sorted_into_pictures
 from attacks.lattice.frame import Frame
 from attacks.lattice.sums import sums_of
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import Attack, AttackerView
 from mjp_privacy.metrics.pixel import quantise
-from mjp_privacy.models import LoadedModel
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import to_patches
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images, planted_view
@@ -67,6 +69,19 @@ def test_every_picture_of_a_batch_comes_back(batch: int, biases: float) -> None:
         assert exact(found.images, images) == [True] * batch
         assert found.diagnostics["certain"].tolist() == [1.0] * batch
     assert found.diagnostics["lattice_found"].tolist() == [1.0] * batch
+
+
+def test_small_biases_magnify_rounding_and_patches_still_pass() -> None:
+    """The trained patch14_vit's biases are a hundredth of its LayerNorm's weights."""
+    model = load_model("patch14_vit")
+    source = open_images(Path("embedded"))
+    prepare = Preprocessing(model.card.img_size, model.card.resize)
+    images = torch.stack([prepare(source.decode(source.records[k])) for k in (7, 14)])
+    attack = find_attack("batch_lattice")
+    found = attack.run(seen(images, model, attack=attack), generator=torch.Generator())
+    assert found.images is not None
+    assert exact(found.images.float(), images) == [True, True]
+    assert found.diagnostics["certain"].tolist() == [1.0, 1.0]
 
 
 def test_steps_are_looked_at_one_by_one() -> None:
