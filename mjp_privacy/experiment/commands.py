@@ -63,7 +63,7 @@ class AttackArguments:
     """A folder, a zip, or `embedded`: photographs every installation has."""
     weights: tuple[str, ...] = ()
     """Checkpoints: PATH for all of the config's models, or NAME=PATH for one; several can be
-    given."""
+    given. NAME=random: seeded untrained weights."""
     model: str | None = None
     """The architecture of all of the config's models, such as vit_small_patch16_224, where the
     weights do not tell it."""
