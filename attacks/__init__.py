@@ -45,6 +45,7 @@ TRAITS: Mapping[str, str] = {
     "batches": "is made for batches of several pictures",
     "shared pictures": "finds the pictures that uploads of other batches share",
     "public photographs": "has a prior fitted on photographs that are not the client's",
+    "shuffled alone": "sorts the pictures of clients that shuffle patches and mask none",
 }
 """What a reader of an attack's results must know; reports flag figures by it."""
 
@@ -98,6 +99,12 @@ _attack(
     "plain_step:PlainStep",
     "waits for a step that MJP left unshuffled",
     traits=["masks"],
+)
+_attack(
+    "patch_jigsaw",
+    "patch_jigsaw:PatchJigsaw",
+    "patch_gradient of clients that shuffle and mask none, sorted by borders and other uploads",
+    traits=["shuffled alone"],
 )
 _attack(
     "mask_locator",

@@ -80,6 +80,14 @@ LINES = (
         nothing_under_mjp=True,
         any_batch=True,
     ),
+    AttackTarget(
+        "patch_jigsaw",
+        ("pos_embed", PATCH),
+        {"uploads": 2},
+        plain=True,
+        nothing_under_mjp=True,
+        any_batch=True,
+    ),
     AttackTarget("mask_locator", ("pos_embed",), pictures=False, any_batch=True),
     AttackTarget(
         "masked_span",

@@ -123,12 +123,15 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
     lines = [line for other in alike for line in other.group.attacks if len(line.images)]
     ran = {line.cell.attack.known_as for line in lines}
     alone = (client.cell.client.batch or 1) == 1
+    masks = any(line.some_above_zero("zero_rows") for line in lines)
+    shuffles_alone = bool(client.cell.gamma) and not masks
     missing = [
         name
         for name in ATTACKS
         if name not in ran
         and name != "mask_locator"
         and not (alone and "batches" in traits_of(name))
+        and (shuffles_alone or "shuffled alone" not in traits_of(name))
     ]
     cells = [other.cell for other in clients]
     items = [f"attacks on this client: {', '.join(missing)}"] if missing else []

@@ -42,7 +42,7 @@ def select(selection: Selection, folder: Path) -> Figures:
     `{csv: FILE, query: "label % 5 == 0"}` counts rows instead.
     """
     if "query" in selection:
-        rows = _csv(folder / selection["csv"])
+        rows = csv_at(folder / selection["csv"])
         return CountFigures(len(rows.query(selection["query"])), len(rows))
     if "csv" in selection:
         return _csv_row(selection, folder)
@@ -109,7 +109,7 @@ def _csv_row(selection: Selection, folder: Path) -> CsvFigures:
 
 
 def _csv_rows(selection: Selection, folder: Path) -> pd.DataFrame:
-    rows = _csv(folder / selection["csv"])
+    rows = csv_at(folder / selection["csv"])
     for key, value in selection.items():
         if key != "csv":
             rows = rows[rows[key].isin(value if isinstance(value, list) else [value])]
@@ -123,7 +123,8 @@ def published_at(path: Path) -> Published:
 
 
 @cache
-def _csv(path: Path) -> pd.DataFrame:
+def csv_at(path: Path) -> pd.DataFrame:
+    """A CSV of results/, read once."""
     CSV.check(path)
     with CSV.reading(path):
         return pd.read_csv(path)

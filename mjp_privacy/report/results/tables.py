@@ -11,6 +11,7 @@ A table of claims.yaml is one of these kinds:
     grid:  {rows: ..., down: gamma, across: uploads}   one figure of each line, in two directions
     files: [ladder/rows.parquet, ...]                  the runs behind rows: config, commit, date
     card:  ladder/rows.parquet                         the privacy card; notes: true adds its text
+    trained: {paper: 4, evaluation: ..., rows: ...}    the paper's Table 3 or 4 as trained here
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mjp_privacy.report.card.text import build_card, card_notes, card_table
 from mjp_privacy.report.export import markdown_table, markdown_text
 from mjp_privacy.report.results.figures import CsvFigures, Figures, LineFigures, text_of
 from mjp_privacy.report.results.lines import published_at, select_all
+from mjp_privacy.report.results.trained_rows import trained_table
 from mjp_privacy.report.worst_case import reduced_groups
 
 TITLES = {
@@ -57,6 +59,9 @@ def render(table: Mapping[str, Any], named: Mapping[str, Figures], folder: Path)
         return _files(table, folder)
     if "card" in table:
         return _card(table, folder)
+    if "trained" in table:
+        heads, *rows = trained_table(table["trained"], folder)
+        return _markdown(heads, rows, 2)
     return _every(table, folder) if "every" in table else _grid(table, folder)
 
 

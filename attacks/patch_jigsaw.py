@@ -1,0 +1,121 @@
+r"""For clients that shuffle patches and mask none: the picture as it was fed, then sorted.
+
+Without E_unk every patch keeps its row of the position table's gradient, so `patch_gradient` gets
+the picture as the client fed it, exactly. What is left is a jigsaw puzzle most of whose pieces lie
+where they belong:
+
+    one upload       a patch may be elsewhere if at half of its borders or more another patch would
+                     fit better (RIVAL other patches, see `jigsaw.borders`)
+    several uploads  each shuffles anew; a patch that two of them have at a place belongs there, if
+                     no other patch or place has more of them
+
+The others are sorted by `jigsaw.solver`. A photograph's own places may be suspected too; they come
+back where the borders speak for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attacks.equations.least_squares import minimum_norm_solve
+from attacks.equations.patch_system import patch_system
+from attacks.equations.pictures import per_image, pictures
+from attacks.equations.requirements import check_uploads, lacks_patch_system, needs_patch_system
+from attacks.equations.solution import solution
+from attacks.jigsaw.borders import border_costs
+from attacks.jigsaw.solver import solve
+from mjp_privacy.core.budget import image
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images, to_patches
+
+MASKED = "patches were masked: masked_span, pixel_lattice and multi_round solve such uploads"
+
+
+@dataclass(frozen=True)
+class PatchJigsaw:
+    """`patch_gradient`, and its patches put back where their borders, or other uploads, say."""
+
+    uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
+    name: ClassVar[str] = "patch_jigsaw"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+
+    def __post_init__(self) -> None:
+        check_uploads(self.name, self.uploads)
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Gradients of the position table and the patch embedding."""
+        return needs_patch_system(model)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why the uploads give no linear system that determines the patches, or None."""
+        return lacks_patch_system(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The pictures of the first upload as fed, sorted if the plain ones are asked for."""
+        systems = [patch_system(view, update) for update in view.updates]
+        solved = [minimum_norm_solve(system.rows, system.total) for system in systems]
+        fed = solution(view, systems[0], *solved[0])
+        masked = torch.stack([system.hidden.any(-1) for system in systems]).any(0)
+        inapplicable = dict.fromkeys(per_image(view, masked).nonzero().flatten().tolist(), MASKED)
+        images = fed.images
+        assert images is not None
+        if view.against == "plain":
+            size = view.model.patch_size
+            rounds = torch.stack([to_patches(pictures(view, found), size) for found, _ in solved])
+            images = images.clone()
+            for index in {*range(len(images))} - {*inapplicable}:
+                with image(index):
+                    images[index] = to_images(_sorted(rounds[:, index], size), size, len(images[0]))
+        return Reconstruction(images, diagnostics=fed.diagnostics, inapplicable=inapplicable)
+
+
+def _sorted(rounds: Tensor, patch_size: int) -> Tensor:
+    """The patches (N, p) of a picture in their places; rounds (R, N, p): as each upload fed it."""
+    if len(rounds) > 1:
+        patches, free = agreed(rounds)
+    else:
+        patches, free = rounds[0], misplaced(rounds[0], patch_size)
+    grid = round(len(patches) ** 0.5)
+    order = solve(patches, free, patches[free], grid=grid, patch_size=patch_size)
+    in_place = torch.empty_like(patches)
+    in_place[order.to(patches.device)] = patches
+    return in_place
+
+
+def misplaced(patches: Tensor, patch_size: int) -> Tensor:
+    """(N,) bool: at half of a patch's borders or more several other patches would fit better."""
+    grid = round(len(patches) ** 0.5)
+    places = torch.arange(len(patches)).view(grid, grid)
+    sideways, downwards = border_costs(patches, patch_size)
+    bad, borders = torch.zeros(2, len(patches))
+    for first, second, costs in (
+        (places[:, :-1], places[:, 1:], sideways),
+        (places[:-1], places[1:], downwards),
+    ):
+        misfit = (costs[first.flatten(), second.flatten()] > 1).float().cpu()
+        for side in (first.flatten(), second.flatten()):
+            bad.index_add_(0, side, misfit)
+            borders.index_add_(0, side, torch.ones_like(misfit))
+    return bad >= borders / 2
+
+
+def agreed(rounds: Tensor) -> tuple[Tensor, Tensor]:
+    """The patches (N, p) of several uploads (R, N, p), each where most uploads have it, and (N,)
+    bool where fewer than two do."""
+    first = rounds[0]
+    votes = np.zeros((len(first), len(first)))
+    for fed in rounds:
+        apart = torch.cdist(fed, first).square().cpu().numpy()
+        votes[linear_sum_assignment(apart)] += 1  # at each place, for the patch that stands there
+    places, chosen = linear_sum_assignment(votes, maximize=True)
+    return first[torch.from_numpy(chosen)], torch.from_numpy(votes[places, chosen] < 2)

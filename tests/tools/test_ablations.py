@@ -1,0 +1,83 @@
+"""tools/ablations.py: which models it takes, what it does again, what it hands to mjp."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tools import ablations
+
+CONFIG = {
+    "name": "x",
+    "models": {"A_0": {"model": "cifar_vit"}, "A_1": {}, "G_0": {}},
+    "grid": [
+        {"models": ["A_0", "A_1"], "settings": ["a"]},
+        {"models": ["G_0"], "settings": ["c"]},
+    ],
+}
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The commands that were asked for; an evaluation writes its summary."""
+    asked: list[tuple[str, ...]] = []
+
+    def mjp(*arguments: str) -> None:
+        asked.append(arguments)
+        if arguments[0] == "evaluate":
+            label = arguments[2].partition("=")[0]
+            folder = Path(arguments[arguments.index("--out") + 1])
+            folder.mkdir(parents=True, exist_ok=True)
+            pd.DataFrame({"model": [label]}).to_csv(folder / "summary.csv", index=False)
+
+    monkeypatch.setattr(ablations, "_mjp", mjp)
+    return asked
+
+
+def weights(runs: Path, label: str) -> Path:
+    file = runs / label / "model.safetensors"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    return file
+
+
+def test_a_model_is_trained_where_its_file_is_or_where_it_is_packaged(tmp_path: Path) -> None:
+    assert ablations.trained(CONFIG, tmp_path) == {"A_0": "cifar_vit"}
+    file = weights(tmp_path, "G_0")
+    (tmp_path / "A_1").mkdir()  # a training that has not ended
+    assert ablations.trained(CONFIG, tmp_path) == {"A_0": "cifar_vit", "G_0": str(file)}
+
+
+def test_the_grid_keeps_what_it_says_of_the_models_that_are_there() -> None:
+    narrowed = ablations.narrowed(CONFIG, {"A_0"})
+    assert narrowed["models"] == {"A_0": {"model": "cifar_vit"}}
+    assert narrowed["grid"] == [{"models": ["A_0"], "settings": ["a"]}]
+    assert len(CONFIG["grid"]) == 2
+
+
+def test_only_what_is_new_is_evaluated(tmp_path: Path, commands: list[tuple[str, ...]]) -> None:
+    file, data = weights(tmp_path / "runs", "G_0"), Path("test.zip")
+    ablations.evaluated({"A_0": "cifar_vit"}, data, tmp_path, [])
+    both = {"A_0": "cifar_vit", "G_0": str(file)}
+    path = ablations.evaluated(both, data, tmp_path, [])
+    assert [command[2] for command in commands] == ["A_0=cifar_vit", f"G_0={file}"]
+    assert list(pd.read_csv(path)["model"]) == ["A_0", "G_0"]
+    later = (tmp_path / "evaluation" / "G_0" / "summary.csv").stat().st_mtime + 10
+    os.utime(file, (later, later))  # trained anew
+    ablations.evaluated(both, data, tmp_path, [])
+    assert len(commands) == 3
+
+
+def test_files_are_given_as_weights_and_packaged_models_by_their_name(
+    tmp_path: Path, commands: list[tuple[str, ...]]
+) -> None:
+    file = weights(tmp_path / "runs", "G_0")
+    both = {"A_0": "cifar_vit", "G_0": str(file)}
+    ablations.attacked(CONFIG, both, Path("test.zip"), tmp_path, 100)
+    (command,) = commands
+    assert command[-2:] == ("--weights", f"G_0={file}")
+    ablations.attacked(CONFIG, {"A_0": "cifar_vit"}, Path("test.zip"), tmp_path, 100)
+    assert "--weights" not in commands[1]

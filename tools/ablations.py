@@ -1,0 +1,138 @@
+"""Evaluates and attacks the models of the paper's Tables 3 and 4 that are trained.
+
+    python tools/ablations.py --runs results/training/ablations --data cifar10-test.zip \\
+        --out results/ablations_run
+    make results-check WRITE=1
+
+A model of configs/ladder_ablations.yaml is trained where RUNS/LABEL/model.safetensors is there, or
+where it comes with the package. What an earlier command with the same --out did is not done again,
+unless the model was trained anew. results/ablations gets summary.csv, rows.parquet and
+tradeoff.png; then `make results-check` writes its tables.
+
+Time: on one CPU core a minute to evaluate a model on 10,000 images, and as much to attack it on
+100 (with E_unk 85 s, without 30 to 50 s).
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "configs" / "ladder_ablations.yaml"
+SOURCE = "CIFAR-10 test images"
+
+
+def trained(config: Mapping[str, Any], runs: Path) -> dict[str, str]:
+    """The checkpoint of each model that is there, by label, in the config's order: a path, or the
+    name of a packaged model."""
+    checkpoints = {}
+    for label, fields in config["models"].items():
+        file = runs / label / "model.safetensors"
+        if file.is_file() or "model" in fields:
+            checkpoints[label] = str(file) if file.is_file() else fields["model"]
+    return checkpoints
+
+
+def narrowed(config: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
+    """The config without models other than these."""
+    entries = [
+        {**entry, "models": [label for label in entry["models"] if label in labels]}
+        for entry in config["grid"]
+    ]
+    models = {label: fields for label, fields in config["models"].items() if label in labels}
+    return {**config, "models": models, "grid": [entry for entry in entries if entry["models"]]}
+
+
+def evaluated(checkpoints: Mapping[str, str], data: Path, out: Path, limit: list[str]) -> Path:
+    """A CSV of `mjp evaluate`'s lines, one for each model; those of earlier commands are kept."""
+    summaries = []
+    for label, checkpoint in checkpoints.items():
+        folder = out / "evaluation" / label
+        summary = folder / "summary.csv"
+        if not summary.is_file() or _newer(checkpoint, summary):
+            given = ["--checkpoint", f"{label}={checkpoint}", "--gamma", "0.27", *limit]
+            _mjp("evaluate", *given, "--data", str(data), "--out", str(folder))
+        summaries.append(pd.read_csv(summary))
+    path = out / "summary.csv"
+    pd.concat(summaries, ignore_index=True).to_csv(path, index=False)
+    return path
+
+
+def attacked(
+    config: Mapping[str, Any], checkpoints: Mapping[str, str], data: Path, out: Path, limit: int
+) -> Path:
+    """The folder of the run of `mjp attack` over these models."""
+    chosen = out / CONFIG.name
+    chosen.write_text(yaml.safe_dump(narrowed(config, {*checkpoints}), sort_keys=False), "utf-8")
+    files = [f"{label}={path}" for label, path in checkpoints.items() if Path(path).is_file()]
+    given = ["--images", str(data), "--limit", str(limit), "--out", str(out / "attack")]
+    _mjp("attack", str(chosen), *given, *(["--weights", *files] if files else []))
+    return out / "attack"
+
+
+def publish(evaluation: Path, run: Path, folder: Path) -> None:
+    """Write what results/ablations holds beside its README."""
+    from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
+    from mjp_privacy.report.results.rows import write_published
+    from mjp_privacy.report.results.trained_rows import (
+        ANY,
+        ONE,
+        floor,
+        tradeoff_points,
+        trained_models,
+    )
+
+    folder.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    pd.read_csv(evaluation).to_csv(folder / "summary.csv", index=False)
+    write_published([run], folder / "rows.parquet", commit=commit, source=SOURCE)
+    models = trained_models(folder / "summary.csv", folder / "rows.parquet")
+    panels = {"one upload": ONE, "up to six uploads of the same picture": ANY}
+    draw_tradeoff(
+        {name: list(tradeoff_points(models, attack)) for name, attack in panels.items()},
+        folder / "tradeoff.png",
+        floors=dict.fromkeys(panels, floor(models)),
+    )
+
+
+def _newer(checkpoint: str, than: Path) -> bool:
+    return Path(checkpoint).is_file() and Path(checkpoint).stat().st_mtime > than.stat().st_mtime
+
+
+def _mjp(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "mjp_privacy", *arguments], cwd=ROOT, check=True)
+
+
+def main() -> None:
+    """Evaluate, attack and publish the models that are trained; say which are not."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=Path, required=True, help="holds LABEL/model.safetensors")
+    parser.add_argument("--data", type=Path, required=True, help="CIFAR-10 test images")
+    parser.add_argument("--out", type=Path, required=True, help="of evaluations and the attack")
+    parser.add_argument("--publish", type=Path, default=ROOT / "results" / "ablations")
+    parser.add_argument("--limit", type=int, default=100, help="attacked images")
+    parser.add_argument("--evaluate-limit", type=int, help="evaluated images; all by default")
+    given = parser.parse_args()
+    config = yaml.safe_load(CONFIG.read_text("utf-8"))
+    data, out = given.data.resolve(), given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoints = trained(config, given.runs.resolve())
+    limit = ["--limit", str(given.evaluate_limit)] if given.evaluate_limit else []
+    evaluation = evaluated(checkpoints, data, out, limit)
+    publish(evaluation, attacked(config, checkpoints, data, out, given.limit), given.publish)
+    missing = [label for label in config["models"] if label not in checkpoints]
+    print(f"{len(checkpoints)} models; not trained yet: {', '.join(missing) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()
