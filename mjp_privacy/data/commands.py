@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
 
 Entry = TypeVar("Entry")
@@ -21,13 +22,17 @@ class SampleArguments:
     """Copy a few images of every class, with their labels and hashes.
 
     With --corrupt they are written under the 15 corruptions of ImageNet-C at five severities, in
-    its layout, for `mjp evaluate --imagenet-c`.
+    its layout, for `mjp evaluate --imagenet-c`. With --shapes nothing is copied: pictures of shapes
+    are drawn, with label maps in ADE20K's layout.
     """
 
-    source: Annotated[str, tyro.conf.arg(name="from", metavar="DIR_OR_ZIP")]
-    """Folder or zip with labelled images."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """New or empty folder for the sample."""
+    source: Annotated[str | None, tyro.conf.arg(name="from", metavar="DIR_OR_ZIP")] = None
+    """Folder or zip with labelled images."""
+    shapes: int | None = None
+    """Draw so many training pictures, and a quarter as many for validation, in place of --from: six
+    classes, for trying out `mjp train` with task segmentation."""
     per_class: int = 1
     """Images of each class."""
     seed: int = 0
@@ -46,6 +51,15 @@ class SampleArguments:
 def sample(argv: list[str], usage: Usage) -> int:
     """Write the sample that `argv` describes and print what was chosen."""
     arguments = usage.parse(SampleArguments, argv)
+    if arguments.shapes is not None:
+        from mjp_privacy.data.shapes import make_shapes
+
+        if arguments.source is not None or arguments.corrupt:
+            raise UserError("--shapes draws its own pictures: expected no --from and no --corrupt.")
+        print(make_shapes(arguments.out, arguments.shapes, arguments.seed))
+        return DONE
+    if arguments.source is None:
+        raise UserError("Expected --from DIR_OR_ZIP, or --shapes NUMBER; got neither.")
     from mjp_privacy.data.images import open_images
     from mjp_privacy.data.sample import make_sample
 

@@ -24,6 +24,7 @@ from functools import cache
 from threading import Lock
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from mjp_privacy.core.errors import UserError
@@ -88,6 +89,20 @@ def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
         turn = _TURN.get(_orientation(image))
         picture = _to_rgb(image)
         return picture if turn is None else picture.transpose(turn)
+
+
+def decode_numbers(content: bytes) -> NDArray[np.uint8]:
+    """The numbers (H, W) of an image whose pixels are no colours but 8-bit grey levels or places in
+    a palette, such as a map of labels. Raises ImageError with the reason."""
+    with _opened(content) as image:
+        _check_sides(image.size, 1)
+        if image.mode not in ("L", "P"):
+            raise ImageError(
+                f"a map of labels has one 8-bit number a pixel (grey or palette), not {image.mode}"
+            )
+        image.load()
+        turn = _TURN.get(_orientation(image))
+        return np.array(image if turn is None else image.transpose(turn))
 
 
 def check_header(content: bytes) -> None:

@@ -85,7 +85,7 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
                  is no sha256: quick, for values are not read
     """
     path = located(source)
-    check_is_there(source, "--weights or `checkpoint:`")
+    check_is_there(source)
     suffix = path.suffix.lower()
     content: Mapping[Any, Any]
     metadata: dict[str, str] = {}
@@ -94,6 +94,12 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
         if SEAL in file.metadata and not shapes_only:  # what this package trained has a digest
             check_seal(path, CHECKPOINT, needed=False)
         content, metadata = _outlines(file) if shapes_only else file.tensors(), file.metadata
+        if "task" in metadata:  # which only a training of something else than a classifier writes
+            raise UserError(
+                f"{shown(path.name)} holds a network for {shown(metadata['task'], 60)}: expected a "
+                "classifier. Measure it with `mjp evaluate --ade20k DIR`, or give the weights that "
+                "its training started from."
+            )
     elif suffix in PYTORCH_SUFFIXES:
         content = _read_pytorch(path)
     else:
@@ -117,7 +123,7 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
     return WeightFile(path, file_sha256(path), tensors, metadata, beside)
 
 
-def check_is_there(source: str | Path, option: str) -> None:
+def check_is_there(source: str | Path, option: str | None = None) -> None:
     """Raise a UserError unless there is a file of weights; option: where the path was given."""
     path = located(source)
     try:
@@ -128,9 +134,10 @@ def check_is_there(source: str | Path, option: str) -> None:
         pass
     except OSError as error:  # a name that is too long
         raise CHECKPOINT.refusal(path, reason(error)) from error
+    where = f" given to {option}" if option else ""
     raise UserError(
         f"No checkpoint at {shown(path)}: expected a .safetensors, .pth or .pt file. "
-        f"Check the path given to {option}."
+        f"Check the path{where}."
     )
 
 

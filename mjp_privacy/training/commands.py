@@ -24,7 +24,8 @@ class TrainArguments:
     config: tyro.conf.Positional[Path]
     """A YAML file, such as one of configs/training."""
     data: Path
-    """Class folders, a zip of them, or ImageNet's layout with train and val inside."""
+    """Class folders, a zip of them, or ImageNet's layout with train and val inside; with task
+    segmentation a folder or zip in ADE20K's layout."""
     out: Path
     """The run folder: checkpoint.pt, metrics.jsonl, curves.png, at the end model.safetensors."""
     row: str | None = None
@@ -34,6 +35,8 @@ class TrainArguments:
     preset: Literal["ours", "paper", "authors_code"] | None = None
     """Whose choices to follow where the paper, its authors' code and this project differ
     (docs/paper.md); fields that the row sets stay."""
+    task: Literal["classification", "segmentation"] | None = None
+    """What to train in place of the config's task."""
     initial: Path | None = None
     """Fine-tune from this checkpoint instead of the config's."""
     epochs: int | None = None
@@ -69,6 +72,7 @@ def train(argv: list[str], usage: Usage) -> int:
         arguments.config,
         arguments.row,
         preset=arguments.preset,
+        task=arguments.task,
         initial=arguments.initial,
         precision=arguments.precision,
         epochs=arguments.epochs,
@@ -94,9 +98,14 @@ def train(argv: list[str], usage: Usage) -> int:
 
 
 def evaluate(argv: list[str], usage: Usage) -> int:
-    """`mjp evaluate`: print accuracy and consistency of checkpoints, or robustness, as a table."""
+    """`mjp evaluate`: print accuracy and consistency of checkpoints, robustness or segmentation, as
+    a table."""
     arguments = usage.parse(EvaluationArguments, argv)
-    if arguments.imagenet_c or arguments.imagenet_a or arguments.imagenet_o:
+    if arguments.ade20k:
+        from mjp_privacy.training.segmentation.evaluation import write_segmentation
+
+        print(write_segmentation(arguments))
+    elif arguments.imagenet_c or arguments.imagenet_a or arguments.imagenet_o:
         from mjp_privacy.training.robustness.evaluation import write_robustness
 
         print(write_robustness(arguments))

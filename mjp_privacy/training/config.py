@@ -30,6 +30,7 @@ from mjp_privacy.core.shown import shown
 from mjp_privacy.models.parameters import check_parameters
 from mjp_privacy.models.sizes import Family, Sizes, Stages
 from mjp_privacy.training.presets import Preset, preset_fields, without_empty_puzzle
+from mjp_privacy.training.segmentation.settings import Segmentation, check_segmentation
 
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
 
@@ -165,6 +166,10 @@ class TrainingConfig:
     name: Label
     preset: Preset = "ours"
     """Whose choices the fields of `presets.CHOICES` follow, where the row does not set them."""
+    task: Literal["classification", "segmentation"] = "classification"
+    """`segmentation` (the paper's Table 9) trains a head that gives every pixel a class, and the
+    network below it, on pictures with label maps in ADE20K's layout. Tables of positions then never
+    decay, as the field has it."""
     family: Family = "vit"
     """`swin` and `resnet` stand beside the ViT in the paper's Table 1. Of `model` they read
     img_size, patch_size (of the jigsaw, and of Swin's embedding), embed_dim (of the first stage),
@@ -178,6 +183,7 @@ class TrainingConfig:
     augmentation: Augmentation = Augmentation()
     jigsaw: Jigsaw = Jigsaw()
     data: Storage = Storage()
+    segmentation: Segmentation = Segmentation()
     initial: Initial | None = None
     seed: Seed = 0
     log_every: Count = 50
@@ -214,6 +220,7 @@ _OWNERS: dict[str, Any] = {
     "augmentation": Augmentation,
     "jigsaw": Jigsaw,
     "data": Storage,
+    "segmentation": Segmentation,
     "initial": Initial,
 }
 
@@ -224,7 +231,8 @@ def load_training(
     """Read a config: load_training("configs/training/cifar10.yaml", "J", epochs=2).
 
     row      one of the file's `rows`, whose fields replace the base's and a preset's
-    changes  fields of the recipe, seed, preset, or initial (a checkpoint); None keeps the file's
+    changes  fields of the recipe, seed, preset, task, or initial (a checkpoint); None keeps the
+             file's
     """
     content = dict(path) if isinstance(path, Mapping) else dict(read_mapping(Path(path)))
     where = "the config" if isinstance(path, Mapping) else shown(path)
@@ -235,8 +243,7 @@ def load_training(
     family = row_of(content, row, where).get("family", "vit")
     content = row_of(_with_preset(content, preset, family), row, where)
     content = without_empty_puzzle(content, preset)
-    if "seed" in changes:
-        content["seed"] = changes.pop("seed")
+    content |= {name: changes.pop(name) for name in ("seed", "task") if name in changes}
     if "initial" in changes:
         checkpoint = str(changes.pop("initial"))
         content["initial"] = _with(content.get("initial"), {"checkpoint": checkpoint})
@@ -295,10 +302,12 @@ def _check_family(config: TrainingConfig, where: str) -> None:
     if (sizes := other_sizes(config)) is None:
         return
     sizes.check(where)
-    if config.initial or model.index_embedding or model.first_block != "intact":
+    initial = config.initial and config.task == "classification"
+    if initial or model.index_embedding or model.first_block != "intact":
         raise UserError(
-            f"{where}: a {family} starts from nothing and has the blocks that it is published "
-            "with; expected no initial, index_embedding: false and first_block: intact."
+            f"{where}: a {family} that classifies starts from nothing and has the blocks that it "
+            "is published with; expected no initial, index_embedding: false and first_block: "
+            "intact."
         )
 
 
@@ -306,6 +315,7 @@ def _check(config: TrainingConfig, where: str) -> None:
     """Raise a UserError if fields contradict each other."""
     model, jigsaw = config.model, config.jigsaw
     _check_family(config, where)
+    check_segmentation(config, where)
     without = model.position_embedding == "none"
     if without and (model.unknown_embedding or model.dal != "none" or jigsaw.position_confound):
         raise UserError(
@@ -354,6 +364,8 @@ def plain(config: TrainingConfig) -> dict[str, Any]:
         del content["preset"]
     if config.family == "vit":
         del content["family"], content["stages"]
+    if config.task == "classification":
+        del content["task"], content["segmentation"]
     if config.jigsaw.dal_schedule == "constant":
         del content["jigsaw"]["dal_schedule"]
     if config.initial:

@@ -20,6 +20,7 @@ from mjp_privacy.core.shown import shown
 from mjp_privacy.training.journal import LINES, METRICS, whole_lines
 
 Finite = Annotated[float, Field(strict=True, ge=-1e12, le=1e12)]
+Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
@@ -28,7 +29,13 @@ class _Point:
 
     epoch: Annotated[float, Field(strict=True, ge=0, le=1e12)]
     cross_entropy: Finite
-    val_top1: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
+    val_top1: Percent | None = None
+    val_miou: Percent | None = None
+
+    @property
+    def validated(self) -> float | None:
+        """The validation's score: top-1, or mIoU of a segmentation."""
+        return self.val_top1 if self.val_miou is None else self.val_miou
 
 
 def _points(path: Path) -> list[_Point]:
@@ -59,7 +66,8 @@ def check_runs(runs: Sequence[Path]) -> None:
 
 @plain_texts()
 def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> Path:
-    """Write curves.png into `out`: training loss on the left, validation top-1 on the right.
+    """Write curves.png into `out`: training loss on the left, validation on the right: top-1 or, of
+    a segmentation, mIoU.
 
     labels: names of the runs in the legend; None: their folders' names.
     """
@@ -67,6 +75,7 @@ def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = 
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
+    measures: set[str] = set()
     for number, run in enumerate(runs):
         points = _points(run / METRICS)
         if damaged := whole_lines(run / METRICS)[1]:
@@ -83,17 +92,19 @@ def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = 
             linewidth=1,
             label=drawn(label),
         )
-        measured = [point for point in points if point.val_top1 is not None]
+        measured = [point for point in points if point.validated is not None]
+        measures |= {"mIoU" if point.val_miou is not None else "top-1" for point in measured}
         right.plot(
             [point.epoch for point in measured],
-            [point.val_top1 for point in measured],
+            [point.validated for point in measured],
             color=shade,
             marker="o",
             markersize=3,
             linewidth=1,
             label=drawn(label),
         )
-    for axes, name in ((left, "training cross-entropy"), (right, "validation top-1 (%)")):
+    validation = f"validation {' and '.join(sorted(measures)) or 'top-1'} (%)"
+    for axes, name in ((left, "training cross-entropy"), (right, validation)):
         axes.set_xlabel("epoch")
         axes.set_title(name, fontsize=10)
         axes.grid(alpha=0.3)

@@ -24,6 +24,9 @@ class EvaluationArguments:
     """ImageNet-A: 200 folders of synsets, to which answers are restricted."""
     imagenet_o: Path | None = None
     """ImageNet-O: the same, of things that belong to none of the 1000 classes."""
+    ade20k: Path | None = None
+    """Segmentation (Table 9): pictures and label maps in ADE20K's layout, for checkpoints that were
+    trained with task segmentation."""
     preset: Literal["ours", "paper", "authors_code"] = "ours"
     """Whose way of measuring. `authors_code`: accuracy on crops of 256/224, shuffled at γ = .9 with
     one mask for 128 images; consistency on squashed images at γ = .5; ImageNet's mean and std for
@@ -33,7 +36,8 @@ class EvaluationArguments:
     (Fig. 3)."""
     out: Path | None = None
     """Folder for per_image.csv, summary.csv, table.md and sweep.png; of robustness for
-    robustness.csv, robustness.md and, of ImageNet-C, per_image.csv."""
+    robustness.csv, robustness.md and, of ImageNet-C, per_image.csv; of segmentation for
+    per_picture.csv, segmentation.csv and segmentation.md."""
     labels: Path | None = None
     model: str | None = None
     """The architecture's name, for files that do not state it (vit_tiny_patch16_224)."""

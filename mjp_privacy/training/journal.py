@@ -18,6 +18,8 @@ LINES = FileKind(
     "Delete this file; what it lists is measured no more.",
     1 << 30,
 )
+VALIDATED = {"val_top1": "val top-1", "val_miou": "val mIoU"}
+"""What a validation measures, as the screen and the curves call it."""
 PLAIN_INTERVAL = 20.0  # seconds between two lines on the screen
 
 
@@ -52,7 +54,8 @@ class Journal:
         timing = line["timing"]
         left = (self.steps - line["step"]) * timing["seconds_per_step"]
         minutes, seconds = divmod(round(left), 60)
-        held_out = f" · val top-1 {line['val_top1']:.1f} %" if "val_top1" in line else ""
+        names = [name for name in VALIDATED if name in line]
+        held_out = "".join(f" · {VALIDATED[name]} {line[name]:.1f} %" for name in names)
         self.say(
             f"epoch {line['epoch']:.2f} · step {line['step']}/{self.steps} · "
             f"loss {line['loss']:.3f} · train acc. {100 * line['accuracy']:.1f} %{held_out} · "

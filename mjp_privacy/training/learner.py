@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -35,19 +35,29 @@ from mjp_privacy.training.restored import check_optimizer, check_weights
 from mjp_privacy.training.snapshots import STATE
 
 
+class Validation(Protocol):
+    """Images to validate on; `trainer.Batches` has more."""
+
+    def in_order(self, batch: int = 256) -> Iterable[tuple[Tensor, Tensor]]:
+        """This process's share of all images with their labels, once and not augmented."""
+
+
 class Learner:
     """The network, its optimiser, the average of its weights if there is one, and its loss."""
 
+    measure = "val_top1"
+    """What `validated` gives that a checkpoint and the finished model keep."""
+
     def __init__(self, config: TrainingConfig, steps_per_epoch: int, world: World) -> None:
         self.config, self.steps_per_epoch, self.world = config, steps_per_epoch, world
-        self.model = build_network(config).to(world.device)
+        self.model = self._network().to(world.device)
         self.bfloat16 = config.recipe.precision == "bfloat16"
         if self.bfloat16 and world.device.type == "cpu":
             _plain_attention(self.model)
         self.optimizer = build_optimizer(self.model, config)
         decay = config.recipe.ema_decay
         self.average = ModelEmaV3(self.model, decay=decay) if decay else None
-        self.objective: Any = Objective(self.model, config)
+        self.objective: Any = self._objective()
         if config.recipe.compile:
             self.objective = torch.compile(self.objective)
         if world.size > 1:
@@ -56,6 +66,14 @@ class Learner:
         self.puzzles = Puzzles(
             config, steps_per_epoch, world.device, world.part(config.recipe.batch)
         )
+
+    def _network(self) -> Any:
+        """The network with its initial weights."""
+        return build_network(self.config)
+
+    def _objective(self) -> nn.Module:
+        """The network and its loss in one; see `Objective` for what it takes and returns."""
+        return Objective(self.model, self.config)
 
     @property
     def trained(self) -> nn.Module:
@@ -82,6 +100,10 @@ class Learner:
         if self.average is not None:
             self.average.update(self.model)
         return torch.cat((numbers, norm.detach().view(1)))
+
+    def validated(self, batches: Validation) -> dict[str, float]:
+        """The scores on these images, in percent; then training can go on."""
+        return {self.measure: self.top1(batches.in_order())}
 
     @torch.no_grad()
     def top1(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:

@@ -14,14 +14,16 @@ from mjp_privacy.models import load_model
 from mjp_privacy.models.family_building import build_other
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.outline import outline_model
-from mjp_privacy.training.config import Architecture, Initial, TrainingConfig, other_sizes
+from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
+from mjp_privacy.training.segmentation.initial import fill_swin
 
 TrainedNetwork: TypeAlias = MJPVisionTransformer
 """Or a `families.OtherNetwork`, which has all that training uses of it."""
 
 
 def build_network(config: TrainingConfig) -> TrainedNetwork:
-    """The network with initial weights drawn from the config's seed.
+    """The network with initial weights drawn from the config's seed; of a segmentation, a ViT
+    without its classifier.
 
     Rows of one seed start with equal weights in all tensors that they share. Models without
     position embeddings are an exception: they do not draw that table, so all later draws differ.
@@ -32,8 +34,10 @@ def build_network(config: TrainingConfig) -> TrainedNetwork:
         if sizes is not None:
             model = cast(TrainedNetwork, build_other(sizes, config.model.drop_path))
         else:
-            model = _vit(config.model)
-        if config.initial is not None:
+            model = _vit(config)
+        if config.initial is not None and sizes is not None:
+            fill_swin(model, config.initial.checkpoint)
+        elif config.initial is not None:
             _fill(model, config.initial, config)
         elif config.positions_as_paper:
             nn.init.normal_(model.table)
@@ -42,14 +46,15 @@ def build_network(config: TrainingConfig) -> TrainedNetwork:
     return model
 
 
-def _vit(shape: Architecture) -> MJPVisionTransformer:
+def _vit(config: TrainingConfig) -> MJPVisionTransformer:
+    shape = config.model
     return MJPVisionTransformer(
         img_size=shape.img_size,
         patch_size=shape.patch_size,
         embed_dim=shape.embed_dim,
         depth=shape.depth,
         num_heads=shape.num_heads,
-        num_classes=shape.num_classes,
+        num_classes=shape.num_classes if config.task == "classification" else 0,
         drop_path_rate=shape.drop_path,
         position_embedding="strict" if shape.position_embedding == "none" else "learned",
         unknown_embedding=shape.unknown_embedding,
@@ -81,14 +86,16 @@ def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig)
 
 def check_initial(config: TrainingConfig) -> None:
     """Raise where the weights to start from do not fit, as far as their names and shapes tell."""
-    if config.initial is not None:
+    if config.initial is not None and config.family == "vit":
         outline_model(config.initial.model, whole=True, **_arguments(config.initial, config))
 
 
 def _arguments(initial: Initial, config: TrainingConfig) -> dict[str, Any]:
-    """How the weights to start from are loaded: as a model of the config's sizes."""
+    """How the weights to start from are loaded: as a model of the config's sizes; for a
+    segmentation, whatever its classes are."""
     shape = config.model
-    sizes = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
+    classes = ("num_classes",) if config.task == "classification" else ()
+    sizes = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", *classes)
     return {
         **{name: getattr(shape, name) for name in (*sizes, "mean", "std")},
         "checkpoint": initial.checkpoint,

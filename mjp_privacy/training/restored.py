@@ -35,14 +35,23 @@ class Resumed:
     """How far a training had come, and with what."""
 
     step: Whole
-    val_top1: Percent | None
     made_with: Annotated[list[_MadeWith], Field(max_length=10_000)]
     average: dict[str, Any] | None
+    val_top1: Percent | None = None
+    val_miou: Percent | None = None
+
+    def score(self, measure: str) -> float | None:
+        """The last validation, under the name of a learner's `measure`."""
+        score: float | None = getattr(self, measure)
+        return score
 
 
-def resumed(state: Mapping[str, Any], path: Path, steps: int) -> Resumed:
-    """The typed part of a checkpoint of a training with so many steps."""
+def resumed(state: Mapping[str, Any], path: Path, steps: int, measure: str) -> Resumed:
+    """The typed part of a checkpoint of a training with so many steps, whose learner has this
+    `measure`."""
     found = typed(state, path, STATE, Resumed)
+    if measure not in state:
+        raise STATE.refusal(path, "no such field", measure)
     if found.step > steps:
         raise STATE.refusal(path, f"step {found.step} of a training of {steps} steps", "step")
     return found

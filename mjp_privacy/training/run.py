@@ -18,10 +18,13 @@ from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.curves import check_runs
 from mjp_privacy.training.examples import Examples, find_examples
 from mjp_privacy.training.file_batches import FileBatches
-from mjp_privacy.training.learner import build_mixup
+from mjp_privacy.training.learner import Learner, build_mixup
 from mjp_privacy.training.memory_batches import MemoryBatches
 from mjp_privacy.training.network import check_initial
 from mjp_privacy.training.processes import World, join
+from mjp_privacy.training.segmentation.batches import PairBatches
+from mjp_privacy.training.segmentation.learner import SegmentationLearner
+from mjp_privacy.training.segmentation.pairs import Pairs, find_pairs
 from mjp_privacy.training.snapshots import load_checkpoint
 from mjp_privacy.training.trainer import Batches, Trainer
 
@@ -43,13 +46,16 @@ def train(
 
     train(load_training("configs/training/cifar10.yaml", "J"), data="train.zip", out="results/J")
 
-    data     class folders, a zip of them, or ImageNet's layout, which holds validation images too
+    data     class folders, a zip of them, or ImageNet's layout, which holds validation images too;
+             for a segmentation pictures and label maps in ADE20K's layout
     overlay  folder of another run, whose curves are drawn into the same picture
     """
     if not 0 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers: expected 0 or more, got {workers} (at most {MOST_WORKERS}).")
     world = join(device, config.recipe.batch, pairs=build_mixup(config) is not None)
     beside = [Path(overlay)] if overlay else []
+    segments = config.task == "segmentation"
+    find, learner = (find_pairs, SegmentationLearner) if segments else (find_examples, Learner)
     try:
         check_runs(beside)
         keep_apart(out, {"--data": data, "--val": val})
@@ -57,21 +63,22 @@ def train(
         # All processes of a run work in one folder; the first one holds the lock for all.
         with locked(folder) if world.first else nullcontext():
             check_initial(config)
-            examples, held_out = find_examples(config, Path(data), Path(val) if val else None)
+            examples, held_out = find(config, Path(data), Path(val) if val else None)
             identity = _identity(config, examples, held_out)
             load_checkpoint(folder, identity)  # a folder of another training, before any decoding
             batches = make_batches(config, examples, world, workers)
             validation = make_batches(config, held_out, world, workers) if held_out else None
             if deterministic:
                 _be_deterministic(world)
-            run = Trainer(config, batches, validation, folder, world, len(examples), identity)
+            number = len(examples)
+            run = Trainer(config, batches, validation, folder, world, number, identity, learner)
             return run.fit(beside)
     finally:
         world.leave()
 
 
 def _identity(
-    config: TrainingConfig, examples: Examples, held_out: Examples | None
+    config: TrainingConfig, examples: Examples | Pairs, held_out: Examples | Pairs | None
 ) -> dict[str, str]:
     """What decides a run's numbers; a checkpoint is continued only if all of it is the same."""
     initial = Path(config.initial.checkpoint) if config.initial else None
@@ -83,8 +90,12 @@ def _identity(
     }
 
 
-def make_batches(config: TrainingConfig, examples: Examples, world: World, workers: int) -> Batches:
+def make_batches(
+    config: TrainingConfig, examples: Examples | Pairs, world: World, workers: int
+) -> Batches:
     """Batches of these images, from memory or from files as the config says."""
+    if isinstance(examples, Pairs):
+        return PairBatches(config, examples, world, workers)
     if config.data.store == "memory":
         return MemoryBatches(config, examples, world)
     return FileBatches(config, examples, world, workers)

@@ -38,6 +38,9 @@ IDENTITY = {
 CHECKPOINT, MODEL, HALF = "checkpoint.pt", "model.safetensors", "model_float16.safetensors"
 
 
+TASK = "task"
+"""The entry of a model's metadata that names another task than classification."""
+
 STATE = FileKind(
     f"the {CHECKPOINT} of an earlier run of this command, complete and as it was written",
     "Give another --out, or remove that file to start anew.",
@@ -158,7 +161,10 @@ def _metadata(config: TrainingConfig) -> dict[str, Any]:
     memory = config.data.store == "memory"
     arch = f"vit d{shape.embed_dim} l{shape.depth} h{shape.num_heads} p{shape.patch_size}"
     sizes = other_sizes(config)
-    other = {} if sizes is None else {SIZES: sizes.stated()}
+    classifies = config.task == "classification"
+    other: dict[str, Any] = {} if classifies else {TASK: config.task}
+    if sizes is not None and classifies:
+        other[SIZES] = sizes.stated()
     return {
         **other,
         "name": config.name,

@@ -39,9 +39,10 @@ CURVE_INTERVAL = 20.0  # seconds between two drawings of curves.png
 
 
 class Batches(Protocol):
-    """Normalised images (b, C, H, W) and labels (b,) on the device.
+    """Normalised images (b, C, H, W) and labels (b,), or label maps (b, H, W), on the device.
 
-    Only this process's part of each global batch: `file_batches` and `memory_batches` make them.
+    Only this process's part of each global batch: `file_batches`, `memory_batches` and
+    `segmentation.batches` make them.
     """
 
     def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -56,6 +57,7 @@ class Trainer:
 
     images    number of training images, all processes together
     identity  what the run's checkpoints belong to; `load_checkpoint` compares it
+    learner   what is trained, by its class
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Trainer:
         world: World,
         images: int,
         identity: Mapping[str, str] | None = None,
+        learner: type[Learner] = Learner,
     ) -> None:
         self.config, self.batches, self.validation = config, batches, validation
         self.folder, self.world = folder, world
@@ -74,10 +77,10 @@ class Trainer:
         self.made_with: list[dict[str, Any]] = []
         self.steps_per_epoch = images // config.recipe.batch
         self.steps = self.steps_per_epoch * config.recipe.epochs
-        self.learner = Learner(config, self.steps_per_epoch, world)
+        self.learner = learner(config, self.steps_per_epoch, world)
         self.journal = Journal(folder, self.steps, quiet=not world.first)
         self.step = 0
-        self.val_top1: float | None = None
+        self.score: float | None = None  # the last validation's
 
     # the loop --------------------------------------------------------------------------------
 
@@ -110,7 +113,8 @@ class Trainer:
                 continue
             line = self._measured(window)
             if ended and self.validation is not None:
-                self.val_top1 = line["val_top1"] = self.learner.top1(self.validation.in_order())
+                line |= self.learner.validated(self.validation)
+                self.score = line[self.learner.measure]
             if self.world.first:
                 self.journal.write(line)
                 self.journal.show(line)
@@ -164,7 +168,7 @@ class Trainer:
                 **self.identity,
                 "step": self.step,
                 **self.learner.state(),
-                "val_top1": self.val_top1,
+                self.learner.measure: self.score,
                 "made_with": self.made_with,
             }
             save_checkpoint(self.folder, state)
@@ -174,9 +178,9 @@ class Trainer:
         state = load_checkpoint(self.folder, self.identity)
         if state is not None:
             path = self.folder / CHECKPOINT
-            known = resumed(state, path, self.steps)
+            known = resumed(state, path, self.steps, self.learner.measure)
             self.learner.restore(state, path)
-            self.step, self.val_top1 = known.step, known.val_top1
+            self.step, self.score = known.step, known.score(self.learner.measure)
             self.made_with = state["made_with"]
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
         now = made_with(self.world)
@@ -199,7 +203,7 @@ class Trainer:
 
     def _export(self) -> Path:
         facts = {
-            "val_top1": self.val_top1,
+            self.learner.measure: self.score,
             "steps": self.step,
             "commit": ", ".join(dict.fromkeys(fact["commit"] for fact in self.made_with)),
             "made_with": self.made_with,

@@ -128,6 +128,7 @@ WRONG: list[tuple[Change, str]] = [
     (edited(lambda s: s.update(step=10**30)), "step: Input should be less than or equal to"),
     (edited(lambda s: s.pop("made_with")), "made_with: this field is needed"),
     (edited(lambda s: s.update(made_with=[{}])), "made_with.0.commit: this field is needed"),
+    (edited(lambda s: s.pop("val_top1")), "val_top1: expected the checkpoint.pt"),
     (edited(lambda s: s.update(val_top1=NAN)), "val_top1: Input should be a finite number"),
     (edited(lambda s: s.update(val_top1=101.0)), "val_top1: Input should be less than or equal"),
     (edited(lambda s: s.update(model=[1])), "model: Input should be a valid dictionary"),

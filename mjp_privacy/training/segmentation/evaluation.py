@@ -1,0 +1,160 @@
+"""`mjp evaluate --ade20k`: networks trained with task segmentation, on the same pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from mjp_privacy.core.apart import keep_apart
+from mjp_privacy.core.device import pick_device
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import output_folder, write_atomically
+from mjp_privacy.data import ImageError, ImageRecord, spread_subset
+from mjp_privacy.models.named import named_checkpoints
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.evaluation import Progress
+from mjp_privacy.training.evaluation_arguments import EvaluationArguments
+from mjp_privacy.training.segmentation.augmentation import Whole
+from mjp_privacy.training.segmentation.network import SegmentationNetwork
+from mjp_privacy.training.segmentation.pairs import VALIDATION, Pairs, splits_of
+from mjp_privacy.training.segmentation.published import counterpart
+from mjp_privacy.training.segmentation.report import Segmented, markdown, table_of
+from mjp_privacy.training.segmentation.scores import Counts, Score, areas, difference, scored
+from mjp_privacy.training.segmentation.stored import load_segmentation
+from mjp_privacy.training.segmentation.windows import predicted
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    label: str
+    network: SegmentationNetwork
+    config: TrainingConfig
+    pairs: Pairs
+
+
+def write_segmentation(arguments: EvaluationArguments) -> str:
+    """The table of all checkpoints as Markdown; files in --out are updated after each of them."""
+    assert arguments.ade20k is not None
+    _check_options(arguments)
+    if arguments.out:
+        keep_apart(arguments.out, {"--ade20k": arguments.ade20k})
+        output_folder(arguments.out)
+    models: list[Segmented] = []
+    rows: list[pd.DataFrame] = []
+    text = ""
+    for model, mine in _measured(arguments, arguments.ade20k):
+        models.append(model)
+        rows.append(mine.assign(model=model.label))
+        text = markdown(models)
+        if arguments.out:
+            _write(arguments.out, models, pd.concat(rows), text)
+    return text
+
+
+def _check_options(arguments: EvaluationArguments) -> None:
+    others = ("data", "imagenet_c", "imagenet_a", "imagenet_o", "gamma", "model", "labels")
+    given = [name for name in others if getattr(arguments, name) is not None]
+    if given or not arguments.checkpoint:
+        option = f"--{given[0].replace('_', '-')}" if given else "no --checkpoint"
+        raise UserError(
+            f"--ade20k measures segmentation alone: expected --checkpoint, --limit, --seed, "
+            f"--device and --out beside it, got {option}."
+        )
+
+
+def _measured(
+    arguments: EvaluationArguments, folder: Path
+) -> Iterator[tuple[Segmented, pd.DataFrame]]:
+    """Each checkpoint's scores and rows; all are loaded first, so that mistakes show at once."""
+    device = pick_device(arguments.device)
+    loaded = []
+    for checkpoint in named_checkpoints(arguments.checkpoint, "--checkpoint"):
+        network, config = load_segmentation(checkpoint.source)
+        loaded.append(_Loaded(checkpoint.label, network, config, _validation(folder, config)))
+    first: Counts | None = None
+    for model in loaded:
+        places = _places(model.pairs, arguments.limit, arguments.seed)
+        model.network.to(device)
+        rows, counts, unreadable = _answers(model, places, device)
+        scores, config = scored(counts), model.config
+        present = int(counts.sum(0)[1].astype(bool).sum())
+        paper = counterpart(config, len(counts))
+        over = None if first is None else _over(counts, first)
+        first = counts if first is None else first
+        head, number = config.segmentation.head, len(counts)
+        yield (
+            Segmented(model.label, head, scores, number, present, unreadable, paper, over),
+            rows,
+        )
+
+
+def _over(counts: Counts, first: Counts) -> Score | None:
+    """How much higher the mIoU is than the first model's; None if these are not the same pictures
+    with the same classes."""
+    same = counts.shape == first.shape and np.array_equal(counts[:, 1], first[:, 1])
+    return difference(counts, first)["miou"] if same else None
+
+
+def _validation(folder: Path, config: TrainingConfig) -> Pairs:
+    splits = splits_of(folder, config.model.num_classes, "--ade20k")
+    if VALIDATION not in splits:
+        raise UserError(
+            f"--ade20k: expected pictures under images/{VALIDATION}, got none. Give the folder "
+            "that holds this split."
+        )
+    return splits[VALIDATION]
+
+
+def _places(pairs: Pairs, limit: int | None, seed: int) -> list[int]:
+    """Which pictures to measure: all, or `limit` of them as every command chooses them."""
+    place = {name: number for number, name in enumerate(pairs.pictures)}
+    records = [ImageRecord(name) for name in pairs.pictures]
+    return [place[record.image_id] for record in spread_subset(records, limit, seed)]
+
+
+@torch.no_grad()
+def _answers(
+    model: _Loaded, places: Sequence[int], device: torch.device
+) -> tuple[pd.DataFrame, Counts, tuple[str, ...]]:
+    """A row for each picture and class that occurs in truth or answer, the counts of all pictures
+    (n, 3, K), and what of the pictures could not be read."""
+    shape, prepare = model.config.model, Whole(model.config)
+    rows: list[dict[str, object]] = []
+    counts, unreadable = [], []
+    progress = Progress(model.label, len(places))
+    for done, place in enumerate(places, 1):
+        try:
+            picture, labels = prepare(*model.pairs.read(place))
+        except ImageError as error:
+            unreadable.append(str(error))
+            continue
+        answer = predicted(model.network, picture.to(device), shape.img_size, labels.shape)
+        found = areas(answer.cpu(), labels, shape.num_classes).numpy()
+        counts.append(found)
+        for number in np.flatnonzero(found.any(0)):
+            right, truth, said = (int(count) for count in found[:, number])
+            rows.append(
+                {
+                    "image_id": model.pairs.pictures[place],
+                    "class": int(number),
+                    "right": right,
+                    "truth": truth,
+                    "answer": said,
+                }
+            )
+        progress(done)
+    stacked = np.stack(counts) if counts else np.zeros((0, 3, shape.num_classes))
+    columns = ["image_id", "class", "right", "truth", "answer"]
+    return pd.DataFrame(rows, columns=columns), stacked.astype(np.float64), tuple(unreadable)
+
+
+def _write(out: Path, models: Sequence[Segmented], rows: pd.DataFrame, text: str) -> None:
+    table = table_of(models)
+    write_atomically(out / "per_picture.csv", lambda path: rows.to_csv(path, index=False))
+    write_atomically(out / "segmentation.csv", lambda path: table.to_csv(path, index=False))
+    write_atomically(out / "segmentation.md", lambda path: path.write_text(text, encoding="utf-8"))

@@ -1,0 +1,131 @@
+"""Pictures with their label maps, in the layout of ADE20K (ADEChallengeData2016).
+
+    DIR/images/training/NAME.jpg       DIR/annotations/training/NAME.png
+    DIR/images/validation/NAME.jpg     DIR/annotations/validation/NAME.png
+
+DIR is a folder or a zip; the layout may lie deeper in it. In a label map 0 means no label, and a
+class is its index plus 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
+from mjp_privacy.data.decoding import ImageError, decode_image, decode_numbers
+from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
+from mjp_privacy.training.config import TrainingConfig
+
+Read = TypeVar("Read")
+TRAINING, VALIDATION = "training", "validation"
+LAYOUT = "images/{training,validation}/NAME.jpg beside annotations/{training,validation}/NAME.png"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pictures of one split: their files' names, the label maps' by the same places."""
+
+    files: Files
+    pictures: tuple[str, ...]
+    maps: tuple[str, ...]
+    classes: int
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def digest(self) -> str:
+        """SHA-256 of all names and label maps in order; the pictures' pixels do not enter it."""
+        whole = hashlib.sha256()
+        for picture, labels in zip(self.pictures, self.maps, strict=True):
+            content = self._read(labels, lambda content: hashlib.sha256(content).hexdigest())
+            whole.update(f"{picture}\0{content}\n".encode())
+        return whole.hexdigest()
+
+    def read(self, place: int) -> tuple[Image.Image, NDArray[np.uint8]]:
+        """A picture and its label map (H, W). Raises ImageError with the reason."""
+        name, labels_name = self.pictures[place], self.maps[place]
+        picture = self._read(name, decode_image)
+        labels = self._read(labels_name, decode_numbers)
+        width, height = picture.size
+        if labels.shape != (height, width):
+            got = f"{labels.shape[1]}×{labels.shape[0]} px, its picture {width}×{height}"
+            raise ImageError(f"a label map of {got}: both must have one size", labels_name)
+        if (largest := int(labels.max())) > self.classes:
+            raise ImageError(
+                f"a label {largest}: expected 0 (no label) to {self.classes}, for the model has "
+                f"{self.classes} classes",
+                labels_name,
+            )
+        return picture, labels
+
+    def _read(self, name: str, decode: Callable[[bytes], Read]) -> Read:
+        """What a file holds; its name goes into the error of one that is unreadable."""
+        try:
+            return decode(self.files.read(name))
+        except ImageError as error:
+            raise ImageError(error.reason, name) from error
+
+
+def find_pairs(config: TrainingConfig, data: Path, val: Path | None) -> tuple[Pairs, Pairs | None]:
+    """The training pictures, and the validation pictures if there are any."""
+    if val is not None:
+        raise UserError(
+            f"--val: with task segmentation --data holds the validation pictures too ({LAYOUT}). "
+            "Leave --val out."
+        )
+    splits = splits_of(data, config.model.num_classes, "--data")
+    training = splits.get(TRAINING)
+    if training is None or len(training) < config.recipe.batch:
+        raise UserError(
+            f"--data: expected at least one batch of {config.recipe.batch} pictures under "
+            f"images/{TRAINING}, got {len(training) if training else 0}. Give --batch 1 or more, "
+            "at most their number."
+        )
+    return training, splits.get(VALIDATION)
+
+
+def splits_of(path: Path, classes: int, option: str) -> dict[str, Pairs]:
+    """The splits under a folder or zip, each with the label maps of its pictures."""
+    files = open_files(path)
+    names = set(files.names)
+    maps: dict[str, dict[str, str]] = {}
+    for name in files.names:
+        if (place := _place(PurePosixPath(name))) is not None:
+            split, labels = place
+            maps.setdefault(split, {})[name] = labels
+    lacking = [
+        pair for of_split in maps.values() for pair in of_split.items() if pair[1] not in names
+    ]
+    if not maps:
+        raise UserError(
+            f"{option} {shown(path)}: expected ADE20K's layout, {LAYOUT}; found no picture in it. "
+            "Give the folder or zip that holds both folders."
+        )
+    if lacking:
+        picture, labels = lacking[0]
+        raise UserError(
+            f"{option} {shown(path)}: {len(lacking)} pictures have no label map; the first is "
+            f"{shown(picture)}, expected {shown(labels)}. Add the maps, or take the pictures out."
+        )
+    return {
+        split: Pairs(files, tuple(of_split), tuple(of_split.values()), classes)
+        for split, of_split in maps.items()
+    }
+
+
+def _place(name: PurePosixPath) -> tuple[str, str] | None:
+    """The split of a picture and the name of its label map; None for any other file."""
+    split, images = name.parent.name, name.parent.parent
+    in_layout = images.name == "images" and split in (TRAINING, VALIDATION)
+    if not in_layout or name.suffix.lower() not in IMAGE_SUFFIXES:
+        return None
+    return split, (images.parent / "annotations" / split / f"{name.stem}.png").as_posix()

@@ -1,0 +1,80 @@
+"""`mjp sample --shapes`: pictures and label maps drawn by code."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mjp_privacy.cli import main
+from mjp_privacy.data.shapes import CLASSES, GROUND, HIGH_DISC, LOW_DISC, SKY, drawn
+from mjp_privacy.training.segmentation.pairs import splits_of
+
+
+def command(*words: object) -> int:
+    return main(["sample", *map(str, words)])
+
+
+def test_the_layout_is_ade20ks_and_a_seed_is_a_set(tmp_path: Path) -> None:
+    for name, seed in (("one", 3), ("same", 3), ("other", 4)):
+        assert command("--shapes", 8, "--seed", seed, "--out", tmp_path / name) == 0
+    sets = [splits_of(tmp_path / name, 6, "--data") for name in ("one", "same", "other")]
+    assert [len(sets[0][split]) for split in ("training", "validation")] == [8, 2]
+    digests = [one["training"].digest() for one in sets]
+    assert digests[0] == digests[1] != digests[2]
+    picture, labels = sets[0]["validation"].read(1)
+    assert picture.size == labels.shape[::-1]
+    assert command("--shapes", 8, "--seed", 3, "--out", tmp_path / "one") == 0
+
+
+def test_every_class_occurs_and_outlines_have_no_label() -> None:
+    labels = [drawn(seed)[1] for seed in range(30)]
+    present = np.unique(np.concatenate([one.ravel() for one in labels]))
+    assert present.tolist() == list(range(len(CLASSES) + 1))
+    for one in labels:
+        assert (one[0] != GROUND).all()
+        assert (one[-1] != SKY).all()
+    shares = np.mean([np.bincount(one.ravel(), minlength=7) / one.size for one in labels], 0)
+    assert 0.02 < shares[0] < 0.2
+    assert shares[1:].min() > 0.01
+
+
+def test_discs_differ_only_by_where_they_are() -> None:
+    """Their colours are drawn alike; the class is that of the ground below their centre."""
+    colours: dict[int, list[float]] = {HIGH_DISC: [], LOW_DISC: []}
+    for seed in range(150):
+        pixels, labels = drawn(seed)
+        for kind, values in colours.items():
+            if (labels == kind).sum() > 60:
+                values.append(float(pixels[labels == kind].mean()))
+    high, low = (np.array(values) for values in colours.values())
+    assert min(len(high), len(low)) > 30
+    assert abs(high.mean() - low.mean()) < 3 * np.hypot(high.std(), low.std()) / 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--shapes", 0], "--shapes is a number of pictures: expected 1 to 100000, got 0"),
+        (["--shapes", 4, "--from", "x"], "--shapes draws its own pictures: expected no --from"),
+        (["--shapes", 4, "--corrupt"], "expected no --from and no --corrupt"),
+        ([], "Expected --from DIR_OR_ZIP, or --shapes NUMBER; got neither"),
+    ],
+)
+def test_options_that_do_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[object], said: str
+) -> None:
+    assert command(*words, "--out", tmp_path / "out") == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_something_else_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "mine.png")
+    assert command("--shapes", 4, "--out", tmp_path) == 2
+    assert "is not empty and holds something other than these shapes" in capsys.readouterr().err
+    assert command("--shapes", 4, "--out", tmp_path / "mine.png") == 2
+    assert "Expected a folder for --out, got the file" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]
