@@ -14,6 +14,8 @@ Time: on one CPU core a minute to evaluate a model on 10,000 images, and as much
 """
 
 import argparse
+import hashlib
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -54,10 +56,12 @@ def evaluated(checkpoints: Mapping[str, str], data: Path, out: Path, limit: list
     summaries = []
     for label, checkpoint in checkpoints.items():
         folder = out / "evaluation" / label
-        summary = folder / "summary.csv"
-        if not summary.is_file() or _newer(checkpoint, summary):
+        summary, made_from = folder / "summary.csv", folder / "made_from.json"
+        key = json.dumps([_digest(checkpoint), data.name, data.stat().st_size, limit])
+        if not summary.is_file() or not made_from.is_file() or made_from.read_text() != key:
             given = ["--checkpoint", f"{label}={checkpoint}", "--gamma", "0.27", *limit]
             _mjp("evaluate", *given, "--data", str(data), "--out", str(folder))
+            made_from.write_text(key)
         summaries.append(pd.read_csv(summary))
     path = out / "summary.csv"
     pd.concat(summaries, ignore_index=True).to_csv(path, index=False)
@@ -89,11 +93,8 @@ def publish(evaluation: Path, run: Path, folder: Path) -> None:
     )
 
     folder.mkdir(parents=True, exist_ok=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
     pd.read_csv(evaluation).to_csv(folder / "summary.csv", index=False)
-    write_published([run], folder / "rows.parquet", commit=commit, source=SOURCE)
+    write_published([run], folder / "rows.parquet", commit=_commits(run), source=SOURCE)
     models = trained_models(folder / "summary.csv", folder / "rows.parquet")
     panels = {"one upload": ONE, "up to six uploads of the same picture": ANY}
     draw_tradeoff(
@@ -103,12 +104,22 @@ def publish(evaluation: Path, run: Path, folder: Path) -> None:
     )
 
 
-def _newer(checkpoint: str, than: Path) -> bool:
-    return Path(checkpoint).is_file() and Path(checkpoint).stat().st_mtime > than.stat().st_mtime
+def _digest(checkpoint: str) -> str:
+    """Of a file its SHA-256; the name of a packaged model stands for itself."""
+    path = Path(checkpoint)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else checkpoint
+
+
+def _commits(run: Path) -> str:
+    """The commits of the code that worked on a run, as the run's log has them."""
+    events = map(json.loads, (run / "log.jsonl").read_text("utf-8").splitlines())
+    return ", ".join(dict.fromkeys(e["commit"][:7] for e in events if e.get("commit")))
 
 
 def _mjp(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "mjp_privacy", *arguments], cwd=ROOT, check=True)
+    done = subprocess.run([sys.executable, "-m", "mjp_privacy", *arguments], cwd=ROOT, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
 
 
 def main() -> None:
@@ -123,6 +134,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=100, help="attacked images")
     parser.add_argument("--evaluate-limit", type=int, help="evaluated images; all by default")
     given = parser.parse_args()
+    whole = given.limit == parser.get_default("limit") and not given.evaluate_limit
+    if not whole and given.publish == parser.get_default("publish"):
+        parser.error("fewer images: expected --publish DIR, for results/ablations holds all")
     config = yaml.safe_load(CONFIG.read_text("utf-8"))
     data, out = given.data.resolve(), given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)

@@ -63,9 +63,10 @@ def write_analysis(arguments: AnalysisArguments) -> str:
         draw_attention(results[-1], pixels[:PICTURES_DRAWN], path)
     noises = _noises(results)
     draw_analysis(results, noises, out / "analysis.png")
+    write_tables(results, noises, out)
     if arguments.umap:
         draw_umap(drawn_tables(results), out / "umap.png")
-    write_tables(results, noises, out, has_umap=arguments.umap)
+        write_tables(results, noises, out, has_umap=True)
     return f"{console(results, noises)}\n{out / 'analysis.md'}"
 
 

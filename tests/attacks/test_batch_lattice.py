@@ -118,6 +118,13 @@ def norm_test(view: AttackerView) -> NormTest | None:
     return NormTest.of(view, view.updates[0], 0, 2, frame)
 
 
+def test_with_biases_that_rounding_hides_no_patch_is_tested() -> None:
+    view = seen(pictures_of(2), model_of(1e-4))
+    rounded = replace(view.updates[0], dtype=torch.float32)
+    assert norm_test(view) is not None
+    assert norm_test(replace(view, updates=[rounded])) is None
+
+
 def test_patches_of_the_batch_pass_and_other_sums_of_differences_do_not() -> None:
     images = pictures_of(2)
     test = norm_test(seen(images))

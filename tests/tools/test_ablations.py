@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -59,16 +59,28 @@ def test_the_grid_keeps_what_it_says_of_the_models_that_are_there() -> None:
 
 
 def test_only_what_is_new_is_evaluated(tmp_path: Path, commands: list[tuple[str, ...]]) -> None:
-    file, data = weights(tmp_path / "runs", "G_0"), Path("test.zip")
+    file, data = weights(tmp_path / "runs", "G_0"), tmp_path / "test.zip"
+    data.write_bytes(b"images")
     ablations.evaluated({"A_0": "cifar_vit"}, data, tmp_path, [])
     both = {"A_0": "cifar_vit", "G_0": str(file)}
     path = ablations.evaluated(both, data, tmp_path, [])
     assert [command[2] for command in commands] == ["A_0=cifar_vit", f"G_0={file}"]
     assert list(pd.read_csv(path)["model"]) == ["A_0", "G_0"]
-    later = (tmp_path / "evaluation" / "G_0" / "summary.csv").stat().st_mtime + 10
-    os.utime(file, (later, later))  # trained anew
+    file.write_bytes(b"trained anew")
     ablations.evaluated(both, data, tmp_path, [])
-    assert len(commands) == 3
+    assert [command[2] for command in commands[2:]] == [f"G_0={file}"]
+    ablations.evaluated(both, data, tmp_path, ["--limit", "100"])  # of other images, both
+    assert len(commands) == 5
+
+
+def test_fewer_images_are_not_published(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--runs", "r", "--data", "d.zip", "--out", "o", "--evaluate-limit", "9"]
+    monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
+    with pytest.raises(SystemExit):
+        ablations.main()
+    assert "expected --publish DIR" in capsys.readouterr().err
 
 
 def test_files_are_given_as_weights_and_packaged_models_by_their_name(
