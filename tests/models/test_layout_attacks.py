@@ -33,7 +33,7 @@ NETWORKS = {  # one of each layout
     "open_clip": "open_clip's tower",
 }
 GROUPS = (
-    ("patch_gradient", "patch_prior", "plain_step"),
+    ("patch_gradient", "patch_prior", "plain_step", "patch_jigsaw"),
     (
         "masked_span",
         "multi_round",

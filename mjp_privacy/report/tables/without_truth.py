@@ -23,7 +23,7 @@ from mjp_privacy.report.worst_case import (
 PREFERENCE = (
     *("plain_step", "shared_picture", "multi_round", "batch_lattice", "layer_span"),
     *("pixel_lattice", "masked_span", "batch_span", "span_matching", "patch_gradient"),
-    *("patch_prior", "token_span", "inverting_gradients", "gradvit"),
+    *("patch_jigsaw", "patch_prior", "token_span", "inverting_gradients", "gradvit"),
     "april_optimization",
     *("april_prior", "april_unk_aware", "april"),
 )
