@@ -60,6 +60,8 @@ _TURN = {
     8: Image.Transpose.ROTATE_90,
 }
 """EXIF orientation to the operation that sets the picture upright."""
+SIDEWAYS = (5, 6, 7, 8)
+"""Orientations that swap width and height."""
 
 
 class ImageError(UserError):
@@ -82,18 +84,28 @@ def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
 
     `min_side`: the smallest allowed short side in pixels, one patch of the model that will see it.
     """
+    return picture_and_turn(content, min_side=min_side)[0]
+
+
+def picture_and_turn(content: bytes, *, min_side: int = 1) -> tuple[Image.Image, int]:
+    """What `decode_image` gives, and the file's EXIF orientation, 1 if it has none."""
     with _opened(content) as image:
         _check_sides(image.size, min_side)
         image.load()
         _check_sides(image.size, min_side)  # some formats know their size only now
-        turn = _TURN.get(_orientation(image))
-        picture = _to_rgb(image)
-        return picture if turn is None else picture.transpose(turn)
+        stated = _orientation(image)
+        turn, picture = _TURN.get(stated), _to_rgb(image)
+        return (picture, 1) if turn is None else (picture.transpose(turn), stated)
 
 
 def decode_numbers(content: bytes) -> NDArray[np.uint8]:
     """The numbers (H, W) of an image whose pixels are no colours but 8-bit grey levels or places in
     a palette, such as a map of labels. Raises ImageError with the reason."""
+    return numbers_and_turn(content)[0]
+
+
+def numbers_and_turn(content: bytes) -> tuple[NDArray[np.uint8], int]:
+    """What `decode_numbers` gives, and the file's EXIF orientation, 1 if it has none."""
     with _opened(content) as image:
         _check_sides(image.size, 1)
         if image.mode not in ("L", "P"):
@@ -101,8 +113,20 @@ def decode_numbers(content: bytes) -> NDArray[np.uint8]:
                 f"a map of labels has one 8-bit number a pixel (grey or palette), not {image.mode}"
             )
         image.load()
-        turn = _TURN.get(_orientation(image))
-        return np.array(image if turn is None else image.transpose(turn))
+        stated = _orientation(image)
+        turn = _TURN.get(stated)
+        return (np.array(image), 1) if turn is None else (np.array(image.transpose(turn)), stated)
+
+
+def size_and_turn(content: bytes) -> tuple[tuple[int, int], int]:
+    """Width and height of the picture that `decode_image` gives, and the EXIF orientation that the
+    file states; most files are not decoded for it."""
+    with _opened(content) as image:
+        stated = _orientation(image)
+        _check_sides(image.size, 1)
+        width, height = image.size
+        size = (height, width) if stated in SIDEWAYS else (width, height)
+        return size, stated if stated in _TURN else 1
 
 
 def check_header(content: bytes) -> None:

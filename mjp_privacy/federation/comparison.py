@@ -127,9 +127,9 @@ NOTE = (
     "means. not reached: images that no attack applies to; they count as a uniform grey, as do "
     "images whose best attack is worse than that. failed: images for which some attack broke "
     "down. unshuffled: images of which an attack read an upload in which no patch was masked, "
-    "which is a plain client's; of batches only the first upload is known. round: the one whose uploads were attacked. top-1: accuracy of the "
-    "final weights on unshuffled test images, Wilson interval over the images; one training run a "
-    "line.\n"
+    "which is a plain client's; of batches only the first upload is known. round: the one whose "
+    "uploads were attacked. top-1: accuracy of the final weights on unshuffled test images, Wilson "
+    "interval over the images; one training run a line.\n"
 )
 
 

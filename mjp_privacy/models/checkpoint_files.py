@@ -34,6 +34,8 @@ CHECKPOINT = FileKind(
     ".safetensors, and give that.",
     64 << 30,
 )
+SEGMENTS = '"segmentation"'
+"""The task in the metadata of a segmentation that this package trained; there all is JSON."""
 PYTORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
 IN_FOLDERS = (
     *("model.safetensors", "open_clip_model.safetensors"),
@@ -94,9 +96,9 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
         if SEAL in file.metadata and not shapes_only:  # what this package trained has a digest
             check_seal(path, CHECKPOINT, needed=False)
         content, metadata = _outlines(file) if shapes_only else file.tensors(), file.metadata
-        if "task" in metadata:  # which only a training of something else than a classifier writes
+        if metadata.get("task") == SEGMENTS:  # others' files name tasks too, in words of theirs
             raise UserError(
-                f"{shown(path.name)} holds a network for {shown(metadata['task'], 60)}: expected a "
+                f"{shown(path.name)} holds a network for {SEGMENTS}: expected a "
                 "classifier. Measure it with `mjp evaluate --ade20k DIR`, or give the weights that "
                 "its training started from."
             )

@@ -250,7 +250,7 @@ def load_training(
     if changes:
         content["recipe"] = _with(content.get("recipe"), changes)
     config = parse(TrainingConfig, content, where, _OWNERS)
-    _check(config, where)
+    check_config(config, where)
     return config
 
 
@@ -311,8 +311,8 @@ def _check_family(config: TrainingConfig, where: str) -> None:
         )
 
 
-def _check(config: TrainingConfig, where: str) -> None:
-    """Raise a UserError if fields contradict each other."""
+def check_config(config: TrainingConfig, where: str) -> None:
+    """Raise a UserError if fields contradict each other; `where` they stand."""
     model, jigsaw = config.model, config.jigsaw
     _check_family(config, where)
     check_segmentation(config, where)

@@ -65,15 +65,16 @@ class LoadedBatches:
         for start in range(first * batch, steps * batch, batch):
             places = range(start, start + batch)[part]
             batches.append([(order[p], derive_seed("image", seed, epoch, p)) for p in places])
-        yield from self._load(self.training, batches)
+        yield from self._load(self.training, batches, "training")
 
     def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of all images, once and not augmented, for validation."""
         mine = [(p, 0) for p in range(self.world.rank, len(self.plain), self.world.size)]
-        yield from self._load(self.plain, [mine[i : i + batch] for i in range(0, len(mine), batch)])
+        batches = [mine[i : i + batch] for i in range(0, len(mine), batch)]
+        yield from self._load(self.plain, batches, "validation")
 
     def _load(
-        self, images: Items, batches: Sequence[Sequence[tuple[int, int]]]
+        self, images: Items, batches: Sequence[Sequence[tuple[int, int]]], used_for: str
     ) -> Iterator[tuple[Tensor, Tensor]]:
         device = self.world.device
         loader: Any = DataLoader(
@@ -87,7 +88,7 @@ class LoadedBatches:
         for batch in loader:
             if isinstance(batch, ImageError):
                 raise UserError(
-                    f"Image {batch}. Expected every training image to be readable; repair it or "
+                    f"Image {batch}. Expected every {used_for} image to be readable; repair it or "
                     "take it out and start in another --out (the order of images changes)."
                 )
             pixels, labels = batch

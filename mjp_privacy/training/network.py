@@ -13,9 +13,9 @@ from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.models import load_model
 from mjp_privacy.models.family_building import build_other
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.models.outline import outline_model
+from mjp_privacy.models.outline import outline_model, outline_spec
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
-from mjp_privacy.training.segmentation.initial import fill_swin
+from mjp_privacy.training.segmentation.initial import check_unknown, fill_swin
 
 TrainedNetwork: TypeAlias = MJPVisionTransformer
 """Or a `families.OtherNetwork`, which has all that training uses of it."""
@@ -87,7 +87,12 @@ def _fill(model: MJPVisionTransformer, initial: Initial, config: TrainingConfig)
 def check_initial(config: TrainingConfig) -> None:
     """Raise where the weights to start from do not fit, as far as their names and shapes tell."""
     if config.initial is not None and config.family == "vit":
-        outline_model(config.initial.model, whole=True, **_arguments(config.initial, config))
+        arguments = _arguments(config.initial, config)
+        outline_model(config.initial.model, whole=True, **arguments)
+        if config.task == "segmentation":
+            stated = {k: v for k, v in arguments.items() if not k.startswith("unknown")}
+            spec, source = outline_spec(config.initial.model, **stated)
+            check_unknown(source, bool(spec.unknown_embedding), config.model.unknown_embedding)
 
 
 def _arguments(initial: Initial, config: TrainingConfig) -> dict[str, Any]:

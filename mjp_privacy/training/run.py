@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.lock import locked
-from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.checkpoint_files import file_sha256, located
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.curves import check_runs
 from mjp_privacy.training.examples import Examples, find_examples
@@ -24,7 +25,7 @@ from mjp_privacy.training.network import check_initial
 from mjp_privacy.training.processes import World, join
 from mjp_privacy.training.segmentation.batches import PairBatches
 from mjp_privacy.training.segmentation.learner import SegmentationLearner
-from mjp_privacy.training.segmentation.pairs import Pairs, find_pairs
+from mjp_privacy.training.segmentation.pairs import VALIDATION, Pairs, find_pairs
 from mjp_privacy.training.snapshots import load_checkpoint
 from mjp_privacy.training.trainer import Batches, Trainer
 
@@ -65,6 +66,8 @@ def train(
             check_initial(config)
             examples, held_out = find(config, Path(data), Path(val) if val else None)
             identity = _identity(config, examples, held_out)
+            if segments and held_out is None and world.first:
+                print(f"no images/{VALIDATION}: nothing is scored", file=sys.stderr, flush=True)
             load_checkpoint(folder, identity)  # a folder of another training, before any decoding
             batches = make_batches(config, examples, world, workers)
             validation = make_batches(config, held_out, world, workers) if held_out else None
@@ -82,6 +85,8 @@ def _identity(
 ) -> dict[str, str]:
     """What decides a run's numbers; a checkpoint is continued only if all of it is the same."""
     initial = Path(config.initial.checkpoint) if config.initial else None
+    if config.initial and config.task == "segmentation":  # a classifier's identity is as it was
+        initial = located(config.initial.checkpoint)
     return {
         "config": json.dumps(plain(config)),
         "images": examples.digest(),
@@ -95,6 +100,7 @@ def make_batches(
 ) -> Batches:
     """Batches of these images, from memory or from files as the config says."""
     if isinstance(examples, Pairs):
+        examples.check()
         return PairBatches(config, examples, world, workers)
     if config.data.store == "memory":
         return MemoryBatches(config, examples, world)

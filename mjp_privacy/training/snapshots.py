@@ -179,7 +179,7 @@ def _metadata(config: TrainingConfig) -> dict[str, Any]:
         "first_block": shape.first_block,
         "trained_gamma": _trained_gamma(config),
         "position_start": "initial" if config.initial else positions,
-        "position_decay": config.positions_as_paper,
+        "position_decay": config.positions_as_paper and classifies,
         "seed": config.seed,
         "recipe": plain(config),
     }

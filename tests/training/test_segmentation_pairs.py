@@ -158,10 +158,13 @@ def test_damaged_label_maps_are_errors_of_their_own() -> None:
 
 
 WRONG: list[tuple[str, str]] = [
-    ("no map", r"1 pictures have no label map; the first is images/training/002.jpg, expected"),
+    ("no map", r"1 picture has no label map; the first is images/training/002.jpg, expected"),
     ("no layout", r"--data .*: expected ADE20K's layout, images/\{training,validation\}/NAME.jpg"),
-    ("few", r"at least one batch of 4 pictures under images/training, got 3"),
-    ("no training", r"at least one batch of 4 pictures under images/training, got 0"),
+    (
+        "few",
+        r"at least one batch of 4 pictures under images/training, got 3. Give --batch 3 or less",
+    ),
+    ("no training", r"no pictures under images/training; give the folder that has them"),
 ]
 
 

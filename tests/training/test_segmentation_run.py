@@ -281,7 +281,7 @@ def test_unreadable_pictures_are_counted_and_named(
     assert main(["evaluate", "--checkpoint", str(path), "--ade20k", str(ade)]) == 0
     said = capsys.readouterr().out
     assert "| run | linear | 2 (1 unreadable) |" in said
-    assert "1 pictures could not be read and have no part in the scores; the first: images" in said
+    assert "1 picture could not be read and has no part in the scores; the first: images" in said
 
 
 def test_validation_without_any_label_says_so(ade: Path, tmp_path: Path) -> None:

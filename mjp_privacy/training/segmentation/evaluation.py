@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,9 @@ from mjp_privacy.training.segmentation.report import Segmented, markdown, table_
 from mjp_privacy.training.segmentation.scores import Counts, Score, areas, difference, scored
 from mjp_privacy.training.segmentation.stored import load_segmentation
 from mjp_privacy.training.segmentation.windows import predicted
+
+READ = ("ade20k", "checkpoint", "limit", "seed", "device", "out")
+"""The options that segmentation reads; any other that is given is refused."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,11 @@ def write_segmentation(arguments: EvaluationArguments) -> str:
 
 
 def _check_options(arguments: EvaluationArguments) -> None:
-    others = ("data", "imagenet_c", "imagenet_a", "imagenet_o", "gamma", "model", "labels")
-    given = [name for name in others if getattr(arguments, name) is not None]
+    given = [
+        field.name
+        for field in fields(arguments)
+        if field.name not in READ and getattr(arguments, field.name) != field.default
+    ]
     if given or not arguments.checkpoint:
         option = f"--{given[0].replace('_', '-')}" if given else "no --checkpoint"
         raise UserError(
@@ -76,9 +82,11 @@ def _measured(
     for checkpoint in named_checkpoints(arguments.checkpoint, "--checkpoint"):
         network, config = load_segmentation(checkpoint.source)
         loaded.append(_Loaded(checkpoint.label, network, config, _validation(folder, config)))
+    pairs = loaded[0].pairs  # of the same pictures for every model
+    places = _places(pairs, arguments.limit, arguments.seed)
+    _check_labels(loaded, pairs.largest_label(places))
     first: Counts | None = None
     for model in loaded:
-        places = _places(model.pairs, arguments.limit, arguments.seed)
         model.network.to(device)
         rows, counts, unreadable = _answers(model, places, device)
         scores, config = scored(counts), model.config
@@ -91,6 +99,18 @@ def _measured(
             Segmented(model.label, head, scores, number, present, unreadable, paper, over),
             rows,
         )
+
+
+def _check_labels(models: Sequence[_Loaded], largest: int) -> None:
+    """Refuse models with fewer classes than the label maps: the pictures left would be a choice of
+    the easier ones."""
+    for model in models:
+        if largest > (classes := model.config.model.num_classes):
+            raise UserError(
+                f"--ade20k: {model.label}: labels up to {largest}, the model has {classes} "
+                "classes. Expected the classes that the model was trained on: give its data, or a "
+                "model of this data."
+            )
 
 
 def _over(counts: Counts, first: Counts) -> Score | None:
@@ -148,9 +168,15 @@ def _answers(
                 }
             )
         progress(done)
-    stacked = np.stack(counts) if counts else np.zeros((0, 3, shape.num_classes))
+    if not counts:
+        raise UserError(
+            f"--ade20k: {model.label}: expected pictures that can be scored, got none of "
+            f"{len(places)}; the first: {unreadable[0] if unreadable else '--limit 0'}. Repair "
+            "them, or give another folder."
+        )
     columns = ["image_id", "class", "right", "truth", "answer"]
-    return pd.DataFrame(rows, columns=columns), stacked.astype(np.float64), tuple(unreadable)
+    stacked = np.stack(counts).astype(np.float64)
+    return pd.DataFrame(rows, columns=columns), stacked, tuple(unreadable)
 
 
 def _write(out: Path, models: Sequence[Segmented], rows: pd.DataFrame, text: str) -> None:

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
 from mjp_privacy.models import load_model
 
-POSITIONS, UNKNOWN = "absolute_pos_embed", "unk_embed"
+POSITIONS = "absolute_pos_embed"
 
 
 def fill_swin(model: Any, checkpoint: str) -> None:
     """Copy every tensor of a `JigsawSwin` but its classifier from a file that `mjp train` wrote.
 
-    The table of absolute positions is resampled for a picture of another size, and a new E_unk
-    starts at its mean.
+    The table of absolute positions is resampled for a picture of another size.
     """
     loaded: Any = load_model(checkpoint=checkpoint)
     if loaded.family != "swin" or _comparable(loaded) != _comparable(model):
@@ -29,10 +29,10 @@ def fill_swin(model: Any, checkpoint: str) -> None:
             f"{'a' if model.sizes.positions else 'no'} table of absolute positions), got {got}. "
             "Give its file, or the file's sizes in the config."
         )
+    check_unknown(checkpoint, loaded.unk_embed is not None, model.unk_embed is not None)
     stored = dict(loaded.named_parameters())
     if model.sizes.positions:
         stored[POSITIONS] = _resampled(stored[POSITIONS], model.grid)
-        stored.setdefault(UNKNOWN, stored[POSITIONS].mean(1, keepdim=True))
     for name, parameter in model.named_parameters():
         if name.startswith("head."):
             continue
@@ -44,6 +44,19 @@ def fill_swin(model: Any, checkpoint: str) -> None:
             )
         with torch.no_grad():
             parameter.copy_(stored[name])
+
+
+def check_unknown(source: str, stored: bool, wanted: bool) -> None:
+    """Raise unless weights with MJP's E_unk start a network with one, and others one without: a
+    segmentation's row says by its name what its weights were trained with."""
+    if stored == wanted:
+        return
+    kinds = {True: "MJP's unk_embed", False: "no unk_embed"}
+    raise UserError(
+        f"{shown(source)}: model.unknown_embedding is {str(wanted).lower()}: expected weights to "
+        f"start from with {kinds[wanted]}, got {kinds[stored]}. Give weights trained "
+        f"{'with' if wanted else 'without'} MJP, or the row for these."
+    )
 
 
 def _comparable(network: Any) -> Any:

@@ -10,7 +10,7 @@ class is its index plus 1.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -21,7 +21,13 @@ from PIL import Image
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
-from mjp_privacy.data.decoding import ImageError, decode_image, decode_numbers
+from mjp_privacy.data.decoding import (
+    ImageError,
+    decode_numbers,
+    numbers_and_turn,
+    picture_and_turn,
+    size_and_turn,
+)
 from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
 from mjp_privacy.training.config import TrainingConfig
 
@@ -38,6 +44,7 @@ class Pairs:
     pictures: tuple[str, ...]
     maps: tuple[str, ...]
     classes: int
+    split: str
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -52,10 +59,47 @@ class Pairs:
 
     def read(self, place: int) -> tuple[Image.Image, NDArray[np.uint8]]:
         """A picture and its label map (H, W). Raises ImageError with the reason."""
-        name, labels_name = self.pictures[place], self.maps[place]
-        picture = self._read(name, decode_image)
-        labels = self._read(labels_name, decode_numbers)
-        width, height = picture.size
+        picture, turn = self._read(self.pictures[place], picture_and_turn)
+        return picture, self._labels(place, picture.size, turn)
+
+    def check(self) -> None:
+        """Raise a UserError with the number of pictures that cannot be used and the first of them:
+        before a training, which would stop at one. Pictures are not decoded, label maps are."""
+        faults: list[str] = []
+        for place, name in enumerate(self.pictures):
+            try:
+                self._labels(place, *self._read(name, size_and_turn))
+            except ImageError as error:
+                faults.append(str(error))
+        if faults:
+            raise UserError(
+                f"--data: of {len(self)} pictures under images/{self.split}, {len(faults)} cannot "
+                f"be used; the first: {shown(faults[0], 400)}. Repair it, or take it out."
+            )
+
+    def largest_label(self, places: Sequence[int]) -> int:
+        """The largest label of these pictures' maps that can be read; 0 if there is none."""
+        largest = 0
+        for place in places:
+            try:
+                labels = self._read(self.maps[place], decode_numbers)
+            except ImageError:
+                continue
+            largest = max(largest, int(labels.max()))
+        return largest
+
+    def _labels(self, place: int, size: tuple[int, int], turn: int) -> NDArray[np.uint8]:
+        """The label map of a picture of this size and EXIF orientation. Raises ImageError unless it
+        has both too, and all of its labels are the model's."""
+        labels_name = self.maps[place]
+        labels, map_turn = self._read(labels_name, numbers_and_turn)
+        if turn != map_turn:
+            raise ImageError(
+                f"its EXIF orientation is {turn} and that of its label map {map_turn}, so that one "
+                "would be turned and the other not: save both upright, without the tag",
+                self.pictures[place],
+            )
+        width, height = size
         if labels.shape != (height, width):
             got = f"{labels.shape[1]}×{labels.shape[0]} px, its picture {width}×{height}"
             raise ImageError(f"a label map of {got}: both must have one size", labels_name)
@@ -65,7 +109,7 @@ class Pairs:
                 f"{self.classes} classes",
                 labels_name,
             )
-        return picture, labels
+        return labels
 
     def _read(self, name: str, decode: Callable[[bytes], Read]) -> Read:
         """What a file holds; its name goes into the error of one that is unreadable."""
@@ -84,11 +128,15 @@ def find_pairs(config: TrainingConfig, data: Path, val: Path | None) -> tuple[Pa
         )
     splits = splits_of(data, config.model.num_classes, "--data")
     training = splits.get(TRAINING)
-    if training is None or len(training) < config.recipe.batch:
+    if training is None:
+        raise UserError(
+            f"--data {shown(data)}: no pictures under images/{TRAINING}; give the folder that has "
+            "them."
+        )
+    if len(training) < config.recipe.batch:
         raise UserError(
             f"--data: expected at least one batch of {config.recipe.batch} pictures under "
-            f"images/{TRAINING}, got {len(training) if training else 0}. Give --batch 1 or more, "
-            "at most their number."
+            f"images/{TRAINING}, got {len(training)}. Give --batch {len(training)} or less."
         )
     return training, splits.get(VALIDATION)
 
@@ -98,10 +146,12 @@ def splits_of(path: Path, classes: int, option: str) -> dict[str, Pairs]:
     files = open_files(path)
     names = set(files.names)
     maps: dict[str, dict[str, str]] = {}
+    roots: dict[PurePosixPath, None] = {}
     for name in files.names:
         if (place := _place(PurePosixPath(name))) is not None:
             split, labels = place
             maps.setdefault(split, {})[name] = labels
+            roots[PurePosixPath(name).parents[2]] = None
     lacking = [
         pair for of_split in maps.values() for pair in of_split.items() if pair[1] not in names
     ]
@@ -110,14 +160,21 @@ def splits_of(path: Path, classes: int, option: str) -> dict[str, Pairs]:
             f"{option} {shown(path)}: expected ADE20K's layout, {LAYOUT}; found no picture in it. "
             "Give the folder or zip that holds both folders."
         )
+    if len(roots) > 1:
+        one, other = (shown(path / root) for root in list(roots)[:2])
+        raise UserError(
+            f"{option} {shown(path)}: expected one data set, got {len(roots)}, each with its own "
+            f"images folder: {one} and {other}. Give one of them."
+        )
     if lacking:
+        pictures = "1 picture has" if len(lacking) == 1 else f"{len(lacking)} pictures have"
         picture, labels = lacking[0]
         raise UserError(
-            f"{option} {shown(path)}: {len(lacking)} pictures have no label map; the first is "
+            f"{option} {shown(path)}: {pictures} no label map; the first is "
             f"{shown(picture)}, expected {shown(labels)}. Add the maps, or take the pictures out."
         )
     return {
-        split: Pairs(files, tuple(of_split), tuple(of_split.values()), classes)
+        split: Pairs(files, tuple(of_split), tuple(of_split.values()), classes, split)
         for split, of_split in maps.items()
     }
 

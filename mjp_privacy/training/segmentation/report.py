@@ -67,9 +67,11 @@ def markdown(models: Sequence[Segmented]) -> str:
     notes = [CAVEAT] if any(model.paper for model in models) else []
     for model in models:
         if model.unreadable:
+            number = len(model.unreadable)
+            pictures, have = ("picture", "has") if number == 1 else ("pictures", "have")
             notes.append(
-                f"{model.label}: {len(model.unreadable)} pictures could not be read and have no "
-                f"part in the scores; the first: {model.unreadable[0]}."
+                f"{model.label}: {number} {pictures} could not be read and {have} no part in the "
+                f"scores; the first: {model.unreadable[0]}."
             )
     lines = ["| " + " | ".join(cells) + " |" for cells in rows]
     return "\n".join([*lines, "", *(f"- {note}" for note in (*NOTES, *notes)), ""])

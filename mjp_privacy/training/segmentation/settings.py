@@ -11,7 +11,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import schema
 
 Head = Literal["linear", "upernet"]
-Channels = Annotated[int, Field(strict=True, ge=8, le=16_384)]
+Channels = Annotated[int, Field(strict=True, ge=8, le=2048)]
+"""UPerNet has 512; a head of 2048 has about 480 million parameters."""
 Scale = Annotated[float, Field(strict=True, ge=0.1, le=10)]
 MOST_CLASSES = 255
 """A label map has 8 bits a pixel, and its 0 is no class."""

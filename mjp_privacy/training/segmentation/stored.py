@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.fields import parse
 from mjp_privacy.core.gate.json_files import json_value
@@ -12,7 +14,7 @@ from mjp_privacy.core.gate.tensor_files import TensorFile, check_finite
 from mjp_privacy.core.sealed import check_seal
 from mjp_privacy.core.shown import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, check_is_there, located
-from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config import TrainingConfig, check_config
 from mjp_privacy.training.segmentation.network import SegmentationNetwork, build_segmentation
 
 KIND = replace(
@@ -34,16 +36,30 @@ def load_segmentation(source: str) -> tuple[SegmentationNetwork, TrainingConfig]
         raise KIND.refusal(path, "a file that states no such training", "recipe")
     check_seal(path, KIND, needed=False)
     config = parse(TrainingConfig, recipe, shown(path), {})
-    network = build_segmentation(replace(config, initial=None))
-    expected, stored = network.state_dict(), file.tensors()
-    for name in sorted(expected.keys() | stored.keys()):
-        here, there = (tuple(t[name].shape) if name in t else None for t in (expected, stored))
-        if here != there:
-            raise UserError(
-                f"{shown(path)} states the sizes of a network that its tensors do not have: "
-                f"{shown(name, 60)}: expected {here or 'no such tensor'}, got "
-                f"{there or 'no such tensor'}. Give the file as `mjp train` wrote it."
-            )
+    check_config(config, shown(path))
+    from_random = replace(config, initial=None)
+    _check_shapes(from_random, file)
+    network, stored = build_segmentation(from_random), file.tensors()
     check_finite(stored, path, KIND)
     network.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
     return network.eval(), config
+
+
+def _check_shapes(config: TrainingConfig, file: TensorFile) -> None:
+    """Raise unless the file has the tensors that its config states, before memory is taken for
+    either."""
+    with torch.device("meta"):
+        network = build_segmentation(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    for name in sorted(expected.keys() | file.shapes.keys()):
+        stated, stored = (shapes.get(name) for shapes in (expected, file.shapes))
+        if stated != stored:
+            raise UserError(
+                f"{shown(file.path)} states the sizes of a network that its tensors do not have: "
+                f"{shown(name, 60)}: expected {_or_none(stated)}, got {_or_none(stored)}. Give the "
+                "file as `mjp train` wrote it."
+            )
+
+
+def _or_none(shape: tuple[int, ...] | None) -> str:
+    return "no such tensor" if shape is None else str(shape)
