@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
 
 from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.journal import read_metrics
+from mjp_privacy.training.trainer import Trainer
 
 CLASSES, SIDE = 3, 28
 FILES = {
@@ -90,3 +92,15 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     """The tensors of a finished training's model."""
     with safe_open(run / "model.safetensors", "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """The process dies before this step, as with kill -9: nothing is saved on the way out."""
+    original = Trainer._train_step
+
+    def dying(self: Trainer, *batch: torch.Tensor) -> torch.Tensor:
+        if self.step == step:
+            raise KeyboardInterrupt
+        return original(self, *batch)
+
+    monkeypatch.setattr(Trainer, "_train_step", dying)

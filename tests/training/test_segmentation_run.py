@@ -22,9 +22,8 @@ from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.run import train
 from mjp_privacy.training.segmentation.network import build_segmentation
 from mjp_privacy.training.segmentation.stored import load_segmentation
-from mjp_privacy.training.trainer import Trainer
 from tests.helpers.segmentation import SWIN, content, pair_folder, save_pair, small
-from tests.helpers.training import class_folders, curve, weights
+from tests.helpers.training import class_folders, curve, stop_at, weights
 from tests.helpers.training import small as classifier
 
 SHAPES = Path(__file__).parents[2] / "configs" / "training" / "shapes.yaml"
@@ -35,18 +34,6 @@ CHANCE = 100 / 6
 @pytest.fixture
 def ade(tmp_path: Path) -> Path:
     return pair_folder(tmp_path / "ade")
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """The process dies before this step, as with kill -9."""
-    original = Trainer._train_step
-
-    def dying(self: Trainer, *batch: torch.Tensor) -> torch.Tensor:
-        if self.step == step:
-            raise KeyboardInterrupt
-        return original(self, *batch)
-
-    monkeypatch.setattr(Trainer, "_train_step", dying)
 
 
 @pytest.mark.timeout(300)

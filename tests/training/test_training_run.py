@@ -11,20 +11,7 @@ from safetensors import safe_open
 from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.models import load_model
 from mjp_privacy.training.run import train
-from mjp_privacy.training.trainer import Trainer
-from tests.helpers.training import FILES, curve, small, weights
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """The process dies before this step, as with kill -9: nothing is saved on the way out."""
-    original = Trainer._train_step
-
-    def dying(self: Trainer, *batch: torch.Tensor) -> torch.Tensor:
-        if self.step == step:
-            raise KeyboardInterrupt
-        return original(self, *batch)
-
-    monkeypatch.setattr(Trainer, "_train_step", dying)
+from tests.helpers.training import FILES, curve, small, stop_at, weights
 
 
 def test_a_run_learns_colours_and_leaves_what_it_promised(data: Path, tmp_path: Path) -> None:
