@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from mjp_privacy.training.config import TrainingConfig, load_training
+from tests.helpers.training import PICTURES_AS_THEY_ARE
 
 CLASSES = 3
 
@@ -35,13 +36,7 @@ def content(**changes: Any) -> dict[str, Any]:
             "precision": "float32",
             "label_smoothing": 0.0,
         },
-        "augmentation": {
-            "rand_augment": None,
-            "mixup": 0,
-            "cutmix": 0,
-            "erasing": 0,
-            "repeats": 1,
-        },
+        "augmentation": dict(PICTURES_AS_THEY_ARE),
         "segmentation": {"head": "linear", "channels": 16},
         "jigsaw": {"position_init": "controlled"},
         "log_every": 2,

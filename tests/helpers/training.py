@@ -19,6 +19,14 @@ FILES = {
     "data": {"store": "files"},
 }
 """Changes of a config that keeps its images in files."""
+PICTURES_AS_THEY_ARE = {
+    "rand_augment": None,
+    "mixup": 0,
+    "cutmix": 0,
+    "erasing": 0,
+    "repeats": 1,
+}
+"""An augmentation that changes no colours and mixes nothing."""
 
 
 def class_folders(root: Path, images: int = 12, classes: int = CLASSES, side: int = SIDE) -> Path:
@@ -57,14 +65,7 @@ def content(**changes: dict[str, Any]) -> dict[str, Any]:
             "warmup_epochs": 0.5,
             "precision": "float32",
         },
-        "augmentation": {
-            "rand_augment": None,
-            "mixup": 0,
-            "cutmix": 0,
-            "erasing": 0,
-            "repeats": 1,
-            "crop_padding": 2,
-        },
+        "augmentation": {**PICTURES_AS_THEY_ARE, "crop_padding": 2},
         "jigsaw": {"shuffle": "patches", "gamma": 0.5},
         "data": {"store": "memory"},
     }
