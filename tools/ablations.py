@@ -7,7 +7,10 @@
 A model of configs/ladder_ablations.yaml is trained where RUNS/LABEL/model.safetensors is there, or
 where it comes with the package. What an earlier command with the same --out did is not done again,
 unless the model was trained anew. results/ablations gets summary.csv, rows.parquet and
-tradeoff.png; then `make results-check` writes its tables.
+tradeoff.png; then `make results-check` writes its tables. What these files say of models that are
+not here stays, so several machines can share the trainings:
+
+    python tools/ablations.py --only H_0 H_1 …
 
 Time: on one CPU core a minute to evaluate a model on 10,000 images, and as much to attack it on
 100 (with E_unk 85 s, without 30 to 50 s).
@@ -18,7 +21,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +33,15 @@ CONFIG = ROOT / "configs" / "ladder_ablations.yaml"
 SOURCE = "CIFAR-10 test images"
 
 
-def trained(config: Mapping[str, Any], runs: Path) -> dict[str, str]:
+def trained(
+    config: Mapping[str, Any], runs: Path, only: Collection[str] | None = None
+) -> dict[str, str]:
     """The checkpoint of each model that is there, by label, in the config's order: a path, or the
-    name of a packaged model."""
+    name of a packaged model. only: no others than these."""
     checkpoints = {}
     for label, fields in config["models"].items():
+        if only is not None and label not in only:
+            continue
         file = runs / label / "model.safetensors"
         if file.is_file() or "model" in fields:
             checkpoints[label] = str(file) if file.is_file() else fields["model"]
@@ -80,9 +87,13 @@ def attacked(
     return out / "attack"
 
 
-def publish(evaluation: Path, run: Path, folder: Path) -> None:
-    """Write what results/ablations holds beside its README."""
+def publish(evaluation: Path, run: Path, folder: Path, order: Sequence[str]) -> None:
+    """Write what results/ablations holds beside its README; models not in the run stay in it.
+
+    order: the labels of all models, as the files list them
+    """
     from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
+    from mjp_privacy.report.results.merging import merge_published
     from mjp_privacy.report.results.rows import write_published
     from mjp_privacy.report.results.trained_rows import (
         ANY,
@@ -93,9 +104,19 @@ def publish(evaluation: Path, run: Path, folder: Path) -> None:
     )
 
     folder.mkdir(parents=True, exist_ok=True)
-    pd.read_csv(evaluation).to_csv(folder / "summary.csv", index=False)
-    write_published([run], folder / "rows.parquet", commit=_commits(run), source=SOURCE)
-    models = trained_models(folder / "summary.csv", folder / "rows.parquet")
+    summary, rows, new = (
+        folder / "summary.csv",
+        folder / "rows.parquet",
+        run.parent / "rows.parquet",
+    )
+    frames = [pd.read_csv(path) for path in (evaluation, summary) if path.is_file()]
+    merged = pd.concat(frames, ignore_index=True).drop_duplicates("model")
+    merged.sort_values("model", key=lambda labels: labels.map(order.index)).to_csv(
+        summary, index=False
+    )
+    write_published([run], new, commit=_commits(run), source=SOURCE)
+    merge_published([path for path in (new, rows) if path.is_file()], rows)
+    models = trained_models(summary, rows)
     panels = {"one upload": ONE, "up to six uploads of the same picture": ANY}
     draw_tradeoff(
         {name: list(tradeoff_points(models, attack)) for name, attack in panels.items()},
@@ -130,6 +151,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="holds LABEL/model.safetensors")
     parser.add_argument("--data", type=Path, required=True, help="CIFAR-10 test images")
     parser.add_argument("--out", type=Path, required=True, help="of evaluations and the attack")
+    parser.add_argument("--only", nargs="+", metavar="LABEL", help="of the models, these")
     parser.add_argument("--publish", type=Path, default=ROOT / "results" / "ablations")
     parser.add_argument("--limit", type=int, default=100, help="attacked images")
     parser.add_argument("--evaluate-limit", type=int, help="evaluated images; all by default")
@@ -140,11 +162,17 @@ def main() -> None:
     config = yaml.safe_load(CONFIG.read_text("utf-8"))
     data, out = given.data.resolve(), given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    checkpoints = trained(config, given.runs.resolve())
+    order = [*config["models"]]
+    if unknown := {*(given.only or ())} - {*order}:
+        parser.error(f"--only: expected labels among {', '.join(order)}, got {sorted(unknown)}")
+    checkpoints = trained(config, given.runs.resolve(), given.only)
+    if not checkpoints:
+        parser.error(f"expected LABEL/model.safetensors in {given.runs}, got none")
     limit = ["--limit", str(given.evaluate_limit)] if given.evaluate_limit else []
     evaluation = evaluated(checkpoints, data, out, limit)
-    publish(evaluation, attacked(config, checkpoints, data, out, given.limit), given.publish)
-    missing = [label for label in config["models"] if label not in checkpoints]
+    publish(evaluation, attacked(config, checkpoints, data, out, given.limit), given.publish, order)
+    published = pd.read_csv(given.publish / "summary.csv")["model"]
+    missing = [label for label in order if label not in {*published}]
     print(f"{len(checkpoints)} models; not trained yet: {', '.join(missing) or 'none'}")
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.results.rows import read_published
+from tests.helpers.report_rows import image_rows, intact, write_rows
 from tools import ablations
 
 CONFIG = {
@@ -49,6 +52,7 @@ def test_a_model_is_trained_where_its_file_is_or_where_it_is_packaged(tmp_path: 
     file = weights(tmp_path, "G_0")
     (tmp_path / "A_1").mkdir()  # a training that has not ended
     assert ablations.trained(CONFIG, tmp_path) == {"A_0": "cifar_vit", "G_0": str(file)}
+    assert ablations.trained(CONFIG, tmp_path, ["A_1", "G_0"]) == {"G_0": str(file)}
 
 
 def test_the_grid_keeps_what_it_says_of_the_models_that_are_there() -> None:
@@ -81,6 +85,41 @@ def test_fewer_images_are_not_published(
     with pytest.raises(SystemExit):
         ablations.main()
     assert "expected --publish DIR" in capsys.readouterr().err
+
+
+def test_a_label_that_no_model_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = ["--runs", str(tmp_path), "--data", "d.zip", "--out", str(tmp_path), "--only", "Z_0"]
+    monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
+    with pytest.raises(SystemExit):
+        ablations.main()
+    assert "got ['Z_0']" in capsys.readouterr().err
+
+
+def test_what_is_published_of_other_models_stays(tmp_path: Path) -> None:
+    """Two machines publish into one folder, one after the other."""
+    folder, order = tmp_path / "published", ["A_0", "B_0", "G_0"]
+    for label, psnr in (("G_0", 20.0), ("A_0", 30.0)):
+        run = published_run(tmp_path / label / "attack", label, psnr)
+        summary = tmp_path / label / "summary.csv"
+        line = {"model": label, "top1": 60.0, "top1_low": 59.0, "top1_high": 61.0}
+        pd.DataFrame([line]).to_csv(summary, index=False)
+        ablations.publish(summary, run, folder, order)
+    assert list(pd.read_csv(folder / "summary.csv")["model"]) == ["A_0", "G_0"]
+    rows = read_published(folder / "rows.parquet").rows
+    assert dict(zip(rows["model"], rows["psnr"], strict=True)) == {"A_0": 30.0, "G_0": 20.0}
+
+
+def published_run(folder: Path, label: str, psnr: float) -> Path:
+    """A run that attacked one image of this model."""
+    store = RunStore(folder)
+    entry = intact("token_span", model=label)
+    write_rows(store, entry, image_rows(entry, "image", psnr, diagnostics={"grey_psnr": 12.0}))
+    store.write_cells([entry])
+    (folder / "experiment.yaml").write_text("experiment: {name: planted}\n")
+    (folder / "log.jsonl").write_text('{"time": 0, "commit": "abc"}\n')
+    return folder
 
 
 def test_files_are_given_as_weights_and_packaged_models_by_their_name(

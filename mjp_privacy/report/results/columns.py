@@ -101,17 +101,24 @@ def cells(lines: Sequence[Line], source: str | None) -> dict[str, Any]:
     ]
     for cell in cells if source else ():
         cell["data"] = source
-    first = cells[0]
+    return without_repetition(
+        [
+            {"number": line.number, "run": line.run, "cell": cell}
+            for line, cell in zip(lines, cells, strict=True)
+        ]
+    )
+
+
+def without_repetition(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The facts that the cells of all lines share once, then each line with its cell's own."""
+    cells = [line["cell"] for line in lines]
     shared = {
         name: fact
-        for name, fact in first.items()
+        for name, fact in cells[0].items()
         if all(name in cell and cell[name] == fact for cell in cells)
     }
     own = [{name: fact for name, fact in cell.items() if name not in shared} for cell in cells]
-    entries = [
-        {"number": line.number, "run": line.run, "cell": cell}
-        for line, cell in zip(lines, own, strict=True)
-    ]
+    entries = [{**line, "cell": cell} for line, cell in zip(lines, own, strict=True)]
     return {"shared": shared, "lines": entries}
 
 

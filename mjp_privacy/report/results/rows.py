@@ -111,7 +111,7 @@ def write_published(
         "runs": [asdict(_published_run(run, line.run)) for run, line in _first_lines(runs, lines)],
         **cells(lines, source),
     }
-    _write(frame, facts, path)
+    write_rows(frame, facts, path)
 
 
 def finished_images(frame: pd.DataFrame, lines: Sequence[Line]) -> pd.DataFrame:
@@ -149,7 +149,8 @@ def _day(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).date().isoformat()
 
 
-def _write(frame: pd.DataFrame, facts: Mapping[str, Any], path: Path) -> None:
+def write_rows(frame: pd.DataFrame, facts: Mapping[str, Any], path: Path) -> None:
+    """Write rows and facts as published_facts reads them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -176,9 +177,16 @@ def _write(frame: pd.DataFrame, facts: Mapping[str, Any], path: Path) -> None:
 
 def read_published(path: Path | str) -> Published:
     """The rows of a published table, and the report's lines made from them."""
+    path = Path(path)
+    facts, frame = published_facts(path)
+    with ROWS.reading(path):
+        return _published(facts, frame, path)
+
+
+def published_facts(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The facts of a published file as they are stored, and its rows."""
     import pyarrow.parquet as pq
 
-    path = Path(path)
     if not path.is_file():
         raise UserError(f"Expected published rows at {path}, but there is no such file.")
     ROWS.check(path)
@@ -191,9 +199,7 @@ def read_published(path: Path | str) -> Published:
             "`python -m mjp_privacy.report.results.rows` wrote."
         )
     with ROWS.reading(path):
-        facts = json_value(metadata.decode(), path, ROWS)
-        frame = file.read().to_pandas()
-        return _published(facts, frame, path)
+        return json_value(metadata.decode(), path, ROWS), file.read().to_pandas()
 
 
 def _published(facts: Mapping[str, Any], frame: pd.DataFrame, path: Path) -> Published:
