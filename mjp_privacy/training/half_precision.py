@@ -1,4 +1,4 @@
-"""Whether bfloat16 pays on this CPU: without instructions for it a step takes many times as long."""
+"""Whether bfloat16 pays on this CPU: without instructions for it a step takes far longer."""
 
 from __future__ import annotations
 
