@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
+from mjp_privacy.training.segmentation import windows
 from mjp_privacy.training.segmentation.features import block_ends, features, maps_of
-from mjp_privacy.training.segmentation.heads import POOLED, PyramidHead, averages
+from mjp_privacy.training.segmentation.heads import POOLED, PyramidHead, averages, resized
 from mjp_privacy.training.segmentation.network import PixelObjective, build_segmentation
 from mjp_privacy.training.segmentation.windows import logits_of, predicted, starts
 from tests.helpers.segmentation import CLASSES, SWIN, small
@@ -138,3 +140,20 @@ def test_windows_answer_as_the_network_does_and_average_where_they_overlap() -> 
         expected = network(square[None])[0].argmax(0)
         assert torch.equal(predicted(network, square, 16, (16, 16)), expected)
         assert predicted(network, picture, 16, (31, 50)).shape == (31, 50)
+
+
+@pytest.mark.parametrize("numbers", [1, 31 * 50 * 3, 1 << 26])
+def test_resizing_some_classes_at_a_time_changes_no_answer(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "RESIZED", numbers)
+    logits = torch.randn(7, 16, 24, generator=torch.Generator().manual_seed(0))
+    logits[5] = logits[2]  # where two are equal, either will do
+
+    def network(crops: Tensor) -> Tensor:
+        return logits[None, :, :, :16].expand(len(crops), -1, -1, -1)
+
+    picture = torch.zeros(3, 16, 16)
+    whole = resized(logits_of(network, picture, 16)[None], (31, 50))[0]
+    answer = predicted(network, picture, 16, (31, 50))
+    assert torch.equal(whole.gather(0, answer[None])[0], whole.amax(0))

@@ -13,6 +13,8 @@ STRIDE = 2 / 3
 """Of a window's side, between two windows: 341 of 512 pixels, as ViTs are commonly evaluated."""
 TOGETHER = 8
 """Windows that the network sees at once."""
+RESIZED = 1 << 26
+"""Numbers of the resized logits that are held at once: 256 MiB."""
 
 
 def starts(length: int, side: int) -> list[int]:
@@ -42,5 +44,19 @@ def logits_of(network: Callable[[Tensor], Tensor], picture: Tensor, side: int) -
 def predicted(
     network: Callable[[Tensor], Tensor], picture: Tensor, side: int, size: Sequence[int]
 ) -> Tensor:
-    """(H, W): the class of every pixel of the label map, whose size this is."""
-    return resized(logits_of(network, picture, side)[None], size)[0].argmax(0)
+    """(H, W): the class of every pixel of the label map, whose size this is.
+
+    Some classes at a time are resized, so that the memory does not grow with their number: 150
+    classes of a photograph of 24 megapixels would take 14 GB.
+    """
+    logits = logits_of(network, picture, side)
+    height, width = size
+    together = max(1, RESIZED // (height * width))
+    best = logits.new_full((height, width), -torch.inf)
+    answer = torch.zeros(height, width, dtype=torch.long, device=logits.device)
+    for first in range(0, len(logits), together):
+        highest, where = resized(logits[None, first : first + together], size)[0].max(0)
+        better = highest > best
+        answer[better] = first + where[better]
+        best = torch.maximum(best, highest)
+    return answer
