@@ -10,6 +10,7 @@ import pytest
 
 from mjp_privacy.cli import COMMANDS
 
+ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "pandas", "sympy", "scipy", "timm", "torchvision"}
 NEVER_NEEDED = {  # by an attack on a model of this package
     *("sympy", "torch._dynamo", "timm", "torchvision", "lpips", "skimage", "matplotlib"),
@@ -60,6 +61,33 @@ def test_a_commands_help_imports_nothing_heavy(command: str) -> None:
         "print('all:', *sys.modules)"
     )
     assert not modules(code)["all"] & HEAVY
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["attack", "demo", "--images", "nowhere", "--out", "run"],
+        ["train", "cifar10.yaml", "--data", "nowhere", "--out", "run"],
+        ["train", "cifar10.yaml", "--data", ".", "--val", "nowhere", "--out", "run"],
+        ["evaluate", "--checkpoint", "cifar_vit", "--data", "nowhere"],
+        ["evaluate", "--checkpoint", "cifar_vit", "--imagenet-c", "nowhere"],
+    ],
+    ids=lambda command: " ".join(command[::2]),
+)
+def test_a_folder_that_is_not_there_is_said_before_anything_heavy(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if command[0] == "train":
+        command = [command[0], str(ROOT / "configs" / "training" / command[1]), *command[2:]]
+    code = (
+        "import sys; from mjp_privacy.cli import main\n"
+        f"print('code:', 'exit', main({command!r}))\n"
+        "print('all:', *sys.modules)"
+    )
+    loaded = modules(code)
+    assert loaded["code"] == {"exit", "2"}
+    assert not loaded["all"] & HEAVY
 
 
 def test_the_first_image_is_reached_without_what_it_does_not_need(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.gate.file_kind import BadFile, FileKind, reason
@@ -76,9 +76,14 @@ class FolderFiles:
 
 def open_files(path: Path) -> Files:
     """The folder or zip at `path`; UserError if it is neither."""
+    return FolderFiles(path) if is_folder_or_zip(path) == "folder" else ZipFiles(path)
+
+
+def is_folder_or_zip(path: Path) -> Literal["folder", "zip"]:
+    """Which of the two is at `path`; UserError if neither is. Nothing is read from it."""
     try:
         if path.is_dir():
-            return FolderFiles(path)
+            return "folder"
         is_zip = path.is_file() and (path.suffix.lower() == ".zip" or zipfile.is_zipfile(path))
         is_something = path.exists()
     except (OSError, ValueError) as error:  # a name that is too long, or not ours to read
@@ -87,13 +92,21 @@ def open_files(path: Path) -> Files:
             "the folder or zip that holds the images."
         ) from error
     if is_zip:
-        return ZipFiles(path)
+        return "zip"
     if is_something:
         raise UserError(
             f"Expected a folder or a zip of images, got the file {shown(path)}. Give the folder it "
             "lies in; unpack any other archive, or zip it."
         )
     raise missing_path("folder or zip of images", path)
+
+
+def from_home(path: str | Path) -> Path:
+    """The path with ~ expanded; unchanged if there is no home folder to put in its place."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def image_names(files: Files) -> tuple[str, ...]:

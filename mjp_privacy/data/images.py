@@ -14,7 +14,7 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.embedded import EMBEDDED, embedded_images
-from mjp_privacy.data.files import image_names, open_files
+from mjp_privacy.data.files import from_home, image_names, open_files
 from mjp_privacy.data.flat_pictures import FLAT, flat_pictures
 from mjp_privacy.data.labels import find_labels
 from mjp_privacy.data.source import ImageRecord, ImageSource
@@ -49,9 +49,9 @@ def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSour
         return flat_pictures()
     if not str(path).strip():
         raise UserError("Expected a folder or a zip of images, got an empty path. Name one.")
-    files = open_files(_from_home(path))
+    files = open_files(from_home(path))
     image_ids = image_names(files)
-    labelling = find_labels(files, image_ids, _from_home(labels) if labels else None)
+    labelling = find_labels(files, image_ids, from_home(labels) if labels else None)
     records = tuple(
         ImageRecord(image_id, labelling.by_image.get(image_id), labelling.source)
         for image_id in image_ids
@@ -97,11 +97,3 @@ def _load(
             on_error(error)
             continue
         yield LoadedImage(preprocessing(picture), record.label, record.image_id)
-
-
-def _from_home(path: str | Path) -> Path:
-    """The path with ~ expanded; unchanged if there is no home folder to put in its place."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)

@@ -143,6 +143,10 @@ def _shown(reasons: Sequence[str]) -> list[str]:
 
 
 def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
+    if arguments.uploads is None:
+        from mjp_privacy.data.places import check_place
+
+        check_place(arguments.images)
     from mjp_privacy.experiment.other_code import stale_choice
     from mjp_privacy.experiment.run import attack_uploads, run_experiment
 

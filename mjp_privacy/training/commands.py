@@ -80,6 +80,7 @@ def train(argv: list[str], usage: Usage) -> int:
         lr=arguments.lr,
         seed=arguments.seed,
     )
+    _check_places(arguments.data, arguments.val)
     from mjp_privacy.training.run import train as train_model
 
     use_threads(arguments.threads)
@@ -101,6 +102,8 @@ def evaluate(argv: list[str], usage: Usage) -> int:
     """`mjp evaluate`: print accuracy and consistency of checkpoints, robustness or segmentation, as
     a table."""
     arguments = usage.parse(EvaluationArguments, argv)
+    folders = (arguments.imagenet_c, arguments.imagenet_a, arguments.imagenet_o, arguments.ade20k)
+    _check_places(arguments.data, *folders)
     if arguments.ade20k:
         from mjp_privacy.training.segmentation.evaluation import write_segmentation
 
@@ -126,3 +129,11 @@ def curves(argv: list[str], usage: Usage) -> int:
     check_runs(arguments.runs)
     print(draw_curves(arguments.runs, output_folder(arguments.out)))
     return DONE
+
+
+def _check_places(*places: Path | None) -> None:
+    """Raise for images that are not there before torch is imported."""
+    from mjp_privacy.data.places import check_place
+
+    for place in places:
+        check_place(place)
