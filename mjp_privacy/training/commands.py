@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,7 +14,7 @@ import tyro
 
 from mjp_privacy.core.command import DONE, Usage, use_threads
 from mjp_privacy.core.files import output_folder
-from mjp_privacy.training.config import load_training
+from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 
 
@@ -95,7 +99,21 @@ def train(argv: list[str], usage: Usage) -> int:
         overlay=arguments.overlay,
     )
     print(path)
+    if os.environ.get("RANK", "0") == "0":
+        print("\n".join(_next_commands(path, config, arguments)), file=sys.stderr)
     return DONE
+
+
+def _next_commands(path: Path, config: TrainingConfig, arguments: TrainArguments) -> Iterator[str]:
+    """What one does with trained weights, as commands to copy."""
+    model, data = shlex.quote(str(path)), arguments.data
+    if config.task == "segmentation":
+        yield f"Next: mjp evaluate --checkpoint {model} --ade20k {shlex.quote(str(data))}"
+        return
+    inside = data / "val"  # of ImageNet's layout
+    held_out = shlex.quote(str(arguments.val or (inside if inside.is_dir() else data)))
+    yield f"Next: mjp evaluate --checkpoint {model} --data {held_out}"
+    yield f"or:   mjp attack own --weights {model} --images {held_out} --limit 20"
 
 
 def evaluate(argv: list[str], usage: Usage) -> int:

@@ -1,6 +1,8 @@
 """`mjp train` and `mjp curves` as commands and processes: killed, on several, with slips."""
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,11 +28,33 @@ def test_the_command_trains_a_row_and_says_what_is_wrong(
     config.write_text(yaml.safe_dump({**content(), "rows": {"J": {}, "K": {"seed": 4}}}))
     where = [str(config), "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"]
     assert main(["train", *where, "--row", "K", "--epochs", "1"]) == 0
-    assert str(tmp_path / "run" / "model.safetensors") in capsys.readouterr().out
+    said, path = capsys.readouterr(), tmp_path / "run" / "model.safetensors"
+    assert said.out == f"{path}\n"
+    assert f"Next: mjp evaluate --checkpoint {path} --data {data}" in said.err
     assert main(["train", *where]) == 2
     assert "expected --row NAME" in capsys.readouterr().err
     assert main(["train", *where, "--row", "K"]) == 2
     assert "recipe.epochs was 1 and is 2" in capsys.readouterr().err
+
+
+def test_the_commands_that_follow_a_training_can_be_copied(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From folders whose names hold a blank, in ImageNet's layout."""
+    files, out, config = tmp_path / "my pictures", tmp_path / "a run", tmp_path / "config.yaml"
+    files.mkdir()
+    data.rename(files / "val")
+    shutil.copytree(files / "val", files / "train")
+    config.write_text(yaml.safe_dump(content(recipe={"epochs": 1})))
+    assert main(_command(config, files, out)[2:-2]) == 0
+    lines = capsys.readouterr().err.splitlines()[-2:]
+    evaluate, attack = (
+        shlex.split(line.removeprefix("Next:").removeprefix("or:")) for line in lines
+    )
+    assert attack[:3] == ["mjp", "attack", "own"]
+    assert attack[attack.index("--images") + 1] == str(files / "val")
+    assert main(evaluate[1:]) == 0
+    assert "| Model |" in capsys.readouterr().out
 
 
 def _command(config: Path, data: Path, out: Path) -> list[str]:
