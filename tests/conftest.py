@@ -10,6 +10,21 @@ import torch
 from tests.helpers.runs import photographs
 from tests.helpers.trap import Trap, planted
 
+WORKER_MEMORY = 3 << 30  # what a process of the tests may take, with room for those it starts
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """How many processes `pytest -n auto` starts."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone knows which cores are ours
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(cores, memory // WORKER_MEMORY))
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
