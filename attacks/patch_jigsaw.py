@@ -6,11 +6,13 @@ where they belong:
 
     one upload       a patch may be elsewhere if at half of its borders or more another patch would
                      fit better (RIVAL other patches, see `jigsaw.borders`)
-    several uploads  each shuffles anew; a patch that two of them have at a place belongs there, if
-                     no other patch or place has more of them
+    several uploads  each shuffles anew. A patch that two witnesses have at a place belongs there,
+                     if no other patch or place has more of them; an upload is two witnesses, as it
+                     was fed and as its own borders sort it
 
 The others are sorted by `jigsaw.solver`. A photograph's own places may be suspected too; they come
-back where the borders speak for them.
+back where the borders speak for them. As it was fed an upload errs where it was shuffled, which is
+elsewhere in each; sorted it errs where borders mislead, which is rarer and alike in all.
 """
 
 from __future__ import annotations
@@ -75,16 +77,24 @@ class PatchJigsaw:
             images = images.clone()
             for index in {*range(len(images))} - {*inapplicable}:
                 with image(index):
-                    images[index] = to_images(_sorted(rounds[:, index], size), size, len(images[0]))
+                    images[index] = to_images(
+                        sorted_patches(rounds[:, index], size), size, len(images[0])
+                    )
         return Reconstruction(images, diagnostics=fed.diagnostics, inapplicable=inapplicable)
 
 
-def _sorted(rounds: Tensor, patch_size: int) -> Tensor:
+def sorted_patches(rounds: Tensor, patch_size: int) -> Tensor:
     """The patches (N, p) of a picture in their places; rounds (R, N, p): as each upload fed it."""
-    if len(rounds) > 1:
-        patches, free = agreed(rounds)
-    else:
-        patches, free = rounds[0], misplaced(rounds[0], patch_size)
+    by_borders = [
+        _arranged(patches, misplaced(patches, patch_size), patch_size) for patches in rounds
+    ]
+    if len(rounds) == 1:
+        return by_borders[0]
+    return _arranged(*agreed(torch.cat((rounds, torch.stack(by_borders)))), patch_size)
+
+
+def _arranged(patches: Tensor, free: Tensor, patch_size: int) -> Tensor:
+    """The patches (N, p), of which the free ones are moved to where their borders fit best."""
     grid = round(len(patches) ** 0.5)
     order = solve(patches, free, patches[free], grid=grid, patch_size=patch_size)
     in_place = torch.empty_like(patches)
@@ -109,13 +119,13 @@ def misplaced(patches: Tensor, patch_size: int) -> Tensor:
     return bad >= borders / 2
 
 
-def agreed(rounds: Tensor) -> tuple[Tensor, Tensor]:
-    """The patches (N, p) of several uploads (R, N, p), each where most uploads have it, and (N,)
-    bool where fewer than two do."""
-    first = rounds[0]
+def agreed(witnesses: Tensor) -> tuple[Tensor, Tensor]:
+    """The patches (N, p) of several arrangements (R, N, p) of them, each where most have it, and
+    (N,) bool where fewer than two do."""
+    first = witnesses[0]
     votes = np.zeros((len(first), len(first)))
-    for fed in rounds:
-        apart = torch.cdist(fed, first).square().cpu().numpy()
+    for arranged in witnesses:
+        apart = torch.cdist(arranged, first).square().cpu().numpy()
         votes[linear_sum_assignment(apart)] += 1  # at each place, for the patch that stands there
     places, chosen = linear_sum_assignment(votes, maximize=True)
     return first[torch.from_numpy(chosen)], torch.from_numpy(votes[places, chosen] < 2)
