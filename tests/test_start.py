@@ -70,7 +70,6 @@ def test_a_commands_help_imports_nothing_heavy(command: str) -> None:
         ["train", "cifar10.yaml", "--data", "nowhere", "--out", "run"],
         ["train", "cifar10.yaml", "--data", ".", "--val", "nowhere", "--out", "run"],
         ["evaluate", "--checkpoint", "cifar_vit", "--data", "nowhere"],
-        ["evaluate", "--checkpoint", "cifar_vit", "--imagenet-c", "nowhere"],
     ],
     ids=lambda command: " ".join(command[::2]),
 )

@@ -120,8 +120,7 @@ def evaluate(argv: list[str], usage: Usage) -> int:
     """`mjp evaluate`: print accuracy and consistency of checkpoints, robustness or segmentation, as
     a table."""
     arguments = usage.parse(EvaluationArguments, argv)
-    folders = (arguments.imagenet_c, arguments.imagenet_a, arguments.imagenet_o, arguments.ade20k)
-    _check_places(arguments.data, *folders)
+    _check_places(arguments.data)
     if arguments.ade20k:
         from mjp_privacy.training.segmentation.evaluation import write_segmentation
 
