@@ -6,13 +6,13 @@ where they belong:
 
     one upload       a patch may be elsewhere if at half of its borders or more another patch would
                      fit better (RIVAL other patches, see `jigsaw.borders`)
-    several uploads  each shuffles anew. A patch that two witnesses have at a place belongs there,
-                     if no other patch or place has more of them; an upload is two witnesses, as it
-                     was fed and as its own borders sort it
+    several uploads  each shuffles anew. An upload votes twice, as it was fed and as its own borders
+                     sort it; a patch with two votes or more for a place belongs there, if no other
+                     patch or place has more
 
 The others are sorted by `jigsaw.solver`. A photograph's own places may be suspected too; they come
 back where the borders speak for them. As it was fed an upload errs where it was shuffled, which is
-elsewhere in each; sorted it errs where borders mislead, which is rarer and alike in all.
+elsewhere in each; sorted it errs where borders mislead, which may be alike in all.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ def misplaced(patches: Tensor, patch_size: int) -> Tensor:
     return bad >= borders / 2
 
 
-def agreed(witnesses: Tensor) -> tuple[Tensor, Tensor]:
+def agreed(arrangements: Tensor) -> tuple[Tensor, Tensor]:
     """The patches (N, p) of several arrangements (R, N, p) of them, each where most have it, and
     (N,) bool where fewer than two do."""
-    first = witnesses[0]
+    first = arrangements[0]
     votes = np.zeros((len(first), len(first)))
-    for arranged in witnesses:
+    for arranged in arrangements:
         apart = torch.cdist(arranged, first).square().cpu().numpy()
         votes[linear_sum_assignment(apart)] += 1  # at each place, for the patch that stands there
     places, chosen = linear_sum_assignment(votes, maximize=True)

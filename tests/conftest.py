@@ -18,8 +18,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread 
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """How many processes `pytest -n auto` starts."""
+def pytest_xdist_auto_num_workers() -> int | None:
+    """How many processes `pytest -n auto` starts; None: as many as xdist would."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ or not hasattr(os, "sysconf"):
+        return None
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     affinity = getattr(os, "sched_getaffinity", None)  # Linux alone knows which cores are ours
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -76,11 +76,11 @@ class FolderFiles:
 
 def open_files(path: Path) -> Files:
     """The folder or zip at `path`; UserError if it is neither."""
-    return FolderFiles(path) if is_folder_or_zip(path) == "folder" else ZipFiles(path)
+    return FolderFiles(path) if place_of(path) == "folder" else ZipFiles(path)
 
 
-def is_folder_or_zip(path: Path) -> Literal["folder", "zip"]:
-    """Which of the two is at `path`; UserError if neither is. Nothing is read from it."""
+def place_of(path: Path) -> Literal["folder", "zip"]:
+    """Which of the two is at `path`; UserError if neither is. No image is read."""
     try:
         if path.is_dir():
             return "folder"

@@ -105,15 +105,21 @@ def train(argv: list[str], usage: Usage) -> int:
 
 
 def _next_commands(path: Path, config: TrainingConfig, arguments: TrainArguments) -> Iterator[str]:
-    """What one does with trained weights, as commands to copy."""
+    """What one does with trained weights, as commands to copy; none scores a model on the images
+    that it was trained on."""
+    from mjp_privacy.training.examples import splits_under
+
     model, data = shlex.quote(str(path)), arguments.data
     if config.task == "segmentation":
-        yield f"Next: mjp evaluate --checkpoint {model} --ade20k {shlex.quote(str(data))}"
+        if any(data.glob("**/images/validation")):
+            yield f"Next: mjp evaluate --checkpoint {model} --ade20k {shlex.quote(str(data))}"
         return
-    inside = data / "val"  # of ImageNet's layout
-    held_out = shlex.quote(str(arguments.val or (inside if inside.is_dir() else data)))
-    yield f"Next: mjp evaluate --checkpoint {model} --data {held_out}"
-    yield f"or:   mjp attack own --weights {model} --images {held_out} --limit 20"
+    inside = splits_under(data)
+    held_out = arguments.val or (inside and inside[1])
+    if held_out:
+        yield f"Next: mjp evaluate --checkpoint {model} --data {shlex.quote(str(held_out))}"
+    images = shlex.quote(str(held_out or data))
+    yield f"Next: mjp attack own --weights {model} --images {images} --limit 20"
 
 
 def evaluate(argv: list[str], usage: Usage) -> int:

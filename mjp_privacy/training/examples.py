@@ -46,7 +46,7 @@ def find_examples(
 
     Without `val` they are looked for in `data`, which holds both in ImageNet's layout.
     """
-    if val is None and (splits := _splits(data)):
+    if val is None and (splits := splits_under(data)):
         data, val = splits
     train = _opened(data, "--data")
     held_out = None if val is None else _opened(val, "--val")
@@ -72,7 +72,7 @@ def epoch_order(seed: int, epoch: int, number: int, repeats: int) -> torch.Tenso
     return order.repeat_interleave(repeats)[:number]
 
 
-def _splits(data: Path) -> tuple[Path, Path] | None:
+def splits_under(data: Path) -> tuple[Path, Path] | None:
     """The folders of training and validation images under `data`, by any of their usual names."""
     parts = [next((data / n for n in names if (data / n).is_dir()), None) for names in SPLITS]
     return (parts[0], parts[1]) if parts[0] and parts[1] else None

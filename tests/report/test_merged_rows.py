@@ -7,9 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.results import rows as published_rows
 from mjp_privacy.report.results.merging import merge_published
-from mjp_privacy.report.results.rows import Published, read_published, write_published
+from mjp_privacy.report.results.rows import (
+    Published,
+    published_facts,
+    read_published,
+    write_published,
+)
+from mjp_privacy.report.results.tables import render
 from tests.helpers.report_rows import cell, image_rows, write_rows
 
 
@@ -51,31 +59,66 @@ def test_a_model_of_several_files_is_taken_whole_from_the_first(
     merged = read_published(tmp_path / "all.parquet")
     assert scores(merged) == {"B": 20.0, "C": 30.0, "A": 10.0}
     assert [line.number for line in merged.lines] == [1, 2, 3]
-    assert merged.rows.groupby("line")["model"].unique().map(list).to_dict() == {
-        1: ["B"],
-        2: ["C"],
-        3: ["A"],
-    }
-    assert merged.commit == "b, c, a"
+    by_line = merged.rows.groupby("line")["model"].unique().map(list)
+    assert by_line.to_dict() == {1: ["B"], 2: ["C"], 3: ["A"]}
+    assert merged.rows["line"].dtype == np.int16
 
 
-def test_runs_of_one_name_are_told_apart(new: Path, old: Path, tmp_path: Path) -> None:
-    merge_published([new, old], tmp_path / "all.parquet")
-    merged = read_published(tmp_path / "all.parquet")
-    assert [(run.name, run.threads) for run in merged.runs] == [("attack", 2), ("attack-2", 1)]
-    assert [line.run for line in merged.lines] == ["attack", "attack", "attack-2"]
-    assert [*merged.rows["run"]] == [line.run for line in merged.lines]
+def test_lines_stand_in_the_order_of_their_models(new: Path, old: Path, tmp_path: Path) -> None:
+    merge_published([new, old], tmp_path / "all.parquet", order=["A", "B"])
+    assert [*scores(read_published(tmp_path / "all.parquet"))] == ["A", "B", "C"]
 
 
-def test_a_file_of_which_nothing_is_taken_leaves_no_trace(
+def test_what_the_first_file_holds_besides_is_left_out(
+    new: Path, old: Path, tmp_path: Path
+) -> None:
+    """A run folder may hold models of earlier commands, older than what is published of them."""
+    merge_published([new, old], tmp_path / "all.parquet", of_first=["C"])
+    assert scores(read_published(tmp_path / "all.parquet")) == {"C": 30.0, "A": 10.0, "B": 11.0}
+
+
+def test_a_run_keeps_its_name_and_its_commits_for_good(
+    new: Path, old: Path, tmp_path: Path
+) -> None:
+    both, all_three = tmp_path / "both.parquet", tmp_path / "all.parquet"
+    merge_published([new, old], both)
+    third = published(tmp_path / "third", {"D": 40.0}, commit="d", threads=3)
+    merge_published([third, both], all_three)
+    runs = [(run.name, run.threads, run.commits) for run in read_published(all_three).runs]
+    assert sorted(runs) == [("attack", 1, "a, b"), ("attack-2", 2, "b, c"), ("attack-3", 3, "d")]
+    lines = {line.cell.model.label: line.run for line in read_published(all_three).lines}
+    assert lines == {"D": "attack-3", "B": "attack-2", "C": "attack-2", "A": "attack"}
+    frame = read_published(all_three).rows
+    assert dict(zip(frame["model"], frame["run"], strict=True)) == lines
+
+
+def test_commits_that_made_none_of_the_rows_go(tmp_path: Path) -> None:
+    path = published(tmp_path / "1", {"A": 1.0, "B": 2.0}, commit="c1, c2")
+    for number, model in ((3, "A"), (4, "B")):
+        anew = published(tmp_path / str(number), {model: float(number)}, commit=f"c{number}")
+        merge_published([anew, path], path)
+    merged = read_published(path)
+    assert {*merged.commit.split(", ")} == {"c3", "c4"}
+    assert scores(merged) == {"B": 4.0, "A": 3.0}
+
+
+def test_the_table_of_files_gives_each_run_its_own_commit(
     new: Path, old: Path, tmp_path: Path
 ) -> None:
     merge_published([new, old], tmp_path / "all.parquet")
-    merge_published([tmp_path / "all.parquet", old], tmp_path / "again.parquet")
-    again, merged = (read_published(tmp_path / f"{name}.parquet") for name in ("again", "all"))
-    assert (again.commit, again.runs) == (merged.commit, merged.runs)
-    assert again.rows.equals(merged.rows)
-    assert again.rows["line"].dtype == np.int16
+    lines = render({"files": ["all.parquet"]}, {}, tmp_path).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    assert sorted((cell[4], cell[6]) for cell in cells) == [("a, b", "1"), ("b, c", "2")]
+
+
+def test_rows_of_other_images_are_refused(new: Path, old: Path, tmp_path: Path) -> None:
+    facts, frame = published_facts(old)
+    facts["shared"]["data"] = "other pictures"
+    published_rows.write_rows(frame, facts, old)
+    with pytest.raises(
+        UserError, match=r"expected rows of the same images, got data .*'other pict"
+    ):
+        merge_published([new, old], tmp_path / "all.parquet")
 
 
 def test_facts_that_only_some_lines_share_come_back(new: Path, old: Path, tmp_path: Path) -> None:

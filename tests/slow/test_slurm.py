@@ -251,7 +251,7 @@ def test_the_script_names_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = slurm_here()
-    monkeypatch.setattr(script, "PROGRAMS", (*script.PROGRAMS, "slurm-of-tomorrow"))
+    monkeypatch.setattr(script, "PROGRAMS", ("sh", "slurm-of-tomorrow"))
     monkeypatch.setattr("sys.argv", ["slurm-here", "true"])
     assert script.main() == 2
     said = "slurm-here: expected Slurm and munge; `slurm-of-tomorrow` is not here (Debian, Ubuntu: "

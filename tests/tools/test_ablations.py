@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
 from mjp_privacy.report.results.rows import read_published
 from tests.helpers.report_rows import image_rows, intact, write_rows
 from tools import ablations
 
+GREY = {"grey_psnr": 12.0}
 CONFIG = {
     "name": "x",
     "models": {"A_0": {"model": "cifar_vit"}, "A_1": {}, "G_0": {}},
@@ -97,26 +100,40 @@ def test_a_label_that_no_model_has_is_refused(
     assert "got ['Z_0']" in capsys.readouterr().err
 
 
-def test_what_is_published_of_other_models_stays(tmp_path: Path) -> None:
-    """Two machines publish into one folder, one after the other."""
+def test_what_is_published_of_other_models_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines publish into one folder; the second has an older attack of the first's model."""
+    drawn: list[dict[str, float]] = []
+
+    def draw(panels: Mapping[str, Sequence[TradeoffPoint]], path: Path, **_: object) -> None:
+        drawn.append({point.label: point.leakage for point in panels["one upload"]})
+
+    monkeypatch.setattr("mjp_privacy.report.charts.tradeoff_png.draw_tradeoff", draw)
     folder, order = tmp_path / "published", ["A_0", "B_0", "G_0"]
-    for label, psnr in (("G_0", 20.0), ("A_0", 30.0)):
-        run = published_run(tmp_path / label / "attack", label, psnr)
-        summary = tmp_path / label / "summary.csv"
+    first = published_run(tmp_path / "1" / "attack", {"G_0": 20.0})
+    second = published_run(tmp_path / "2" / "attack", {"G_0": 9.0, "A_0": 30.0})
+    for label, run in (("G_0", first), ("A_0", second)):
+        summary = run.parent / "summary.csv"
         line = {"model": label, "top1": 60.0, "top1_low": 59.0, "top1_high": 61.0}
         pd.DataFrame([line]).to_csv(summary, index=False)
         ablations.publish(summary, run, folder, order)
     assert list(pd.read_csv(folder / "summary.csv")["model"]) == ["A_0", "G_0"]
     rows = read_published(folder / "rows.parquet").rows
     assert dict(zip(rows["model"], rows["psnr"], strict=True)) == {"A_0": 30.0, "G_0": 20.0}
+    assert list(rows["model"]) == ["A_0", "A_0", "G_0", "G_0"]
+    assert drawn == [{"G_0": 20.0}, {"A_0": 30.0, "G_0": 20.0}]
 
 
-def published_run(folder: Path, label: str, psnr: float) -> Path:
-    """A run that attacked one image of this model."""
-    store = RunStore(folder)
-    entry = intact("token_span", model=label)
-    write_rows(store, entry, image_rows(entry, "image", psnr, diagnostics={"grey_psnr": 12.0}))
-    store.write_cells([entry])
+def published_run(folder: Path, psnr: dict[str, float]) -> Path:
+    """A run of two attacks, equally good, on one image of each of these models."""
+    store, entries = RunStore(folder), []
+    for label, value in psnr.items():
+        for attack in ("token_span", "patch_gradient"):
+            entry = {**intact(attack, model=label), "run_id": f"{len(entries):016d}"}
+            write_rows(store, entry, image_rows(entry, "image", value, diagnostics=GREY))
+            entries.append(entry)
+    store.write_cells(entries)
     (folder / "experiment.yaml").write_text("experiment: {name: planted}\n")
     (folder / "log.jsonl").write_text('{"time": 0, "commit": "abc"}\n')
     return folder

@@ -30,7 +30,8 @@ def test_the_command_trains_a_row_and_says_what_is_wrong(
     assert main(["train", *where, "--row", "K", "--epochs", "1"]) == 0
     said, path = capsys.readouterr(), tmp_path / "run" / "model.safetensors"
     assert said.out == f"{path}\n"
-    assert f"Next: mjp evaluate --checkpoint {path} --data {data}" in said.err
+    (line,) = (line for line in said.err.splitlines() if line.startswith("Next:"))
+    assert line.startswith("Next: mjp attack own --weights")  # nothing was held out to evaluate on
     assert main(["train", *where]) == 2
     assert "expected --row NAME" in capsys.readouterr().err
     assert main(["train", *where, "--row", "K"]) == 2
@@ -43,16 +44,14 @@ def test_the_commands_that_follow_a_training_can_be_copied(
     """From folders whose names hold a blank, in ImageNet's layout."""
     files, out, config = tmp_path / "my pictures", tmp_path / "a run", tmp_path / "config.yaml"
     files.mkdir()
-    data.rename(files / "val")
-    shutil.copytree(files / "val", files / "train")
+    data.rename(files / "test")
+    shutil.copytree(files / "test", files / "train")
     config.write_text(yaml.safe_dump(content(recipe={"epochs": 1})))
     assert main(_command(config, files, out)[2:-2]) == 0
     lines = capsys.readouterr().err.splitlines()[-2:]
-    evaluate, attack = (
-        shlex.split(line.removeprefix("Next:").removeprefix("or:")) for line in lines
-    )
+    evaluate, attack = (shlex.split(line.removeprefix("Next:")) for line in lines)
     assert attack[:3] == ["mjp", "attack", "own"]
-    assert attack[attack.index("--images") + 1] == str(files / "val")
+    assert attack[attack.index("--images") + 1] == str(files / "test")
     assert main(evaluate[1:]) == 0
     assert "| Model |" in capsys.readouterr().out
 

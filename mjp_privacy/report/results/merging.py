@@ -5,40 +5,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
 from mjp_privacy.report.results.columns import without_repetition
 from mjp_privacy.report.results.rows import published_facts, write_rows
 
+IMAGES = ("data", "planned_images")
+"""Facts of a cell that all lines of a table must share, for its models are compared."""
 
-def merge_published(parts: Sequence[Path], path: Path) -> None:
+Facts = dict[str, Any]
+
+
+def merge_published(
+    parts: Sequence[Path],
+    path: Path,
+    *,
+    of_first: Collection[str] | None = None,
+    order: Sequence[str] = (),
+) -> None:
     """Write the lines of all these files; a model that several of them hold is taken from the first.
 
-    Lines are numbered anew, a run whose name is taken gets a number behind it, and the commits of
-    all files from which lines were taken stand in the order of the files.
+    of_first  the models that are taken from the first file; all of it if not given
+    order     models in the order that their lines shall have; others follow as the files have them
+
+    Lines are numbered anew. A run whose name a later file has as well gets a number behind it, and
+    keeps the commits of its own file.
     """
+    chosen: list[tuple[int, Facts]] = []  # (part, line)
     held: set[str] = set()
-    runs: dict[str, dict[str, Any]] = {}
+    files = [published_facts(part) for part in parts]
+    for number, (facts, _) in enumerate(files):
+        wanted = of_first if number == 0 else None
+        lines = [
+            line
+            for line in _lines(facts)
+            if _model(line) not in held and (wanted is None or _model(line) in wanted)
+        ]
+        held |= {_model(line) for line in lines}
+        chosen += [(number, line) for line in lines]
+    _check_images([line for _, line in chosen], parts)
+    places = {model: place for place, model in enumerate(order)}
+    chosen.sort(key=lambda item: places.get(_model(item[1]), len(places)))
+    runs = _named_runs(files, {(number, line["run"]) for number, line in chosen})
+    rows = [dict(tuple(frame.groupby("line", sort=False))) for _, frame in files]
     frames: list[pd.DataFrame] = []
-    entries: list[dict[str, Any]] = []
-    commits: list[str] = []
-    for part in parts:
-        facts, frame = published_facts(part)
-        chosen = [entry for entry in _lines(facts) if _model(entry) not in held]
-        held |= {_model(entry) for entry in chosen}
-        names = _named(facts["runs"], {entry["run"] for entry in chosen}, runs)
-        by_line = dict(tuple(frame.groupby("line", sort=False)))
-        for entry in chosen:
-            number, run = len(entries) + 1, names[entry["run"]]
-            entries.append({**entry, "number": number, "run": run})
-            if entry["number"] in by_line:
-                frames.append(by_line[entry["number"]].assign(line=np.int16(number), run=run))
-        commits += facts["commit"].split(", ") if chosen else []
+    entries: list[Facts] = []
+    for place, (number, line) in enumerate(chosen, 1):
+        name = runs[number, line["run"]]["name"]
+        entries.append({**line, "number": place, "run": name})
+        if line["number"] in rows[number]:
+            frames.append(rows[number][line["number"]].assign(line=np.int16(place), run=name))
+    commits = (commit for run in runs.values() for commit in run["commits"].split(", "))
     facts = {
         "commit": ", ".join(dict.fromkeys(commits)),
         "runs": [*runs.values()],
@@ -47,28 +71,46 @@ def merge_published(parts: Sequence[Path], path: Path) -> None:
     write_rows(pd.concat(frames, ignore_index=True), facts, path)
 
 
-def _lines(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _lines(facts: Mapping[str, Any]) -> Iterator[Facts]:
     """The lines of a file, each with all facts of its cell."""
-    for entry in facts["lines"]:
-        yield {**entry, "cell": {**facts["shared"], **entry["cell"]}}
+    for line in facts["lines"]:
+        yield {**line, "cell": {**facts["shared"], **line["cell"]}}
 
 
-def _model(entry: Mapping[str, Any]) -> str:
-    return str(entry["cell"]["model"])
+def _model(line: Mapping[str, Any]) -> str:
+    return str(line["cell"]["model"])
 
 
-def _named(
-    runs: Sequence[Mapping[str, Any]], used: set[str], taken: dict[str, dict[str, Any]]
-) -> dict[str, str]:
-    """What each used run of a file is called among those that are taken, to which it is added."""
-    names = {}
-    for run in runs:
-        if run["name"] not in used:
-            continue
-        name, number = str(run["name"]), 1
-        while name in taken and taken[name] != {**run, "name": name}:
-            number += 1
-            name = f"{run['name']}-{number}"
-        taken[name] = {**run, "name": name}
-        names[str(run["name"])] = name
-    return names
+def _check_images(lines: Sequence[Mapping[str, Any]], parts: Sequence[Path]) -> None:
+    for name in IMAGES:
+        values = {line["cell"].get(name) for line in lines}
+        if len(values) > 1:
+            got = " and ".join(sorted(map(repr, values)))
+            raise UserError(
+                f"{', '.join(map(shown, parts))}: expected rows of the same images, got {name} "
+                f"{got}. Attack the same images, or publish into another folder."
+            )
+
+
+def _named_runs(
+    files: Sequence[tuple[Facts, pd.DataFrame]], used: Collection[tuple[int, str]]
+) -> dict[tuple[int, str], Facts]:
+    """The used runs by (file, name there), each with its name among all and its own commits.
+
+    Runs of the last file keep their names, so that a run that is published once is called the same
+    for good.
+    """
+    named: dict[tuple[int, str], Facts] = {}
+    taken: set[str] = set()
+    for number, (facts, _) in reversed([*enumerate(files)]):
+        for run in facts["runs"]:
+            if (number, run["name"]) not in used:
+                continue
+            name, count = str(run["name"]), 1
+            while name in taken:
+                count += 1
+                name = f"{run['name']}-{count}"
+            taken.add(name)
+            commits = run.get("commits") or facts["commit"]
+            named[number, run["name"]] = {**run, "name": name, "commits": commits}
+    return named

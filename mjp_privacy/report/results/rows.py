@@ -57,6 +57,7 @@ class PublishedRun:
     torch: str | None
     threads: int | None
     date: str | None  # of the run's start, UTC
+    commits: str | None = None  # of the code that made its rows, where not all of the file's did
 
 
 @dataclass(frozen=True)

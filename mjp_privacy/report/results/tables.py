@@ -164,7 +164,8 @@ def _files(table: Mapping[str, Any], folder: Path) -> str:
         published = published_at(folder / name)
         for run in published.runs:
             images = published.rows.loc[published.rows["run"] == run.name, "image_id"].nunique()
-            facts = (images, published.commit[:7], run.torch, run.threads, run.date)
+            commits = run.commits or published.commit
+            facts = (images, commits[:7], run.torch, run.threads, run.date)
             link = f"[{name}]({name})"
             rows.append([link, run.config, *map(str, facts), run.config_sha256[:12]])
     return _markdown(heads, rows, 2)

@@ -14,7 +14,7 @@ STRIDE = 2 / 3
 TOGETHER = 8
 """Windows that the network sees at once."""
 RESIZED = 1 << 26
-"""Numbers of the resized logits that are held at once: 256 MiB."""
+"""Numbers of the resized logits that are held at once: 256 MiB, beside some numbers a pixel."""
 
 
 def starts(length: int, side: int) -> list[int]:
@@ -46,8 +46,7 @@ def predicted(
 ) -> Tensor:
     """(H, W): the class of every pixel of the label map, whose size this is.
 
-    Some classes at a time are resized, so that the memory does not grow with their number: 150
-    classes of a photograph of 24 megapixels would take 14 GB.
+    Some classes at a time are resized: all 150 of a photograph of 24 megapixels would take 14 GB.
     """
     logits = logits_of(network, picture, side)
     height, width = size
@@ -56,7 +55,6 @@ def predicted(
     answer = torch.zeros(height, width, dtype=torch.long, device=logits.device)
     for first in range(0, len(logits), together):
         highest, where = resized(logits[None, first : first + together], size)[0].max(0)
-        better = highest > best
-        answer[better] = first + where[better]
+        answer = torch.where(highest > best, where + first, answer)
         best = torch.maximum(best, highest)
     return answer
