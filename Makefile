@@ -12,11 +12,11 @@ attack: $(INSTALLED)
 	$(BIN)/python report.py $(DEMO) --out $(DEMO)/report
 	@echo "pictures and tables: $(DEMO)/report (open index.html)"
 
-# A process for each core (tests/conftest.py: and for 3 GiB of memory), each with one thread;
-# tests/slow starts clusters of its own, which want the machine for themselves.
+# A process for each core (tests/conftest.py: and for 3 GiB of memory), each with one thread; then
+# what wants the machine for itself: clusters (tests/slow) and real models (tests/golden).
 test: lint types
-	$(BIN)/python -m pytest -n auto --dist loadfile --ignore=tests/slow
-	$(BIN)/python -m pytest tests/slow
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore=tests/slow --ignore=tests/golden
+	$(BIN)/python -m pytest tests/slow tests/golden
 
 # The same federation under Flower's real engines; they are a large install, so apart from `test`.
 test-federated: $(INSTALLED)
