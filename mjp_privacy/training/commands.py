@@ -100,7 +100,8 @@ def train(argv: list[str], usage: Usage) -> int:
     )
     print(path)
     if os.environ.get("RANK", "0") == "0":
-        print("\n".join(_next_commands(path, config, arguments)), file=sys.stderr)
+        for line in _next_commands(path, config, arguments):
+            print(line, file=sys.stderr)
     return DONE
 
 
