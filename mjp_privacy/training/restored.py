@@ -31,12 +31,32 @@ class _MadeWith:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+class _Timing:
+    images_per_s: float
+    seconds_per_step: float
+    waiting: float
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+class _Line:
+    step: Whole
+    epoch: float
+    loss: float
+    accuracy: float
+    timing: _Timing
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
 class Resumed:
-    """How far a training had come, and with what."""
+    """How far a training had come, and with what.
+
+    unvalidated  the last step's line of metrics.jsonl, where its validation is still to come
+    """
 
     step: Whole
     made_with: Annotated[list[_MadeWith], Field(max_length=10_000)]
     average: dict[str, Any] | None
+    unvalidated: _Line | None = None
     val_top1: Percent | None = None
     val_miou: Percent | None = None
 
@@ -54,6 +74,8 @@ def resumed(state: Mapping[str, Any], path: Path, steps: int, measure: str) -> R
         raise STATE.refusal(path, "no such field", measure)
     if found.step > steps:
         raise STATE.refusal(path, f"step {found.step} of a training of {steps} steps", "step")
+    if found.unvalidated is not None and found.unvalidated.step != found.step:
+        raise STATE.refusal(path, f"a line of step {found.unvalidated.step}", "unvalidated.step")
     return found
 
 

@@ -96,10 +96,11 @@ class Trainer:
         drawn_at = -math.inf
         while self.step < self.steps:
             self._train_epoch(self.step // self.steps_per_epoch)
-            outdated = time.monotonic() - drawn_at > CURVE_INTERVAL
-            if self.world.first and (outdated or self.step == self.steps):
+            if self.world.first and time.monotonic() - drawn_at > CURVE_INTERVAL:
                 draw_curves([self.folder, *beside], self.folder)
                 drawn_at = time.monotonic()
+        if self.world.first:
+            draw_curves([self.folder, *beside], self.folder)
         return self._export()
 
     def _train_epoch(self, epoch: int) -> None:
@@ -115,17 +116,30 @@ class Trainer:
             if self.step % self.config.log_every and not ended:
                 continue
             line = self._measured(window)
-            if ended and self.validation is not None:
-                line |= self.learner.validated(self.validation)
-                self.score = line[self.learner.measure]
-            if self.world.first:
-                self.journal.write(line)
-                self.journal.show(line)
+            if ended:
+                self._end_epoch(line)
+                continue
+            self._note(line)
             due = time.monotonic() - saved_at > 60 * self.config.checkpoint_minutes
-            if ended or self.world.agreed(due):
+            if self.world.agreed(due):
                 self._save()
                 saved_at = time.monotonic()
             window.restart()
+
+    def _end_epoch(self, line: dict[str, Any]) -> None:
+        """Validate and save. The steps are saved before as well: whatever ends a validation, the
+        same command goes on with it."""
+        if self.validation is not None:
+            self._save(unvalidated=line)
+            line = line | self.learner.validated(self.validation)
+            self.score = line[self.learner.measure]
+        self._note(line)
+        self._save()
+
+    def _note(self, line: dict[str, Any]) -> None:
+        if self.world.first:
+            self.journal.write(line)
+            self.journal.show(line)
 
     def _train_step(self, images: Tensor, labels: Tensor) -> Tensor:
         """Take the step `self.step`; its measurements (5,) stay on the device."""
@@ -163,7 +177,8 @@ class Trainer:
 
     # files -----------------------------------------------------------------------------------
 
-    def _save(self) -> None:
+    def _save(self, unvalidated: dict[str, Any] | None = None) -> None:
+        """Write the checkpoint; unvalidated: the last step's line, if its validation is to come."""
         if not self.learner.finite():
             raise self._diverged("the weights are no longer finite")
         if self.world.first:
@@ -173,25 +188,29 @@ class Trainer:
                 **self.learner.state(),
                 self.learner.measure: self.score,
                 "made_with": self.made_with,
+                "unvalidated": unvalidated,
             }
             save_checkpoint(self.folder, state)
         self.world.wait()
 
     def _resume(self) -> None:
         state = load_checkpoint(self.folder, self.identity)
+        unvalidated = None
         if state is not None:
             path = self.folder / CHECKPOINT
             known = resumed(state, path, self.steps, self.learner.measure)
             self.learner.restore(state, path)
             self.step, self.score = known.step, known.score(self.learner.measure)
-            self.made_with = state["made_with"]
+            self.made_with, unvalidated = state["made_with"], state.get("unvalidated")
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
         now = made_with(self.world)
         if self.step < self.steps and now not in self.made_with:
             self.made_with = [*self.made_with, now]
         self.world.wait()
         if self.world.first:
-            self.journal.keep_until(self.step)
+            self.journal.keep_until(self.step - (unvalidated is not None))
+        if unvalidated is not None:
+            self._end_epoch(unvalidated)
 
     def _is_exported(self) -> bool:
         """Whether the files of the finished weights are there as they were written; says which is

@@ -9,8 +9,10 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.journal import read_metrics
+from mjp_privacy.training.learner import Learner, Validation
 from mjp_privacy.training.trainer import Trainer
 
 CLASSES, SIDE = 3, 28
@@ -105,3 +107,41 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         return original(self, *batch)
 
     monkeypatch.setattr(Trainer, "_train_step", dying)
+
+
+def count_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list to which each step that is trained from now on adds its number."""
+    steps: list[int] = []
+    original = Trainer._train_step
+
+    def counted(self: Trainer, *batch: torch.Tensor) -> torch.Tensor:
+        steps.append(self.step)
+        return original(self, *batch)
+
+    monkeypatch.setattr(Trainer, "_train_step", counted)
+    return steps
+
+
+def fail_in_validation(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Validation of this number, counted from 1, fails as at a damaged picture."""
+    original, calls = Learner.validated, []
+
+    def failing(self: Learner, batches: Validation) -> dict[str, float]:
+        calls.append(batches)
+        if len(calls) == number:
+            raise UserError("a damaged picture")
+        return original(self, batches)
+
+    monkeypatch.setattr(Learner, "validated", failing)
+
+
+def die_after_line(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """The process dies when the line of this step has been written."""
+    original = Trainer._note
+
+    def dying(self: Trainer, line: dict[str, Any]) -> None:
+        original(self, line)
+        if line["step"] == step:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "_note", dying)

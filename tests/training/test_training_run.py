@@ -8,10 +8,20 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.models import load_model
 from mjp_privacy.training.run import train
-from tests.helpers.training import FILES, curve, small, stop_at, weights
+from tests.helpers.training import (
+    FILES,
+    count_steps,
+    curve,
+    die_after_line,
+    fail_in_validation,
+    small,
+    stop_at,
+    weights,
+)
 
 
 def test_a_run_learns_colours_and_leaves_what_it_promised(data: Path, tmp_path: Path) -> None:
@@ -91,6 +101,41 @@ def test_a_killed_run_draws_the_same_curve(
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert torch.equal(tensor, after[name]), name
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_steps_before_a_validation_that_fails_are_kept(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """A damaged picture, a kill: the same command goes on with the validation, without a step."""
+    config = small(checkpoint_minutes=60)
+    options: dict[str, Any] = {"data": data, "val": data, "device": "cpu", "workers": 0}
+    train(config, out=tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+        fail_in_validation(patch, at)
+        with pytest.raises(UserError, match="damaged"):
+            train(config, out=tmp_path / "failed", **options)
+    steps = count_steps(monkeypatch)
+    train(config, out=tmp_path / "failed", **options)
+    assert len(steps) == 6 * (2 - at)
+    assert curve(tmp_path / "failed") == curve(tmp_path / "whole")
+    assert curve(tmp_path / "failed")[-1]["val_top1"] > 0
+    assert (tmp_path / "failed" / "curves.png").is_file()
+    before, after = weights(tmp_path / "whole"), weights(tmp_path / "failed")
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_a_line_that_was_written_before_its_checkpoint_stands_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"data": data, "val": data, "device": "cpu", "workers": 0}
+    train(small(), out=tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+        die_after_line(patch, 6)
+        with pytest.raises(KeyboardInterrupt):
+            train(small(), out=tmp_path / "killed", **options)
+    train(small(), out=tmp_path / "killed", **options)
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
 
 
 def test_a_finished_run_has_nothing_to_do(data: Path, tmp_path: Path) -> None:

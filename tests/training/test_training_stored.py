@@ -112,6 +112,10 @@ def first(state: dict[str, Any]) -> dict[str, Any]:
 
 
 NAN = float("nan")
+LINE = {
+    **{"step": 12, "epoch": 2.0, "loss": 1.0, "accuracy": 0.5},
+    "timing": {"images_per_s": 1.0, "seconds_per_step": 1.0, "waiting": 0.0},
+}
 WRONG: list[tuple[Change, str]] = [
     (lambda path: path.write_bytes(b""), "got what cannot be read"),
     (lambda path: path.write_bytes(path.read_bytes()[:3000]), "it is cut off"),
@@ -131,6 +135,10 @@ WRONG: list[tuple[Change, str]] = [
     (edited(lambda s: s.pop("val_top1")), "val_top1: expected the checkpoint.pt"),
     (edited(lambda s: s.update(val_top1=NAN)), "val_top1: Input should be a finite number"),
     (edited(lambda s: s.update(val_top1=101.0)), "val_top1: Input should be less than or equal"),
+    (edited(lambda s: s.update(unvalidated=[1])), "unvalidated: "),
+    (edited(lambda s: s.update(unvalidated={"step": 12})), "unvalidated.epoch: this field is"),
+    (edited(lambda s: s.update(unvalidated={**LINE, "step": 6})), "a line of step 6"),
+    (edited(lambda s: s.update(unvalidated={**LINE, "loss": NAN})), "loss: Input should be a fin"),
     (edited(lambda s: s.update(model=[1])), "model: Input should be a valid dictionary"),
     (edited(lambda s: s.update(model={})), "model: expected the checkpoint.pt"),
     (edited(lambda s: s["model"].update(x=torch.zeros(1))), "tensors of another model (x)"),
