@@ -5,11 +5,12 @@ Ctrl-C, SIGTERM and SIGHUP are answered from the first line on, so nothing large
 
 from __future__ import annotations
 
-from mjp_privacy.core import stops
+from mjp_privacy.core import stops, streams
 
 
 def main(entry: str = "main") -> int:
     """Run a command of `cli` and return its exit code: main(), or main("run_attack")."""
+    streams.fill()
     stops.listen()
     try:
         from mjp_privacy import cli

@@ -58,6 +58,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "mjp_privacy/core/files.py": ({"os.open", "open"}, "a descriptor for fsync; to append lines"),
     "mjp_privacy/core/held.py": ({"os.open"}, "a folder's descriptor, which is not read"),
     "mjp_privacy/core/lock.py": ({"os.open"}, "the lock, which is not read"),
+    "mjp_privacy/core/streams.py": ({"os.open", "open"}, "the null device, and descriptors 0 to 2"),
     "mjp_privacy/core/memory.py": ({"read_text"}, "what the system says of its memory"),
     "mjp_privacy/core/sealed.py": ({"open"}, "digests of bytes, in pieces; nothing is parsed"),
     "mjp_privacy/core/tensor_files.py": (

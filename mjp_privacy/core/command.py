@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import cleandoc
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mjp_privacy.core import stops
+from mjp_privacy.core import stops, streams
 from mjp_privacy.core.errors import StorageError, UserError
-from mjp_privacy.core.memory import ran_out
+from mjp_privacy.core.memory import check_address_space, ran_out
 from mjp_privacy.core.shown import plain, shown
 from mjp_privacy.core.storage import GONE, at_the_door
 
@@ -126,8 +125,10 @@ def answered(load: Callable[[], Command], argv: list[str], usage: Usage) -> int:
     is full. All else is a fault of this package, and its traceback goes into a file.
     """
     stops.then(usage.again)
-    _bear_any_name()
+    streams.bear_any_name()
     try:
+        _stand_somewhere()
+        check_address_space()
         code = load()(argv, usage)
         sys.stdout.flush()
         return code
@@ -137,6 +138,18 @@ def answered(load: Callable[[], Command], argv: list[str], usage: Usage) -> int:
         return _code_of(error, argv, usage)
 
 
+def _stand_somewhere() -> None:
+    """Raise if the current folder was deleted: libraries that look for their files from there end
+    the process."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UserError(
+            "The current folder cannot be used: expected a folder to stand in, got: "
+            f"{os.strerror(error.errno or 0)}. Go to one that exists with cd, and call again."
+        ) from None
+
+
 def _code_of(error: BaseException, argv: Sequence[str], usage: Usage) -> int:
     """Say what ended a command; its exit code."""
     if stops.stopped() or isinstance(error, KeyboardInterrupt):
@@ -144,12 +157,12 @@ def _code_of(error: BaseException, argv: Sequence[str], usage: Usage) -> int:
     if isinstance(error, UserError):
         return _said(f"error: {plain(str(error), keep=NEW_LINE)}", BAD_USAGE)
     if isinstance(error, BrokenPipeError):  # whoever reads the output, such as `head`, saw enough
-        _drop_output()
+        streams.drop_output()
         return CLOSED
     if mistake := _of_a_named_path(error, argv):
         return _said(f"error: {mistake}", BAD_USAGE)
     if storage := at_the_door(error):
-        _drop_output()  # it may be the output that has no room
+        streams.drop_output()  # it may be the output that has no room
         return _said(f"error: {storage.what}. {storage.do}; then {usage.again}", NO_STORAGE)
     if ran_out(error):
         return _said(
@@ -181,20 +194,6 @@ def _said(line: str, code: int) -> int:
     with suppress(OSError, ValueError):  # nobody may be listening
         print(line, file=sys.stderr, flush=True)
     return code
-
-
-def _drop_output() -> None:
-    """Let nothing more be written to stdout, which Python would do at its end."""
-    with suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _bear_any_name() -> None:
-    """Print characters that the console's encoding lacks as escapes: names of files may hold any
-    bytes."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def use_threads(threads: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,10 @@ CGROUPS = (
 """Files with the limit of this process's container and what is used of it, in versions 2 and 1."""
 WORDS = ("DefaultCPUAllocator", "std::bad_alloc", "can't start new thread")
 """What errors without a class of their own say where the machine's memory ran out."""
+UNLOADED = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
+"""What an import says of a library for which there is no room."""
+LIBRARIES, LIBRARIES_WITH_CUDA = int(1.5 * 2**30), int(3.6 * 2**30)
+"""Bytes of addresses that torch and SciPy take when they are loaded; with CUDA's libraries."""
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -55,11 +60,34 @@ def ran_out(error: BaseException) -> bool:
     if isinstance(error, OSError):
         of_a_process = not hasattr(error, "characters_written")  # else of a full pipe
         return error.errno == errno.ENOMEM or (error.errno == errno.EAGAIN and of_a_process)
+    if isinstance(error, ImportError):
+        return any(words in str(error) for words in UNLOADED)
     said = str(error) if isinstance(error, RuntimeError) else ""
     torch = sys.modules.get("torch")  # where it is not imported, the error is not torch's
     return any(words in said for words in WORDS) or (
         torch is not None and isinstance(error, torch.OutOfMemoryError)
     )
+
+
+def check_address_space() -> None:
+    """Raise where a limit of the shell (ulimit -v) has no room for the libraries: some of them try
+    for ever to get memory while they are loaded, and listen to no signal."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    torch_package = importlib.util.find_spec("torch")
+    places = (torch_package and torch_package.submodule_search_locations) or []
+    cuda = any((Path(place) / "lib" / "libtorch_cuda.so").is_file() for place in places)
+    needed = LIBRARIES_WITH_CUDA if cuda else LIBRARIES
+    if limit < needed:
+        raise MemoryError(
+            f"ulimit -v allows {limit / 2**30:.1f} GiB of addresses, and torch and its libraries "
+            f"take {needed / 2**30:.1f} GiB before any work"
+        )
 
 
 def give_back(device: torch.device) -> None:

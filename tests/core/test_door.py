@@ -91,6 +91,12 @@ class _Odd(Exception):
             f"at once; {GO_ON}\n",
         ),
         (
+            ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+            71,
+            "error: memory ran out (libtorch_cpu.so: failed to map segment from shared object). "
+            f"Close other programs or take less at once; {GO_ON}\n",
+        ),
+        (
             torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
             71,
             "error: memory ran out (CUDA out of memory. Tried to allocate 2 GiB). Close other "
