@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjp_privacy.core.apart import keep_apart
-from mjp_privacy.core.command import DONE, Usage
+from mjp_privacy.core.command import Usage, ended
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file
 from mjp_privacy.core.shown import shown
@@ -64,19 +64,22 @@ def fit(argv: list[str], usage: Usage) -> int:
         raise UserError(f"--out: expected a name that ends in .safetensors, got {shown(out)}.")
     keep_apart(out, {"--images": arguments.images})
     output_file(out)
-    prior = fit_prior(_pictures(arguments.images, size, arguments.limit), patch=patch, size=size)
+    failed: dict[str, str] = {}
+    pictures = _pictures(arguments.images, size, arguments.limit, failed)
+    prior = fit_prior(pictures, patch=patch, size=size)
     save_prior(prior, out)
     print(f"Wrote {shown(out)} ({out.stat().st_size / 1000:.0f} kB): {prior.description}.")
-    return DONE
+    return ended(failed, "left out")
 
 
-def _pictures(images: Path, size: int, limit: int | None) -> Iterator[Tensor]:
-    """Pictures (3, size, size); those that cannot be read are reported and left out."""
+def _pictures(
+    images: Path, size: int, limit: int | None, failed: dict[str, str]
+) -> Iterator[Tensor]:
+    """Pictures (3, size, size); `failed` gains the reasons of those that cannot be read."""
     from mjp_privacy.data import load_images
 
     def report(error: ImageError) -> None:
-        """One line on stderr for a file that is left out."""
-        print(f"left out: {shown(error)}", file=sys.stderr)
+        failed[error.image_id] = error.reason
 
     loaded = load_images(images, size=size, limit=limit, on_error=report)
     for count, image in enumerate(loaded, 1):

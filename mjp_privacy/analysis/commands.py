@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mjp_privacy.analysis.arguments import AnalysisArguments
-from mjp_privacy.core.command import DONE, Usage, use_threads
+from mjp_privacy.core.command import Usage, ended, use_threads
 
 
 def analyse(argv: list[str], usage: Usage) -> int:
@@ -12,5 +12,6 @@ def analyse(argv: list[str], usage: Usage) -> int:
     use_threads(arguments.threads)
     from mjp_privacy.analysis.run import write_analysis
 
-    print(write_analysis(arguments))
-    return DONE
+    outcome = write_analysis(arguments)
+    print(outcome.text)
+    return ended(outcome.failed, "left out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +15,7 @@ from mjp_privacy.analysis.position_table import position_table
 from mjp_privacy.analysis.report import console, write_tables
 from mjp_privacy.analysis.umap_picture import draw_umap, umap_library
 from mjp_privacy.core.apart import keep_apart
+from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.shown import shown
@@ -35,10 +35,10 @@ PICTURES_DRAWN = 4
 """Photographs in a model's attention picture."""
 
 
-def write_analysis(arguments: AnalysisArguments) -> str:
+def write_analysis(arguments: AnalysisArguments) -> Outcome:
     """Analyse the checkpoints, write all files and return what the command prints.
 
-    write_analysis(AnalysisArguments(("cifar_vit", "cifar_vit_mjp"), Path("out")))
+    write_analysis(AnalysisArguments(("cifar_vit", "cifar_vit_mjp"), Path("out"))).text
     """
     if not 0 <= arguments.seed < 1 << 63:
         raise UserError(f"--seed: expected 0 to 2**63 - 1, got {arguments.seed}.")
@@ -54,8 +54,9 @@ def write_analysis(arguments: AnalysisArguments) -> str:
     _check_comparable([checkpoint.label for checkpoint in named], models)
     out = output_folder(arguments.out)
     results: list[Analysed] = []
+    failed: dict[str, str] = {}
     for checkpoint, model in zip(named, models, strict=True):
-        pixels = _pixels(model, source, records)
+        pixels = _pixels(model, source, records, failed)
         metadata = read_metadata(checkpoint.source)
         label = checkpoint.label
         results.append(analysed(label, model, metadata, pixels, seed=arguments.seed))
@@ -67,7 +68,7 @@ def write_analysis(arguments: AnalysisArguments) -> str:
     if arguments.umap:
         draw_umap(drawn_tables(results), out / "umap.png")
         write_tables(results, noises, out, has_umap=True)
-    return f"{console(results, noises)}\n{out / 'analysis.md'}"
+    return Outcome(f"{console(results, noises)}\n{out / 'analysis.md'}", failed)
 
 
 def _load(checkpoint: NamedCheckpoint, arguments: AnalysisArguments) -> LoadedModel:
@@ -99,23 +100,28 @@ def _check_comparable(labels: Sequence[str], models: Sequence[LoadedModel]) -> N
         )
 
 
-def _pixels(model: LoadedModel, source: ImageSource, records: Sequence[ImageRecord]) -> Tensor:
-    """The readable images as the model will see them, before normalisation (B, 3, S, S)."""
+def _pixels(
+    model: LoadedModel,
+    source: ImageSource,
+    records: Sequence[ImageRecord],
+    failed: dict[str, str],
+) -> Tensor:
+    """The readable images as the model will see them, before normalisation (B, 3, S, S); `failed`
+    gains the reasons of the others."""
     card = model.card
     prepare = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
-    pictures, reasons = [], []
+    pictures = []
     for record in records:
         try:
             pictures.append(prepare(source.decode(record, min_side=model.patch_size)))
         except ImageError as error:
-            reasons.append(f"{record.image_id} is {error.reason}")
+            failed[record.image_id] = error.reason
     if not pictures:
+        name, reason = next(iter(failed.items()))
         raise UserError(
-            f"--images: none of {len(records)} images can be read: {shown(reasons[0])}. Give a "
-            "folder or zip of photographs, or leave it out."
+            f"--images: none of {len(records)} images can be read: {shown(name)} is "
+            f"{shown(reason)}. Give a folder or zip of photographs, or leave it out."
         )
-    if reasons:
-        print(f"{len(reasons)} images left out: {shown('; '.join(reasons))}", file=sys.stderr)
     return torch.stack(pictures)
 
 

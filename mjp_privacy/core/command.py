@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import cleandoc
@@ -27,6 +27,7 @@ GOES_ON = "the same command goes on from here"
 ANEW = "the same command starts anew"
 NEW_LINE = "\n"
 MOST_THREADS = 4096
+REASONS_SHOWN = 5  # of images that failed; rows or tables say the others
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # tab and the line's end are none
 LONGEST_WORD = 2000
 """Characters in one word of a command line. The parser would repeat it in a box of its own."""
@@ -194,6 +195,25 @@ def _said(line: str, code: int) -> int:
     with suppress(OSError, ValueError):  # nobody may be listening
         print(line, file=sys.stderr, flush=True)
     return code
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command prints, and what it could not use: the reasons, by the name of an image."""
+
+    text: str
+    failed: Mapping[str, str]
+
+
+def ended(failed: Mapping[str, str], what: str) -> int:
+    """The exit code of a command that is done but for what failed; it says that on stderr:
+    ended({"a.png": "it is cut off"}, "images not scored; rows say why")."""
+    if not failed:
+        return DONE
+    print(f"{len(failed)} {what}:", file=sys.stderr)
+    for name, reason in list(failed.items())[:REASONS_SHOWN]:
+        print(f"  {shown(name)}: {shown(reason.removeprefix(f'{name}: '))}", file=sys.stderr)
+    return SOME_FAILED
 
 
 def use_threads(threads: int | None) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mjp_privacy.core.apart import keep_apart
+from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.gate.file_kind import FileKind
@@ -44,6 +45,11 @@ class Sample:
     skipped: tuple[tuple[ImageRecord, str], ...]  # with the reason
     short: Mapping[int, int]  # readable images by class, of the classes that have too few
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why candidates could not be read."""
+        return {record.image_id: reason for record, reason in self.skipped}
+
     def tables(self) -> dict[str, str]:
         """The text of each CSV by its file name."""
         rows = [(record.image_id, record.label, sha256) for record, sha256 in self.chosen]
@@ -63,7 +69,7 @@ def make_sample(
     limit: int | None = None,
     seed: int = 0,
     progress: Callable[[Sequence[int]], Iterable[int]] = iter,
-) -> str:
+) -> Outcome:
     """Write the sample to `out`, whole or not at all; returns a few lines on what was done.
 
     `progress` is called with the classes and yields them one by one.
@@ -80,7 +86,7 @@ def make_sample(
         done = f"{shown(out)} already holds this sample, complete: {len(sample.chosen)} images."
     else:
         raise _occupied(out)
-    return "\n".join([done, *remarks(sample, per_class)])
+    return Outcome("\n".join([done, *remarks(sample, per_class)]), sample.reasons)
 
 
 def choose(

@@ -6,18 +6,15 @@ image, metric and variant, at full precision; the printed table shows means over
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from mjp_privacy.core.apart import keep_apart
-from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
+from mjp_privacy.core.command import Usage, ended
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file, write_atomically
 from mjp_privacy.core.shown import shown
-
-REASONS_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -68,9 +65,4 @@ def score(argv: list[str], usage: Usage) -> int:
     if arguments.allow_missing:
         print(f"Images without a partner, not scored: {missing}.")
     print(f"{len(rows)} rows in {shown(out)}")
-    if not (reasons := failures(rows)):
-        return DONE
-    print(f"{len(reasons)} images not scored; rows say why:", file=sys.stderr)
-    for image, reason in list(reasons.items())[:REASONS_SHOWN]:
-        print(f"  {shown(image)}: {shown(reason)}", file=sys.stderr)
-    return SOME_FAILED
+    return ended(failures(rows), "images not scored; rows say why")

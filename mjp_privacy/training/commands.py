@@ -12,7 +12,7 @@ from typing import Literal
 
 import tyro
 
-from mjp_privacy.core.command import DONE, Usage, use_threads
+from mjp_privacy.core.command import DONE, Usage, ended, use_threads
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.training.config import TrainingConfig, load_training
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
@@ -129,20 +129,16 @@ def evaluate(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(EvaluationArguments, argv)
     _check_places(arguments.data)
     if arguments.ade20k:
-        from mjp_privacy.training.segmentation.evaluation import write_segmentation
-
-        print(write_segmentation(arguments))
+        from mjp_privacy.training.segmentation.evaluation import write_segmentation as write
     elif arguments.imagenet_c or arguments.imagenet_a or arguments.imagenet_o:
-        from mjp_privacy.training.robustness.evaluation import write_robustness
-
-        print(write_robustness(arguments))
+        from mjp_privacy.training.robustness.evaluation import write_robustness as write
     else:
-        from mjp_privacy.training.evaluation import write_evaluation
-
-        print(write_evaluation(arguments))
+        from mjp_privacy.training.evaluation import write_evaluation as write
+    outcome = write(arguments)
+    print(outcome.text)
     if arguments.out:
         print(arguments.out)
-    return DONE
+    return ended(outcome.failed, "not read, and in no figure")
 
 
 def curves(argv: list[str], usage: Usage) -> int:

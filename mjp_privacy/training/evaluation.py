@@ -1,6 +1,6 @@
 """Measures trained models on the same images, shuffled in the same way.
 
-Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Tables 1, 3 and 4.
+Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Outcome 1, 3 and 4.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.core.apart import keep_apart
+from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
@@ -34,10 +35,10 @@ from mjp_privacy.training.protocols import AUTHORS_MEAN, AUTHORS_STD, protocols
 from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart_in
 
 
-def write_evaluation(arguments: EvaluationArguments) -> str:
+def write_evaluation(arguments: EvaluationArguments) -> Outcome:
     """The table of all checkpoints as Markdown; files in --out are updated after each checkpoint.
 
-    write_evaluation(EvaluationArguments(("cifar_vit",), Path("cifar10-test.zip")))
+    write_evaluation(EvaluationArguments(("cifar_vit",), Path("cifar10-test.zip"))).text
     """
     check_options(arguments)
     if arguments.out:
@@ -51,7 +52,7 @@ def write_evaluation(arguments: EvaluationArguments) -> str:
         text = markdown(table, models)
         if arguments.out:
             _write(arguments.out, models, table, text)
-    return text
+    return Outcome(text, {k: v for model in models for k, v in model.failed.items()})
 
 
 def check_options(arguments: EvaluationArguments) -> None:

@@ -32,7 +32,8 @@ PAPERS_GAMMA_UNKNOWN = (
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One model and its measurements, a row for each image and γ."""
+    """One model and its measurements: a row for each image and γ, or two where accuracy and
+    consistency are measured on different pictures of it."""
 
     label: str
     rows: pd.DataFrame
@@ -41,19 +42,26 @@ class Evaluated:
     cond_w: float = math.nan  # of the patch embedding
     notes: tuple[str, ...] = ()
 
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why images were not measured, by the image."""
+        rows = self.rows[self.rows["status"] != "ok"]
+        return dict(zip(rows["image_id"], rows["reason"], strict=True))
+
 
 def summary_table(models: Sequence[Evaluated]) -> pd.DataFrame:
     """A line for each model and γ: mean, interval and n of every measure, the paper's figures."""
     lines = []
     for model in models:
         for gamma, rows in model.rows.groupby("gamma", sort=True):
+            whole = (rows["status"] == "ok").groupby(rows["image_id"]).all()  # of an image's rows
             line: dict[str, object] = {
                 "model": model.label,
                 "trained_gamma": model.trained_gamma,
                 "cond_w": model.cond_w,
                 "gamma": gamma,
-                "n": int((rows["status"] == "ok").sum()),
-                "failed": int((rows["status"] != "ok").sum()),
+                "n": int(whole.sum()),
+                "failed": int((~whole).sum()),
             }
             measured = set[str]()
             for name, (_, _, factor, _) in MEASURES.items():

@@ -204,8 +204,8 @@ def test_images_that_cannot_be_read(
     bad = images / "class_0" / "000.png"
     bad.write_bytes(b"no image")
     argv = ["analyse", str(plain), "--out", str(tmp_path / "out"), "--images", str(images)]
-    assert main(argv) == 0
-    assert "1 images left out: class_0/000.png is" in capsys.readouterr().err
+    assert main(argv) == 3
+    assert "1 left out:\n  class_0/000.png: not an image" in capsys.readouterr().err
     assert read(tmp_path / "out")[0]["images"] == "2"
     for path in images.rglob("*.png"):
         path.write_bytes(b"no image")

@@ -288,3 +288,20 @@ def test_a_damaged_prior_is_refused_or_read_whole(tmp_path: Path) -> None:
         path.write_bytes(changed)
         with contextlib.suppress(UserError):
             assert load_prior(path).patch_size is not None
+
+
+def test_a_picture_that_cannot_be_read_is_named_and_the_others_are_fitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        pixels = rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(images / f"{number}.png")
+    (images / "1.png").write_bytes(b"no image")
+    words = ["--images", str(images), "--patch", "16", "--size", "64"]
+    assert main(["fit-prior", *words, "--out", str(tmp_path / "p.safetensors")]) == 3
+    printed, said = capsys.readouterr()
+    assert "fitted from 2 pictures" in printed
+    assert said == "1 left out:\n  1.png: not an image in a format that Pillow can read\n"

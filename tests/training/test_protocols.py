@@ -69,6 +69,23 @@ def test_the_command_measures_each_group_at_its_own_gamma(tmp_path: Path) -> Non
     assert table["consistency"].notna().tolist() == [True, False]
 
 
+def test_an_image_that_is_measured_twice_counts_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Accuracy and consistency are measured on different pictures of each image."""
+    data = class_folders(tmp_path / "data", images=3, classes=5, side=40)
+    (data / "class_0" / "001.png").write_bytes(b"no image")
+    file = saved(tmp_path / "model.safetensors", undecided(tiny(torch.float32)))
+    more = ["--preset", "authors_code", "--gamma", "0.1", "0.5", "--out", str(tmp_path / "out")]
+    assert main(["evaluate", "--checkpoint", str(file), "--data", str(data), *more]) == 3
+    assert len(pd.read_csv(tmp_path / "out" / "per_image.csv")) == 2 * 2 * 15
+    table = pd.read_csv(tmp_path / "out" / "summary.csv")
+    assert table["n"].tolist() == [14, 14]
+    assert table["failed"].tolist() == [1, 1]
+    said = capsys.readouterr().err
+    assert "1 not read, and in no figure:\n  class_0/001.png: not an image" in said
+
+
 def test_given_gammas_and_means_replace_the_presets() -> None:
     assert [one.gammas for one in protocols("authors_code", (0.3, 0.1))] == [(0.1, 0.3)] * 2
     assert protocols("paper") == protocols("ours") == (Protocol(),)

@@ -138,8 +138,9 @@ def test_our_own_corruptions_are_called_so(
     (out / "fog" / "2" / "3" / "a.JPEG").write_bytes(b"no image")
     photos = tmp_path / "photos"
     command = ("--checkpoint", one, "--imagenet-c", out, "--data", photos, "--limit", 5)
-    assert evaluate(*command) == 0
-    printed = capsys.readouterr().out
+    assert evaluate(*command) == 3
+    printed, said = capsys.readouterr()
+    assert "1 not read, and in no figure:\n  one on our own corruptions: 1 of 5 cannot" in said
     assert "**one** on our own corruptions: mCE" in printed
     assert "not the official files" in printed
     assert "| error without corruption |" in printed

@@ -265,8 +265,9 @@ def test_unreadable_pictures_are_counted_and_named(
 ) -> None:
     path = trained(small(recipe={"epochs": 1}), ade, tmp_path / "run")
     (ade / "images" / "validation" / "001.jpg").write_bytes(b"no image")
-    assert main(["evaluate", "--checkpoint", str(path), "--ade20k", str(ade)]) == 0
-    said = capsys.readouterr().out
+    assert main(["evaluate", "--checkpoint", str(path), "--ade20k", str(ade)]) == 3
+    said, named = capsys.readouterr()
+    assert "1 not read, and in no figure:\n  images/validation/001.jpg: not an image" in named
     assert "| run | linear | 2 (1 unreadable) |" in said
     assert "1 picture could not be read and has no part in the scores; the first: images" in said
 

@@ -64,7 +64,7 @@ def test_a_swins_table_starts_and_decays_as_the_authors_code_has_it() -> None:
 def test_evaluation_has_a_line_for_each_family(data: Path, tmp_path: Path) -> None:
     files = [f"{f}={checkpoint(tmp_path / f, f, num_classes=CLASSES)}" for f in ("swin", "resnet")]
     arguments = EvaluationArguments((*files,), data=data, out=tmp_path / "out", limit=6)
-    lines = write_evaluation(arguments).splitlines()
+    lines = write_evaluation(arguments).text.splitlines()
     cells = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in lines[2:4]}
     assert set(cells) == {"swin", "resnet"}
     assert float(cells["swin"][2]) >= 1
@@ -76,7 +76,7 @@ def test_evaluation_has_a_line_for_each_family(data: Path, tmp_path: Path) -> No
 def test_difference_is_zero_where_nothing_is_shuffled(data: Path, tmp_path: Path) -> None:
     file = checkpoint(tmp_path / "swin", "swin", num_classes=CLASSES)
     arguments = EvaluationArguments((str(file),), data=data, gamma=(0.0,), limit=6)
-    assert "| 0.00 [0.00, 0.00] | 100.0 [" in write_evaluation(arguments)
+    assert "| 0.00 [0.00, 0.00] | 100.0 [" in write_evaluation(arguments).text
 
 
 @pytest.mark.parametrize(

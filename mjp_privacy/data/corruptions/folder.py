@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.gate.file_kind import FileKind
@@ -50,7 +51,7 @@ def make_corrupted(
     size: int = SIZE,
     choosing: Callable[[Sequence[int]], Iterable[int]] = iter,
     corrupting: Callable[[Sequence[ImageRecord]], Iterable[ImageRecord]] = iter,
-) -> str:
+) -> Outcome:
     """Write every chosen image under every corruption and severity; lines on what was done.
 
     Files that are there already are left: the same command goes on where it was stopped.
@@ -73,13 +74,12 @@ def make_corrupted(
     count = len(sample.chosen)
     what = f"{count} images under {len(CORRUPTIONS)} corruptions at {len(SEVERITIES)} severities"
     there = f" ({new} files new, the others were there)" if new < count * 75 else ""
-    return "\n".join(
-        [
-            f"Wrote {what} to {shown(out)}{there}.",
-            f"These are not the official files of ImageNet-C; {MARKER} says what differs.",
-            *remarks(sample, per_class),
-        ]
-    )
+    lines = [
+        f"Wrote {what} to {shown(out)}{there}.",
+        f"These are not the official files of ImageNet-C; {MARKER} says what differs.",
+        *remarks(sample, per_class),
+    ]
+    return Outcome("\n".join(lines), sample.reasons)
 
 
 def _corrupt(

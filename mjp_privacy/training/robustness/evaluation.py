@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.core.apart import keep_apart
+from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
@@ -75,7 +76,7 @@ class Sets:
     ordinary: ImageSource | None  # --data
 
 
-def write_robustness(arguments: EvaluationArguments) -> str:
+def write_robustness(arguments: EvaluationArguments) -> Outcome:
     """The tables of all checkpoints as Markdown; files in --out are updated as models are done."""
     check_options(arguments)
     sets = _opened(arguments)
@@ -89,7 +90,17 @@ def write_robustness(arguments: EvaluationArguments) -> str:
         text = markdown(lines)
         if arguments.out:
             _write(arguments.out, lines, errors, text)
-    return text
+    return Outcome(text, _unreadable(lines))
+
+
+def _unreadable(lines: Sequence[Line]) -> dict[str, str]:
+    """How many images of each set have no part in a line, at most."""
+    most: dict[str, str] = {}
+    for line in sorted(lines, key=lambda line: line.figure.failed):
+        if failed := line.figure.failed:
+            of = failed + line.figure.n
+            most[f"{line.model} on {line.images}"] = f"{failed} of {of} cannot be read"
+    return most
 
 
 def _opened(arguments: EvaluationArguments) -> Sets:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
 from mjp_privacy.core.apart import keep_apart
+from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
@@ -40,7 +42,7 @@ class _Loaded:
     pairs: Pairs
 
 
-def write_segmentation(arguments: EvaluationArguments) -> str:
+def write_segmentation(arguments: EvaluationArguments) -> Outcome:
     """The table of all checkpoints as Markdown; files in --out are updated after each of them."""
     assert arguments.ade20k is not None
     _check_options(arguments)
@@ -56,7 +58,7 @@ def write_segmentation(arguments: EvaluationArguments) -> str:
         text = markdown(models)
         if arguments.out:
             _write(arguments.out, models, pd.concat(rows), text)
-    return text
+    return Outcome(text, {k: v for model in models for k, v in model.unreadable.items()})
 
 
 def _check_options(arguments: EvaluationArguments) -> None:
@@ -140,18 +142,19 @@ def _places(pairs: Pairs, limit: int | None, seed: int) -> list[int]:
 @torch.no_grad()
 def _answers(
     model: _Loaded, places: Sequence[int], device: torch.device
-) -> tuple[pd.DataFrame, Counts, tuple[str, ...]]:
+) -> tuple[pd.DataFrame, Counts, dict[str, str]]:
     """A row for each picture and class that occurs in truth or answer, the counts of all pictures
-    (n, 3, K), and what of the pictures could not be read."""
+    (n, 3, K), and why others could not be read, by the picture."""
     shape, prepare = model.config.model, Whole(model.config)
     rows: list[dict[str, object]] = []
-    counts, unreadable = [], []
+    counts: list[Any] = []
+    unreadable: dict[str, str] = {}
     progress = Progress(model.label, len(places))
     for done, place in enumerate(places, 1):
         try:
             picture, labels = prepare(*model.pairs.read(place))
         except ImageError as error:
-            unreadable.append(str(error))
+            unreadable[model.pairs.pictures[place]] = str(error)
             continue
         answer = predicted(model.network, picture.to(device), shape.img_size, labels.shape)
         found = areas(answer.cpu(), labels, shape.num_classes).numpy()
@@ -169,14 +172,14 @@ def _answers(
             )
         progress(done)
     if not counts:
+        first = next(iter(unreadable.values()), "--limit 0")
         raise UserError(
             f"--ade20k: {model.label}: expected pictures that can be scored, got none of "
-            f"{len(places)}; the first: {unreadable[0] if unreadable else '--limit 0'}. Repair "
-            "them, or give another folder."
+            f"{len(places)}; the first: {first}. Repair them, or give another folder."
         )
     columns = ["image_id", "class", "right", "truth", "answer"]
     stacked = np.stack(counts).astype(np.float64)
-    return pd.DataFrame(rows, columns=columns), stacked, tuple(unreadable)
+    return pd.DataFrame(rows, columns=columns), stacked, unreadable
 
 
 def _write(out: Path, models: Sequence[Segmented], rows: pd.DataFrame, text: str) -> None:

@@ -36,7 +36,7 @@ class Segmented:
     scores: Mapping[str, Score]
     n: int
     classes: int
-    unreadable: tuple[str, ...]
+    unreadable: Mapping[str, str]  # why, by the picture
     paper: PublishedSegmentation | None
     over_first: Score | None = None
     """mIoU minus the first model's, where both are of the same pictures."""
@@ -71,7 +71,7 @@ def markdown(models: Sequence[Segmented]) -> str:
             pictures, have = ("picture", "has") if number == 1 else ("pictures", "have")
             notes.append(
                 f"{model.label}: {number} {pictures} could not be read and {have} no part in the "
-                f"scores; the first: {model.unreadable[0]}."
+                f"scores; the first: {next(iter(model.unreadable.values()))}."
             )
     lines = ["| " + " | ".join(cells) + " |" for cells in rows]
     return "\n".join([*lines, "", *(f"- {note}" for note in (*NOTES, *notes)), ""])
