@@ -300,7 +300,7 @@ def test_a_picture_that_cannot_be_read_is_named_and_the_others_are_fitted(
         pixels = rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(images / f"{number}.png")
     (images / "1.png").write_bytes(b"no image")
-    words = ["--images", str(images), "--patch", "16", "--size", "64"]
+    words = ["--images", str(images), "--patch", "4", "--size", "64"]
     assert main(["fit-prior", *words, "--out", str(tmp_path / "p.safetensors")]) == 3
     printed, said = capsys.readouterr()
     assert "fitted from 2 pictures" in printed
