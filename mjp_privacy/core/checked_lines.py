@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mjp_privacy.core.files import appending, write_atomically
+from mjp_privacy.core.files import ADDED_TO, appending, write_atomically
 from mjp_privacy.core.gate.file_kind import FileKind, is_there
 from mjp_privacy.core.gate.json_files import json_object
 from mjp_privacy.core.held import check_folder
@@ -27,6 +27,8 @@ ALLOWED = 3
 """Bytes of a checksum's frame that may have changed, in lines of JSON; else it is none."""
 NAMED = 5
 """Damaged lines that a message counts up."""
+LONGEST_LINE = 1 << 24
+"""Bytes of a line that a kill may have left unfinished; all that are written are shorter."""
 MOST_PIECES = 16
 """Lines of a file that one line of a table may go over."""
 
@@ -128,7 +130,7 @@ class CheckedLines:
             path.parent.mkdir(parents=True, exist_ok=True)
             with appending(path) as file:
                 size = file.seek(0, os.SEEK_END)
-                if (keep := _whole_lines(file, size)) != size:
+                if (keep := _whole_lines(file, size, path)) != size:
                     file.truncate(keep)
                 file.write(content)
                 if lasting:
@@ -166,10 +168,13 @@ def _check(body: bytes) -> bytes:
     return b"%08x" % zlib.crc32(body)
 
 
-def _whole_lines(file: BinaryIO, size: int) -> int:
+def _whole_lines(file: BinaryIO, size: int, path: Path) -> int:
     """How many bytes the file's whole lines have."""
     at = size
     while at:
+        if size - at >= LONGEST_LINE:
+            got = f"no line that ends in its last {LONGEST_LINE >> 20} MiB"
+            raise ADDED_TO.refusal(path, got)
         begin = max(0, at - 4096)
         file.seek(begin)
         last = file.read(at - begin).rfind(b"\n")

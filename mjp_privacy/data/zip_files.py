@@ -65,7 +65,9 @@ class ZipFiles:
         except ImageError:
             raise
         except Exception as error:
-            raise ImageError(f"damaged inside the zip ({reason(error)})") from error
+            raise ImageError(
+                f"damaged inside the zip {shown(self.path.name)} ({reason(error)})"
+            ) from error
 
 
 def is_hidden(name: str) -> bool:

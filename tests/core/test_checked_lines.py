@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.core.checked_lines import CSV_LINES, JSON_LINES, CheckedLines
+from mjp_privacy.core.errors import UserError
 
 RECORDS = [json.dumps({"stage": f"s {number}", "seconds": number / 7}) for number in range(20)]
 CELLS = ['a,1,"x ""y"""', 'b,2,"two\nlines"', "c,,ü", 'd,4,"\n\n"', "e,5,x"]
@@ -50,6 +51,18 @@ def test_a_file_of_half_a_line_alone(tmp_path: Path) -> None:
     path.write_bytes(b"{" * 10_000)
     JSON_LINES.append(path, RECORDS[:1])
     assert JSON_LINES.read(path.read_bytes(), needed=True).texts == RECORDS[:1]
+
+
+def test_a_file_without_an_end_of_a_line_is_not_searched_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with path.open("wb") as file:
+        file.write(b"{}\n")
+        file.truncate(200 << 30)  # zeros that take no room
+    with pytest.raises(
+        UserError, match=r"log\.jsonl: expected .* got no line that ends in its last"
+    ):
+        JSON_LINES.append(path, RECORDS[:1])
+    assert path.stat().st_size == 200 << 30
 
 
 def test_lines_of_earlier_versions_are_read_where_none_is_needed() -> None:
