@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="commands at once")
     parser.add_argument("--keep", type=Path, help="a new folder in which all files stay")
     parser.add_argument("--json", type=Path, help="a file for a line of JSON about each")
+    parser.add_argument("--without", type=Path, help="leave out what this file of --json has")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--seconds", type=float, help="try the readers instead, each so long")
     given = parser.parse_args()
@@ -32,6 +33,9 @@ def main() -> int:
 
         return fuzz_readers(given.match, given.seconds, given.seed, given.jobs, given.json)
     cases = [case for case in all_cases() if re.search(given.match, case.title)]
+    if given.without:
+        tried = {json.loads(line)["title"] for line in given.without.read_text().splitlines()}
+        cases = [case for case in cases if case.title not in tried]
     if given.number is not None:
         cases = chosen(cases, given.number, given.seed)
     if given.list:

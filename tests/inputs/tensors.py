@@ -145,7 +145,7 @@ def _cast(name: str) -> Callable[[Any], Any]:
 
 def _spoiled_entry(value: float) -> Callable[[Any], Any]:
     def change(tensor: Any) -> Any:
-        tensor = tensor.clone()
+        tensor = tensor.clone() if tensor.is_floating_point() else tensor.float()
         tensor.view(-1)[0] = value
         return tensor
 
