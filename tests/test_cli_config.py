@@ -66,3 +66,11 @@ def test_a_label_file_from_the_command_line(place: Workplace) -> None:
     found = rows(place.run)
     assert set(found["label_source"]) == {"csv"}
     assert set(found.loc[found["metric"] == "top1", "status"]) == {"ok"}
+
+
+def test_a_mistake_in_an_attack_names_the_file(place: Workplace) -> None:
+    wrong = [{"name": "april"}, {"name": "april_prior", "options": {"prior": "station"}}]
+    path = place.write("wrong.yaml", one_cell(name="other", attacks=wrong))
+    code, said = place.attack(config=path)
+    assert code == 2
+    assert f"{path}, attacks.1: prior 'station': expected 'fitted'" in said

@@ -146,7 +146,12 @@ def appending(path: Path) -> BinaryIO:
     for a named pipe without a reader would keep the command waiting."""
     if path.exists():
         ADDED_TO.check(path)
-    return path.open("ab+")
+    try:
+        return path.open("ab+")
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ESPIPE):  # it has no end, as /proc/self/mem
+            raise ADDED_TO.refusal(path, "what nothing can be added to") from error
+        raise
 
 
 def output_file(path: Path) -> Path:

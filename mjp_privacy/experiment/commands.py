@@ -19,6 +19,7 @@ from mjp_privacy.core.shown import plain
 from mjp_privacy.experiment.config import DtypeName, Experiment
 from mjp_privacy.experiment.config_files import (
     SUFFIXES,
+    check_attacks,
     check_experiment,
     find_config,
     load_experiment,
@@ -152,6 +153,7 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
 
     if arguments.uploads is not None:
         _refuse_idle_options(arguments, arguments.uploads)
+    check_attacks(experiment.attacks, str(arguments.config))
     fields = {name: getattr(arguments, name) for name in MODEL_OPTIONS}
     out = arguments.out or _default_folder(arguments, experiment, fields)
     stale = stale_choice(arguments.fresh, arguments.keep)

@@ -68,6 +68,7 @@ class CompareArguments:
 def federate(argv: list[str], usage: Usage) -> int:
     """`mjp federate`: train a federation, then attack its recorded uploads; the exit code."""
     arguments = usage.parse(FederateArguments, argv)
+    from mjp_privacy.experiment.config_files import check_attacks
     from mjp_privacy.experiment.other_code import stale_choice
     from mjp_privacy.experiment.overrides import with_seconds
     from mjp_privacy.federation.campaign import campaign
@@ -81,6 +82,7 @@ def federate(argv: list[str], usage: Usage) -> int:
     if moved := what_moved(whole, config):
         print(moved)
     config = replace(config, attacks=with_seconds(config.attacks, arguments.attack_seconds))
+    check_attacks(config.attacks, str(arguments.config))
     use_threads(arguments.threads)
     return campaign(
         config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,11 @@ def test_a_file_is_written_anew_with_what_is_given_alone(tmp_path: Path) -> None
     first, _, rest = path.read_bytes().partition(b"\n")
     assert first == b"head"
     assert CSV_LINES.read(rest, needed=True).texts == CELLS[:1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file of /proc")
+def test_a_file_that_has_no_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(UserError, match="got what nothing can be added to"):
+        JSON_LINES.append(path, RECORDS[:1])
