@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Unicode categories that are escaped: control characters, direction marks, lone surrogates."""
@@ -24,6 +25,11 @@ def plain(text: str, keep: str = "") -> str:
         else letter.encode("unicode_escape").decode("ascii")
         for letter in text
     )
+
+
+def first_of(names: Sequence[object], most: int) -> str:
+    """The first names: first_of(["a", "b", "c"], 2) == "a, b, …"."""
+    return ", ".join(map(str, names[:most])) + (", …" if len(names) > most else "")
 
 
 def undirected(text: str) -> str:

@@ -22,6 +22,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
 from mjp_privacy.core.gate.file_kind import FileKind
 from mjp_privacy.core.gate.json_files import read_json
+from mjp_privacy.core.shown import first_of
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.source import UploadSource
 
@@ -76,8 +77,8 @@ class Job:
         if lost := [name for name in self.chosen if name not in known]:
             raise UserError(
                 f"{len(lost)} image(s) of the run are not at {self.images} where the worker looks "
-                f"({lost[0]}, …): expected workers to see the same files as the command. Put them "
-                "on a shared file system."
+                f"({first_of(lost, 1)}): expected workers to see the same files as the command. "
+                "Put them on a shared file system."
             )
         chosen = [known[name] for name in self.chosen]
         return Simulated(self.experiment, opened, chosen, torch.device(self.device))

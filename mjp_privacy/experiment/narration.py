@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mjp_privacy.core.progress import RunProgress
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.shown import first_of, shown
 from mjp_privacy.experiment.applicability import Forecast
 from mjp_privacy.experiment.messages import BlockSkipped, CellDone, Message, ModelOpened
 from mjp_privacy.experiment.plan import Plan
@@ -41,7 +41,7 @@ def say_start(
     if absent:
         progress.say(
             f"{len(absent)} image(s) of this run folder are no longer among the images that were "
-            f"given ({absent[0]}, …); their rows stay in its tables"
+            f"given ({first_of(absent, 1)}); their rows stay in its tables"
         )
 
 

@@ -7,6 +7,7 @@ two checkpoints stand side by side on disk, under two run_ids, and cells.json na
 from __future__ import annotations
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import first_of
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.messages import ModelOpened
 from mjp_privacy.experiment.store import RunStore
@@ -30,7 +31,7 @@ def replaced_cells(store: RunStore, opened: ModelOpened) -> str:
     if not lost:
         return ""
     titles = list(dict.fromkeys(f"{facts.attack.title} ({facts.setting})" for facts in lost))
-    shown = ", ".join(titles[:SHOWN]) + (", …" if len(titles) > SHOWN else "")
+    shown = first_of(titles, SHOWN)
     models = [facts.model for facts in lost]
     made_of = [f"{m.checkpoint}, sha256 {str(m.checkpoint_sha)[:12]}, {m.size} px" for m in models]
     return (

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import first_of
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell
@@ -114,7 +115,7 @@ class EachRefused(UserError):
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self.reasons = reasons  # by image_id
-        named = ", ".join(list(reasons)[:NAMED]) + (", …" if len(reasons) > NAMED else "")
+        named = first_of(list(reasons), NAMED)
         super().__init__(f"{len(reasons)} refused: {named}. Their rows say why")
 
 

@@ -28,7 +28,7 @@ from mjp_privacy.client.recorded.loading import (
 )
 from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE, RecordedUpload
 from mjp_privacy.core.gate.json_files import json_value
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.shown import first_of, shown
 from mjp_privacy.experiment.outlook import lacking
 from mjp_privacy.experiment.unshuffled import shows_no_mask
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
@@ -94,7 +94,7 @@ def _unshuffled_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     names = [upload.name for upload in uploads if _is_unshuffled(upload, group, model)]
     if names:
         share = f"{len(names)} of {len(uploads)} uploads are unshuffled"
-        first = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+        first = first_of(names, SHOWN)
         yield (
             f"{share}: no row of their gradient of {TABLE} is zero, so no patch was masked, and "
             f"their pictures come back as a plain client's do ({first})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.shown import first_of, shown
 from mjp_privacy.report.line import Line
 
 NAMED = 3
@@ -33,7 +33,7 @@ def damaged_notes(lines: Sequence[Line]) -> list[str]:
     if not files:
         return []
     lost, of = damaged_units(lines)
-    named = ", ".join(map(shown, files[:NAMED])) + (", …" if len(files) > NAMED else "")
+    named = first_of([shown(file) for file in files], NAMED)
     return [
         f"DAMAGED: {lost} units of {of} are damaged and in no figure: run the attack again "
         f"({named})"

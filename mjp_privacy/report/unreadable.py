@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mjp_privacy.core.shown import first_of
 from mjp_privacy.experiment.block import IN_STEP_OF
 from mjp_privacy.report.loading import Line
 
@@ -27,14 +28,10 @@ def unreadable_notes(lines: Sequence[Line]) -> list[str]:
     sentences = []
     if files:
         what = "file is no readable image" if len(files) == 1 else "files are no readable images"
-        sentences.append(f"{len(files)} {what}: {_first(files)}; in no figure")
+        sentences.append(f"{len(files)} {what}: {first_of(files, NAMED)}; in no figure")
     if lost:
         images = "1 image is" if len(lost) == 1 else f"{len(lost)} images are"
         sentences.append(
-            f"{images} in a client step with such a file: {_first(lost)}; in no figure"
+            f"{images} in a client step with such a file: {first_of(lost, NAMED)}; in no figure"
         )
     return sentences
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")

@@ -11,6 +11,7 @@ import torch
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.shown import first_of
 from mjp_privacy.data import ImageRecord, ImageSource, open_images
 from mjp_privacy.data.labels import is_class_index
 from mjp_privacy.training.config import TrainingConfig
@@ -99,9 +100,9 @@ def _check_classes(config: TrainingConfig, train: Examples) -> None:
         missing = sorted(set(range(expected)) - labels)
         raise UserError(
             f"--data: expected images of {expected} classes, got {len(labels)}; no image has the "
-            f"label {_some(missing)} (folders that hold images are numbered in sorted order). Fill "
-            "or add the missing class folders, set model.num_classes, or, to train on some of the "
-            "classes only, data.all_classes: false."
+            f"label {first_of(missing, 8)} (folders that hold images are numbered in sorted "
+            "order). Fill or add the missing class folders, set model.num_classes, or, to train on "
+            "some of the classes only, data.all_classes: false."
         )
     if (
         len(labels) != expected
@@ -141,7 +142,3 @@ def _check_same_classes(config: TrainingConfig, train: Examples, val: Examples) 
 
 def _class_name(record: ImageRecord) -> str:
     return PurePosixPath(record.image_id).parent.name
-
-
-def _some(numbers: Sequence[int], most: int = 8) -> str:
-    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")

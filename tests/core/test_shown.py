@@ -2,7 +2,7 @@
 
 import pytest
 
-from mjp_privacy.core.shown import cut, plain, shown, undirected
+from mjp_privacy.core.shown import cut, first_of, plain, shown, undirected
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,9 @@ def test_characters_that_turn_words_are_written_out_and_others_stay() -> None:
     turned = "a\u202egpj\u2066x\u2069\u200f\u061cz"
     assert undirected(turned) == "a⟨U+202E⟩gpj⟨U+2066⟩x⟨U+2069⟩⟨U+200F⟩⟨U+061C⟩z"
     assert undirected("שלום 👩\u200d🔬 é\n") == "שלום 👩\u200d🔬 é\n"
+
+
+def test_the_first_of_many_names() -> None:
+    assert first_of(["a"], 1) == "a"
+    assert first_of([1, 2, 3], 2) == "1, 2, …"
+    assert first_of([], 2) == ""
