@@ -28,6 +28,8 @@ from mjp_privacy.experiment.cell_facts import OWN, PARTS, CellFacts, columns_of
 UNSEALED, SEALED = 1, 2
 """The formats of run folders."""
 
+REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
+"""What every entry has, whichever version wrote it."""
 CELLS = FileKind("the list of a run's cells", "Run the attack again, which mends it.", 1 << 30)
 
 
@@ -70,6 +72,8 @@ def read_cells(root: Path) -> list[dict[str, Any]]:
 
 def _fault(cell: Mapping[str, Any]) -> str:
     """What is wrong with the fields of an entry that `CellFacts` reads; empty if nothing is."""
+    if missing := [name for name in REQUIRED if name not in cell]:
+        return f"one without {', '.join(missing)}, as another version may have written it"
     try:
         for kind in PARTS.values():
             names = (field.name for field in dataclasses.fields(kind))

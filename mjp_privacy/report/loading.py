@@ -27,9 +27,6 @@ __all__ = ["Line", "Loaded", "load_runs"]
 
 AGAIN = "Run the attack again; it continues where it stopped."
 
-REQUIRED = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
-"""Columns that every cell must have, so that its line can be told from the others."""
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -102,23 +99,11 @@ def _lists(store: RunStore) -> tuple[list[str], pd.DataFrame]:
 
 def _read_cells(store: RunStore) -> list[CellFacts]:
     cells = store.read_cells()
-    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
-        raise UserError(
-            f"{store.root / 'cells.json'} cannot be read: expected a list of cells. "
-            "Run the attack again."
-        )
     if not cells:
         raise UserError(
             f"{store.root} is an empty run: expected at least one cell in cells.json, but there is "
             "none. Run the attack again, with at least one model, setting and attack."
         )
-    for cell in cells:
-        missing = [key for key in REQUIRED if key not in cell]
-        if missing:
-            raise UserError(
-                f"A cell in {store.root / 'cells.json'} lacks {', '.join(missing)}; expected "
-                f"{', '.join(REQUIRED)}. It was written by another version: run the attack again."
-            )
     return [CellFacts.read(cell) for cell in cells]
 
 

@@ -194,7 +194,9 @@ def test_a_cell_without_reconstructions_has_none(store: RunStore) -> None:
 
 
 def entry(key: str, **facts: Any) -> dict[str, Any]:
-    return {"cell_key": key, **facts}
+    """What every entry has, and these facts."""
+    needed = {"model": "m", "setting": "a", "gamma": 0.0, "attack": "x", "dtype": "float32"}
+    return {"run_id": key, "cell_key": key, **needed, "seed": 0, "status": "ok", **facts}
 
 
 def test_cells_come_in_the_order_planned_and_replace_those_of_their_key(store: RunStore) -> None:
@@ -213,10 +215,11 @@ def test_a_folder_that_is_no_run(store: RunStore) -> None:
         store.read_cells()
 
 
-TWICE = json.dumps({"cells": [{"cell_key": "a"}, {"cell_key": "b"}, {"cell_key": "a"}]})
+TWICE = json.dumps({"cells": [entry("a"), entry("b"), entry("a")]})
+WITHOUT = json.dumps({"cells": [{"cell_key": "a"}]})
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": []}', "null", '"x"', TWICE])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": []}', "null", '"x"', TWICE, WITHOUT])
 def test_a_damaged_list_of_cells(store: RunStore, content: str) -> None:
     path = store.root / "cells.json"
     path.write_text(content)

@@ -95,7 +95,10 @@ def an_unknown_paper_row(tmp_path: Path) -> list[Path]:
         (no_cells, "is an empty run: expected at least one cell"),
         (no_rows, r"is an empty run: expected rows of its 2 cell\(s\)"),
         (cells_of_no_list, "expected the list of a run's cells; got what is no list"),
-        (a_cell_that_lacks_its_attack, "lacks attack; expected run_id"),
+        (
+            a_cell_that_lacks_its_attack,
+            "cell 0: expected .* got one without attack, as another",
+        ),
         (broken_rows, r"all of its rows are damaged \(rows/small/00000.parquet.*Run the attack ag"),
         (rows_that_lack_a_column, r"lack the column\(s\) status"),
         (an_image_twice, "holds image 'n00000000/photo 0.JPEG' twice for mse"),
