@@ -64,6 +64,7 @@ class Usage:
         """
         import tyro
 
+        argv = [_from_home(word) for word in argv]
         _refuse_empty(argv)
         _refuse_unreadable(argv)
         defaults: dict[str, Any] = {} if default is None else {"default": default}
@@ -80,6 +81,15 @@ class Usage:
         except SystemExit as end:  # of --help, or of a wrong option that it has named
             raise _Parsed(end.code) from None
         return parsed
+
+
+def _from_home(word: str) -> str:
+    """The word with the home folder in place of ~, which a shell leaves in --out=~/run. Some
+    libraries would put it there, and others not."""
+    name, equals, value = word.partition("=")
+    if equals and value.startswith("~"):
+        return f"{name}={os.path.expanduser(value)}"  # noqa: PTH111
+    return os.path.expanduser(word) if word.startswith("~") else word  # noqa: PTH111
 
 
 def _refuse_empty(argv: Sequence[str]) -> None:
@@ -185,7 +195,8 @@ def _of_a_named_path(error: BaseException, argv: Sequence[str]) -> str:
     if not isinstance(name, str) or error.errno not in UNFIT:
         return ""
     place = Path(name).absolute()
-    named = [Path(word.partition("=")[2] or word).absolute() for word in argv if "\0" not in word]
+    words = [_from_home(word) for word in argv if "\0" not in word]
+    named = [Path(word.partition("=")[2] or word).absolute() for word in words]
     if not any(path == place or path in place.parents for path in named):
         return ""
     return f"{shown(name)} cannot be used ({os.strerror(error.errno).lower()}). Give another path."

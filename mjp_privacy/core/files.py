@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mjp_privacy.core.errors import StorageError, UserError
+from mjp_privacy.core.shown import shown
 from mjp_privacy.core.gate.file_kind import FileKind
 from mjp_privacy.core.held import check_folder
 from mjp_privacy.core.stops import holding
@@ -160,7 +161,13 @@ def output_file(path: Path) -> Path:
     if path.is_dir():
         raise UserError(f"--out {path}: expected a file, got a folder. Give a name in it.")
     output_folder(path.parent)
-    check_disk(path.parent)
+    try:
+        check_disk(path.parent)
+    except FileNotFoundError as error:  # the folder is there; it is the system's own, as /proc is
+        raise UserError(
+            f"--out {shown(path)}: expected a folder in which files can be made, got "
+            f"{shown(path.parent)}. Give another --out."
+        ) from error
     return path
 
 

@@ -244,6 +244,22 @@ def test_words_that_nobody_can_read_are_refused_before_they_are_parsed(
         USAGE.parse(_Named, words)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--name", "~/run"], "/home/me/run"),
+        (["--name=~/run"], "/home/me/run"),
+        (["--name", "ViT=~/vit.pth"], "ViT=/home/me/vit.pth"),
+        (["--name", "a~b"], "a~b"),
+    ],
+)
+def test_a_tilde_is_the_home_folder_whether_the_shell_replaced_it_or_not(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert USAGE.parse(_Named, words).name == expected
+
+
 @dataclass
 class _Named:
     """A command with one option."""

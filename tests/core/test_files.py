@@ -14,7 +14,7 @@ import pytest
 
 from mjp_privacy.core import files
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import abandoned, appending, write_atomically
+from mjp_privacy.core.files import abandoned, appending, output_file, write_atomically
 from mjp_privacy.core.lock import locked
 
 WRITER = """
@@ -140,3 +140,9 @@ def test_lines_are_added_to_files_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match=r"pipe: expected a file that lines .* got a named pipe"):
         appending(tmp_path / "pipe")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a folder of /proc")
+def test_a_folder_in_which_no_file_can_be_made_is_refused() -> None:
+    with pytest.raises(UserError, match="expected a folder in which files can be made, got /proc"):
+        output_file(Path("/proc/self/scores.csv"))
