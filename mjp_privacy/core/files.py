@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mjp_privacy.core.errors import StorageError, UserError
-from mjp_privacy.core.shown import shown
 from mjp_privacy.core.gate.file_kind import FileKind
 from mjp_privacy.core.held import check_folder
+from mjp_privacy.core.shown import shown
 from mjp_privacy.core.stops import holding
 from mjp_privacy.core.storage import ALWAYS, writing
 
