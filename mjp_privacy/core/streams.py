@@ -17,7 +17,8 @@ def fill() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
+            os.set_inheritable(null, True)  # workers are to have it too
         if getattr(sys, name) is None:
             mode = "w" if descriptor else "r"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115

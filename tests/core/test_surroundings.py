@@ -25,9 +25,11 @@ def test_a_command_without_a_stream_ends_as_with_it(tmp_path: Path, closed: str)
 
 
 PRINTING = """
-import os
+import os, subprocess, sys
 from mjp_privacy.core import streams
 streams.fill()
+child = "import os; os.fstat(0); os.fstat(1); os.fstat(2)"
+subprocess.run([sys.executable, "-c", child], check=True)
 with open("kept", "wb") as file:
     print("lost", flush=True)
     os.write(1, b"lost")
