@@ -66,7 +66,11 @@ def fit(argv: list[str], usage: Usage) -> int:
     output_file(out)
     failed: dict[str, str] = {}
     pictures = _pictures(arguments.images, size, arguments.limit, failed)
-    prior = fit_prior(pictures, patch=patch, size=size)
+    try:
+        prior = fit_prior(pictures, patch=patch, size=size)
+    except UserError:
+        ended(failed, "left out")
+        raise
     save_prior(prior, out)
     print(f"Wrote {shown(out)} ({out.stat().st_size / 1000:.0f} kB): {prior.description}.")
     return ended(failed, "left out")

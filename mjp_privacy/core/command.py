@@ -27,7 +27,8 @@ GOES_ON = "the same command goes on from here"
 ANEW = "the same command starts anew"
 NEW_LINE = "\n"
 MOST_THREADS = 4096
-REASONS_SHOWN = 5  # of images that failed; rows or tables say the others
+MORE_MEMORY = "Close other programs or take less at once"
+REASONS_SHOWN = 5  # of images that failed; the others are counted
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # tab and the line's end are none
 LONGEST_WORD = 2000
 """Characters in one word of a command line. The parser would repeat it in a box of its own."""
@@ -64,9 +65,9 @@ class Usage:
         """
         import tyro
 
-        argv = [_from_home(word) for word in argv]
         _refuse_empty(argv)
         _refuse_unreadable(argv)
+        argv = [_from_home(word) for word in argv]
         defaults: dict[str, Any] = {} if default is None else {"default": default}
         config = () if both_ways else (tyro.conf.FlagCreatePairsOff,)
         try:
@@ -178,7 +179,7 @@ def _code_of(error: BaseException, argv: Sequence[str], usage: Usage) -> int:
     if ran_out(error):
         return _said(
             f"error: memory ran out ({shown(' '.join(str(error).split()) or 'MemoryError', 200)}). "
-            f"Close other programs or take less at once; then {usage.again}",
+            f"{getattr(error, 'advice', MORE_MEMORY)}; then {usage.again}",
             NO_MEMORY,
         )
     from mjp_privacy.core.faults import fault_line
@@ -224,6 +225,8 @@ def ended(failed: Mapping[str, str], what: str) -> int:
     print(f"{len(failed)} {what}:", file=sys.stderr)
     for name, reason in list(failed.items())[:REASONS_SHOWN]:
         print(f"  {shown(name)}: {shown(reason.removeprefix(f'{name}: '))}", file=sys.stderr)
+    if (further := len(failed) - REASONS_SHOWN) > 0:
+        print(f"  … and {further} more", file=sys.stderr)
     return SOME_FAILED
 
 

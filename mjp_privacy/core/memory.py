@@ -21,8 +21,17 @@ WORDS = ("DefaultCPUAllocator", "std::bad_alloc", "can't start new thread")
 """What errors without a class of their own say where the machine's memory ran out."""
 UNLOADED = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 """What an import says of a library for which there is no room."""
+NO_MEMORY = ("static TLS", "Operation not permitted")
+"""What it says as well where something else is wrong."""
 LIBRARIES, LIBRARIES_WITH_CUDA = int(1.5 * 2**30), int(3.6 * 2**30)
-"""Bytes of addresses that torch and SciPy take when they are loaded; with CUDA's libraries."""
+"""Bytes of addresses, about, that torch and SciPy take when they are loaded; with CUDA's libraries
+(torch 2.11: 3.1 GiB, and an attack did not begin below 3.5)."""
+
+
+class TooFewAddresses(MemoryError):
+    """The shell's limit has no room for the libraries."""
+
+    advice = "Raise the limit with ulimit -v"
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -61,7 +70,8 @@ def ran_out(error: BaseException) -> bool:
         of_a_process = not hasattr(error, "characters_written")  # else of a full pipe
         return error.errno == errno.ENOMEM or (error.errno == errno.EAGAIN and of_a_process)
     if isinstance(error, ImportError):
-        return any(words in str(error) for words in UNLOADED)
+        said = str(error)
+        return any(words in said for words in UNLOADED) and not any(w in said for w in NO_MEMORY)
     said = str(error) if isinstance(error, RuntimeError) else ""
     torch = sys.modules.get("torch")  # where it is not imported, the error is not torch's
     return any(words in said for words in WORDS) or (
@@ -84,9 +94,9 @@ def check_address_space() -> None:
     cuda = any((Path(place) / "lib" / "libtorch_cuda.so").is_file() for place in places)
     needed = LIBRARIES_WITH_CUDA if cuda else LIBRARIES
     if limit < needed:
-        raise MemoryError(
+        raise TooFewAddresses(
             f"ulimit -v allows {limit / 2**30:.1f} GiB of addresses, and torch and its libraries "
-            f"take {needed / 2**30:.1f} GiB before any work"
+            f"take about {needed / 2**30:.1f} GiB before any work"
         )
 
 

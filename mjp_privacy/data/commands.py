@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 
 import tyro
 
-from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
+from mjp_privacy.core.command import DONE, Usage, ended
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
 
@@ -85,7 +85,7 @@ def sample(argv: list[str], usage: Usage) -> int:
             images, arguments.out, per_class=per_class, limit=limit, seed=seed, progress=_choosing
         )
     print(done.text)
-    return SOME_FAILED if done.failed else DONE
+    return ended(done.failed, "not read; skipped.csv lists all")
 
 
 def _choosing(classes: Sequence[int]) -> Iterator[int]:

@@ -1,6 +1,6 @@
 """Measures trained models on the same images, shuffled in the same way.
 
-Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Outcome 1, 3 and 4.
+Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Tables 1, 3 and 4.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from mjp_privacy.core.shown import shown
 from mjp_privacy.training.snapshots import STATE
 
 Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
+Real = Annotated[float, Field(strict=True)]
 MOVING = ("lr", "initial_lr", "params")
 """Fields of an optimiser's group that follow from the step, or number its parameters."""
 
@@ -30,19 +31,23 @@ class _MadeWith:
     commit: Annotated[str, Field(max_length=200)]
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class _Timing:
-    images_per_s: float
-    seconds_per_step: float
-    waiting: float
+    images_per_s: Real
+    seconds_per_step: Real
+    waiting: Real
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class _Line:
     step: Whole
-    epoch: float
-    loss: float
-    accuracy: float
+    epoch: Real
+    loss: Real
+    cross_entropy: Real
+    dal: Real
+    accuracy: Real
+    gradient_norm: Real
+    lr: Real
     timing: _Timing
 
 

@@ -96,12 +96,14 @@ class Trainer:
         drawn_at = -math.inf
         while self.step < self.steps:
             self._train_epoch(self.step // self.steps_per_epoch)
-            if self.world.first and time.monotonic() - drawn_at > CURVE_INTERVAL:
+            due = self.step < self.steps and time.monotonic() - drawn_at > CURVE_INTERVAL
+            if self.world.first and due:
                 draw_curves([self.folder, *beside], self.folder)
                 drawn_at = time.monotonic()
+        path = self._export()
         if self.world.first:
             draw_curves([self.folder, *beside], self.folder)
-        return self._export()
+        return path
 
     def _train_epoch(self, epoch: int) -> None:
         """Train from the current step to the end of this epoch."""
@@ -126,11 +128,12 @@ class Trainer:
                 saved_at = time.monotonic()
             window.restart()
 
-    def _end_epoch(self, line: dict[str, Any]) -> None:
-        """Validate and save. The steps are saved before as well: whatever ends a validation, the
-        same command goes on with it."""
+    def _end_epoch(self, line: dict[str, Any], *, saved: bool = False) -> None:
+        """Validate and save. The steps are saved before as well, unless they are: whatever ends a
+        validation, the same command goes on with it."""
         if self.validation is not None:
-            self._save(unvalidated=line)
+            if not saved:
+                self._save(unvalidated=line)
             line = line | self.learner.validated(self.validation)
             self.score = line[self.learner.measure]
         self._note(line)
@@ -210,7 +213,7 @@ class Trainer:
         if self.world.first:
             self.journal.keep_until(self.step - (unvalidated is not None))
         if unvalidated is not None:
-            self._end_epoch(unvalidated)
+            self._end_epoch(unvalidated, saved=True)
 
     def _is_exported(self) -> bool:
         """Whether the files of the finished weights are there as they were written; says which is

@@ -305,3 +305,9 @@ def test_a_picture_that_cannot_be_read_is_named_and_the_others_are_fitted(
     printed, said = capsys.readouterr()
     assert "fitted from 2 pictures" in printed
     assert said == "1 left out:\n  1.png: not an image in a format that Pillow can read\n"
+    for path in images.iterdir():
+        path.write_bytes(b"no image")
+    assert main(["fit-prior", *words, "--out", str(tmp_path / "q.safetensors")]) == 2
+    said = capsys.readouterr().err
+    assert "0.png: not an image in a format" in said
+    assert "error: " in said

@@ -59,4 +59,5 @@ def test_too_few_addresses_for_the_libraries_are_said_before_they_are_loaded(
     code, _, said = called(f"ulimit -v 1000000; {MJP} list attacks", tmp_path)
     assert code == 71
     assert said.startswith("error: memory ran out (ulimit -v allows 1.0 GiB of addresses, and ")
+    assert "Raise the limit with ulimit -v; then" in said
     assert said.count("\n") == 1

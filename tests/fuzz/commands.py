@@ -33,7 +33,7 @@ def main() -> int:
 
         return fuzz_readers(given.match, given.seconds, given.seed, given.jobs, given.json)
     cases = [case for case in all_cases() if re.search(given.match, case.title)]
-    if given.without:
+    if given.without and given.without.exists():
         tried = {json.loads(line)["title"] for line in given.without.read_text().splitlines()}
         cases = [case for case in cases if case.title not in tried]
     if given.number is not None:

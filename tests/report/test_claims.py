@@ -198,6 +198,16 @@ def test_no_markdown_is_larger_than_a_page_can_bear() -> None:
     assert [entry for entry in large if entry[1] > 40_000] == []
 
 
+def test_every_folder_of_results_that_is_named_is_committed() -> None:
+    """Also where the folder lies here and git leaves it out."""
+    named = re.findall(
+        r"\]\((\w+)/README\.md\)", (ROOT / "results" / "README.md").read_text("utf-8")
+    )
+    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    assert named
+    assert [name for name in named if f"!/results/{name}/" not in ignored] == []
+
+
 def test_every_link_of_the_results_leads_somewhere() -> None:
     broken = [
         f"{page.relative_to(ROOT)}: {link}"

@@ -113,7 +113,8 @@ def first(state: dict[str, Any]) -> dict[str, Any]:
 
 NAN = float("nan")
 LINE = {
-    **{"step": 12, "epoch": 2.0, "loss": 1.0, "accuracy": 0.5},
+    **{"step": 12, "epoch": 2.0, "loss": 1.0, "cross_entropy": 1.0, "dal": 0.0},
+    **{"accuracy": 0.5, "gradient_norm": 1.0, "lr": 0.1},
     "timing": {"images_per_s": 1.0, "seconds_per_step": 1.0, "waiting": 0.0},
 }
 WRONG: list[tuple[Change, str]] = [
@@ -138,6 +139,8 @@ WRONG: list[tuple[Change, str]] = [
     (edited(lambda s: s.update(unvalidated=[1])), "unvalidated: "),
     (edited(lambda s: s.update(unvalidated={"step": 12})), "unvalidated.epoch: this field is"),
     (edited(lambda s: s.update(unvalidated={**LINE, "step": 6})), "a line of step 6"),
+    (edited(lambda s: s.update(unvalidated={**LINE, "loss": "1.0"})), "loss: Input should be a v"),
+    (edited(lambda s: s.update(unvalidated={**LINE, "lr": NAN})), "lr: Input should be a finite"),
     (edited(lambda s: s.update(unvalidated={**LINE, "loss": NAN})), "loss: Input should be a fin"),
     (edited(lambda s: s.update(model=[1])), "model: Input should be a valid dictionary"),
     (edited(lambda s: s.update(model={})), "model: expected the checkpoint.pt"),
