@@ -53,7 +53,7 @@ class Task:
         self.model = _initial_model(config).to(device)
         side = config.model.img_size
         self.images = decode_all(self.train, side)
-        self.test_images = None if self.test is None else decode_all(self.test, side)
+        self.test_images = None if self.test is None else decode_all(self.test, side, "test")
         self.parts = self._split()
 
     @classmethod

@@ -31,6 +31,15 @@ class Items(Protocol):
     def __len__(self) -> int: ...
 
 
+def unreadable(error: ImageError, used_for: str) -> UserError:
+    """What to say of an image that training or validation needs and cannot read."""
+    return UserError(
+        f"Image {error}. Expected every {used_for} image to be readable: repair it, and the same "
+        "command goes on; or take it out and start in another --out, for a run belongs to its list "
+        "of images."
+    )
+
+
 def _collated(items: list[Any]) -> Any:
     """A batch, or the first error among its images."""
     error = next((item for item in items if isinstance(item, ImageError)), None)
@@ -87,9 +96,6 @@ class LoadedBatches:
         )
         for batch in loader:
             if isinstance(batch, ImageError):
-                raise UserError(
-                    f"Image {batch}. Expected every {used_for} image to be readable; repair it or "
-                    "take it out and start in another --out (the order of images changes)."
-                )
+                raise unreadable(batch, used_for)
             pixels, labels = batch
             yield pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)

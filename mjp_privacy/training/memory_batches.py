@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageError, Preprocessing
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.examples import Examples, epoch_order
+from mjp_privacy.training.loaded_batches import unreadable
 from mjp_privacy.training.processes import World
 
 
-def decode_all(examples: Examples, side: int) -> Tensor:
+def decode_all(examples: Examples, side: int, used_for: str = "training") -> Tensor:
     """Decode all images: (n, 3, side, side) uint8 in the order of the records."""
     preprocessing = Preprocessing(side, side)
     images = torch.empty(len(examples), 3, side, side, dtype=torch.uint8)
@@ -27,10 +27,7 @@ def decode_all(examples: Examples, side: int) -> Tensor:
         try:
             pixels = preprocessing(examples.source.decode(record))
         except ImageError as error:
-            raise UserError(
-                f"Image {error}. Expected every training image to be readable; repair it or take "
-                "it out of the folder."
-            ) from error
+            raise unreadable(error, used_for) from error
         images[place] = (pixels * 255).round().to(torch.uint8)
         if time.monotonic() - last_line > 10:
             last_line = time.monotonic()
@@ -42,10 +39,16 @@ def decode_all(examples: Examples, side: int) -> Tensor:
 class MemoryBatches:
     """The `Batches` of images that are kept in memory."""
 
-    def __init__(self, config: TrainingConfig, examples: Examples, world: World) -> None:
+    def __init__(
+        self,
+        config: TrainingConfig,
+        examples: Examples,
+        world: World,
+        used_for: str = "training",
+    ) -> None:
         self.config, self.world = config, world
         side = config.data.native_size or config.model.img_size
-        self.images = decode_all(examples, side).to(world.device)
+        self.images = decode_all(examples, side, used_for).to(world.device)
         self.labels = torch.tensor(examples.labels, device=world.device)
         shape = config.model
         self.mean = torch.tensor(shape.mean, device=world.device).view(3, 1, 1)

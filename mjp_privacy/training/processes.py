@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -54,21 +56,55 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def leave(self) -> None:
-        """Leave the group of processes; the world cannot be used afterwards."""
-        if self.size > 1:
-            dist.barrier()
-            # gloo's threads drop the last tensors, for which they need Python's lock; whoever joins
-            # them while holding it, as the destructor of DDP's reducer does, would wait forever
-            time.sleep(SETTLE)
-            dist.destroy_process_group()
 
+@contextmanager
+def joined(device: str, batch: int, *, pairs: bool = False) -> Iterator[World]:
+    """The processes that torchrun's environment names, joined until the end of the `with` block;
+    without it this process is alone.
 
-def join(device: str, batch: int, *, pairs: bool = False) -> World:
-    """Join the processes that torchrun's environment names; without it this process is alone.
+    If one process raises, it leaves at once with its own reason, and those that wait for it say
+    that another one ended.
 
     pairs  images are mixed in pairs, so each process needs an even number of them
     """
+    world = _join(device, batch, pairs=pairs)
+    try:
+        yield world
+    except BaseException as error:
+        _leave_the_others(world)
+        if _is_of_another(error, world):
+            raise UserError(
+                f"Process {world.rank} of {world.size} waited for another one, which has ended; "
+                "that one's line says why. What was saved is kept."
+            ) from None
+        raise
+    world.wait()
+    _leave(world)
+
+
+def _leave(world: World) -> None:
+    """Leave the group of processes; the world cannot be used afterwards."""
+    if world.size > 1:
+        # gloo's threads drop the last tensors, for which they need Python's lock; whoever joins
+        # them while holding it, as the destructor of DDP's reducer does, would wait forever
+        time.sleep(SETTLE)
+        dist.destroy_process_group()
+
+
+def _leave_the_others(world: World) -> None:
+    """Leave without waiting for anybody, after an error. NCCL may wait for all when its group is
+    destroyed; it is left to the end of the process, at which torchrun ends the others."""
+    if world.device.type != "cuda":
+        _leave(world)
+
+
+def _is_of_another(error: BaseException, world: World) -> bool:
+    """Whether this is what a process gets that waits for one that has ended."""
+    lost = isinstance(error, dist.DistError) or "gloo" in str(error)
+    return world.size > 1 and isinstance(error, RuntimeError) and lost
+
+
+def _join(device: str, batch: int, *, pairs: bool) -> World:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     place = pick_device(device)
     unit = size * (2 if pairs else 1)

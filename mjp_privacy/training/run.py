@@ -22,7 +22,7 @@ from mjp_privacy.training.file_batches import FileBatches
 from mjp_privacy.training.learner import Learner, build_mixup
 from mjp_privacy.training.memory_batches import MemoryBatches
 from mjp_privacy.training.network import check_initial
-from mjp_privacy.training.processes import World, join
+from mjp_privacy.training.processes import World, joined
 from mjp_privacy.training.segmentation.batches import PairBatches
 from mjp_privacy.training.segmentation.learner import SegmentationLearner
 from mjp_privacy.training.segmentation.pairs import VALIDATION, Pairs, find_pairs
@@ -53,11 +53,11 @@ def train(
     """
     if not 0 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers: expected 0 or more, got {workers} (at most {MOST_WORKERS}).")
-    world = join(device, config.recipe.batch, pairs=build_mixup(config) is not None)
     beside = [Path(overlay)] if overlay else []
     segments = config.task == "segmentation"
     find, learner = (find_pairs, SegmentationLearner) if segments else (find_examples, Learner)
-    try:
+    mixed = build_mixup(config) is not None
+    with joined(device, config.recipe.batch, pairs=mixed) as world:
         check_runs(beside)
         keep_apart(out, {"--data": data, "--val": val})
         folder = output_folder(Path(out))
@@ -70,14 +70,14 @@ def train(
                 print(f"no images/{VALIDATION}: nothing is scored", file=sys.stderr, flush=True)
             load_checkpoint(folder, identity)  # a folder of another training, before any decoding
             batches = make_batches(config, examples, world, workers)
-            validation = make_batches(config, held_out, world, workers) if held_out else None
+            validation = (
+                make_batches(config, held_out, world, workers, "validation") if held_out else None
+            )
             if deterministic:
                 _be_deterministic(world)
             number = len(examples)
             run = Trainer(config, batches, validation, folder, world, number, identity, learner)
             return run.fit(beside)
-    finally:
-        world.leave()
 
 
 def _identity(
@@ -96,14 +96,18 @@ def _identity(
 
 
 def make_batches(
-    config: TrainingConfig, examples: Examples | Pairs, world: World, workers: int
+    config: TrainingConfig,
+    examples: Examples | Pairs,
+    world: World,
+    workers: int,
+    used_for: str = "training",
 ) -> Batches:
     """Batches of these images, from memory or from files as the config says."""
     if isinstance(examples, Pairs):
         examples.check()
         return PairBatches(config, examples, world, workers)
     if config.data.store == "memory":
-        return MemoryBatches(config, examples, world)
+        return MemoryBatches(config, examples, world, used_for)
     return FileBatches(config, examples, world, workers)
 
 

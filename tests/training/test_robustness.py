@@ -140,7 +140,7 @@ def test_our_own_corruptions_are_called_so(
     command = ("--checkpoint", one, "--imagenet-c", out, "--data", photos, "--limit", 5)
     assert evaluate(*command) == 3
     printed, said = capsys.readouterr()
-    assert "1 not read, and in no figure:\n  one on our own corruptions: 1 of 5 cannot" in said
+    assert "1 not read, and in no figure:\n  fog/2/3/a.JPEG: not an image in a format" in said
     assert "**one** on our own corruptions: mCE" in printed
     assert "not the official files" in printed
     assert "| error without corruption |" in printed

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,18 @@ import yaml
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.training.run import train
-from tests.helpers.training import class_folders, content, curve, small, weights
+from tests.helpers.training import (
+    PICTURES_AS_THEY_ARE,
+    class_folders,
+    content,
+    curve,
+    small,
+    weights,
+)
 
 ROOT = Path(__file__).parents[2]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+AS_IS = {"augmentation": PICTURES_AS_THEY_ARE, "data": {"store": "files"}}
 
 
 def test_the_command_trains_a_row_and_says_what_is_wrong(
@@ -95,8 +105,7 @@ def test_two_processes_lose_as_one_does(data: Path, tmp_path: Path, mask_per: st
     val = class_folders(tmp_path / "val", images=7)  # 21 images: unequal shares
     config.write_text(yaml.safe_dump(fields))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    for run, launcher in (("one", []), ("two", torchrun)):
+    for run, launcher in (("one", []), ("two", TORCHRUN)):
         command = [sys.executable, *launcher, *_command(config, data, tmp_path / run)]
         subprocess.run([*command, "--val", str(val)], cwd=ROOT, check=True, env=environment)
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
@@ -107,6 +116,37 @@ def test_two_processes_lose_as_one_does(data: Path, tmp_path: Path, mask_per: st
     measured = [line["val_top1"] for line in one if "val_top1" in line]
     assert measured == [line["val_top1"] for line in two if "val_top1" in line]
     assert len(set(measured)) > 1
+
+
+@pytest.mark.parametrize("used_for", ["training", "validation"])
+def test_an_error_of_one_process_ends_all_with_its_reason(tmp_path: Path, used_for: str) -> None:
+    """A picture in one process's share is damaged: nobody waits for a process that has left, and
+    the same command goes on when the picture is repaired, as one process does."""
+    config = tmp_path / "config.yaml"
+    fields = content(**AS_IS, model={"drop_path": 0}, jigsaw={"first_epoch": 0}, log_every=1)
+    config.write_text(yaml.safe_dump(fields))
+    data, val = class_folders(tmp_path / "data"), class_folders(tmp_path / "val", images=7)
+    picture = next((data if used_for == "training" else val).rglob("003.png"))  # the second's share
+    whole = picture.read_bytes()
+    picture.write_bytes(whole[: len(whole) // 2])
+    options = [*_command(config, data, tmp_path / "two"), "--val", str(val), "--workers", "0"]
+    two = [sys.executable, *TORCHRUN, *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run: dict[str, Any] = {"cwd": ROOT, "env": environment, "timeout": 200}
+    failed = subprocess.run(two, capture_output=True, text=True, check=False, **run)
+    assert failed.returncode == 1
+    assert failed.stderr.count(f"{picture.name}: ") == 1
+    assert f"Expected every {used_for} image to be readable" in failed.stderr
+    assert "please report" not in failed.stderr
+    picture.write_bytes(whole)
+    subprocess.run(two, check=True, **run)
+    options[options.index(str(tmp_path / "two"))] = str(tmp_path / "one")
+    subprocess.run([sys.executable, *options], check=True, **run)
+    curves = [curve(tmp_path / name) for name in ("one", "two")]
+    assert [line["step"] for line in curves[0]] == [line["step"] for line in curves[1]]
+    for line, other in zip(*curves, strict=True):
+        assert other["loss"] == pytest.approx(line["loss"], abs=1e-5)
+        assert other.get("val_top1") == line.get("val_top1")
 
 
 def test_a_batch_must_be_shareable(

@@ -135,7 +135,9 @@ def test_an_unreadable_image_is_named(data: Path, tmp_path: Path) -> None:
     (data / "class_1" / "003.png").write_bytes(b"no image")
     for changes in ({}, FILES):
         for workers in (0, 1):
-            with pytest.raises(UserError, match=r"class_1/003.png.*repair it or take"):
+            with pytest.raises(
+                UserError, match=r"class_1/003.png.*every training image.*repair it"
+            ):
                 train(
                     small(**changes),
                     data=data,
@@ -143,6 +145,16 @@ def test_an_unreadable_image_is_named(data: Path, tmp_path: Path) -> None:
                     device="cpu",
                     workers=workers,
                 )
+
+
+def test_an_unreadable_validation_image_is_called_so(data: Path, tmp_path: Path) -> None:
+    val = class_folders(tmp_path / "val", images=4)
+    (val / "class_1" / "003.png").write_bytes(b"no image")
+    for changes in ({}, FILES):
+        with pytest.raises(UserError, match=r"class_1/003.png.*Expected every validation image"):
+            train(
+                small(**changes), data=data, val=val, out=tmp_path / "run", device="cpu", workers=0
+            )
 
 
 def test_classes_must_be_the_models(data: Path, tmp_path: Path) -> None:

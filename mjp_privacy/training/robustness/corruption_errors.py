@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.data import ImageSource, Preprocessing, spread_subset
+from mjp_privacy.data import ImageError, ImageSource, Preprocessing, spread_subset
 from mjp_privacy.data.corruptions.names import CORRUPTIONS
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.training.robustness.layouts import (
@@ -34,13 +35,15 @@ def errors_by_cell(
     seed: int = 0,
     check: Callable[[ImageSource], object] = lambda source: None,
     progress: Callable[[int], object] = lambda cells: None,
+    unreadable: Callable[[str, ImageError], object] = lambda folder, error: None,
 ) -> pd.DataFrame:
     """1 for a wrong answer and 0 for a right one: a row for each image, a column for each
     (corruption, severity); NaN where the file cannot be read.
 
-    limit     the same images of every cell
-    check     called with the images of each cell before they are shown to the model
-    progress  called with the number of cells done
+    limit       the same images of every cell
+    check       called with the images of each cell before they are shown to the model
+    progress    called with the number of cells done
+    unreadable  called with the cell's folder, fog/2, and the reason of each image
     """
     columns: dict[tuple[str, int], pd.Series] = {}
     first = None
@@ -50,7 +53,8 @@ def errors_by_cell(
         check_same_images(folders, cell, source, first)
         check(source)
         records = spread_subset(source.records, limit, seed)
-        rows = answers(model, source, records, prepare).set_index("image_id")
+        note = partial(unreadable, "/".join(map(str, cell)))
+        rows = answers(model, source, records, prepare, unreadable=note).set_index("image_id")
         columns[cell] = 1 - rows["correct"]
         progress(done)
     return pd.DataFrame(columns).sort_index()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,14 @@ from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
-from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing, open_images, spread_subset
+from mjp_privacy.data import (
+    ImageError,
+    ImageRecord,
+    ImageSource,
+    Preprocessing,
+    open_images,
+    spread_subset,
+)
 from mjp_privacy.data.label_files import NUM_IMAGENET
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.named import named_checkpoints
@@ -68,12 +76,22 @@ class Model:
 
 @dataclass(frozen=True)
 class Sets:
-    """The sets of images that the command line names, opened and checked."""
+    """The sets of images that the command line names, opened and checked; `unreadable` gains the
+    reasons of images that cannot be read, by set and name."""
 
     corrupted: CorruptionFolders | None
     hard: tuple[ImageSource, bool] | None  # ImageNet-A; whether it is the published set
     strange: tuple[ImageSource, bool] | None  # ImageNet-O
     ordinary: ImageSource | None  # --data
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    def note(self, folder: str, error: ImageError) -> None:
+        """Keep why an image of this folder cannot be read: note("fog/2", error)."""
+        self.unreadable[f"{folder}/{error.image_id}"] = error.reason
+
+    def note_in(self, source: ImageSource) -> Callable[[ImageError], None]:
+        """What keeps why an image of this set cannot be read."""
+        return partial(self.note, source.path.name)
 
 
 def write_robustness(arguments: EvaluationArguments) -> Outcome:
@@ -90,17 +108,7 @@ def write_robustness(arguments: EvaluationArguments) -> Outcome:
         text = markdown(lines)
         if arguments.out:
             _write(arguments.out, lines, errors, text)
-    return Outcome(text, _unreadable(lines))
-
-
-def _unreadable(lines: Sequence[Line]) -> dict[str, str]:
-    """How many images of each set have no part in a line, at most."""
-    most: dict[str, str] = {}
-    for line in sorted(lines, key=lambda line: line.figure.failed):
-        if failed := line.figure.failed:
-            of = failed + line.figure.n
-            most[f"{line.model} on {line.images}"] = f"{failed} of {of} cannot be read"
-    return most
+    return Outcome(text, sets.unreadable)
 
 
 def _opened(arguments: EvaluationArguments) -> Sets:
@@ -164,9 +172,9 @@ def _measured(
             errors[model.label] = mine
             yield lines
         if sets.hard:
-            yield _on_hard(model, *sets.hard, arguments)
+            yield _on_hard(model, sets, arguments)
         if sets.strange and sets.ordinary:
-            yield _on_strange(model, *sets.strange, sets.ordinary, arguments)
+            yield _on_strange(model, sets, arguments)
 
 
 def _under_corruptions(
@@ -185,6 +193,7 @@ def _under_corruptions(
             model.label, model.network, source.records, "--imagenet-c"
         ),
         progress=Progress(model.label, len(folders.by_cell), "folders"),
+        unreadable=sets.note,
     )
     if (classes := model.network.card.num_classes) != ALEXNETS_CLASSES:
         print(
@@ -197,31 +206,29 @@ def _under_corruptions(
     lines = corruption_lines(model.label, images, errors, model.paper if whole else None)
     if sets.ordinary:
         records = spread_subset(sets.ordinary.records, limit, seed)
-        rows = answers(model.network, sets.ordinary, records, model.prepare)
+        note = sets.note_in(sets.ordinary)
+        rows = answers(model.network, sets.ordinary, records, model.prepare, unreadable=note)
         clean = share(1 - rows["correct"].to_numpy(dtype=float))
         lines.insert(0, Line(model.label, images, "error without corruption", clean))
     return lines, errors
 
 
-def _on_hard(
-    model: Model, source: ImageSource, official: bool, arguments: EvaluationArguments
-) -> list[Line]:
-    rows = _restricted(model, source, source.records, _classes(source), arguments)
+def _on_hard(model: Model, sets: Sets, arguments: EvaluationArguments) -> list[Line]:
+    assert sets.hard is not None
+    source, official = sets.hard
+    rows = _restricted(model, sets, source, source.records, _classes(source), arguments)
     whole = official and arguments.limit is None
     return hard_lines(model.label, "ImageNet-A", rows, model.paper if whole else None)
 
 
-def _on_strange(
-    model: Model,
-    source: ImageSource,
-    official: bool,
-    ordinary: ImageSource,
-    arguments: EvaluationArguments,
-) -> list[Line]:
+def _on_strange(model: Model, sets: Sets, arguments: EvaluationArguments) -> list[Line]:
+    assert sets.strange is not None
+    assert sets.ordinary is not None
+    (source, official), ordinary = sets.strange, sets.ordinary
     classes = _classes(source)
-    to_strange = _restricted(model, source, source.records, classes, arguments)
+    to_strange = _restricted(model, sets, source, source.records, classes, arguments)
     of_them = of_classes(ordinary, classes)
-    to_ordinary = _restricted(model, ordinary, of_them, classes, arguments)
+    to_ordinary = _restricted(model, sets, ordinary, of_them, classes, arguments)
     whole = official and len(to_ordinary) == len(classes) * VALIDATION_OF_CLASS
     paper = model.paper if whole and arguments.limit is None else None
     return strange_lines(model.label, "ImageNet-O", to_strange, to_ordinary, paper)
@@ -229,6 +236,7 @@ def _on_strange(
 
 def _restricted(
     model: Model,
+    sets: Sets,
     source: ImageSource,
     records: Sequence[ImageRecord],
     classes: Sequence[int],
@@ -237,7 +245,8 @@ def _restricted(
     """The model's answers among these classes."""
     chosen = spread_subset(records, arguments.limit, arguments.seed)
     done = Progress(model.label, len(chosen))
-    return answered(model.network, source, chosen, model.prepare, classes, done)
+    note = sets.note_in(source)
+    return answered(model.network, source, chosen, model.prepare, classes, done, note)
 
 
 def _classes(source: ImageSource) -> list[int]:

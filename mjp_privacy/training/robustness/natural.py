@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data import ImageRecord, ImageSource, Preprocessing
+from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.training.robustness.line import RESAMPLED, Figure, Line, share
 from mjp_privacy.training.robustness.predictions import answers
@@ -89,9 +89,12 @@ def answered(
     prepare: Preprocessing,
     classes: Sequence[int],
     progress: Progress,
+    unreadable: Callable[[ImageError], object] = lambda error: None,
 ) -> pd.DataFrame:
     """The model's answers among these classes; UserError where no image can be read."""
-    rows = answers(model, source, records, prepare, classes=classes, progress=progress)
+    rows = answers(
+        model, source, records, prepare, classes=classes, progress=progress, unreadable=unreadable
+    )
     if not (rows["status"] == "ok").any():
         raise UserError(
             f"None of the {len(rows)} images of {source.path.name} can be read. Expected at least "

@@ -23,12 +23,14 @@ def answers(
     *,
     classes: Sequence[int] | None = None,
     progress: Callable[[int], object] = lambda done: None,
+    unreadable: Callable[[ImageError], object] = lambda error: None,
 ) -> pd.DataFrame:
     """A row for each image: image_id, label, status, correct, confidence.
 
-    classes   restrict the answer to these: the others' logits are left out before the softmax, and
-              `confidence` is the largest of what remains
-    progress  called with the number of images done after each batch
+    classes     restrict the answer to these: the others' logits are left out before the softmax,
+                and `confidence` is the largest of what remains
+    progress    called with the number of images done after each batch
+    unreadable  called with the reason of each image that cannot be read
 
     Images are fed as they are: nothing is shuffled or masked. An image that cannot be read has the
     status `failed`.
@@ -41,7 +43,8 @@ def answers(
             try:
                 pictures.append(prepare(source.decode(record, min_side=model.patch_size)))
                 readable.append(record)
-            except ImageError:
+            except ImageError as error:
+                unreadable(error)
                 rows.append(_row(record, "failed", np.nan, np.nan))
         if readable:
             images = torch.stack(pictures).to(model.like)
