@@ -1,42 +1,77 @@
-"""Whether bfloat16 pays on this CPU: without instructions for it a step takes far longer."""
+"""Products of matrices in bfloat16 on CPUs that have no instructions for them.
+
+There torch multiplies the numbers one by one, and a step of a small ViT takes ten times as long as
+in float32. What it computes is a float32 product of rounded numbers, rounded once more, and float32
+products are fast on every CPU.
+"""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mjp_privacy.training.config import TrainingConfig
 
-WORTH_SAYING = 4.0
-"""Products of matrices that take so many times as long; on CPUs without instructions it is more
-than 30, and a step of the zoo's model 12."""
-REPEATS = 5
+_aten = torch.ops.aten
+PRODUCTS = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten.convolution.default,
+    _aten.convolution_backward.default,
+}
+"""What is slow: all products that a ViT, a Swin or a ResNet trains with."""
+REMARK = (
+    "note: this CPU has no instructions for bfloat16; its products are computed in float32 and "
+    "rounded, which is as fast as float32 and differs by the order of sums alone"
+)
 
 
-def slow_bfloat16(config: TrainingConfig, device: torch.device) -> str | None:
-    """A line for a training in bfloat16 on a CPU that computes it far slower than float32."""
-    if config.recipe.precision != "bfloat16" or device.type != "cpu":
-        return None
-    if bfloat16_times() < WORTH_SAYING:
-        return None
-    return (
-        "note: this CPU multiplies matrices far slower in bfloat16 than in float32; with "
-        "--precision float32, in another --out, steps take a fraction of the time"
-    )
+class RoundedProducts(TorchDispatchMode):
+    """While it is entered, products of bfloat16 tensors on the CPU are computed in float32 and
+    rounded to bfloat16, forwards and backwards: with RoundedProducts(): ..."""
+
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What torch calls in place of every operation."""
+        if function not in PRODUCTS or not any(map(_is_rounded, args)):
+            return function(*args, **(kwargs or {}))
+        wide = (arg.float() if _is_rounded(arg) else arg for arg in args)
+        result = function(*wide, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            return result.bfloat16()
+        return tuple(part if part is None else part.bfloat16() for part in result)
 
 
-def bfloat16_times() -> float:
-    """How many times as long a product of matrices takes in bfloat16 as in float32."""
-    left, right = torch.ones(256, 160), torch.ones(160, 640)
-    return shortest(left.bfloat16(), right.bfloat16()) / shortest(left, right)
+def _is_rounded(arg: object) -> bool:
+    return isinstance(arg, Tensor) and arg.dtype == torch.bfloat16 and arg.device.type == "cpu"
 
 
-def shortest(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Seconds of the fastest of some products: others may wait for other processes."""
-    seconds = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        left @ right
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+def rounds_products(config: TrainingConfig, device: torch.device) -> bool:
+    """Whether a training in bfloat16 needs `RoundedProducts` here. A compiled one goes without:
+    its operations are no longer torch's."""
+    recipe = config.recipe
+    slow = device.type == "cpu" and not has_bfloat16()
+    return slow and recipe.precision == "bfloat16" and not recipe.compile
+
+
+def products(config: TrainingConfig, device: torch.device) -> AbstractContextManager[Any]:
+    """What a step and a validation of this training are computed in; it can be entered again."""
+    return RoundedProducts() if rounds_products(config, device) else nullcontext()
+
+
+def has_bfloat16() -> bool:
+    """Whether torch's library of products has bfloat16 on this CPU."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(supported and torch.backends.mkldnn.is_available() and supported())

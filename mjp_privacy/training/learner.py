@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.half_precision import products
 from mjp_privacy.training.network import Objective, build_network
 from mjp_privacy.training.optimization import (
     build_optimizer,
@@ -52,6 +53,7 @@ class Learner:
         self.config, self.steps_per_epoch, self.world = config, steps_per_epoch, world
         self.model = self._network().to(world.device)
         self.bfloat16 = config.recipe.precision == "bfloat16"
+        self.products = products(config, world.device)
         if self.bfloat16 and world.device.type == "cpu":
             _plain_attention(self.model)
         self.optimizer = build_optimizer(self.model, config)
@@ -91,9 +93,10 @@ class Learner:
         weight = torch.tensor(
             dal_weight(self.config, step, self.steps_per_epoch), device=images.device
         )
-        with self._autocast():
-            loss, numbers = self.objective(images, labels, puzzle.mask, weight)
-        loss.backward()
+        with self.products:
+            with self._autocast():
+                loss, numbers = self.objective(images, labels, puzzle.mask, weight)
+            loss.backward()
         norm = clipped(list(self.model.parameters()), self.config.recipe.clip_grad)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -111,7 +114,7 @@ class Learner:
         model = self.trained.eval()
         right = torch.zeros(2, device=self.world.device)
         for pixels, labels in batches:
-            with self._autocast():
+            with self.products, self._autocast():
                 predicted = model(pixels).argmax(-1)
             right += torch.stack(((predicted == labels).sum(), torch.tensor(len(labels)).to(right)))
         right = self.world.mean(right)

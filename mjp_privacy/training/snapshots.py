@@ -26,6 +26,7 @@ from mjp_privacy.models.checkpoint_files import CHECKPOINT as WEIGHTS
 from mjp_privacy.models.family_files import SIZES, weights_of
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.training.config import TrainingConfig, other_sizes, plain
+from mjp_privacy.training.half_precision import rounds_products
 from mjp_privacy.training.processes import World
 
 IDENTITY = {
@@ -99,14 +100,17 @@ def load_checkpoint(
     return dict(state)
 
 
-def made_with(world: World) -> dict[str, Any]:
-    """Software and machine of this process; on a CPU the number of threads changes results."""
+def made_with(config: TrainingConfig, world: World) -> dict[str, Any]:
+    """Software and machine of this process; on a CPU the number of threads changes results, and
+    how it multiplies."""
+    rounded = rounds_products(config, world.device)
     return {
         "commit": commit(),
         "torch": str(torch.__version__),
         "device": world.device.type,
         "threads": torch.get_num_threads(),
         "processes": world.size,
+        **({"products": "float32, rounded to bfloat16"} if rounded else {}),
     }
 
 

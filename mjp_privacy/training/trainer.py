@@ -18,7 +18,7 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.curves import draw_curves
-from mjp_privacy.training.half_precision import slow_bfloat16
+from mjp_privacy.training.half_precision import REMARK, rounds_products
 from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.learner import Learner
 from mjp_privacy.training.optimization import learning_rate
@@ -91,8 +91,8 @@ class Trainer:
         if self.step == self.steps and self.world.agreed(self._is_exported()):
             self.journal.say("finished already; nothing to do")
             return self.folder / MODEL
-        if self.world.first and (slowness := slow_bfloat16(self.config, self.world.device)):
-            self.journal.say(slowness)
+        if rounds_products(self.config, self.world.device):
+            self.journal.say(REMARK)
         drawn_at = -math.inf
         while self.step < self.steps:
             self._train_epoch(self.step // self.steps_per_epoch)
@@ -206,7 +206,7 @@ class Trainer:
             self.step, self.score = known.step, known.score(self.learner.measure)
             self.made_with, unvalidated = state["made_with"], state.get("unvalidated")
             self.journal.say(f"continuing from step {self.step} of {self.steps}")
-        now = made_with(self.world)
+        now = made_with(self.config, self.world)
         if self.step < self.steps and now not in self.made_with:
             self.made_with = [*self.made_with, now]
         self.world.wait()

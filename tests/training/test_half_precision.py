@@ -1,47 +1,139 @@
-"""A training in bfloat16 says where this CPU is slow at it."""
+"""Products in bfloat16 where a CPU has no instructions for them: float32, rounded."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mjp_privacy.training import half_precision
+from mjp_privacy.training.half_precision import RoundedProducts, rounds_products
 from mjp_privacy.training.run import train
-from tests.helpers.training import small
+from tests.helpers.training import curve, small
 
 CPU = torch.device("cpu")
+HALF = {"precision": "bfloat16"}
+ULP = 2.0**-7  # of a bfloat16, relative to its power of two
 
 
-def test_only_a_cpu_that_is_slow_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    half = small(recipe={"precision": "bfloat16"})
-    monkeypatch.setattr(half_precision, "bfloat16_times", lambda: 12.4)
-    assert "slower in bfloat16" in str(half_precision.slow_bfloat16(half, CPU))
-    assert half_precision.slow_bfloat16(half, torch.device("cuda")) is None
-    whole = small(recipe={"precision": "float32"})
-    assert half_precision.slow_bfloat16(whole, CPU) is None
-    monkeypatch.setattr(half_precision, "bfloat16_times", lambda: 0.6)
-    assert half_precision.slow_bfloat16(half, CPU) is None
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def test_the_ratio_is_of_bfloat16_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {torch.bfloat16: 0.6, torch.float32: 0.1}
-    monkeypatch.setattr(half_precision, "shortest", lambda left, right: seconds[left.dtype])
-    assert half_precision.bfloat16_times() == pytest.approx(6.0)
-    monkeypatch.undo()
-    assert half_precision.shortest(torch.ones(2, 2), torch.ones(2, 2)) > 0
+OPERATIONS: dict[str, Callable[[], Tensor]] = {
+    "linear": lambda: F.linear(numbers(5, 7, 24), numbers(11, 24, seed=1), numbers(11, seed=2)),
+    "matmul": lambda: numbers(9, 24) @ numbers(24, 5, seed=1),
+    "attention": lambda: numbers(2, 3, 9, 24) @ numbers(2, 3, 24, 9, seed=1),
+    "baddbmm": lambda: torch.baddbmm(
+        numbers(3, 4, 6), numbers(3, 4, 24, seed=1), numbers(3, 24, 6, seed=2), beta=0.5, alpha=2
+    ),
+    "patches": lambda: F.conv2d(numbers(2, 3, 8, 8), numbers(6, 3, 4, 4, seed=1), None, 4),
+    "convolution": lambda: F.conv2d(
+        numbers(2, 3, 8, 8), numbers(6, 3, 3, 3, seed=1), numbers(6, seed=2), padding=1
+    ),
+}
 
 
-def test_a_training_says_it_once_and_a_finished_one_does_not(
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_product_is_the_exact_one_rounded_once(name: str) -> None:
+    """Against float64, in which all these sums are exact enough to round."""
+    with RoundedProducts():
+        ours = OPERATIONS[name]()
+    exact = _in_float64(OPERATIONS[name])
+    assert ours.dtype == torch.bfloat16
+    assert (ours == exact.bfloat16()).double().mean() > 0.99  # the rest: a tie in float32
+    step = ULP * torch.exp2(exact.abs().log2().floor())
+    assert ((ours.double() - exact).abs() <= 0.51 * step + 1e-5).all()
+
+
+def _in_float64(operation: Callable[[], Tensor]) -> Tensor:
+    """The operation with its bfloat16 numbers, computed in float64."""
+
+    class Exact(RoundedProducts):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if function in half_precision.PRODUCTS:
+                args = [arg.double() if isinstance(arg, Tensor) else arg for arg in args]
+            return function(*args, **(kwargs or {}))
+
+    with Exact():
+        return operation()
+
+
+def test_gradients_are_those_of_torch_up_to_the_order_of_sums() -> None:
+    """Nearer to torch's own bfloat16 than float32 is, which rounds nowhere."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 32, 4, 4), nn.GELU(), nn.Flatten(), nn.Linear(128, 10))
+    images = torch.randn(16, 3, 8, 8)
+
+    def gradient(bfloat16: bool, *modes: RoundedProducts) -> Tensor:
+        model.zero_grad()
+        for mode in modes:
+            mode.__enter__()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = model(images).float().square().mean()
+        loss.backward()
+        for mode in modes:
+            mode.__exit__(None, None, None)
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    native, whole = gradient(True), gradient(False)
+    ours = gradient(True, RoundedProducts())
+    assert (ours - native).norm() < 0.2 * (whole - native).norm()
+
+
+def test_other_operations_are_torchs_own() -> None:
+    left, right = torch.randn(5, 7), torch.randn(7, 3)
+    half = numbers(5, 7)
+    plain = (left @ right, half.exp(), half.softmax(-1))
+    with RoundedProducts():
+        inside = (left @ right, half.exp(), half.softmax(-1))
+    assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
+
+
+def test_only_a_training_in_bfloat16_on_such_a_cpu_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(half_precision, "has_bfloat16", lambda: False)
+    half = small(recipe=HALF)
+    assert rounds_products(half, CPU)
+    assert not rounds_products(half, torch.device("cuda"))
+    assert not rounds_products(small(recipe={"precision": "float32"}), CPU)
+    assert not rounds_products(small(recipe={**HALF, "compile": True}), CPU)
+    monkeypatch.setattr(half_precision, "has_bfloat16", lambda: True)
+    assert not rounds_products(half, CPU)
+
+
+def test_a_cpu_is_asked_and_a_torch_that_cannot_say_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert isinstance(half_precision.has_bfloat16(), bool)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not half_precision.has_bfloat16()
+
+
+def test_a_training_says_it_once_and_keeps_it_with_the_weights(
     data: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(half_precision, "bfloat16_times", lambda: 12.4)
-    config = small(recipe={"precision": "bfloat16", "epochs": 1})
-    train(config, data=data, out=tmp_path / "run", device="cpu")
-    assert capfd.readouterr().err.count("--precision float32") == 1
-    train(config, data=data, out=tmp_path / "run", device="cpu")
-    assert "--precision float32" not in capfd.readouterr().err
+    monkeypatch.setattr(half_precision, "has_bfloat16", lambda: False)
+    config = small(recipe={**HALF, "epochs": 1})
+    path = train(config, data=data, val=data, out=tmp_path / "run", device="cpu")
+    assert capfd.readouterr().err.count("computed in float32 and rounded") == 1
+    train(config, data=data, val=data, out=tmp_path / "run", device="cpu")
+    assert "computed in float32" not in capfd.readouterr().err
+    assert "val_top1" in curve(tmp_path / "run")[-1]
+    with safe_open(path, "pt") as file:
+        (made_with,) = json.loads(file.metadata()["made_with"])
+    assert made_with["products"] == "float32, rounded to bfloat16"
+    monkeypatch.setattr(half_precision, "has_bfloat16", lambda: True)
+    path = train(config, data=data, out=tmp_path / "other", device="cpu")
+    with safe_open(path, "pt") as file:
+        assert "products" not in json.loads(file.metadata()["made_with"])[0]

@@ -83,7 +83,10 @@ def test_other_kinds_of_models_come_back_as_they_were(
 MIXED = {"augmentation": {"mixup": 0.8, "cutmix": 1.0}, "log_every": 100}
 
 
-@pytest.mark.parametrize("changes", [{}, FILES, MIXED, {"recipe": {"ema_decay": 0.9}}])
+HALF = {"recipe": {"precision": "bfloat16"}}
+
+
+@pytest.mark.parametrize("changes", [{}, FILES, MIXED, HALF, {"recipe": {"ema_decay": 0.9}}])
 def test_a_killed_run_draws_the_same_curve(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
