@@ -98,8 +98,8 @@ def train(argv: list[str], usage: Usage) -> int:
         deterministic=arguments.deterministic,
         overlay=arguments.overlay,
     )
-    print(path)
     if os.environ.get("RANK", "0") == "0":
+        print(path)
         for line in _next_commands(path, config, arguments):
             print(line, file=sys.stderr)
     return DONE

@@ -107,7 +107,15 @@ def test_two_processes_lose_as_one_does(data: Path, tmp_path: Path, mask_per: st
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for run, launcher in (("one", []), ("two", TORCHRUN)):
         command = [sys.executable, *launcher, *_command(config, data, tmp_path / run)]
-        subprocess.run([*command, "--val", str(val)], cwd=ROOT, check=True, env=environment)
+        done = subprocess.run(
+            [*command, "--val", str(val)],
+            cwd=ROOT,
+            check=True,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert done.stdout == f"{tmp_path / run / 'model.safetensors'}\n"
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(one) == len(two) == 36
     for line, other in zip(one, two, strict=True):
