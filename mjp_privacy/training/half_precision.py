@@ -28,8 +28,8 @@ PRODUCTS = {
 }
 """What is slow: all products that a ViT, a Swin or a ResNet trains with."""
 REMARK = (
-    "note: this CPU has no instructions for bfloat16: products are computed in float32 and rounded, "
-    "as such instructions do, in little more time than float32 takes"
+    "note: this CPU has no instructions for bfloat16: products are computed in float32 and "
+    "rounded, as such instructions do, in little more time than float32 takes"
 )
 
 
