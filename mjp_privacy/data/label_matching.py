@@ -26,7 +26,7 @@ def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> d
     keys: tuple[Callable[[str], str], ...] = (
         lambda name: name,
         lambda name: name.removeprefix(wrapper),
-        lambda name: str(PurePosixPath(name.removeprefix(wrapper)).with_suffix("")),
+        lambda name: _without_suffix(name.removeprefix(wrapper)),
         lambda name: PurePosixPath(name).name,
         lambda name: PurePosixPath(name).stem,
     )
@@ -49,6 +49,12 @@ def validation_number(image_id: str) -> int | None:
     """17 for .../ILSVRC2012_val_00000017.JPEG; None for any other name."""
     match = _VALIDATION_IMAGE.match(PurePosixPath(image_id).name)
     return int(match[1]) if match else None
+
+
+def _without_suffix(name: str) -> str:
+    """a/b for a/b.png; pathlib's own raises for names such as "." and "..png"."""
+    path = PurePosixPath(name)
+    return str(path).removesuffix(path.suffix)
 
 
 def _match_by(

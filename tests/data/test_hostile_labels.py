@@ -121,3 +121,19 @@ def test_folders_named_by_large_numbers_are_places(name: str, tmp_path: Path) ->
     folder = make_images(tmp_path / "in", [f"{name}/a.png", "7/b.png"])
     labels = {record.image_id: record.label for record in open_images(folder).records}
     assert sorted(labels.values()) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "name", [".", "in/", "in/.", "/", "..", "..png", "in/..png", "a/..", "..."]
+)
+def test_names_that_are_no_files_are_no_harm(name: str, tmp_path: Path) -> None:
+    """Beside rows that name the images without their folder and by another suffix."""
+    folder = make_images(tmp_path / "in", ["a.png", "b.png"])
+    table = tmp_path / "labels.csv"
+    table.write_text(f"file,label\n{name},7\na.jpg,1\nb.jpg,2\n")
+    try:
+        records = open_images(folder, table).records
+    except UserError as error:
+        assert "line 2: expected the name of an image" in str(error)  # noqa: PT017
+    else:
+        assert [record.label for record in records] == [1, 2]
