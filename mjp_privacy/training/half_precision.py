@@ -1,8 +1,9 @@
-"""Products of matrices in bfloat16 on CPUs that have no instructions for them.
+"""Products of matrices in bfloat16 on CPUs where torch has none that are fast.
 
-There torch multiplies the numbers one by one, and a step of a small ViT takes ten times as long as
-in float32. What it computes is a float32 product of rounded numbers, rounded once more, and float32
-products are fast on every CPU.
+There torch multiplies the numbers one by one, and a step of a small ViT takes twelve times as long
+as in float32. What it computes is a float32 product of rounded numbers, rounded once more (but for
+the weights of a convolution, whose gradient it rounds image by image), and float32 products are
+fast on every CPU.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ PRODUCTS = {
     _aten.convolution.default,
     _aten.convolution_backward.default,
 }
-"""What is slow: all products that a ViT, a Swin or a ResNet trains with."""
+"""What is slow: all products that a ViT, a Swin or a ResNet trains with, as long as its
+attention is made of them (`learner` switches fused attention off)."""
 REMARK = (
-    "note: this CPU has no instructions for bfloat16: products are computed in float32 and "
-    "rounded, as such instructions do, in little more time than float32 takes"
+    "note: torch has no fast bfloat16 on this CPU: products are computed in float32 and rounded, "
+    "as a CPU with instructions for it does, in little more time than float32 takes"
 )
 
 
@@ -59,11 +61,10 @@ def _is_rounded(arg: object) -> bool:
 
 
 def rounds_products(config: TrainingConfig, device: torch.device) -> bool:
-    """Whether a training in bfloat16 needs `RoundedProducts` here. A compiled one goes without:
-    its operations are no longer torch's."""
-    recipe = config.recipe
+    """Whether a training in bfloat16 needs `RoundedProducts` here. It is not compiled then, because
+    compiled code calls the slow products itself."""
     slow = device.type == "cpu" and not has_bfloat16()
-    return slow and recipe.precision == "bfloat16" and not recipe.compile
+    return slow and config.recipe.precision == "bfloat16"
 
 
 def products(config: TrainingConfig, device: torch.device) -> AbstractContextManager[Any]:
@@ -72,6 +73,6 @@ def products(config: TrainingConfig, device: torch.device) -> AbstractContextMan
 
 
 def has_bfloat16() -> bool:
-    """Whether torch's library of products has bfloat16 on this CPU."""
+    """Whether the library that multiplies for torch (oneDNN) knows bfloat16 on this CPU."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return bool(supported and torch.backends.mkldnn.is_available() and supported())

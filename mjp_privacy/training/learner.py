@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.half_precision import products
+from mjp_privacy.training.half_precision import products, rounds_products
 from mjp_privacy.training.network import Objective, build_network
 from mjp_privacy.training.optimization import (
     build_optimizer,
@@ -60,7 +60,7 @@ class Learner:
         decay = config.recipe.ema_decay
         self.average = ModelEmaV3(self.model, decay=decay) if decay else None
         self.objective: Any = self._objective()
-        if config.recipe.compile:
+        if config.recipe.compile and not rounds_products(config, world.device):
             self.objective = torch.compile(self.objective)
         if world.size > 1:
             self.objective = DistributedDataParallel(self.objective)

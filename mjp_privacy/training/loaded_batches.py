@@ -35,8 +35,8 @@ def unreadable(error: ImageError, used_for: str) -> UserError:
     """What to say of an image that training or validation needs and cannot read."""
     return UserError(
         f"Image {error}. Expected every {used_for} image to be readable: repair it, and the same "
-        "command goes on; or take it out and start in another --out, for a run belongs to its list "
-        "of images."
+        "command goes on; or take it out, and where steps were trained already start in another "
+        "--out, for a run belongs to its list of images."
     )
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,18 @@ from torch import Tensor
 
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.shown import shown
 
 SETTLE = 0.2  # seconds for the threads of a process group to come to rest
+LEAVE = 5.0  # seconds to leave a process group in after an error
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "ncclRemoteError",
+    "store->get",
+)
+"""What gloo and NCCL say of a process that has ended."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +73,25 @@ def joined(device: str, batch: int, *, pairs: bool = False) -> Iterator[World]:
     """The processes that torchrun's environment names, joined until the end of the `with` block;
     without it this process is alone.
 
-    If one process raises, it leaves at once with its own reason, and those that wait for it say
-    that another one ended.
+    If one process raises, it leaves with its own reason and waits for nobody. Those that wait for
+    it say that another one ended: at once on CPUs; on GPUs torchrun ends them within 30 s.
 
     pairs  images are mixed in pairs, so each process needs an even number of them
     """
     world = _join(device, batch, pairs=pairs)
     try:
         yield world
+        world.wait()
     except BaseException as error:
         _leave_the_others(world)
-        if _is_of_another(error, world):
+        if _is_lost(error, world):
+            reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"Process {world.rank} of {world.size} waited for another one, which has ended; "
-                "that one's line says why. What was saved is kept."
-            ) from None
+                f"Process {world.rank} of {world.size} waited for another one, which has ended or "
+                f"cannot be reached ({shown(reason, 300)}); that one's line says why. What was "
+                "saved is kept."
+            ) from error
         raise
-    world.wait()
     _leave(world)
 
 
@@ -92,15 +105,19 @@ def _leave(world: World) -> None:
 
 
 def _leave_the_others(world: World) -> None:
-    """Leave without waiting for anybody, after an error. NCCL may wait for all when its group is
-    destroyed; it is left to the end of the process, at which torchrun ends the others."""
-    if world.device.type != "cuda":
-        _leave(world)
+    """Leave after an error, in a few seconds at most: what is still under way between the processes
+    has nobody to answer it. NCCL's group is left to the end of the process, for it may wait for all
+    others when it is destroyed."""
+    if world.size > 1 and world.device.type != "cuda":
+        leaving = Thread(target=_leave, args=(world,), daemon=True)
+        leaving.start()
+        leaving.join(LEAVE)
 
 
-def _is_of_another(error: BaseException, world: World) -> bool:
-    """Whether this is what a process gets that waits for one that has ended."""
-    lost = isinstance(error, dist.DistError) or "gloo" in str(error)
+def _is_lost(error: BaseException, world: World) -> bool:
+    """Whether this is what a process gets that waits for one that has ended. Other errors of the
+    libraries beneath, such as two processes on one GPU, are this process's own."""
+    lost = any(sign in str(error) for sign in LOST)
     return world.size > 1 and isinstance(error, RuntimeError) and lost
 
 
@@ -117,7 +134,18 @@ def _join(device: str, batch: int, *, pairs: bool) -> World:
     if size == 1:
         return World(place)
     if place.type == "cuda":
-        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(place)
+        place = _own_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     return World(place, dist.get_rank(), size)
+
+
+def _own_gpu(number: int) -> torch.device:
+    """This process's GPU; UserError where the machine has fewer GPUs than processes."""
+    if number >= (there := torch.cuda.device_count()):
+        raise UserError(
+            f"Expected a GPU for each process of this machine, got {there} and a process number "
+            f"{number}, counted from 0. Give --nproc_per_node={there}, or --device cpu."
+        )
+    place = torch.device("cuda", number)
+    torch.cuda.set_device(place)
+    return place

@@ -1,8 +1,8 @@
 """The training loop: epochs, metrics, checkpoints and the export at the end.
 
 A run is a function of its config and its images. Every random choice of a step comes from (seed,
-step), so a run that was killed continues from its checkpoint as if it had not stopped: on a CPU
-with the same number of threads its curve is the very same.
+step), so a run that was killed continues from its checkpoint as if it had not stopped: on the same
+kind of CPU with the same number of threads its curve is the very same.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ def test_a_product_is_the_exact_one_rounded_once(name: str) -> None:
     with RoundedProducts():
         ours = OPERATIONS[name]()
     exact = _in_float64(OPERATIONS[name])
+    assert exact.dtype == torch.float64  # so it is one of PRODUCTS
     assert ours.dtype == torch.bfloat16
     assert (ours == exact.bfloat16()).double().mean() > 0.99  # the rest: a tie in float32
     step = ULP * torch.exp2(exact.abs().log2().floor())
@@ -100,6 +102,7 @@ def test_gradients_of_a_convolution_are_rounded_once() -> None:
         return torch.cat([part.flatten() for part in parts])
 
     exact = _in_float64(gradients)
+    assert exact.dtype == torch.float64
     with RoundedProducts():
         ours = gradients()
     assert (ours == exact.bfloat16()).double().mean() > 0.99
@@ -122,7 +125,7 @@ def test_only_a_training_in_bfloat16_on_such_a_cpu_needs_it(
     assert rounds_products(half, CPU)
     assert not rounds_products(half, torch.device("cuda"))
     assert not rounds_products(small(recipe={"precision": "float32"}), CPU)
-    assert not rounds_products(small(recipe={**HALF, "compile": True}), CPU)
+    assert rounds_products(small(recipe={**HALF, "compile": True}), CPU)
     monkeypatch.setattr(half_precision, "has_bfloat16", lambda: True)
     assert not rounds_products(half, CPU)
 
@@ -130,9 +133,44 @@ def test_only_a_training_in_bfloat16_on_such_a_cpu_needs_it(
 def test_a_cpu_is_asked_and_a_torch_that_cannot_say_has_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert isinstance(half_precision.has_bfloat16(), bool)
+    class Knows:
+        def _is_mkldnn_bf16_supported(self) -> bool:
+            return True
+
+    monkeypatch.setattr(torch.ops, "mkldnn", Knows())
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert half_precision.has_bfloat16()
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not half_precision.has_bfloat16()
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    assert not half_precision.has_bfloat16()
+
+
+class NoBfloat16(RoundedProducts):
+    """Raises where a product of bfloat16 numbers reaches torch, and counts those of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if function in half_precision.PRODUCTS:
+            assert not any(isinstance(arg, Tensor) and arg.dtype == torch.bfloat16 for arg in args)
+            self.seen += 1
+        assert "attention" not in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("changes", [{}, {"recipe": {**HALF, "ema_decay": 0.9, "compile": True}}])
+def test_no_product_of_a_training_and_its_validation_is_slow(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(half_precision, "has_bfloat16", lambda: False)
+    config = small(**{"recipe": HALF, **changes})
+    with NoBfloat16() as products:
+        train(config, data=data, val=data, out=tmp_path / "run", device="cpu")
+    assert products.seen > 100
 
 
 def test_a_training_says_it_once_and_keeps_it_with_the_weights(

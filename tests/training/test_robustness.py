@@ -138,9 +138,13 @@ def test_our_own_corruptions_are_called_so(
     (out / "fog" / "2" / "3" / "a.JPEG").write_bytes(b"no image")
     photos = tmp_path / "photos"
     command = ("--checkpoint", one, "--imagenet-c", out, "--data", photos, "--limit", 5)
-    assert evaluate(*command) == 3
+    assert evaluate(*command, "--out", tmp_path / "out") == 3
     printed, said = capsys.readouterr()
-    assert "1 not read, and in no figure:\n  fog/2/3/a.JPEG: not an image in a format" in said
+    damaged = out / "fog" / "2" / "3" / "a.JPEG"
+    assert f"1 not read, and in no figure:\n  {damaged}: not an image in a format" in said
+    (line,) = pd.read_csv(tmp_path / "out" / "unreadable.csv").to_dict("records")
+    assert line["image"] == str(damaged)
+    assert line["reason"].startswith("not an image")
     assert "**one** on our own corruptions: mCE" in printed
     assert "not the official files" in printed
     assert "| error without corruption |" in printed
@@ -274,7 +278,10 @@ def test_mistakes_with_a_and_o(
         (broken / synset / "a.jpg").write_bytes(b"no image")
     for words, message in (
         ((thousand, "--imagenet-a", few), "expected 200 folders named by synsets"),
-        ((thousand, "--imagenet-a", broken), "None of the 200 images of broken can be read"),
+        (
+            (thousand, "--imagenet-a", broken),
+            "None of the 200 images of broken can be read, the first of them for: ",
+        ),
         ((small, "--imagenet-a", all_of_them), "small has 5 classes; ImageNet-A and -O need"),
         ((thousand, "--imagenet-o", all_of_them), "Expected --data with photographs of its 200"),
         (

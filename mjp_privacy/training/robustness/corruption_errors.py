@@ -35,7 +35,7 @@ def errors_by_cell(
     seed: int = 0,
     check: Callable[[ImageSource], object] = lambda source: None,
     progress: Callable[[int], object] = lambda cells: None,
-    unreadable: Callable[[str, ImageError], object] = lambda folder, error: None,
+    unreadable: Callable[[ImageSource, ImageError], object] = lambda source, error: None,
 ) -> pd.DataFrame:
     """1 for a wrong answer and 0 for a right one: a row for each image, a column for each
     (corruption, severity); NaN where the file cannot be read.
@@ -43,7 +43,7 @@ def errors_by_cell(
     limit       the same images of every cell
     check       called with the images of each cell before they are shown to the model
     progress    called with the number of cells done
-    unreadable  called with the cell's folder, fog/2, and the reason of each image
+    unreadable  called with the cell's images and the reason of each that cannot be read
     """
     columns: dict[tuple[str, int], pd.Series] = {}
     first = None
@@ -53,7 +53,7 @@ def errors_by_cell(
         check_same_images(folders, cell, source, first)
         check(source)
         records = spread_subset(source.records, limit, seed)
-        note = partial(unreadable, "/".join(map(str, cell)))
+        note = partial(unreadable, source)
         rows = answers(model, source, records, prepare, unreadable=note).set_index("image_id")
         columns[cell] = 1 - rows["correct"]
         progress(done)

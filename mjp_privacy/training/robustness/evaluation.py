@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -77,7 +77,7 @@ class Model:
 @dataclass(frozen=True)
 class Sets:
     """The sets of images that the command line names, opened and checked; `unreadable` gains the
-    reasons of images that cannot be read, by set and name."""
+    reasons of images that cannot be read, by their paths."""
 
     corrupted: CorruptionFolders | None
     hard: tuple[ImageSource, bool] | None  # ImageNet-A; whether it is the published set
@@ -85,13 +85,9 @@ class Sets:
     ordinary: ImageSource | None  # --data
     unreadable: dict[str, str] = field(default_factory=dict)
 
-    def note(self, folder: str, error: ImageError) -> None:
-        """Keep why an image of this folder cannot be read: note("fog/2", error)."""
-        self.unreadable[f"{folder}/{error.image_id}"] = error.reason
-
-    def note_in(self, source: ImageSource) -> Callable[[ImageError], None]:
-        """What keeps why an image of this set cannot be read."""
-        return partial(self.note, source.path.name)
+    def note(self, source: ImageSource, error: ImageError) -> None:
+        """Keep why an image of this set cannot be read."""
+        self.unreadable[str(source.path / error.image_id)] = error.reason
 
 
 def write_robustness(arguments: EvaluationArguments) -> Outcome:
@@ -107,7 +103,7 @@ def write_robustness(arguments: EvaluationArguments) -> Outcome:
         lines += more
         text = markdown(lines)
         if arguments.out:
-            _write(arguments.out, lines, errors, text)
+            _write(arguments.out, lines, errors, text, sets.unreadable)
     return Outcome(text, sets.unreadable)
 
 
@@ -206,7 +202,7 @@ def _under_corruptions(
     lines = corruption_lines(model.label, images, errors, model.paper if whole else None)
     if sets.ordinary:
         records = spread_subset(sets.ordinary.records, limit, seed)
-        note = sets.note_in(sets.ordinary)
+        note = partial(sets.note, sets.ordinary)
         rows = answers(model.network, sets.ordinary, records, model.prepare, unreadable=note)
         clean = share(1 - rows["correct"].to_numpy(dtype=float))
         lines.insert(0, Line(model.label, images, "error without corruption", clean))
@@ -245,7 +241,7 @@ def _restricted(
     """The model's answers among these classes."""
     chosen = spread_subset(records, arguments.limit, arguments.seed)
     done = Progress(model.label, len(chosen))
-    note = sets.note_in(source)
+    note = partial(sets.note, source)
     return answered(model.network, source, chosen, model.prepare, classes, done, note)
 
 
@@ -253,8 +249,16 @@ def _classes(source: ImageSource) -> list[int]:
     return sorted({record.label for record in source.records if record.label is not None})
 
 
-def _write(out: Path, lines: list[Line], errors: Mapping[str, pd.DataFrame], text: str) -> None:
+def _write(
+    out: Path,
+    lines: list[Line],
+    errors: Mapping[str, pd.DataFrame],
+    text: str,
+    unreadable: Mapping[str, str],
+) -> None:
     table = table_of(lines)
+    reasons = pd.DataFrame(unreadable.items(), columns=["image", "reason"])
+    write_atomically(out / "unreadable.csv", lambda path: reasons.to_csv(path, index=False))
     if errors:
         wrong = pd.concat([wrong_severities(mine, label) for label, mine in errors.items()])
         write_atomically(out / "per_image.csv", lambda path: wrong.to_csv(path))

@@ -92,13 +92,19 @@ def answered(
     unreadable: Callable[[ImageError], object] = lambda error: None,
 ) -> pd.DataFrame:
     """The model's answers among these classes; UserError where no image can be read."""
+    errors: list[ImageError] = []
+
+    def note(error: ImageError) -> None:
+        errors.append(error)
+        unreadable(error)
+
     rows = answers(
-        model, source, records, prepare, classes=classes, progress=progress, unreadable=unreadable
+        model, source, records, prepare, classes=classes, progress=progress, unreadable=note
     )
     if not (rows["status"] == "ok").any():
         raise UserError(
-            f"None of the {len(rows)} images of {source.path.name} can be read. Expected at least "
-            "one: unpack the archive again."
+            f"None of the {len(rows)} images of {source.path.name} can be read, the first of them "
+            f"for: {errors[0]}. Expected at least one: unpack the archive again, or mend that."
         )
     return rows
 
