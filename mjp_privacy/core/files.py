@@ -25,6 +25,8 @@ from mjp_privacy.core.shown import shown
 from mjp_privacy.core.stops import holding
 from mjp_privacy.core.storage import ALWAYS, writing
 
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # C:/ has one letter only
+
 DAY = 24 * 3600.0  # seconds; nothing takes so long to write
 ADDED_TO = FileKind(
     "a file that lines are added to", "Take it away, or give another --out.", 1 << 50
@@ -172,7 +174,21 @@ def output_file(path: Path) -> Path:
 
 
 def output_folder(path: Path) -> Path:
-    """The folder given as --out, created if it does not exist."""
+    """The folder given as --out, created if it does not exist.
+
+    Its name must be text and no address, as s3://bucket/run: the libraries that write tables and
+    weights take no other, or would write elsewhere.
+    """
+    if ADDRESS.match(str(path)):
+        raise UserError(
+            f"--out {shown(path)}: expected a folder of this machine, got an address. Give a "
+            "folder, and copy it from there."
+        )
+    if not _is_text(path):
+        raise UserError(
+            f"--out {shown(path)}: expected a name in UTF-8, got bytes of another encoding. Give "
+            "another --out."
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -183,3 +199,19 @@ def output_folder(path: Path) -> Path:
             f"{error.strerror}. Give another --out."
         ) from error
     return path
+
+
+def unmistakable(path: Path) -> Path:
+    """The path as no library takes it for an address: run:1/rows would be one to pyarrow."""
+    return path.absolute() if ":" in "".join(path.parts[:1]) else path
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the part of a path that its user named can be written in UTF-8."""
+    here = Path.cwd()
+    named = path.relative_to(here) if path.is_relative_to(here) else path
+    try:
+        str(named).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import unmistakable
 from mjp_privacy.core.gate.file_kind import is_there
 from mjp_privacy.core.sealed import written_seal
 from mjp_privacy.experiment import cell_list
@@ -24,6 +25,9 @@ class RunLists:
     """cells.json, images.csv, timings.jsonl and adopted.json of a folder; `RunStore` is one."""
 
     root: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", unmistakable(self.root))
 
     @property
     def format(self) -> int:

@@ -112,9 +112,11 @@ def _write_parquet(derived: Sequence[DerivedLine], path: Path) -> None:
     words = [name for name in COLUMNS if name != "image_id"]
     encoding = {"image_id": "DELTA_BYTE_ARRAY"}
     ids: dict[Images, pa.Array] = {}
-    with ParquetWriter(
-        path, schema, compression="zstd", use_dictionary=words, column_encoding=encoding
-    ) as writer:
+    layout = {"use_dictionary": words, "column_encoding": encoding}
+    with (
+        path.open("wb") as file,
+        ParquetWriter(file, schema, compression="zstd", **layout) as writer,
+    ):
         for line in derived:
             choice = line.chosen
             if choice.images not in ids:

@@ -14,7 +14,13 @@ import pytest
 
 from mjp_privacy.core import files
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import abandoned, appending, output_file, write_atomically
+from mjp_privacy.core.files import (
+    abandoned,
+    appending,
+    output_file,
+    output_folder,
+    write_atomically,
+)
 from mjp_privacy.core.lock import locked
 
 WRITER = """
@@ -146,3 +152,27 @@ def test_lines_are_added_to_files_alone(tmp_path: Path) -> None:
 def test_a_folder_in_which_no_file_can_be_made_is_refused() -> None:
     with pytest.raises(UserError, match="expected a folder in which files can be made, got /proc"):
         output_file(Path("/proc/self/scores.csv"))
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/x", "s3://bucket/run", "file:///tmp/x"])
+def test_an_output_folder_is_no_address(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="expected a folder of this machine, got an address"):
+        output_folder(Path(address))
+    assert not list(tmp_path.iterdir())
+    assert output_folder(Path("run:1/x")).is_dir()
+
+
+def test_an_output_folder_has_a_name_that_is_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latin = os.fsdecode(b"caf\xe9")
+    with pytest.raises(UserError, match=r"--out .*expected a name in UTF-8"):
+        output_folder(tmp_path / latin)
+    assert not (tmp_path / latin).exists()
+    (tmp_path / latin).mkdir()
+    monkeypatch.chdir(tmp_path / latin)  # where one stands is one's own affair
+    assert output_folder(Path.cwd() / "out").is_dir()
+    assert output_folder(Path("more")).is_dir()

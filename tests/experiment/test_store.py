@@ -301,3 +301,16 @@ def test_a_second_process_is_refused_and_leftovers_are_swept(tmp_path: Path) -> 
             pass
     with locked(tmp_path):
         pass
+
+
+def test_a_folder_whose_name_looks_like_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """run:1/rows/… would be one to pyarrow: a scheme and a path."""
+    monkeypatch.chdir(tmp_path)
+    store = RunStore(Path("run:1"))
+    assert store.root == tmp_path / "run:1"
+    assert RunStore(Path("run/a:1")).root == Path("run/a:1")
+    rows = pd.DataFrame({"image_id": ["a"], "run_id": ["cell"]})
+    store.write_rows("cell", 0, rows)
+    assert RunStore(Path("run:1")).read_rows("cell").equals(rows)
