@@ -174,21 +174,8 @@ def output_file(path: Path) -> Path:
 
 
 def output_folder(path: Path) -> Path:
-    """The folder given as --out, created if it does not exist.
-
-    Its name must be text and no address, as s3://bucket/run: the libraries that write tables and
-    weights take no other, or would write elsewhere.
-    """
-    if ADDRESS.match(str(path)):
-        raise UserError(
-            f"--out {shown(path)}: expected a folder of this machine, got an address. Give a "
-            "folder, and copy it from there."
-        )
-    if not _is_text(path):
-        raise UserError(
-            f"--out {shown(path)}: expected a name in UTF-8, got bytes of another encoding. Give "
-            "another --out."
-        )
+    """The folder given as --out, created if it does not exist."""
+    check_name(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -199,6 +186,21 @@ def output_folder(path: Path) -> Path:
             f"{error.strerror}. Give another --out."
         ) from error
     return path
+
+
+def check_name(path: Path) -> None:
+    """Raise unless the name given as --out is text and no address, as s3://bucket/run: the
+    libraries that write tables and weights take no other, or would write elsewhere."""
+    if ADDRESS.match(str(path)):
+        raise UserError(
+            f"--out {shown(path)}: expected a folder of this machine, got an address. Give a "
+            "folder, and copy it from there."
+        )
+    if not _is_text(path):
+        raise UserError(
+            f"--out {shown(path)}: expected a name in UTF-8, got bytes of another encoding. Give "
+            "another --out."
+        )
 
 
 def unmistakable(path: Path) -> Path:

@@ -109,10 +109,10 @@ class LateBar:
             for path in paths:
                 bar.advance()
 
-    total: how many units there are, counted when they are first shown
+    total: how many units there are, counted when they are first shown; None where nobody knows
     """
 
-    def __init__(self, what: str, total: Callable[[], int]) -> None:
+    def __init__(self, what: str, total: Callable[[], int] | None) -> None:
         self.what, self.count, self.done = what, total, 0
         self.console = Console(stderr=True)
         self.next = time.monotonic() + (PATIENCE if self.console.is_terminal else PLAIN_INTERVAL)
@@ -135,7 +135,7 @@ class LateBar:
             self._show()
 
     def _show(self) -> None:
-        if self.total is None:
+        if self.total is None and self.count:
             self.total = self.count()
         if not self.console.is_terminal:
             print(f"{self.what}: {self._counted()}", file=sys.stderr, flush=True)
@@ -149,4 +149,5 @@ class LateBar:
         self.bar.start()
 
     def _counted(self) -> str:
-        return f"{self.done}/{max(self.done, self.total or 0)}"
+        whole = "" if self.count is None else f"/{max(self.done, self.total or 0)}"
+        return f"{self.done}{whole}"

@@ -57,7 +57,7 @@ class FolderFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            by_id = named_by_id(_walk(path))
+            by_id = named_by_id(_shown_late(path))
         except OSError as error:
             raise UserError(
                 f"Cannot list {shown(error.filename)}: {error.strerror}. Make it readable, or take "
@@ -144,6 +144,17 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):
         return False
+
+
+def _shown_late(root: Path) -> Iterator[str]:
+    """The names of `_walk`, counted where that takes long: a network's disk, or a folder such as /
+    that was not meant."""
+    from mjp_privacy.core.progress import LateBar  # rich: only where files are listed
+
+    with LateBar(f"files under {shown(root)}", None) as bar:
+        for name in _walk(root):
+            bar.advance()
+            yield name
 
 
 def _walk(root: Path) -> Iterator[str]:

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder
+from mjp_privacy.core.files import check_name, output_folder
 from mjp_privacy.core.gate.file_kind import FileKind
 from mjp_privacy.core.held import check_folder, held_folder
 from mjp_privacy.core.seeding import derive_seed
@@ -154,7 +154,8 @@ def _id(entry: tuple[ImageRecord, str]) -> str:
 
 
 def refuse_out(source: Path, out: Path) -> None:
-    """Raise if `out` is a file, or does not lie apart from the images."""
+    """Raise if `out` is a file or an address, or does not lie apart from the images."""
+    check_name(out)
     if out.exists() and not out.is_dir():
         raise UserError(
             f"Expected a folder for --out, got the file {shown(out)}. Give another name."

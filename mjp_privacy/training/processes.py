@@ -19,6 +19,7 @@ from mjp_privacy.core.shown import shown
 
 SETTLE = 0.2  # seconds for the threads of a process group to come to rest
 LEAVE = 5.0  # seconds to leave a process group in after an error
+DIGITS = 6  # of the largest number of processes that is believed
 LOST = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -122,7 +123,7 @@ def _is_lost(error: BaseException, world: World) -> bool:
 
 
 def _join(device: str, batch: int, *, pairs: bool) -> World:
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = _of_torchrun("WORLD_SIZE", default=1, least=1)
     place = pick_device(device)
     unit = size * (2 if pairs else 1)
     if batch % unit:
@@ -134,9 +135,29 @@ def _join(device: str, batch: int, *, pairs: bool) -> World:
     if size == 1:
         return World(place)
     if place.type == "cuda":
-        place = _own_gpu(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        place = _own_gpu(_of_torchrun("LOCAL_RANK", default=0, least=0))
+    try:
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    except (RuntimeError, ValueError) as error:  # ValueError: the environment lacks a part
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"Expected to meet the other processes of the {size} that WORLD_SIZE names, at "
+            f"MASTER_ADDR and MASTER_PORT; got: {shown(reason, 300)}. Start them with torchrun, or "
+            "unset WORLD_SIZE to train with one process."
+        ) from error
     return World(place, dist.get_rank(), size)
+
+
+def _of_torchrun(variable: str, *, default: int, least: int) -> int:
+    """A number that torchrun sets in the environment of its processes."""
+    value = os.environ.get(variable, str(default))
+    digits = value.isascii() and value.isdigit() and len(value) <= DIGITS
+    if not digits or int(value) < least:
+        raise UserError(
+            f"Expected a whole number of at least {least} in the environment variable {variable}, "
+            f"as torchrun sets it, got {shown(value)}. Start with torchrun, or unset it."
+        )
+    return int(value)
 
 
 def _own_gpu(number: int) -> torch.device:

@@ -98,6 +98,23 @@ def test_what_goes_before_the_work_is_shown_once_it_takes_long(
     assert capsys.readouterr().err == "reading: 12/40\n"
 
 
+def test_what_nobody_has_counted_is_shown_without_a_total(
+    clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LateBar("files", None) as bar:
+        clock[0] += 11
+        bar.advance()
+    assert capsys.readouterr().err == "files: 1\n"
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    with LateBar("files", None) as bar:
+        clock[0] += 11
+        bar.advance()
+        bar.advance()
+        assert bar.bar is not None
+        assert bar.bar.tasks[0].fields["say"] == "2"
+
+
 def test_what_is_quick_is_never_counted_nor_shown(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,20 @@ def test_sample(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]
 
 
+@pytest.mark.parametrize("more", [(), ("--corrupt",)])
+def test_a_sample_is_written_to_no_address(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(folder, Path("s3://bucket/sample"), *more) == 2
+    assert "--out s3:/bucket/sample: expected a folder of this machine" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_same_sample_twice_is_complete(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

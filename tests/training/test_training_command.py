@@ -224,6 +224,35 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
         _own_gpu(1)
 
 
+@pytest.mark.parametrize("size", ["two", "0", "-2", "1" * 5000, "\u0662", ""])
+def test_a_number_of_processes_is_a_whole_number(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, size: str
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(UserError, match="whole number of at least 1 .* variable WORLD_SIZE"):
+        train(small(), data=data, out=tmp_path / "run", device="cpu")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {},
+        {"RANK": "0"},
+        {"RANK": "zero", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"},
+        {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999999"},
+    ],
+)
+def test_processes_that_cannot_meet_are_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, place: dict[str, str]
+) -> None:
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"WORLD_SIZE": "2"} | place).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="meet the other processes of the 2 .*Start them with"):
+        train(small(), data=data, out=tmp_path / "run", device="cpu")
+
+
 def test_a_batch_must_be_shareable(
     monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
 ) -> None:
