@@ -229,7 +229,7 @@ def test_a_number_of_processes_is_a_whole_number(
     monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, size: str
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(UserError, match="whole number of at least 1 .* variable WORLD_SIZE"):
+    with pytest.raises(UserError, match=r"whole number of at least 1 .* variable WORLD_SIZE"):
         train(small(), data=data, out=tmp_path / "run", device="cpu")
 
 
@@ -249,7 +249,7 @@ def test_processes_that_cannot_meet_are_a_mistake(
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"WORLD_SIZE": "2"} | place).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="meet the other processes of the 2 .*Start them with"):
+    with pytest.raises(UserError, match=r"meet the other processes of the 2 .*Start them with"):
         train(small(), data=data, out=tmp_path / "run", device="cpu")
 
 
