@@ -15,8 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mjp_privacy.training import half_precision
+from mjp_privacy.training.config import load_training
 from mjp_privacy.training.half_precision import RoundedProducts, rounds_products
 from mjp_privacy.training.run import train
+from tests.helpers.families import family_content
+from tests.helpers.segmentation import SWIN, pair_folder
+from tests.helpers.segmentation import small as segmentation
 from tests.helpers.training import curve, small
 
 CPU = torch.device("cpu")
@@ -170,6 +174,31 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
     config = small(**{"recipe": HALF, **changes})
     with NoBfloat16() as products:
         train(config, data=data, val=data, out=tmp_path / "run", device="cpu")
+    assert products.seen > 100
+
+
+@pytest.mark.parametrize("family", ["swin", "resnet"])
+def test_no_product_of_another_family_is_slow(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.setattr(half_precision, "has_bfloat16", lambda: False)
+    stock = family_content(family)
+    config = load_training({**stock, "recipe": {**stock["recipe"], **HALF}}, epochs=1)
+    with NoBfloat16() as products:
+        train(config, data=data, val=data, out=tmp_path / "run", device="cpu")
+    assert products.seen > 100
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"segmentation": {"head": "upernet", "channels": 16}}, SWIN]
+)
+def test_no_product_of_a_segmentation_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(half_precision, "has_bfloat16", lambda: False)
+    config = segmentation(**{**changes, "recipe": HALF})
+    with NoBfloat16() as products:
+        train(config, data=pair_folder(tmp_path / "ade"), out=tmp_path / "run", device="cpu")
     assert products.seen > 100
 
 
