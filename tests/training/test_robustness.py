@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from importlib.resources import files
 from pathlib import Path
@@ -103,7 +104,10 @@ def test_imagenet_c(tmp_path: Path, capsys: pytest.CaptureFixture[str], families
     assert "5 images in each of 75 cells" in printed
     assert "mCE, unnormalised, difference to one" in printed
     assert "paper" not in printed  # another family
+    assert "unnormalised, and none against AlexNet, whose errors are among ImageNet's" in printed
+    assert "CE against AlexNet |" not in printed
     table = pd.read_csv(out / "robustness.csv")
+    assert not table["measure"].str.contains("against AlexNet").any()
     model = load_model(checkpoint=one)
     for name in ("gaussian_noise", "jpeg_compression"):
         folder = corruption_folders(data).by_cell[name, 4]
@@ -123,6 +127,16 @@ def test_imagenet_c(tmp_path: Path, capsys: pytest.CaptureFixture[str], families
         table[table["measure"] == "error"]["percent"].mean()
     )
     assert (out / "robustness.md").read_text() in printed
+
+
+def test_a_model_of_imagenet_stands_against_alexnet(
+    thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = corrupted_set(tmp_path / "c", classes=2)
+    assert evaluate("--checkpoint", thousand, "--imagenet-c", data) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"mCE [0-9.]+ against AlexNet, [0-9.]+ unnormalised; 2 images", printed)
+    assert "| mean | CE against AlexNet |" in printed
 
 
 def test_our_own_corruptions_are_called_so(

@@ -124,6 +124,14 @@ def test_without_all_corruptions_there_is_no_mce() -> None:
     assert difference_lines("a", "set", errors, "b", errors) == []
 
 
+def test_nothing_stands_against_alexnet_for_other_classes() -> None:
+    errors = wrong(10, 0.5, 0)
+    measures = {line.measure for line in corruption_lines("model", "set", errors, classes=10)}
+    assert measures == {"error", "mean error", UNNORMALISED}
+    (line,) = difference_lines("a", "set", errors, "b", errors, classes=10)
+    assert line.measure == f"{UNNORMALISED}, difference to b"
+
+
 def test_differences_are_paired() -> None:
     ours, theirs = wrong(30, 0.5, 0), wrong(30, 0.3, 1)
     plain, _ = difference_lines("a", "set", ours, "b", theirs)

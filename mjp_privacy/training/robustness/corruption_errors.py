@@ -21,9 +21,10 @@ from mjp_privacy.training.robustness.layouts import (
 from mjp_privacy.training.robustness.line import Line, mean, share
 from mjp_privacy.training.robustness.predictions import answers
 from mjp_privacy.training.robustness.published import PublishedRobustness
-from mjp_privacy.training.robustness.scores import ALEXNET
+from mjp_privacy.training.robustness.scores import ALEXNET, ALEXNETS_CLASSES
 
 UNNORMALISED, NORMALISED = "mCE, unnormalised", "mCE against AlexNet"
+AGAINST_ALEXNET = "CE against AlexNet"
 
 
 def errors_by_cell(
@@ -61,10 +62,18 @@ def errors_by_cell(
 
 
 def corruption_lines(
-    label: str, images: str, errors: pd.DataFrame, paper: PublishedRobustness | None
+    label: str,
+    images: str,
+    errors: pd.DataFrame,
+    paper: PublishedRobustness | None = None,
+    *,
+    classes: int = ALEXNETS_CLASSES,
 ) -> list[Line]:
     """All lines of a model: a cell each, a mean over severities each, and mCE where all 15
-    corruptions are there."""
+    corruptions are there.
+
+    classes  how many the model has; without AlexNet's, nothing stands against its errors
+    """
     lines = [
         Line(label, images, "error", share(_values(errors, (name, severity))), name, severity)
         for name, severity in cells_of(errors)
@@ -74,30 +83,39 @@ def corruption_lines(
     for name, values in means.items():
         figure = mean(values)
         lines.append(Line(label, images, "mean error", figure, name, paper=printed.get(name)))
-        against = figure.times(100 / ALEXNET[name])
-        lines.append(Line(label, images, "CE against AlexNet", against, name))
+        if classes == ALEXNETS_CLASSES:
+            against = figure.times(100 / ALEXNET[name])
+            lines.append(Line(label, images, AGAINST_ALEXNET, against, name))
     if set(means) == set(CORRUPTIONS):
         plain, normal = mce_of_images(means)
         unnormalised = paper.mce_unnormalised if paper else None
         normalised = paper.mce if paper else None
         lines.append(Line(label, images, UNNORMALISED, mean(plain), paper=unnormalised))
-        lines.append(Line(label, images, NORMALISED, mean(normal), paper=normalised))
+        if classes == ALEXNETS_CLASSES:
+            lines.append(Line(label, images, NORMALISED, mean(normal), paper=normalised))
     return lines
 
 
 def difference_lines(
-    label: str, images: str, errors: pd.DataFrame, other: str, others: pd.DataFrame
+    label: str,
+    images: str,
+    errors: pd.DataFrame,
+    other: str,
+    others: pd.DataFrame,
+    *,
+    classes: int = ALEXNETS_CLASSES,
 ) -> list[Line]:
     """How much larger the model's mCE is than another's, over the same images; none where a
-    corruption is missing."""
+    corruption is missing, and none against AlexNet where its classes are not the model's."""
     means, means_of_other = of_corruptions(errors), of_corruptions(others)
     if set(means) != set(CORRUPTIONS):
         return []
     pairs = zip(mce_of_images(means), mce_of_images(means_of_other), strict=True)
-    return [
+    lines = [
         Line(label, images, f"{name}, difference to {other}", mean(ours - theirs))
         for name, (ours, theirs) in zip((UNNORMALISED, NORMALISED), pairs, strict=True)
     ]
+    return lines if classes == ALEXNETS_CLASSES else lines[:1]
 
 
 def cells_of(errors: pd.DataFrame) -> list[Cell]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,7 +56,6 @@ from mjp_privacy.training.robustness.predictions import answers
 from mjp_privacy.training.robustness.published import PublishedRobustness, counterpart
 from mjp_privacy.training.robustness.report import markdown
 
-ALEXNETS_CLASSES = 1000
 OFFICIAL_CELL = 50_000
 """Images under each corruption and severity of the published ImageNet-C."""
 VALIDATION_OF_CLASS = 50
@@ -164,7 +162,8 @@ def _measured(
         if sets.corrupted:
             lines, mine = _under_corruptions(model, sets, arguments)
             for other, others in errors.items():
-                lines += difference_lines(model.label, lines[-1].images, mine, other, others)
+                images, classes = lines[-1].images, model.network.card.num_classes
+                lines += difference_lines(model.label, images, mine, other, others, classes=classes)
             errors[model.label] = mine
             yield lines
         if sets.hard:
@@ -191,15 +190,11 @@ def _under_corruptions(
         progress=Progress(model.label, len(folders.by_cell), "folders"),
         unreadable=sets.note,
     )
-    if (classes := model.network.card.num_classes) != ALEXNETS_CLASSES:
-        print(
-            f"{model.label} has {classes} classes: what stands against AlexNet says nothing of it, "
-            f"for AlexNet's errors are of {ALEXNETS_CLASSES}.",
-            file=sys.stderr,
-        )
     whole = folders.official and len(errors) == OFFICIAL_CELL
     images = "ImageNet-C" if folders.official else "our own corruptions"
-    lines = corruption_lines(model.label, images, errors, model.paper if whole else None)
+    paper = model.paper if whole else None
+    classes = model.network.card.num_classes
+    lines = corruption_lines(model.label, images, errors, paper, classes=classes)
     if sets.ordinary:
         records = spread_subset(sets.ordinary.records, limit, seed)
         note = partial(sets.note, sets.ordinary)

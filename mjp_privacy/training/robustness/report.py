@@ -6,7 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from mjp_privacy.data.corruptions.names import CORRUPTIONS, SEVERITIES
-from mjp_privacy.training.robustness.corruption_errors import NORMALISED, UNNORMALISED
+from mjp_privacy.training.robustness.corruption_errors import (
+    AGAINST_ALEXNET,
+    NORMALISED,
+    UNNORMALISED,
+)
 from mjp_privacy.training.robustness.line import Line
 from mjp_privacy.training.robustness.published import CAVEATS
 
@@ -15,7 +19,7 @@ OWN = (
     "corrupted.json beside them says what differs. Compare models with each other, not with "
     "figures of ImageNet-C."
 )
-HEADS = ("corruption", *(str(severity) for severity in SEVERITIES), "mean", "CE against AlexNet")
+HEADS = ("corruption", *(str(severity) for severity in SEVERITIES), "mean")
 
 
 def markdown(lines: Sequence[Line]) -> str:
@@ -36,17 +40,19 @@ def _corruption_table(lines: Sequence[Line]) -> list[str]:
     numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     present = [name for name in CORRUPTIONS if (name, None, "mean error") in by_place]
     printed = any(line.paper is not None for line in lines)
+    against = [AGAINST_ALEXNET] if any(line.measure == AGAINST_ALEXNET for line in lines) else []
     text = [
         f"**{model}** on {images}: {_summary(lines, present)} "
         f"{numbers} images in each of {len(present) * len(SEVERITIES)} cells.",
         "",
-        *_head([*HEADS, *(["paper's mean"] if printed else [])]),
+        *_head([*HEADS, *against, *(["paper's mean"] if printed else [])]),
     ]
     for name in present:
         cells = [name]
         cells += [_with_interval(by_place[name, severity, "error"]) for severity in SEVERITIES]
         total = by_place[name, None, "mean error"]
-        cells += [_with_interval(total), _with_interval(by_place[name, None, "CE against AlexNet"])]
+        cells += [_with_interval(total)]
+        cells += [_with_interval(by_place[name, None, measure]) for measure in against]
         cells += [_beside(total)] if printed else []
         text.append(_row(cells))
     rest = [line for line in lines if not line.corruption]
@@ -56,11 +62,14 @@ def _corruption_table(lines: Sequence[Line]) -> list[str]:
 def _summary(lines: Sequence[Line], present: Sequence[str]) -> str:
     """The sentence on mCE, or why there is none."""
     means = {line.measure: line for line in lines}
-    if NORMALISED not in means:
+    if UNNORMALISED not in means:
         missing = [name for name in CORRUPTIONS if name not in present]
         return f"no mCE, which is a mean over all 15 corruptions; missing: {', '.join(missing)}."
-    against, plain = (means[name].figure.percent for name in (NORMALISED, UNNORMALISED))
-    return f"mCE {against:.1f} against AlexNet, {plain:.1f} unnormalised;"
+    plain = f"{means[UNNORMALISED].figure.percent:.1f} unnormalised"
+    if NORMALISED not in means:
+        other = "and none against AlexNet, whose errors are among ImageNet's 1000 classes"
+        return f"mCE {plain}, {other};"
+    return f"mCE {means[NORMALISED].figure.percent:.1f} against AlexNet, {plain};"
 
 
 def _plain_table(lines: Sequence[Line]) -> list[str]:

@@ -33,6 +33,8 @@ ALEXNET: Mapping[str, float] = {
 }
 """AlexNet's mean error over the five severities on the official files, in percent, as Hendrycks and
 Dietterich publish it."""
+ALEXNETS_CLASSES = 1000
+"""What these are errors among: beside a model with other classes they say nothing."""
 
 BIN = 100
 """Images in a bin of the calibration error, as in the official code."""
