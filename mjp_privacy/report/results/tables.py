@@ -7,7 +7,8 @@
 A table of claims.yaml is one of these kinds:
 
     lines: [[plain_april, "plain, (a)", april], ...]   chosen lines with the words before them
-    every: {rows: ladder/rows.parquet, setting: c}     all lines that fit, told apart by `facts`
+    every: {rows: ladder/rows.parquet, setting: c}     all lines that fit, told apart by `facts`;
+           `against: april` sets a paired difference beside each (`differences.py`)
     grid:  {rows: ..., down: gamma, across: uploads}   one figure of each line, in two directions
     files: [ladder/rows.parquet, ...]                  the runs behind rows: config, commit, date
     card:  ladder/rows.parquet                         the privacy card; notes: true adds its text
@@ -23,6 +24,7 @@ from typing import Any
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.report.card.text import build_card, card_notes, card_table
 from mjp_privacy.report.export import markdown_table, markdown_text
+from mjp_privacy.report.results.differences import difference_from, difference_title
 from mjp_privacy.report.results.figures import CsvFigures, Figures, LineFigures, text_of
 from mjp_privacy.report.results.lines import published_at, select_all
 from mjp_privacy.report.results.trained_rows import trained_table
@@ -99,12 +101,18 @@ def _lines(table: Mapping[str, Any], named: Mapping[str, Figures]) -> str:
 
 def _every(table: Mapping[str, Any], folder: Path) -> str:
     facts, figures = table.get("facts", FACTS), table.get("figures", FIGURES)
+    selected = select_all(table["every"], folder)
+    lines = [line for line in selected if isinstance(line, CsvFigures) or line.of]
     rows = [
         [*(_fact(line, key) for key in facts), *(text_of(line.figure(f)) for f in figures)]
-        for line in select_all(table["every"], folder)
-        if isinstance(line, CsvFigures) or line.of
+        for line in lines
     ]
-    return _markdown([TITLES.get(key, key) for key in (*facts, *figures)], rows, len(facts))
+    heads = [TITLES.get(key, key) for key in (*facts, *figures)]
+    if (attack := table.get("against")) is not None:
+        heads.append(difference_title(attack))
+        for row, line in zip(rows, lines, strict=True):
+            row.append(difference_from(line, attack, lines))
+    return _markdown(heads, rows, len(facts))
 
 
 def _grid(table: Mapping[str, Any], folder: Path) -> str:

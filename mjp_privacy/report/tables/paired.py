@@ -81,7 +81,7 @@ def tests_table(groups: Sequence[Group]) -> TextTable | None:
     shown += between_attacks[: MOST - len(shown)]
     if not shown:
         return None
-    tests = [_test(row) for row in shown]
+    tests = [line_test(row.first, row.second) for row in shown]
     adjusted = holm([test.p for test in tests])
     rows = tuple(starmap(_cells, zip(shown, tests, adjusted, strict=True)))
     header = (
@@ -144,12 +144,13 @@ def _mean_beside(line: Line, other: Line) -> float:
     return float(np.minimum(scores, PSNR_CAP).mean()) if len(scores) else -math.inf
 
 
-def _test(comparison: Comparison) -> PairedTest:
-    at, first, second = shared_scores(comparison.first, comparison.second)
-    photographs = {**(comparison.first.groups or {}), **(comparison.second.groups or {})}
+def line_test(line: Line, other: Line) -> PairedTest:
+    """Two lines' PSNR on the images that both have a score for, photograph by photograph."""
+    at, first, second = shared_scores(line, other)
+    photographs = {**(line.groups or {}), **(other.groups or {})}
     groups = None
     if photographs:
-        names = comparison.first.images.ids
+        names = line.images.ids
         groups = [photographs.get(names[place], names[place]) for place in at.tolist()]
     return paired_test(first, second, groups=groups, cap=PSNR_CAP)
 
