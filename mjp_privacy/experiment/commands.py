@@ -25,6 +25,7 @@ from mjp_privacy.experiment.config_files import (
     load_experiment,
 )
 from mjp_privacy.experiment.engines.options import EngineOptions
+from mjp_privacy.experiment.own_fields import unreached
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.run import RunSummary
@@ -118,6 +119,9 @@ def attack(argv: list[str], usage: Usage) -> int:
         from mjp_privacy.experiment.overrides import with_published_attacks
 
         experiment = with_published_attacks(experiment)
+    if arguments.uploads is None:
+        for note in unreached(argv, experiment):
+            print(note, file=sys.stderr)
     summary = _run(arguments, experiment)
     print(f"{summary.images} images in {summary.cells} cells: {summary.out}")
     if summary.inapplicable:
