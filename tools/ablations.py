@@ -30,6 +30,7 @@ import pandas as pd
 import yaml
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.version import short
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "ladder_ablations.yaml"
@@ -81,7 +82,9 @@ def evaluated(checkpoints: Mapping[str, str], data: Path, out: Path, limit: list
 def attacked(
     config: Mapping[str, Any], checkpoints: Mapping[str, str], data: Path, out: Path, limit: int
 ) -> Path:
-    """The folder of the run of `mjp attack` over these models."""
+    """The folder of the run of `mjp attack` over these models; OUT is that of one choice of --only,
+    so that a run's log names the code that attacked these models and no others."""
+    out.mkdir(parents=True, exist_ok=True)
     chosen = out / CONFIG.name
     chosen.write_text(yaml.safe_dump(narrowed(config, {*checkpoints}), sort_keys=False), "utf-8")
     files = [f"{label}={path}" for label, path in checkpoints.items() if Path(path).is_file()]
@@ -142,7 +145,7 @@ def _digest(checkpoint: str) -> str:
 def _commits(run: Path) -> str:
     """The commits of the code that worked on a run, as the run's log has them."""
     events = map(json.loads, (run / "log.jsonl").read_text("utf-8").splitlines())
-    return ", ".join(dict.fromkeys(e["commit"][:7] for e in events if e.get("commit")))
+    return ", ".join(dict.fromkeys(short(e["commit"]) for e in events if e.get("commit")))
 
 
 def _mjp(*arguments: str) -> None:
@@ -178,7 +181,8 @@ def main() -> None:
         parser.error(f"expected LABEL/model.safetensors in {given.runs}, got none")
     limit = ["--limit", str(given.evaluate_limit)] if given.evaluate_limit else []
     evaluation = evaluated(checkpoints, data, out, limit)
-    run = attacked(config, checkpoints, data, out, given.limit)
+    choice = "_".join(sorted(given.only)) if given.only else "all"
+    run = attacked(config, checkpoints, data, out / choice, given.limit)
     try:
         publish(evaluation, run, given.publish, order)
     except UserError as error:

@@ -5,19 +5,43 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+PACKAGES = Path(__file__).resolve().parents[1]
+CODE = (PACKAGES, PACKAGES.with_name("attacks"))
+"""What makes a figure; a changed text or a new result beside it does not make it another one."""
+
 
 def commit() -> str:
-    """The checkout's commit, followed by '+' if files were changed; '' outside a checkout."""
-    here = Path(__file__).resolve().parent
+    """The checkout's commit, followed by '+' if its code was changed; '' outside a checkout.
+
+    A package that is installed inside somebody else's repository is outside.
+    """
+    code = [str(folder) for folder in CODE if folder.is_dir()]
+    if not _git("ls-files", "--", __file__):
+        return ""
+    name = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--", *code)
+    if not name or changed is None:
+        return ""
+    return f"{name}+" if changed else name
+
+
+def short(name: str) -> str:
+    """A commit's first seven digits, with the '+' of changed code."""
+    return f"{name[:7]}+" if name.endswith("+") else name[:7]
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints in the package's folder; None where it fails or is not there."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
-            cwd=here,
+        done = subprocess.run(
+            ["git", "--no-optional-locks", *arguments],
+            cwd=PACKAGES,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=10,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return described.stdout.strip() if described.returncode == 0 else ""
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
