@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -25,9 +26,9 @@ def commit() -> str:
     return f"{name}+" if changed else name
 
 
-def short(name: str) -> str:
-    """A commit's first seven digits, with the '+' of changed code."""
-    return f"{name[:7]}+" if name.endswith("+") else name[:7]
+def short(names: str) -> str:
+    """The same words with each commit cut to seven digits; a '+' for changed code stays."""
+    return re.sub(r"\b([0-9a-f]{7})[0-9a-f]+\b", r"\1", names)
 
 
 def _git(*arguments: str) -> str | None:

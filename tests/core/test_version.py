@@ -72,4 +72,5 @@ def test_without_git_or_a_repository_there_is_none(
 
 def test_short_keeps_the_plus() -> None:
     assert version.short("d0c3d5c82c4a+") == "d0c3d5c+"
-    assert version.short("d0c3d5c82c4a") == "d0c3d5c"
+    assert version.short("d0c3d5c82c4a, 526a732") == "d0c3d5c, 526a732"
+    assert version.short("526a732, lattice 8dfd72f00 since") == "526a732, lattice 8dfd72f since"

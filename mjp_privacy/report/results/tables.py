@@ -174,8 +174,7 @@ def _files(table: Mapping[str, Any], folder: Path) -> str:
         for run in published.runs:
             images = published.rows.loc[published.rows["run"] == run.name, "image_id"].nunique()
             commits = run.commits or published.commit
-            code = ", ".join(map(short, commits.split(", ")))
-            facts = (images, code, run.torch, run.threads, run.date)
+            facts = (images, short(commits), run.torch, run.threads, run.date)
             link = f"[{name}]({name})"
             rows.append([link, run.config, *map(str, facts), run.config_sha256[:12]])
     return _markdown(heads, rows, 2)
