@@ -24,6 +24,8 @@ from mjp_privacy.experiment.config import (
 
 STOCK = Path(__file__).resolve().parents[2] / "configs"
 SUFFIXES = (".yaml", ".yml")
+OF_A_RUN = {"experiment", "made_with"}
+"""Fields of the experiment.yaml in a run's folder."""
 
 _OWNERS: dict[str, Any] = {
     "models": ModelConfig,
@@ -37,7 +39,8 @@ _OWNERS: dict[str, Any] = {
 def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Experiment:
     """An experiment from a YAML file, a mapping or an Experiment, checked in each case.
 
-    load_experiment("configs/demo.yaml"); load_experiment("demo"), a stock config by its name
+    load_experiment("configs/demo.yaml"); load_experiment("demo"), a stock config by its name;
+    load_experiment("results/demo/experiment.yaml"), what a run wrote of itself
     """
     if isinstance(config, Experiment):
         check_experiment(config, "the experiment")
@@ -45,7 +48,10 @@ def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Expe
     if isinstance(config, Mapping):
         return parse_experiment(config, "the config")
     path = find_config(config)
-    return parse_experiment(read_mapping(path), str(path))
+    content = read_mapping(path)
+    if content.keys() == OF_A_RUN and isinstance(content["experiment"], dict):
+        content = content["experiment"]
+    return parse_experiment(content, str(path))
 
 
 def find_config(config: str | Path) -> Path:

@@ -14,6 +14,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import Experiment, expand
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.overrides import with_gamma, with_weights
+from mjp_privacy.experiment.provenance import write_provenance
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.zoo import NAMED_MODELS
 from mjp_privacy.report.published import published_row
 
@@ -322,6 +324,13 @@ def test_a_path_that_is_not_there_suggests_one_that_is(tmp_path: Path) -> None:
 def test_a_config_survives_its_own_yaml(tmp_path: Path) -> None:
     content = small(seed=3, client={"dal": True})
     assert load_experiment(written(tmp_path, yaml.safe_dump(content))) == load_experiment(content)
+
+
+def test_what_a_run_wrote_of_itself_is_its_config(tmp_path: Path) -> None:
+    experiment = load_experiment("demo")
+    store = RunStore(tmp_path)
+    write_provenance(store, experiment, {"commit": "abc"})
+    assert load_experiment(tmp_path / "experiment.yaml") == experiment
 
 
 # the command line's changes -----------------------------------------------------------------------
