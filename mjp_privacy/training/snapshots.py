@@ -169,6 +169,8 @@ def _metadata(config: TrainingConfig) -> dict[str, Any]:
     other: dict[str, Any] = {} if classifies else {TASK: config.task}
     if sizes is not None and classifies:
         other[SIZES] = sizes.stated()
+    if shape.dal == "pca" and classifies:  # the one kind that no tensor shows
+        other["dal"] = shape.dal
     return {
         **other,
         "name": config.name,

@@ -63,6 +63,14 @@ def test_the_exported_model_is_the_trained_one(data: Path, tmp_path: Path) -> No
     assert torch.equal(half.head.weight, model.head.weight.half().float())
 
 
+@pytest.mark.parametrize("kind", ["none", "pca", "linear", "nonlinear"])
+def test_dal_of_every_kind_comes_back(data: Path, tmp_path: Path, kind: str) -> None:
+    config = small(model={"dal": kind}, recipe={"epochs": 1})
+    model = load_model(checkpoint=train(config, data=data, out=tmp_path / "run", device="cpu"))
+    assert model.dal_kind == kind
+    assert (model.dal_regressor is not None) == (kind != "none")
+
+
 @pytest.mark.parametrize("kind", ["none", "closed_form"])
 def test_other_kinds_of_models_come_back_as_they_were(
     data: Path, tmp_path: Path, kind: str
