@@ -117,6 +117,12 @@ def test_every_figure_can_be_found_in_a_sentence(text: str) -> None:
     assert found[1] == text
 
 
+def test_a_part_of_a_figure_is_none() -> None:
+    """The full stop behind a claimed figure is not the point inside of another one."""
+    assert re.search(rf"gets {FIGURE}\.", "it gets 12.9, a mean image 13.1") is None
+    assert re.search(rf"gets {FIGURE} %", "it gets 12.9 % of them") is not None
+
+
 def test_words_are_no_figure() -> None:
     assert re.search(f"gets {FIGURE} dB", "it gets some dB, 12 gets in dB") is None
 

@@ -34,7 +34,7 @@ PLACE = re.compile(r"\{(\w+)\.(\w+)(?::([^}]*))?\}")
 NUMBER = r"(?:-?\d+(?:\.\d+)?(?:e-?\d+)?|∞|–)"
 FIGURE = (
     rf"(?<![\d.])({NUMBER}(?:–{NUMBER})?(?:,\s+the\s+cap|\s+\[{NUMBER},\s+{NUMBER}\]"
-    rf"|\s+of\s+\d+\s+\({NUMBER}\s+%,\s+{NUMBER}–{NUMBER}\))?(?:\s+\(over\s+\d+\))?)"
+    rf"|\s+of\s+\d+\s+\({NUMBER}\s+%,\s+{NUMBER}–{NUMBER}\))?(?:\s+\(over\s+\d+\))?)(?!\.?\d)"
 )
 """What may stand in the place of a figure: all that `LineFigures` prints, whatever its value."""
 
