@@ -27,7 +27,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.examples import find_examples
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.run import make_batches

@@ -23,12 +23,14 @@ class AnalysisArguments:
     limit: int = 20
     """Most images to use."""
     model: str | None = None
-    """The architecture's name, for files that do not state it (vit_tiny_patch16_224)."""
+    """The architecture's name, for files that do not state it (vit_tiny_patch16_224). This, --mean
+    and --std are about those files alone where some state it and some do not."""
     img_size: int | None = None
     """The input size of all models; position embeddings are resampled to it."""
     mean: tuple[float, ...] | None = None
     """Per-channel mean, one number or three, for files that do not state it."""
     std: tuple[float, ...] | None = None
+    """Per-channel deviation, likewise."""
     umap: bool = False
     """Also lay the tables out in a plane by UMAP (Fig. 1 and 7) from two seeds: umap.png. Needs the
     package umap-learn, and about half a minute a table."""

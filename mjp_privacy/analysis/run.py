@@ -29,6 +29,7 @@ from mjp_privacy.data import (
 )
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
+from mjp_privacy.models.earlier_table import keep_earlier
 from mjp_privacy.models.named import NamedCheckpoint, for_all_channels, named_checkpoints
 
 PICTURES_DRAWN = 4
@@ -50,6 +51,7 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
     source = open_images(arguments.images)
     records = spread_subset(source.records, arguments.limit, arguments.seed)
     keep_apart(arguments.out, {"--images": arguments.images})
+    keep_earlier(arguments.out, "analysis.csv", named, "label")
     models = [_load(checkpoint, arguments) for checkpoint in named]
     _check_comparable([checkpoint.label for checkpoint in named], models)
     out = output_folder(arguments.out)
@@ -72,13 +74,16 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
 
 
 def _load(checkpoint: NamedCheckpoint, arguments: AnalysisArguments) -> LoadedModel:
+    name, mean, std = (
+        (arguments.model, arguments.mean, arguments.std) if checkpoint.described else (None,) * 3
+    )
     return load_model(
-        arguments.model,
+        name,
         checkpoint=checkpoint.source,
         unknown_init="mean_position",
         img_size=arguments.img_size,
-        mean=for_all_channels(arguments.mean),
-        std=for_all_channels(arguments.std),
+        mean=for_all_channels(mean),
+        std=for_all_channels(std),
     )
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from mjp_privacy.analysis.position_table import PositionTable, position_table
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import MJPVisionTransformer
-from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.network import build_network
 from mjp_privacy.training.published import recipe_in
 

@@ -83,12 +83,7 @@ class RunProgress:
 
     def speed(self) -> str:
         """Images per second and the time left, such as "1.0 images/s · 0 min 02 s left"."""
-        elapsed = time.monotonic() - self.started
-        rate = self.fresh / max(elapsed, 1e-9)
-        if not rate:
-            return ""
-        minutes, seconds = divmod(round((self.total - self.done) / rate), 60)
-        return f"{rate:.1f} images/s · {minutes} min {seconds:02d} s left"
+        return _pace(self.fresh, self.total - self.done, self.started, "images")
 
     def say(self, message: str, **facts: object) -> None:
         """Show a message; the log gets it too, together with these facts."""
@@ -102,20 +97,22 @@ class RunProgress:
 
 
 class LateBar:
-    """What goes before the work, such as reading files: shown once it takes longer than a second on
-    a terminal, and elsewhere in a plain line every ten seconds.
+    """Any work but a run's units, such as reading files or measuring a model: shown once it takes
+    longer than a second on a terminal, and elsewhere in a plain line every ten seconds.
 
-        with LateBar("reading stored files", lambda: len(paths)) as bar:
+        with LateBar("decoding", lambda: len(paths), "images") as bar:
             for path in paths:
                 bar.advance()
 
     total: how many units there are, counted when they are first shown; None where nobody knows
+    units: what is counted, for the speed
     """
 
-    def __init__(self, what: str, total: Callable[[], int] | None) -> None:
-        self.what, self.count, self.done = what, total, 0
+    def __init__(self, what: str, total: Callable[[], int] | None, units: str = "files") -> None:
+        self.what, self.count, self.units, self.done = what, total, units, 0
         self.console = Console(stderr=True)
-        self.next = time.monotonic() + (PATIENCE if self.console.is_terminal else PLAIN_INTERVAL)
+        self.started = time.monotonic()
+        self.next = self.started + (PATIENCE if self.console.is_terminal else PLAIN_INTERVAL)
         self.total: int | None = None
         self.bar: Progress | None = None
 
@@ -126,9 +123,9 @@ class LateBar:
         if self.bar:
             self.bar.stop()
 
-    def advance(self) -> None:
-        """One unit more is done."""
-        self.done += 1
+    def advance(self, units: int = 1) -> None:
+        """So many units more are done."""
+        self.done += units
         if self.bar:
             self.bar.update(self.task, completed=self.done, say=self._counted())
         elif time.monotonic() > self.next:
@@ -149,5 +146,18 @@ class LateBar:
         self.bar.start()
 
     def _counted(self) -> str:
-        whole = "" if self.count is None else f"/{max(self.done, self.total or 0)}"
-        return f"{self.done}{whole}"
+        if self.count is None:
+            return str(self.done)
+        total = max(self.done, self.total or 0)
+        pace = _pace(self.done, total - self.done, self.started, self.units)
+        return f"{self.done}/{total} · {pace}"
+
+
+def _pace(done: int, left: int, started: float, units: str) -> str:
+    """Speed and time left, such as "1.0 images/s · 0 min 02 s left"; nothing before the first."""
+    rate = done / max(time.monotonic() - started, 1e-9)
+    if not rate:
+        return ""
+    minutes, seconds = divmod(round(left / rate), 60)
+    speed = f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
+    return f"{speed} {units}/s · {minutes} min {seconds:02d} s left"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,24 +88,18 @@ def sample(argv: list[str], usage: Usage) -> int:
 
 
 def _choosing(classes: Sequence[int]) -> Iterator[int]:
-    return _progress(classes, "Choosing", "chosen for {done} of {count} classes")
+    return _progress(classes, "choosing", "classes")
 
 
 def _corrupting(images: Sequence[Entry]) -> Iterator[Entry]:
-    return _progress(images, "Corrupting", "corrupted {done} of {count} images")
+    return _progress(images, "corrupting", "images")
 
 
-def _progress(entries: Sequence[Entry], doing: str, line: str) -> Iterator[Entry]:
-    """Yield the entries, with a progress bar on a terminal and ten lines of progress elsewhere."""
-    from rich.console import Console
-    from rich.progress import track
+def _progress(entries: Sequence[Entry], doing: str, units: str) -> Iterator[Entry]:
+    """Yield the entries, and show how many are done."""
+    from mjp_privacy.core.progress import LateBar
 
-    console = Console(stderr=True)
-    if console.is_terminal:
-        yield from track(entries, doing, console=console)
-        return
-    tenths = {len(entries) * tenth // 10 for tenth in range(1, 11)}
-    for done, entry in enumerate(entries, 1):
-        yield entry
-        if done in tenths:
-            print(line.format(done=done, count=len(entries)), file=sys.stderr, flush=True)
+    with LateBar(doing, lambda: len(entries), units) as bar:
+        for entry in entries:
+            yield entry
+            bar.advance()

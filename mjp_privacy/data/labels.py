@@ -163,8 +163,8 @@ def _synset_labels(files: Files, synsets: Mapping[str, str]) -> Labels:
     if unknown:
         raise UserError(
             f"{shown(files.path)} holds {len(unknown)} folders named like synsets that are none of "
-            f"the 1000 of ILSVRC 2012: {some(unknown)}. Give a CSV with `file,label`, or take them "
-            "out."
+            f"the 1000 of ILSVRC 2012: {some(unknown)}. Take them out. A CSV `file,label` for "
+            "--labels names the classes of --data, --images and --from, of no other option."
         )
     by_image = {image_id: indices[synset] for image_id, synset in synsets.items()}
     count = len(set(synsets.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -14,6 +14,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.metrics.draws import Draws, draws
 from mjp_privacy.metrics.many_groups import far_larger, means_with_few_drawn, resampled_quantiles
+from mjp_privacy.metrics.shares import wilson
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -58,6 +59,14 @@ class Summary:
     def n(self) -> int:
         """The number of images that were scored."""
         return self.counts.ok
+
+    def as_share(self) -> Summary:
+        """The same of values that are 0 or 1: Wilson's interval where all images agree, because the
+        bootstrap's has no width there."""
+        if self.low != self.high or self.mean not in (0.0, 1.0):
+            return self
+        low, high = wilson(self.mean, self.n)
+        return replace(self, low=low, high=high)
 
 
 def summarise(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.core.registry import did_you_mean, unknown_name
 from mjp_privacy.core.shown import shown
 from mjp_privacy.models.zoo import NAMED_MODELS
 
@@ -19,10 +20,14 @@ GENERIC = ("model", "model_float16", "checkpoint")
 
 @dataclass(frozen=True)
 class NamedCheckpoint:
-    """A label for tables, and what `load_model` takes as its checkpoint."""
+    """A label for tables, and what `load_model` takes as its checkpoint.
+
+    described: whether --model, --mean and --std are about this one
+    """
 
     label: str
     source: str
+    described: bool = True
 
 
 def named_checkpoints(items: Sequence[str], option: str) -> list[NamedCheckpoint]:
@@ -39,7 +44,17 @@ def named_checkpoints(items: Sequence[str], option: str) -> list[NamedCheckpoint
             f"Two checkpoints are called {twice[0]!r}: expected a different name for each. Give "
             f"{option} NAME=PATH NAME=PATH."
         )
-    return checkpoints
+    lacking = {item.label for item in checkpoints if not _describes_itself(item.source)}
+    if not lacking:  # then an option is meant to replace what they state
+        return checkpoints
+    return [replace(item, described=item.label in lacking) for item in checkpoints]
+
+
+def _describes_itself(source: str) -> bool:
+    """Whether a checkpoint states how pictures are normalised; timm's names stand for all of it."""
+    from mjp_privacy.models.checkpoint_files import TIMM_PREFIX, read_metadata
+
+    return source.startswith(TIMM_PREFIX) or "mean" in read_metadata(source)
 
 
 def for_all_channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | None:
@@ -64,4 +79,8 @@ def _named(item: str, option: str) -> NamedCheckpoint:
 def _source(path: str) -> str:
     """The checkpoint of a named model; anything else is a path and stays as it is."""
     named = NAMED_MODELS[path].checkpoint if path in NAMED_MODELS else None
+    if named is None and path.isidentifier() and not is_there(Path(path)):
+        near = did_you_mean(path, NAMED_MODELS)
+        if near:
+            raise unknown_name("model", path, list(NAMED_MODELS))
     return named or path

@@ -4,6 +4,7 @@
 and starts the `trainer`, which repeats the steps of its `learner`. `evaluation` measures models.
 """
 
-from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config_files import load_training
 
 __all__ = ["TrainingConfig", "load_training"]

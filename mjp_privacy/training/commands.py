@@ -14,8 +14,10 @@ import tyro
 
 from mjp_privacy.core.command import DONE, Usage, ended, use_threads
 from mjp_privacy.core.files import output_folder
-from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
+from mjp_privacy.training.presets import preset_fields
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ def train(argv: list[str], usage: Usage) -> int:
         seed=arguments.seed,
     )
     _check_places(arguments.data, arguments.val)
+    first = os.environ.get("RANK", "0") == "0"
+    if config.preset != "ours" and first:
+        print(_preset_line(config), file=sys.stderr)
     from mjp_privacy.training.run import train as train_model
 
     use_threads(arguments.threads)
@@ -98,11 +103,22 @@ def train(argv: list[str], usage: Usage) -> int:
         deterministic=arguments.deterministic,
         overlay=arguments.overlay,
     )
-    if os.environ.get("RANK", "0") == "0":
+    if first:
         print(path)
         for line in _next_commands(path, config, arguments):
             print(line, file=sys.stderr)
     return DONE
+
+
+def _preset_line(config: TrainingConfig) -> str:
+    """The fields that a preset is about, and what they are after it: a row's own values stay."""
+    fields = preset_fields(config.preset, config.family)
+    values = ", ".join(
+        f"{part}.{name} {getattr(getattr(config, part), name)}"
+        for part, names in fields.items()
+        for name in names
+    )
+    return f"preset {config.preset}: {values}"
 
 
 def _next_commands(path: Path, config: TrainingConfig, arguments: TrainArguments) -> Iterator[str]:
@@ -120,6 +136,12 @@ def _next_commands(path: Path, config: TrainingConfig, arguments: TrainArguments
     if held_out:
         yield f"Next: mjp evaluate --checkpoint {model} --data {shlex.quote(str(held_out))}"
     images = shlex.quote(str(held_out or data))
+    if config.family != "vit":
+        yield (
+            f"Attacks: closed forms do not apply to a {config.family}; inverting_gradients does, "
+            f"in a config of `mjp attack` with `models: {{NAME: {{checkpoint: {model}}}}}`."
+        )
+        return
     yield f"Next: mjp attack own --weights {model} --images {images} --limit 20"
 
 

@@ -1,9 +1,8 @@
-"""The config of a training run: a YAML file with a base and named rows, checked once and frozen."""
+"""The config of a training run: its fields, their defaults and what they mean."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,15 +21,10 @@ from mjp_privacy.core.bounds import (
     Switch,
     Width,
 )
-from mjp_privacy.core.config_rows import merged, row_of
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse, schema
-from mjp_privacy.core.gate.yaml_files import read_mapping
-from mjp_privacy.core.shown import shown
-from mjp_privacy.models.parameters import check_parameters
+from mjp_privacy.core.fields import schema
 from mjp_privacy.models.sizes import Family, Sizes, Stages
-from mjp_privacy.training.presets import Preset, preset_fields, without_empty_puzzle
-from mjp_privacy.training.segmentation.settings import Segmentation, check_segmentation
+from mjp_privacy.training.presets import Preset
+from mjp_privacy.training.segmentation.settings import Segmentation
 
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
 
@@ -214,64 +208,6 @@ class TrainingConfig:
         return differs_from_baseline and self.jigsaw.position_init == "paper"
 
 
-_OWNERS: dict[str, Any] = {
-    "model": Architecture,
-    "recipe": Recipe,
-    "augmentation": Augmentation,
-    "jigsaw": Jigsaw,
-    "data": Storage,
-    "segmentation": Segmentation,
-    "initial": Initial,
-}
-
-
-def load_training(
-    path: str | Path | Mapping[str, Any], row: str | None = None, **changes: Any
-) -> TrainingConfig:
-    """Read a config: load_training("configs/training/cifar10.yaml", "J", epochs=2).
-
-    row      one of the file's `rows`, whose fields replace the base's and a preset's
-    changes  fields of the recipe, seed, preset, task, or initial (a checkpoint); None keeps the
-             file's
-    """
-    content = dict(path) if isinstance(path, Mapping) else dict(read_mapping(Path(path)))
-    where = "the config" if isinstance(path, Mapping) else shown(path)
-    changes = {key: value for key, value in changes.items() if value is not None}
-    if "preset" in changes:
-        content["preset"] = changes.pop("preset")
-    preset = content.get("preset", "ours")
-    family = row_of(content, row, where).get("family", "vit")
-    content = row_of(_with_preset(content, preset, family), row, where)
-    content = without_empty_puzzle(content, preset)
-    content |= {name: changes.pop(name) for name in ("seed", "task") if name in changes}
-    if "initial" in changes:
-        checkpoint = str(changes.pop("initial"))
-        content["initial"] = _with(content.get("initial"), {"checkpoint": checkpoint})
-    if changes:
-        content["recipe"] = _with(content.get("recipe"), changes)
-    config = parse(TrainingConfig, content, where, _OWNERS)
-    check_config(config, where)
-    return config
-
-
-def _with_preset(content: Mapping[str, Any], preset: Any, family: Any) -> dict[str, Any]:
-    """The base of a config with a preset's fields; what is no preset or no part, for the schema."""
-    parts = preset_fields(preset, family) if isinstance(preset, str) else {}
-    fitting = {
-        part: fields
-        for part, fields in parts.items()
-        if content.get(part) is None or isinstance(content[part], Mapping)
-    }
-    return merged(content, fitting)
-
-
-def _with(fields: Any, changes: Mapping[str, Any]) -> Any:
-    """A part of a config with some fields replaced; what is no part stays, for the schema."""
-    return (
-        {**(fields or {}), **changes} if fields is None or isinstance(fields, Mapping) else fields
-    )
-
-
 def other_sizes(config: TrainingConfig) -> Sizes | None:
     """What a Swin or ResNet is built from; None for a ViT."""
     if config.family == "vit" or config.stages is None:
@@ -288,68 +224,6 @@ def other_sizes(config: TrainingConfig) -> Sizes | None:
         positions=model.position_embedding == "learned",
         unknown_embedding=model.unknown_embedding,
         dal=model.dal,
-    )
-
-
-def _check_family(config: TrainingConfig, where: str) -> None:
-    """Raise a UserError unless the fields of another network than a ViT fit it."""
-    model, family = config.model, config.family
-    if (family == "vit") != (config.stages is None):
-        raise UserError(
-            f"{where}: stages are the blocks in each stage of a swin or resnet: expected them "
-            f"there and nowhere else, got family {family} and stages {config.stages}."
-        )
-    if (sizes := other_sizes(config)) is None:
-        return
-    sizes.check(where)
-    initial = config.initial and config.task == "classification"
-    if initial or model.index_embedding or model.first_block != "intact":
-        raise UserError(
-            f"{where}: a {family} that classifies starts from nothing and has the blocks that it "
-            "is published with; expected no initial, index_embedding: false and first_block: "
-            "intact."
-        )
-
-
-def check_config(config: TrainingConfig, where: str) -> None:
-    """Raise a UserError if fields contradict each other; `where` they stand."""
-    model, jigsaw = config.model, config.jigsaw
-    _check_family(config, where)
-    check_segmentation(config, where)
-    without = model.position_embedding == "none"
-    if without and (model.unknown_embedding or model.dal != "none" or jigsaw.position_confound):
-        raise UserError(
-            f"{where}: a model without position embeddings has none to mask, to localize or to "
-            "start differently; expected unknown_embedding: false, dal: none, position_confound: "
-            "false."
-        )
-    if model.img_size % model.patch_size or model.embed_dim % model.num_heads:
-        raise UserError(
-            f"{where}: expected img_size divisible by patch_size and embed_dim by num_heads, got "
-            f"{model.img_size}/{model.patch_size} and {model.embed_dim}/{model.num_heads}."
-        )
-    for field, epoch in (
-        ("warmup_epochs", config.warmup_epochs),
-        ("first_epoch", config.first_epoch),
-    ):
-        if not 0 <= epoch <= config.recipe.epochs:
-            raise UserError(
-                f"{where}, {field}: expected 0 to epochs ({config.recipe.epochs}), got {epoch}."
-            )
-    if config.data.store == "memory" and config.augmentation.rand_augment:
-        raise UserError(
-            f"{where}: data.store memory augments whole batches by crop and flip; expected "
-            "augmentation.rand_augment: null, or data.store: files."
-        )
-    if config.data.store == "memory" and config.augmentation.erasing:
-        raise UserError(f"{where}: data.store memory has no erasing; expected erasing: 0.")
-    check_parameters(
-        where,
-        img_size=model.img_size,
-        patch_size=model.patch_size,
-        embed_dim=model.embed_dim,
-        depth=model.depth,
-        num_classes=model.num_classes,
     )
 
 

@@ -35,7 +35,7 @@ def measure(
 ) -> pd.DataFrame:
     """A row for each image and γ; an image that cannot be read has rows with the reason.
 
-    progress: called with the number of images done after each batch.
+    progress: called after each batch with the number of its images
     """
     prepare = protocol.preparation(model)
     rows: list[dict[str, object]] = []
@@ -49,7 +49,7 @@ def measure(
                 rows += [_failed(record, gamma, error.reason) for gamma in protocol.gammas]
         if readable:
             rows += _measured(model, readable, torch.stack(images), protocol, seed)
-        progress(min(start + BATCH, len(records)))
+        progress(len(records[start : start + BATCH]))
     return pd.DataFrame(rows)
 
 

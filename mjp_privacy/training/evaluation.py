@@ -5,8 +5,6 @@ Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Tables 1,
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,11 @@ from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
+from mjp_privacy.core.progress import LateBar
 from mjp_privacy.data import ImageRecord, open_images, spread_subset
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
+from mjp_privacy.models.earlier_table import keep_earlier
 from mjp_privacy.models.named import NamedCheckpoint, for_all_channels, named_checkpoints
 from mjp_privacy.training.consistency import embedding_condition, measure
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
@@ -43,12 +43,13 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
     check_options(arguments)
     if arguments.out:
         keep_apart(arguments.out, {"--data": arguments.data})
-        output_folder(arguments.out)
+        named = named_checkpoints(arguments.checkpoint, "--checkpoint")
+        keep_earlier(output_folder(arguments.out), "summary.csv", named)
     models: list[Evaluated] = []
     text = ""
     for model in evaluate(arguments):
         models.append(model)
-        table = summary_table(models)
+        table = summary_table(models, arguments.preset)
         text = markdown(table, models)
         if arguments.out:
             _write(arguments.out, models, table, text)
@@ -80,22 +81,24 @@ def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:
     source = open_images(arguments.data, arguments.labels)
     records = spread_subset(source.records, arguments.limit, arguments.seed)
     device = pick_device(arguments.device)
+    measured = protocols(arguments.preset, arguments.gamma)
     named = named_checkpoints(arguments.checkpoint, "--checkpoint")
     loaded = [(checkpoint, load_checkpoint(checkpoint, arguments)) for checkpoint in named]
     for checkpoint, model in loaded:
         label = checkpoint.label
         check_labels(label, model, source.records)
-        rows = pd.concat(
-            measure(
-                model.to(device),
-                source,
-                records,
-                protocol,
-                seed=arguments.seed,
-                progress=Progress(label, len(records)),
+        with LateBar(label, lambda: len(records) * len(measured), "images") as bar:
+            rows = pd.concat(
+                measure(
+                    model.to(device),
+                    source,
+                    records,
+                    protocol,
+                    seed=arguments.seed,
+                    progress=bar.advance,
+                )
+                for protocol in measured
             )
-            for protocol in protocols(arguments.preset, arguments.gamma)
-        )
         yield Evaluated(
             label,
             rows,
@@ -130,8 +133,11 @@ def check_labels(
 def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments) -> LoadedModel:
     """The network of a checkpoint, with what the command line says of it."""
     authors = arguments.preset == "authors_code"
-    mean = AUTHORS_MEAN if authors and arguments.mean is None else arguments.mean
-    std = AUTHORS_STD if authors and arguments.std is None else arguments.std
+    name, mean, std = (
+        (arguments.model, arguments.mean, arguments.std) if checkpoint.described else (None,) * 3
+    )
+    mean = AUTHORS_MEAN if authors and arguments.mean is None else mean
+    std = AUTHORS_STD if authors and arguments.std is None else std
     overrides: dict[str, Any] = {
         "img_size": arguments.img_size,
         "mean": for_all_channels(mean),
@@ -139,9 +145,7 @@ def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments)
         "position_embedding": arguments.position_embedding,
         "unknown_embedding": arguments.unknown_embedding,
     }
-    return load_model(
-        arguments.model, checkpoint=checkpoint.source, unknown_init="mean_position", **overrides
-    )
+    return load_model(name, checkpoint=checkpoint.source, unknown_init="mean_position", **overrides)
 
 
 def papers_row(
@@ -152,25 +156,6 @@ def papers_row(
     if arguments.paper_row is not None:
         return TABLE4[arguments.paper_row]
     return counterpart_in(read_metadata(checkpoint.source))
-
-
-class Progress:
-    """Prints how many images of a model are done, every ten seconds."""
-
-    def __init__(self, label: str, total: int, unit: str = "images") -> None:
-        self.label, self.total, self.unit = label, total, unit
-        self.started = self.last_line = time.monotonic()
-
-    def __call__(self, done: int) -> None:
-        if time.monotonic() - self.last_line > 10:
-            self.last_line = time.monotonic()
-            rate = done / (self.last_line - self.started)
-            left = (self.total - done) / rate
-            print(
-                f"{self.label}: {done}/{self.total} {self.unit} · {rate:.2g} a second · "
-                f"{left:.0f} s left",
-                file=sys.stderr,
-            )
 
 
 def _write(out: Path, models: Sequence[Evaluated], table: pd.DataFrame, text: str) -> None:

@@ -39,12 +39,15 @@ class EvaluationArguments:
     robustness.csv, robustness.md and, of ImageNet-C, per_image.csv; of segmentation for
     per_picture.csv, segmentation.csv and segmentation.md."""
     labels: Path | None = None
+    """Label file of --data, such as a CSV with the header file,label."""
     model: str | None = None
-    """The architecture's name, for files that do not state it (vit_tiny_patch16_224)."""
+    """The architecture's name, for files that do not state it (vit_tiny_patch16_224). This, --mean
+    and --std are about those files alone where some state it and some do not."""
     img_size: int | None = None
     mean: tuple[float, ...] | None = None
     """Per-channel mean, one number or three, for files that do not state it."""
     std: tuple[float, ...] | None = None
+    """Per-channel deviation, likewise."""
     position_embedding: Literal["learned", "exposed", "strict"] | None = None
     unknown_embedding: bool | None = None
     """False: shuffled patches keep their position embeddings, even in a model with E_unk."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mjp_privacy.core.progress import LateBar
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageError, Preprocessing
 from mjp_privacy.training.config import TrainingConfig
@@ -22,17 +21,14 @@ def decode_all(examples: Examples, side: int, used_for: str = "training") -> Ten
     """Decode all images: (n, 3, side, side) uint8 in the order of the records."""
     preprocessing = Preprocessing(side, side)
     images = torch.empty(len(examples), 3, side, side, dtype=torch.uint8)
-    started = last_line = time.monotonic()
-    for place, record in enumerate(examples.records):
-        try:
-            pixels = preprocessing(examples.source.decode(record))
-        except ImageError as error:
-            raise unreadable(error, used_for) from error
-        images[place] = (pixels * 255).round().to(torch.uint8)
-        if time.monotonic() - last_line > 10:
-            last_line = time.monotonic()
-            rate = (place + 1) / (last_line - started)
-            print(f"decoding: {place + 1}/{len(examples)} · {rate:.0f} images/s", file=sys.stderr)
+    with LateBar("decoding", lambda: len(examples), "images") as bar:
+        for place, record in enumerate(examples.records):
+            try:
+                pixels = preprocessing(examples.source.decode(record))
+            except ImageError as error:
+                raise unreadable(error, used_for) from error
+            images[place] = (pixels * 255).round().to(torch.uint8)
+            bar.advance()
     return images
 
 

@@ -125,6 +125,10 @@ def test_a_model_without_position_embeddings_stands_beside_others(
     assert row["mae_2d"] == row["grid"] == ""
     assert float(row["head_diversity"]) > 0
     assert main(["analyse", str(without), "--out", str(out)]) == 2
+    assert "holds analysis.csv with plain, and this command is about without: what stands" in (
+        capsys.readouterr().err
+    )
+    assert main(["analyse", str(without), "--out", str(tmp_path / "new")]) == 2
     assert "without: no position embeddings, expected a model with a learned table" in (
         capsys.readouterr().err
     )
@@ -173,7 +177,7 @@ def test_different_grids_are_refused_and_resampled_on_request(
     ("words", "said"),
     [
         (("nowhere.pth",), "No checkpoint at nowhere.pth"),
-        (("cifar_vitt",), "No checkpoint at cifar_vitt"),
+        (("cifar_vitt",), "Unknown model 'cifar_vitt'. Did you mean cifar_vit?"),
         (("a=cifar_vit", "a=cifar_vit_mjp"), "Give mjp analyse NAME=PATH NAME=PATH"),
         (("=cifar_vit",), "mjp analyse: expected PATH or LABEL=PATH, got '=cifar_vit'"),
         (("cifar_vit", "--seed", "-1"), "--seed: expected 0 to 2**63 - 1, got -1"),

@@ -95,7 +95,7 @@ def test_what_goes_before_the_work_is_shown_once_it_takes_long(
         for _ in range(20):
             clock[0] += 0.9
             bar.advance()
-    assert capsys.readouterr().err == "reading: 12/40\n"
+    assert capsys.readouterr().err == "reading: 12/40 · 1.1 files/s · 0 min 25 s left\n"
 
 
 def test_what_nobody_has_counted_is_shown_without_a_total(
@@ -142,5 +142,5 @@ def test_a_terminal_gets_a_late_bar_after_a_second(
         assert bar.bar is not None
         for _ in range(4):  # cells with damage are read twice
             bar.advance()
-        assert bar.bar.tasks[0].fields["say"] == "6/6"
+        assert bar.bar.tasks[0].fields["say"] == "6/6 · 5.5 files/s · 0 min 00 s left"
     assert "reading what is stored" in console.file.getvalue()  # type: ignore[attr-defined]

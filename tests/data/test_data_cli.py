@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.cli import main
+from mjp_privacy.core import progress
 from mjp_privacy.data import ImageSource, open_images
 from tests.helpers.image_files import FLAT_VAL, make_images, zipped
 
@@ -31,13 +33,21 @@ def files_in(out: Path) -> dict[str, bytes]:
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in paths}
 
 
-def test_sample(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL", 0.0)
     out = tmp_path / "deep" / "out"
     assert run(folder, out, "--per-class", "2") == 0
     printed = capsys.readouterr()
     assert "12 images in" in printed.out
     assert f"Wrote 6 images to {out}." in printed.out
-    assert printed.err.splitlines()[-1] == "chosen for 3 of 3 classes"
+    assert re.fullmatch(
+        r"choosing: 3/3 · [\d.]+ classes/s · 0 min 00 s left", printed.err.splitlines()[-1]
+    )
     manifest = pd.read_csv(out / "manifest.csv")
     assert manifest["label"].tolist() == [0, 0, 1, 1, 2, 2]
     for file, sha256 in zip(manifest["file"], manifest["sha256"], strict=True):
@@ -242,8 +252,9 @@ def test_progress_bar_on_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
     assert run(folder, tmp_path / "out") == 0
-    assert "100%" in capsys.readouterr().err
+    assert "3/3" in capsys.readouterr().err
 
 
 def test_as_a_command(folder: Path, tmp_path: Path) -> None:

@@ -261,4 +261,5 @@ def test_reading_a_large_folder_is_shown(
     (run_id,) = store.stored_cells()
     files = len(store.row_files(run_id)) + len(store.pictures.files(run_id))
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-1] == f"reading what is stored: {files}/{files}"
+    assert lines[-1].startswith(f"reading what is stored: {files}/{files} · ")
+    assert "files/s" in lines[-1]

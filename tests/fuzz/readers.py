@@ -40,7 +40,7 @@ def _experiment(folder: Path) -> Any:
 
 
 def _training(folder: Path) -> Any:
-    from mjp_privacy.training.config import load_training
+    from mjp_privacy.training.config_files import load_training
 
     return load_training(folder / "training.yaml")
 

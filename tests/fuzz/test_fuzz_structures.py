@@ -20,7 +20,7 @@ from mjp_privacy.core.shown import shown
 from mjp_privacy.data.label_files import parse_label_file
 from mjp_privacy.experiment.config_files import parse_experiment
 from mjp_privacy.federation.config_files import load_federation
-from mjp_privacy.training.config import load_training
+from mjp_privacy.training.config_files import load_training
 from tests.inputs import base
 from tests.inputs.case import CONTROL
 from tests.inputs.tensors import file_of

@@ -8,7 +8,8 @@ import torch
 from mjp_privacy.models.families import OtherNetwork
 from mjp_privacy.models.family_building import build_other
 from mjp_privacy.models.sizes import Sizes
-from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.network import build_network
 from mjp_privacy.training.snapshots import export_model
 from tests.helpers.training import content

@@ -10,7 +10,8 @@ from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.data import open_images
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
-from mjp_privacy.training.config import load_training, plain
+from mjp_privacy.training.config import plain
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.consistency import measure
 from mjp_privacy.training.protocols import Protocol
 

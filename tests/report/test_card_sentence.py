@@ -51,6 +51,17 @@ def test_it_leads_with_mjp_where_that_was_attacked_by_a_match(tmp_path: Path) ->
     assert made.beside.startswith("The undefended client: none of 2 pictures exactly and all")
 
 
+def test_of_several_models_it_names_those_it_speaks_of(tmp_path: Path) -> None:
+    made = card_of_lines(
+        tmp_path,
+        (intact("patch_gradient"), [30.0, 40.0], {"grey_psnr": 12.0}),
+        (intact("masked_span", model="ViT+MJP", **MASKED), [21.0], {"grey_psnr": 12.0}),
+    )
+    assert "From one upload of the MJP γ .27 client of ViT+MJP (batch 1" in made.sentence
+    assert made.beside.startswith(f"The undefended client ({made.rows[0].client}): none of 2")
+    assert made.rows[0].client.endswith(" · DeiT-S")
+
+
 def test_an_undefended_client_below_the_floor_is_not_said_to_be_protected(tmp_path: Path) -> None:
     made = card_of_lines(tmp_path, (intact("patch_gradient"), [9.0], {"grey_psnr": 12.0}))
     assert made.sentence.endswith("(median 9.0 dB), and stays below the floor in the mean.")

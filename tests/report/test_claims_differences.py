@@ -67,6 +67,27 @@ def test_a_line_is_set_beside_that_of_its_own_model(results: Path) -> None:
     assert rows[6][2] == "-2.50 [-6.00, -0.50] (over 3)"  # 94 − min(∞, 100)
 
 
+def test_a_run_without_the_base_is_set_beside_another_runs(results: Path) -> None:
+    """One that has a base of its own is set beside that one."""
+    for name, scores in (("second", {"longer": [13.0, 14.5]}), ("third", {"gradvit": [1.0]})):
+        store, cells = RunStore(results / name), []
+        for place, (attack, of_images) in enumerate(scores.items()):
+            entry = cell(f"{name}{place}".encode().hex()[:16], attack=attack, model="plain")
+            rows = [row for i, s in enumerate(of_images) for row in image_rows(entry, f"i{i}", s)]
+            write_rows(store, entry, rows)
+            cells.append(entry)
+        store.write_cells(cells)
+        (store.root / "experiment.yaml").write_text(f"experiment: {{name: {name}}}\n")
+    runs = [results / "run", results / "second"]
+    write_published(runs, results / "rows.parquet", commit="abc")
+    rows = {row[0]: row[1:] for row in table(results, model="plain")}
+    assert rows["longer"] == ["2", "+1.25 [1.00, 1.50]"]
+    assert rows["no prior"][1].startswith("+0.15 [0.")
+    write_published([*runs, results / "third"], results / "three.parquet", commit="abc")
+    with pytest.raises(UserError, match="Expected one line of gradvit beside longer, got 2"):
+        table(results, rows="three.parquet", model="plain")
+
+
 def test_the_base_has_to_be_in_the_table(results: Path) -> None:
     with pytest.raises(UserError, match="Expected one line of april beside gradvit, got 0"):
         table(results, against="april")

@@ -25,7 +25,7 @@ from mjp_privacy.report.results.trained_rows import (
     trained_models,
 )
 from mjp_privacy.report.worst_case import reduced_groups
-from mjp_privacy.training.config import load_training
+from mjp_privacy.training.config_files import load_training
 from tests.helpers.report_rows import image_rows, intact, write_rows
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from mjp_privacy.cli import main
+from mjp_privacy.core import progress
 from mjp_privacy.data import ImageSource, open_images
+from mjp_privacy.metrics.statistics import summarise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.training.config import plain
@@ -137,6 +139,15 @@ def test_the_papers_figures_stand_beside_with_the_difference(images: ImageSource
     assert "unadjusted" in text
 
 
+def test_a_share_that_all_images_agree_on_has_wilsons_interval() -> None:
+    all_right = summarise([1.0, 1.0], ["ok", "ok"])
+    assert (all_right.low, all_right.high) == (1, 1)
+    assert all_right.as_share().low == pytest.approx(0.3424, abs=1e-4)
+    assert all_right.as_share().high == 1
+    mixed = summarise([1.0, 0.0, 1.0], ["ok"] * 3)
+    assert mixed.as_share() == mixed
+
+
 def test_the_printed_figures_agree_with_one_another() -> None:
     deit, mjp = TABLE1[2], TABLE1[3]
     assert (TABLE4["A"].top1, TABLE4["A"].consistency) == (deit.top1, deit.consistency)
@@ -146,8 +157,12 @@ def test_the_printed_figures_agree_with_one_another() -> None:
 
 
 def test_the_command_writes_a_table_and_a_sweep(
-    images: ImageSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    images: ImageSource,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL", 0.0)
     without = {"position_embedding": "none", "unknown_embedding": False, "dal": "none"}
     recipe = plain(small(model=without, jigsaw={"shuffle": "none"}))
     one = saved(tmp_path / "one.safetensors", tiny(torch.float32, unknown_embedding=True))
@@ -163,7 +178,16 @@ def test_the_command_writes_a_table_and_a_sweep(
         main(["evaluate", *command, "--gamma", "0.27", "0.5", "--out", str(out), "--device", "cpu"])
         == 0
     )
-    printed = capsys.readouterr().out
+    summary = pd.read_csv(out / "summary.csv")
+    assert "preset" not in summary
+    theirs = [*command, "--out", str(tmp_path / "theirs"), "--device", "cpu"]
+    printed, lines = capsys.readouterr()
+    assert main(["evaluate", *theirs, "--preset", "authors_code"]) == 0
+    assert "- Preset authors_code: accuracy on crops of 256/224" in capsys.readouterr().out
+    summary = pd.read_csv(tmp_path / "theirs" / "summary.csv")
+    assert set(summary["preset"]) == {"authors_code"}
+    count = len(images.records)
+    assert f"no PEs: {count}/{count} · " in lines.splitlines()[-1]
     assert "| no PEs |" in printed
     assert "Table 4, B: A − PEs" in printed
     assert {path.name for path in out.iterdir()} == {

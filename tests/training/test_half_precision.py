@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mjp_privacy.training import half_precision
-from mjp_privacy.training.config import load_training
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.half_precision import RoundedProducts, rounds_products
 from mjp_privacy.training.run import train
 from tests.helpers.families import family_content

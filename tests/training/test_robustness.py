@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from mjp_privacy.cli import main
+from mjp_privacy.core import progress
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.data.corruptions.names import CORRUPTIONS, FAMILIES, SEVERITIES
 from mjp_privacy.data.label_files import synset_indices
@@ -94,12 +95,22 @@ def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("families", [False, True])
-def test_imagenet_c(tmp_path: Path, capsys: pytest.CaptureFixture[str], families: bool) -> None:
+def test_imagenet_c(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    families: bool,
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL", 0.0)
     data = corrupted_set(tmp_path / "c", families=families)
     one, two = saved(tmp_path / "one.safetensors", 5), saved(tmp_path / "two.safetensors", 5, 1)
     out = tmp_path / "out"
     assert evaluate("--checkpoint", one, two, "--imagenet-c", data, "--out", out) == 0
-    printed = capsys.readouterr().out
+    printed, lines = capsys.readouterr()
+    done = [re.match(r"(\w+): (\d+/\d+) · \S+ images/s · ", line) for line in lines.splitlines()]
+    assert [line.groups() for line in done if line] == [
+        (model, f"{5 * (cell + 1)}/375") for model in ("one", "two") for cell in range(75)
+    ]
     assert "**one** on ImageNet-C: mCE" in printed
     assert "5 images in each of 75 cells" in printed
     assert "mCE, unnormalised, difference to one" in printed
@@ -137,6 +148,23 @@ def test_a_model_of_imagenet_stands_against_alexnet(
     printed = capsys.readouterr().out
     assert re.search(r"mCE [0-9.]+ against AlexNet, [0-9.]+ unnormalised; 2 images", printed)
     assert "| mean | CE against AlexNet |" in printed
+
+
+def test_numbers_of_plain_folders_are_those_of_a_model_with_as_many_classes(
+    thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """airplane, cat and dog are 0, 1 and 2 of three classes, and nothing of ImageNet's thousand."""
+    rng = np.random.default_rng(0)
+    for name in ("airplane", "cat", "dog"):
+        paint(tmp_path / "photos" / name / "a.png", rng)
+    out = tmp_path / "corrupted"
+    sample = ["sample", "--from", str(tmp_path / "photos"), "--out", str(out), "--size", "32"]
+    assert main([*sample, "--corrupt", "--limit", "2"]) == 0
+    assert json.loads((out / "corrupted.json").read_text())["plain_class_folders"] == 3
+    assert evaluate("--checkpoint", thousand, "--imagenet-c", out) == 2
+    said = capsys.readouterr().err
+    assert "made of 3 class folders, numbered in sorted order, and big has 1000 classes" in said
+    assert evaluate("--checkpoint", saved(tmp_path / "m.safetensors", 3), "--imagenet-c", out) == 0
 
 
 def test_our_own_corruptions_are_called_so(

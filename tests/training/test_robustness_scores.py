@@ -20,6 +20,7 @@ from mjp_privacy.training.robustness.corruption_errors import (
     difference_lines,
     wrong_severities,
 )
+from mjp_privacy.training.robustness.line import RESAMPLED, mean
 from mjp_privacy.training.robustness.published import DEIT, MJP, PRINTED_MEANS, counterpart
 from mjp_privacy.training.robustness.scores import (
     ALEXNET,
@@ -29,6 +30,32 @@ from mjp_privacy.training.robustness.scores import (
     rms_calibration,
 )
 from tests.helpers.models import tiny
+
+
+def test_a_mean_of_images_that_all_agree_has_wilsons_interval() -> None:
+    """Of four images alike the bootstrap's would have no width."""
+    right, wrong = (
+        mean(np.array([0.0, 0, 0, 0, np.nan]), whole=100),
+        mean(np.full(4, 170.0), whole=170),
+    )
+    assert (right.percent, right.low, right.high) == pytest.approx((0, 0, 48.99), abs=0.01)
+    assert (right.n, right.failed, right.interval) == (4, 1, "Wilson")
+    assert (wrong.percent, wrong.low, wrong.high) == pytest.approx(
+        (170, 0.5101 * 170, 170), abs=0.01
+    )
+    mixed = mean(np.array([0.0, 0, 0, 20.0]), whole=100)
+    assert mixed.interval == RESAMPLED
+    assert mean(np.zeros(4)).interval == RESAMPLED  # a difference has no largest value
+
+
+def test_a_model_without_an_error_has_no_mce_without_a_width() -> None:
+    columns = {(name, severity): np.zeros(3) for name in CORRUPTIONS for severity in SEVERITIES}
+    lines = corruption_lines("m", "ImageNet-C", pd.DataFrame(columns))
+    assert {line.figure.interval for line in lines} == {"Wilson"}
+    highs = {line.measure: line.figure.high for line in lines if not line.corruption}
+    assert highs[UNNORMALISED] == pytest.approx(56.15, abs=0.01)
+    scale = np.mean([100 / ALEXNET[name] for name in CORRUPTIONS])
+    assert highs[NORMALISED] == pytest.approx(56.15 * scale, abs=0.02)
 
 
 def test_aurra_is_the_mean_of_the_accuracies_at_every_response_rate() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.config import load_training, plain
+from mjp_privacy.training.config import plain
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.segmentation.published import MJP, PLAIN, counterpart
 from tests.helpers.segmentation import content, small
 from tests.helpers.training import content as classification

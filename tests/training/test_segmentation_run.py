@@ -18,7 +18,8 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data.shapes import make_shapes
 from mjp_privacy.models import load_model
-from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.run import train
 from mjp_privacy.training.segmentation.network import build_segmentation
 from mjp_privacy.training.segmentation.stored import load_segmentation

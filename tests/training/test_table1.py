@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
-from mjp_privacy.training.config import load_training, plain
+from mjp_privacy.training.config import plain
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.evaluation import write_evaluation
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.network import build_network
@@ -35,6 +38,17 @@ def test_a_run_learns_colours_and_exports_what_it_trained(
     trained = load_model(checkpoint=path).state_dict()
     floats = {name: t for name, t in state["model"].items() if t.is_floating_point()}
     assert all(torch.equal(trained[name], tensor) for name, tensor in floats.items())
+
+
+def test_the_command_names_the_attack_that_applies(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(family_content("resnet")))
+    files = [str(config), "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    assert main(["train", *files, "--epochs", "1"]) == 0
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("Attacks: closed forms do not apply to a resnet; inverting_gradients")
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not(data: Path, tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ def test_the_command_trains_a_row_and_says_what_is_wrong(
     assert said.out == f"{path}\n"
     (line,) = (line for line in said.err.splitlines() if line.startswith("Next:"))
     assert line.startswith("Next: mjp attack own --weights")  # nothing was held out to evaluate on
+    again = [*where[:-3], str(tmp_path / "preset"), "--device", "cpu", "--epochs", "1"]
+    assert main(["train", *again, "--row", "K", "--preset", "authors_code"]) == 0
+    assert capsys.readouterr().err.startswith(
+        "preset authors_code: jigsaw.gamma 0.1, jigsaw.dal_schedule rising_then_halving, "
+    )
     assert main(["train", *where]) == 2
     assert "expected --row NAME" in capsys.readouterr().err
     assert main(["train", *where, "--row", "K"]) == 2

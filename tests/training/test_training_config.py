@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.config import TrainingConfig, load_training, plain
+from mjp_privacy.training.config import TrainingConfig, plain
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.published import TABLE3, TABLE4, counterpart
 from tests.helpers.training import content, small
 

@@ -11,7 +11,8 @@ import yaml
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.config import TrainingConfig, load_training
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config_files import load_training
 from tests.helpers.training import content
 
 NUMBERS: list[Any] = ["5", True, [1], {}, float("nan"), float("inf"), -(10**9), 1e300, 2**64]

@@ -10,7 +10,8 @@ import pytest
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.gate.yaml_files import read_mapping
-from mjp_privacy.training.config import load_training, plain
+from mjp_privacy.training.config import plain
+from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.optimization import dal_weight
 from mjp_privacy.training.presets import CHOICES, EMPTY_PUZZLE, deviations, preset_fields
 from mjp_privacy.training.protocols import EVALUATION_CHOICES

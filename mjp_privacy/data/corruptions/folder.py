@@ -1,7 +1,8 @@
 """A folder in the layout of ImageNet-C, made from a sample of anybody's images.
 
 OUT/<corruption>/<severity>/<class>/<name>.JPEG
-OUT/corrupted.json    seed, size and what differs from the official files
+OUT/corrupted.json    seed, size, what differs from the official files, and how many classes there
+                      were where plain folders were numbered in sorted order
 OUT/images.csv        file,label,image_id,sha256 of each image that was corrupted
 OUT/skipped.csv       file,label,reason: candidates that could not be read
 
@@ -24,16 +25,19 @@ from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.gate.json_files import json_value
 from mjp_privacy.core.seeding import derive_seed
 from mjp_privacy.core.shown import shown
 from mjp_privacy.data.corruptions.corrupting import corrupted
 from mjp_privacy.data.corruptions.differences import DIFFERENCES
 from mjp_privacy.data.corruptions.names import CORRUPTIONS, MARKER, SEVERITIES
 from mjp_privacy.data.label_files import is_synset, synset_indices
+from mjp_privacy.data.labels import is_class_index
 from mjp_privacy.data.sample import Sample, choose, csv_text, refuse_out, remarks
 from mjp_privacy.data.source import ImageRecord, ImageSource
 from mjp_privacy.data.transforms import Preprocessing
 
+PLAIN = "plain_class_folders"
 SIZE = 224
 SMALLEST, LARGEST = 32, 1024
 QUALITY = 85
@@ -63,7 +67,7 @@ def make_corrupted(
     refuse_out(source.path, out)
     sample = choose(source, per_class=per_class, limit=limit, seed=seed, progress=choosing)
     places = _places([record for record, _ in sample.chosen])
-    lists = _lists(sample, places, seed, size)
+    lists = _lists(sample, places, seed, size, _plain_classes(source))
     _check_same(out, lists)
     output_folder(out)
     for name, text in lists.items():
@@ -148,8 +152,35 @@ def _whole(record: ImageRecord) -> str:
     return record.image_id.replace("/", "__")
 
 
+def classes_of(path: Path) -> int | None:
+    """How many classes the images of `mjp sample --corrupt` had, where their numbers mean nothing
+    without that; None where they do, or for other folders."""
+    marker = path / MARKER
+    if not marker.is_file():
+        return None
+    about = json_value(DESCRIPTION.bytes(marker).decode("utf-8", "replace"), marker, DESCRIPTION)
+    count = about.get(PLAIN) if isinstance(about, dict) else None
+    return count if isinstance(count, int) else None
+
+
+def _plain_classes(source: ImageSource) -> int | None:
+    """How many plain class folders were numbered in sorted order; None for other labels."""
+    records = source.records
+    if records[0].label_source != "folder" or all(is_class_index(_class(r)) for r in records):
+        return None
+    return len({record.label for record in records})
+
+
+def _class(record: ImageRecord) -> str:
+    return PurePosixPath(record.image_id).parent.name
+
+
 def _lists(
-    sample: Sample, places: Mapping[ImageRecord, str], seed: int, size: int
+    sample: Sample,
+    places: Mapping[ImageRecord, str],
+    seed: int,
+    size: int,
+    plain_classes: int | None,
 ) -> dict[str, str]:
     """The text of each list that stands in the folder, by its name."""
     rows = [
@@ -161,6 +192,7 @@ def _lists(
         "size": size,
         "images": len(rows),
         "differs_from_the_official_files": list(DIFFERENCES),
+        **({} if plain_classes is None else {PLAIN: plain_classes}),
     }
     return {
         MARKER: json.dumps(about, indent=1) + "\n",

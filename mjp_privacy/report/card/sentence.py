@@ -41,7 +41,8 @@ def sentence(clients: Sequence[Client], rows: Sequence[CardRow]) -> str:
     """The answer: what the best attack gets from the main client, and what the published one."""
     place = main_row(clients, rows)
     client, row = clients[place], rows[place]
-    answer = _answer(client, row, row.one_upload or row.any_uploads)
+    model = client.cell.model.label if _several_models(clients) else ""
+    answer = _answer(client, row, row.one_upload or row.any_uploads, model)
     published = _published(row)
     return f"{answer}; {published}." if published else f"{answer}."
 
@@ -58,22 +59,31 @@ def beside(clients: Sequence[Client], rows: Sequence[CardRow]) -> str:
     for client, other in zip(clients, rows, strict=True):
         if not other.defended and other.one_upload and other is not row:
             alike = circumstances(client) == circumstances(clients[place])
+            which = f" ({other.client})" if _several_models(clients) else ""
             name = (
-                "The undefended client" if alike else f"Undefended, but not alike ({other.client})"
+                f"The undefended client{which}"
+                if alike
+                else f"Undefended, but not alike ({other.client})"
             )
             parts.append(f"{name}: {_recovered(other.one_upload)}.")
             break
     return " ".join(part for part in parts if part)
 
 
-def _answer(client: Client, row: CardRow, best: CardFigure | None) -> str:
+def _several_models(clients: Sequence[Client]) -> bool:
+    return len({client.cell.model.label for client in clients}) > 1
+
+
+def _answer(client: Client, row: CardRow, best: CardFigure | None, model: str = "") -> str:
+    """model: named where the report has several"""
     facts = ", ".join(
         [
             *([f"batch {client.cell.client.batch}"] if client.cell.client.batch else []),
             client.cell.dtype,
         ]
     )
-    who = f"the {client.name} client ({facts})"
+    of_model = f" of {model}" if model else ""
+    who = f"the {client.name} client{of_model} ({facts})"
     if not client.matching:
         return f"What {who} leaks is not known: no attack that knows it was run with success"
     if best is None:

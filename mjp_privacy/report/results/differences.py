@@ -16,8 +16,8 @@ from mjp_privacy.report.results.figures import CsvFigures, Figures, LineFigures,
 from mjp_privacy.report.tables.paired import line_test
 from mjp_privacy.report.tables.text import DASH
 
-COMPARED = ("run", "model", "setting", "gamma", "client", "dtype")
-"""What a line and the one it is compared with have in common."""
+COMPARED = ("model", "setting", "gamma", "client", "dtype")
+"""What a line and the one it is compared with have in common; of several, its own run's counts."""
 
 
 def difference_title(attack: str) -> str:
@@ -46,13 +46,15 @@ def difference_from(line: Figures, attack: str, lines: Sequence[Figures]) -> str
 
 def _line_of(attack: str, line: LineFigures, lines: Sequence[Figures]) -> LineFigures:
     """The line of this attack on the same client; the table has to have one."""
-    fitting = [
+    of_client = [
         other
         for other in lines
         if isinstance(other, LineFigures)
         and entry(other.line, "attack") == attack
         and all(entry(other.line, key) == entry(line.line, key) for key in COMPARED)
     ]
+    of_run = [other for other in of_client if entry(other.line, "run") == entry(line.line, "run")]
+    fitting = of_run or of_client
     if len(fitting) != 1:
         raise UserError(
             f"Expected one line of {attack} beside {line.fact('attack')}, got {len(fitting)}."

@@ -186,7 +186,7 @@ def _columns(name: str, score: Summary, paper: float, *, scale: float = 1) -> di
 def _accuracy(line: Line, variant: str) -> dict[str, Any]:
     """Accuracy in percent, of the model as trained and of the one that the attack met."""
     paper = paper_row(line) if variant == "paper" else None
-    intact, altered = (summary(line, "top1", which) for which in ("intact", "altered"))
+    intact, altered = (summary(line, "top1", which).as_share() for which in ("intact", "altered"))
     values = _columns("acc", intact, paper.acc if paper else math.nan, scale=100)
     unpublished = _columns("acc_altered", altered, math.nan, scale=100)
     kept = ("acc_altered_mean", "acc_altered_lo", "acc_altered_hi", "acc_altered_n")

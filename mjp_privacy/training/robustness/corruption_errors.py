@@ -35,7 +35,7 @@ def errors_by_cell(
     limit: int | None = None,
     seed: int = 0,
     check: Callable[[ImageSource], object] = lambda source: None,
-    progress: Callable[[int], object] = lambda cells: None,
+    progress: Callable[[int], object] = lambda done: None,
     unreadable: Callable[[ImageSource, ImageError], object] = lambda source, error: None,
 ) -> pd.DataFrame:
     """1 for a wrong answer and 0 for a right one: a row for each image, a column for each
@@ -43,22 +43,27 @@ def errors_by_cell(
 
     limit       the same images of every cell
     check       called with the images of each cell before they are shown to the model
-    progress    called with the number of cells done
+    progress    called after each batch with the number of its images
     unreadable  called with the cell's images and the reason of each that cannot be read
     """
     columns: dict[tuple[str, int], pd.Series] = {}
     first = None
-    for done, cell in enumerate(folders.by_cell, 1):
+    for cell in folders.by_cell:
         source = open_cell(folders, cell)
         first = first or source.records
         check_same_images(folders, cell, source, first)
         check(source)
         records = spread_subset(source.records, limit, seed)
         note = partial(unreadable, source)
-        rows = answers(model, source, records, prepare, unreadable=note).set_index("image_id")
-        columns[cell] = 1 - rows["correct"]
-        progress(done)
+        rows = answers(model, source, records, prepare, progress=progress, unreadable=note)
+        columns[cell] = 1 - rows.set_index("image_id")["correct"]
     return pd.DataFrame(columns).sort_index()
+
+
+def number_of_images(folders: CorruptionFolders, limit: int | None) -> int:
+    """How many images `errors_by_cell` shows to a model: as many of every cell."""
+    one = len(open_cell(folders, next(iter(folders.by_cell))).records)
+    return len(folders.by_cell) * (one if limit is None else min(limit, one))
 
 
 def corruption_lines(
@@ -81,7 +86,7 @@ def corruption_lines(
     means = of_corruptions(errors)
     printed = paper.errors if paper else {}
     for name, values in means.items():
-        figure = mean(values)
+        figure = mean(values, whole=100)
         lines.append(Line(label, images, "mean error", figure, name, paper=printed.get(name)))
         if classes == ALEXNETS_CLASSES:
             against = figure.times(100 / ALEXNET[name])
@@ -90,9 +95,11 @@ def corruption_lines(
         plain, normal = mce_of_images(means)
         unnormalised = paper.mce_unnormalised if paper else None
         normalised = paper.mce if paper else None
-        lines.append(Line(label, images, UNNORMALISED, mean(plain), paper=unnormalised))
+        lines.append(Line(label, images, UNNORMALISED, mean(plain, whole=100), paper=unnormalised))
         if classes == ALEXNETS_CLASSES:
-            lines.append(Line(label, images, NORMALISED, mean(normal), paper=normalised))
+            all_wrong = float(np.mean([10_000 / ALEXNET[name] for name in CORRUPTIONS]))
+            figure = mean(normal, whole=all_wrong)
+            lines.append(Line(label, images, NORMALISED, figure, paper=normalised))
     return lines
 
 

@@ -14,6 +14,7 @@ from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
+from mjp_privacy.core.progress import LateBar
 from mjp_privacy.data import (
     ImageError,
     ImageRecord,
@@ -24,9 +25,9 @@ from mjp_privacy.data import (
 )
 from mjp_privacy.data.label_files import NUM_IMAGENET
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.earlier_table import keep_earlier
 from mjp_privacy.models.named import named_checkpoints
 from mjp_privacy.training.evaluation import (
-    Progress,
     check_labels,
     check_options,
     load_checkpoint,
@@ -38,6 +39,7 @@ from mjp_privacy.training.robustness.corruption_errors import (
     corruption_lines,
     difference_lines,
     errors_by_cell,
+    number_of_images,
     wrong_severities,
 )
 from mjp_privacy.training.robustness.layouts import (
@@ -93,7 +95,8 @@ def write_robustness(arguments: EvaluationArguments) -> Outcome:
     check_options(arguments)
     sets = _opened(arguments)
     if arguments.out:
-        output_folder(arguments.out)
+        named = named_checkpoints(arguments.checkpoint, "--checkpoint")
+        keep_earlier(output_folder(arguments.out), "robustness.csv", named)
     lines: list[Line] = []
     errors: dict[str, pd.DataFrame] = {}
     text = ""
@@ -145,6 +148,14 @@ def _models(arguments: EvaluationArguments, sets: Sets) -> list[Model]:
                 f"{checkpoint.label} has {network.card.num_classes} classes; ImageNet-A and -O "
                 "need a model of ImageNet's 1000. Give another --checkpoint."
             )
+        plain = sets.corrupted.plain_classes if sets.corrupted else None
+        if plain not in (None, network.card.num_classes):
+            raise UserError(
+                f"--imagenet-c was made of {plain} class folders, numbered in sorted order, and "
+                f"{checkpoint.label} has {network.card.num_classes} classes: expected as many, or "
+                "the numbers are not the model's. Give images in folders of synsets or of class "
+                "indices to `mjp sample --corrupt`, or another --checkpoint."
+            )
         if sets.ordinary:
             check_labels(checkpoint.label, network, sets.ordinary.records)
         prepare = protocols(arguments.preset)[0].preparation(network)
@@ -178,18 +189,19 @@ def _under_corruptions(
     folders = sets.corrupted
     assert folders is not None
     limit, seed = arguments.limit, arguments.seed
-    errors = errors_by_cell(
-        model.network,
-        folders,
-        model.prepare,
-        limit=limit,
-        seed=seed,
-        check=lambda source: check_labels(
-            model.label, model.network, source.records, "--imagenet-c"
-        ),
-        progress=Progress(model.label, len(folders.by_cell), "folders"),
-        unreadable=sets.note,
-    )
+    with LateBar(model.label, partial(number_of_images, folders, limit), "images") as bar:
+        errors = errors_by_cell(
+            model.network,
+            folders,
+            model.prepare,
+            limit=limit,
+            seed=seed,
+            check=lambda source: check_labels(
+                model.label, model.network, source.records, "--imagenet-c"
+            ),
+            progress=bar.advance,
+            unreadable=sets.note,
+        )
     whole = folders.official and len(errors) == OFFICIAL_CELL
     images = "ImageNet-C" if folders.official else "our own corruptions"
     paper = model.paper if whole else None
@@ -198,7 +210,15 @@ def _under_corruptions(
     if sets.ordinary:
         records = spread_subset(sets.ordinary.records, limit, seed)
         note = partial(sets.note, sets.ordinary)
-        rows = answers(model.network, sets.ordinary, records, model.prepare, unreadable=note)
+        with LateBar(model.label, lambda: len(records), "images") as bar:
+            rows = answers(
+                model.network,
+                sets.ordinary,
+                records,
+                model.prepare,
+                progress=bar.advance,
+                unreadable=note,
+            )
         clean = share(1 - rows["correct"].to_numpy(dtype=float))
         lines.insert(0, Line(model.label, images, "error without corruption", clean))
     return lines, errors
@@ -235,9 +255,9 @@ def _restricted(
 ) -> pd.DataFrame:
     """The model's answers among these classes."""
     chosen = spread_subset(records, arguments.limit, arguments.seed)
-    done = Progress(model.label, len(chosen))
     note = partial(sets.note, source)
-    return answered(model.network, source, chosen, model.prepare, classes, done, note)
+    with LateBar(model.label, lambda: len(chosen), "images") as bar:
+        return answered(model.network, source, chosen, model.prepare, classes, bar.advance, note)
 
 
 def _classes(source: ImageSource) -> list[int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
 from mjp_privacy.data import ImageRecord, ImageSource, open_images
+from mjp_privacy.data.corruptions.folder import classes_of
 from mjp_privacy.data.corruptions.names import CORRUPTIONS, FAMILIES, MARKER, SEVERITIES
 from mjp_privacy.data.label_files import synset_indices
 from mjp_privacy.data.label_matching import some
@@ -32,11 +33,15 @@ OFFICIAL: Mapping[str, tuple[str, int]] = {
 
 @dataclass(frozen=True)
 class CorruptionFolders:
-    """The folder of each corruption and severity; `official` is False for our own corruptions."""
+    """The folder of each corruption and severity; `official` is False for our own corruptions.
+
+    plain_classes: how many classes a model must have, for numbers of plain folders to be its own
+    """
 
     path: Path
     by_cell: Mapping[Cell, Path]
     official: bool
+    plain_classes: int | None = None
 
     @property
     def corruptions(self) -> tuple[str, ...]:
@@ -71,7 +76,7 @@ def corruption_folders(path: Path) -> CorruptionFolders:
         for severity in SEVERITIES
     }
     _check_same_classes(path, cells)
-    return CorruptionFolders(path, cells, not (path / MARKER).exists())
+    return CorruptionFolders(path, cells, not (path / MARKER).exists(), classes_of(path))
 
 
 def _folder_of(path: Path, name: str) -> Path | None:

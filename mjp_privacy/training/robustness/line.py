@@ -55,11 +55,19 @@ def share(hits: NDArray[np.float64]) -> Figure:
     return Figure(100 * part, 100 * low, 100 * high, "Wilson", len(ok), len(hits) - len(ok))
 
 
-def mean(values: NDArray[np.float64]) -> Figure:
-    """A mean over images of values in percent; images that are NaN are failed."""
+def mean(values: NDArray[np.float64], *, whole: float | None = None) -> Figure:
+    """A mean over images of values in percent; images that are NaN are failed.
+
+    whole: the value of an image with nothing but wrong answers. Where all images are there, or all
+           at 0, the interval is Wilson's, for the bootstrap's has no width: [0, 49] of four
+    """
     ok = values[~np.isnan(values)]
     average = float(ok.mean()) if len(ok) else math.nan
-    return Figure(average, *bootstrap_interval(ok), RESAMPLED, len(ok), len(values) - len(ok))
+    failed = len(values) - len(ok)
+    if whole is not None and len(ok) and (np.all(ok == 0) or np.allclose(ok, whole)):
+        low, high = wilson(float(ok[0] > 0), len(ok))
+        return Figure(average, whole * low, whole * high, "Wilson", len(ok), failed)
+    return Figure(average, *bootstrap_interval(ok), RESAMPLED, len(ok), failed)
 
 
 def table_of(lines: Sequence[Line]) -> pd.DataFrame:

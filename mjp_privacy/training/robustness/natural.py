@@ -5,6 +5,7 @@ In both, answers are restricted to the 200 classes of the folders, as their auth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -39,14 +40,15 @@ def hard_lines(
     accuracy = share(rows["correct"].to_numpy(dtype=float))
     printed = (paper.accuracy, paper.aurra) if paper else (None, None)
     lines = [Line(label, images, "accuracy", accuracy, paper=printed[0])]
-    for name, score, beside in (
-        ("AURRA", accuracy_when_answering, printed[1]),
-        ("RMS calibration error", rms_calibration, None),
-    ):
-        ends = resampled_interval(score, (confidence, correct))
-        figure = _resampled(score(confidence, correct), ends, len(correct), failed)
-        lines.append(Line(label, images, name, figure, paper=beside))
-    return lines
+    ends = resampled_interval(accuracy_when_answering, (confidence, correct))
+    answering = accuracy_when_answering(confidence, correct)
+    figure = _resampled(answering, ends, len(correct), failed)
+    lines.append(Line(label, images, "AURRA", figure, paper=printed[1]))
+    # no interval: resampling adds to the noise in a bin what the error is a root of, and the
+    # percentiles lie above the estimate
+    calibration = 100 * rms_calibration(confidence, correct)
+    figure = Figure(calibration, math.nan, math.nan, "", len(correct), failed)
+    return [*lines, Line(label, images, "RMS calibration error", figure)]
 
 
 def strange_lines(
@@ -62,11 +64,11 @@ def strange_lines(
     ends = resampled_interval(average_precision, (doubts[0],), (doubts[1],))
     total = len(doubts[0]) + len(doubts[1])
     figure = _resampled(average_precision(*doubts), ends, total, failed)
-    of_strange = np.repeat([1.0, 0.0], [len(doubts[0]), len(doubts[1])])
+    chance = Figure(100 * len(doubts[0]) / total, math.nan, math.nan, "", total, failed)
     printed = paper.aupr if paper else None
     return [
         Line(label, images, "AUPR", figure, paper=printed),
-        Line(label, images, "AUPR by chance", share(of_strange)),
+        Line(label, images, "AUPR by chance", chance),
     ]
 
 

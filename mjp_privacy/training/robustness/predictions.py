@@ -29,7 +29,7 @@ def answers(
 
     classes     restrict the answer to these: the others' logits are left out before the softmax,
                 and `confidence` is the largest of what remains
-    progress    called with the number of images done after each batch
+    progress    called after each batch with the number of its images
     unreadable  called with the reason of each image that cannot be read
 
     Images are fed as they are: nothing is shuffled or masked. An image that cannot be read has the
@@ -52,7 +52,7 @@ def answers(
             sure, best = logits.double().softmax(-1).max(-1)  # in float32 many would be 1 alike
             for record, share, place in zip(readable, sure.tolist(), best.tolist(), strict=True):
                 rows.append(_row(record, "ok", float(among[place] == record.label), share))
-        progress(min(start + BATCH, len(records)))
+        progress(len(records[start : start + BATCH]))
     return pd.DataFrame(rows)
 
 

@@ -42,7 +42,7 @@ PRINTED_MEANS = {"DeiT-S": 44.0, "DeiT-S + MJP": 41.5}
 CAVEATS = (
     "Table 2 of the arXiv version prints an mCE of 40.78 for DeiT-S + MJP beside 54.6 for DeiT-S; "
     "the poster prints 51.6. 54.6 and 51.6 are against AlexNet, 40.78 is not: with Table 10's ten "
-    "errors it would leave a mean of 12 for the other five.",
+    "errors it would leave CEs of 12 in the mean (errors of about 9 %) for the other five.",
     "Table 10 holds unnormalised errors of ten corruptions out of 15. Its 44.0 for DeiT-S is their "
     "mean; the mean of MJP's ten is 43.24 where 41.5 is printed.",
     "The authors' released script for ImageNet-C lists five corruptions and leaves the other ten "

@@ -16,10 +16,11 @@ from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
+from mjp_privacy.core.progress import LateBar
 from mjp_privacy.data import ImageError, ImageRecord, spread_subset
+from mjp_privacy.models.earlier_table import keep_earlier
 from mjp_privacy.models.named import named_checkpoints
 from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.evaluation import Progress
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.segmentation.augmentation import Whole
 from mjp_privacy.training.segmentation.network import SegmentationNetwork
@@ -48,7 +49,8 @@ def write_segmentation(arguments: EvaluationArguments) -> Outcome:
     _check_options(arguments)
     if arguments.out:
         keep_apart(arguments.out, {"--ade20k": arguments.ade20k})
-        output_folder(arguments.out)
+        named = named_checkpoints(arguments.checkpoint, "--checkpoint")
+        keep_earlier(output_folder(arguments.out), "segmentation.csv", named)
     models: list[Segmented] = []
     rows: list[pd.DataFrame] = []
     text = ""
@@ -149,28 +151,19 @@ def _answers(
     rows: list[dict[str, object]] = []
     counts: list[Any] = []
     unreadable: dict[str, str] = {}
-    progress = Progress(model.label, len(places))
-    for done, place in enumerate(places, 1):
-        try:
-            picture, labels = prepare(*model.pairs.read(place))
-        except ImageError as error:
-            unreadable[model.pairs.pictures[place]] = str(error)
-            continue
-        answer = predicted(model.network, picture.to(device), shape.img_size, labels.shape)
-        found = areas(answer.cpu(), labels, shape.num_classes).numpy()
-        counts.append(found)
-        for number in np.flatnonzero(found.any(0)):
-            right, truth, said = (int(count) for count in found[:, number])
-            rows.append(
-                {
-                    "image_id": model.pairs.pictures[place],
-                    "class": int(number),
-                    "right": right,
-                    "truth": truth,
-                    "answer": said,
-                }
-            )
-        progress(done)
+    with LateBar(model.label, lambda: len(places), "images") as bar:
+        for place in places:
+            name = model.pairs.pictures[place]
+            bar.advance()
+            try:
+                picture, labels = prepare(*model.pairs.read(place))
+            except ImageError as error:
+                unreadable[name] = str(error)
+                continue
+            answer = predicted(model.network, picture.to(device), shape.img_size, labels.shape)
+            of_picture = areas(answer.cpu(), labels, shape.num_classes).numpy()
+            counts.append(of_picture)
+            rows += _rows(name, of_picture)
     if not counts:
         first = next(iter(unreadable.values()), "--limit 0")
         raise UserError(
@@ -180,6 +173,19 @@ def _answers(
     columns = ["image_id", "class", "right", "truth", "answer"]
     stacked = np.stack(counts).astype(np.float64)
     return pd.DataFrame(rows, columns=columns), stacked, unreadable
+
+
+def _rows(image_id: str, counts: Counts) -> Iterator[dict[str, object]]:
+    """A row for each class that occurs in a picture's truth or answer."""
+    for number in np.flatnonzero(counts.any(0)):
+        right, truth, answer = (int(count) for count in counts[:, number])
+        yield {
+            "image_id": image_id,
+            "class": int(number),
+            "right": right,
+            "truth": truth,
+            "answer": answer,
+        }
 
 
 def _write(out: Path, models: Sequence[Segmented], rows: pd.DataFrame, text: str) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.progress import LateBar
 from mjp_privacy.core.shown import shown
 from mjp_privacy.data.decoding import (
     ImageError,
@@ -66,11 +67,13 @@ class Pairs:
         """Raise a UserError with the number of pictures that cannot be used and the first of them:
         before a training, which would stop at one. Pictures are not decoded, label maps are."""
         faults: list[str] = []
-        for place, name in enumerate(self.pictures):
-            try:
-                self._labels(place, *self._read(name, size_and_turn))
-            except ImageError as error:
-                faults.append(str(error))
+        with LateBar("checking label maps", lambda: len(self), "pictures") as bar:
+            for place, name in enumerate(self.pictures):
+                bar.advance()
+                try:
+                    self._labels(place, *self._read(name, size_and_turn))
+                except ImageError as error:
+                    faults.append(str(error))
         if faults:
             raise UserError(
                 f"--data: of {len(self)} pictures under images/{self.split}, {len(faults)} cannot "

@@ -19,9 +19,9 @@ NOTES = (
     "Pixel counts of each class are summed over the n pictures, then divided: mIoU is the mean "
     "over the classes in truth or answer, mAcc over those in the truth (`classes`), aAcc the share "
     "of all labelled pixels, as in MMSegmentation. Pixels without a label do not count.",
-    "[95 % interval]: bootstrap over pictures. Each line is one trained model; the interval does "
-    "not cover another training. mIoU − first: minus the first model's, on the same pictures, "
-    "resampled together.",
+    "[95 % interval]: bootstrap over pictures; a resample without a rare class averages over the "
+    "others. Each line is one trained model; the interval does not cover another training. mIoU − "
+    "first: minus the first model's, on the same pictures, resampled together.",
     "Sliding windows of the training size, two thirds of it apart, on pictures whose short side "
     "has that size; one scale, not mirrored; answers compared at the label maps' own size.",
 )

@@ -14,7 +14,8 @@ from mjp_privacy.core.gate.tensor_files import TensorFile, check_finite
 from mjp_privacy.core.sealed import check_seal
 from mjp_privacy.core.shown import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, check_is_there, located
-from mjp_privacy.training.config import TrainingConfig, check_config
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config_checks import check_config
 from mjp_privacy.training.segmentation.network import SegmentationNetwork, build_segmentation
 
 KIND = replace(
