@@ -2,7 +2,8 @@
 
 Both tests ask whether the signs of the differences could be chance. Wilcoxon's signed-rank test
 looks at the ranks of the differences; the sign-flip test at their mean. Images of one photograph
-are averaged first, so that a photograph counts once however many crops of it there are.
+are averaged first, so that a photograph counts once however many crops of it there are; the mean
+difference alone is over images, for it is the difference of the two means that tables print.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class PairedTest:
     n: int  # pairs: photographs where images of one were averaged, else images
     differing: int  # pairs that are not equal
     median: float
-    mean: float
-    low: float  # of the mean's 95 % bootstrap interval; NaN for fewer than two pairs
+    mean: float  # over images
+    low: float  # of the mean's 95 % bootstrap interval over photographs; NaN for fewer than two
     high: float
     effect: float  # matched-pairs rank-biserial correlation, -1 to 1
     p: float  # Wilcoxon, two-sided
@@ -57,20 +58,21 @@ def paired_test(
 
         paired_test([30.0, inf, 25.0], [20.0, inf, 24.0]).mean  # 3.67
     """
-    differences, images = _differences(first, second, groups, cap), len(first)
+    of_images = _differences(first, second, groups, cap)
+    differences = _of_photographs(of_images, groups)
     n = len(differences)
     if not n:
         nan = math.nan
         return PairedTest(0, 0, 0, nan, nan, nan, nan, nan, nan, nan, nan)
     ranks = signed_ranks(differences)
-    low, high = bootstrap_interval(differences)
+    low, high = bootstrap_interval(of_images, groups)
     p_flips, smallest = sign_flip_test(differences)
     return PairedTest(
-        images=images,
+        images=len(of_images),
         n=n,
         differing=int((differences != 0).sum()),
         median=float(np.median(differences)),
-        mean=float(differences.mean()),
+        mean=float(of_images.mean()),
         low=low,
         high=high,
         effect=float(ranks.sum() / (n * (n + 1) / 2)),
@@ -91,10 +93,15 @@ def _differences(
         raise ValueError("first, second and groups must have one entry per image")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise ValueError("scores must be finite after the cap: leave out images without a score")
+    return np.asarray(a - b)
+
+
+def _of_photographs(differences: Floats, groups: Sequence[str] | None) -> Floats:
+    """The mean difference of each photograph's images."""
     if groups is None:
-        return np.asarray(a - b)
+        return differences
     _, of_image = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
-    return np.asarray(np.bincount(of_image, a - b) / np.bincount(of_image))
+    return np.asarray(np.bincount(of_image, differences) / np.bincount(of_image))
 
 
 def signed_ranks(differences: Floats) -> Floats:

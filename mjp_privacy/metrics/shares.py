@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from mjp_privacy.metrics.coded import Coded
 
 DASH = "–"
 
@@ -13,10 +18,13 @@ class Share:
     """`count` of `of` images, with its Wilson interval.
 
     Share(116, 200).text()  # "116 of 200 (58 %, 51–65)"
+
+    trials: what `independent_trials` gives where several images are of one photograph
     """
 
     count: int
     of: int
+    trials: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.count <= self.of:
@@ -30,7 +38,8 @@ class Share:
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval in percent: low is 0 for none, high is 100 for all."""
-        low, high = wilson(self.count / self.of if self.of else math.nan, self.of)
+        trials = self.of if self.trials is None else self.trials
+        low, high = wilson(self.count / self.of if self.of else math.nan, trials)
         return 100 * low, 100 * high
 
     def percent_text(self) -> str:
@@ -45,7 +54,20 @@ class Share:
         return f"{self.count} of {self.of} ({self.percent_text()}, {_digits(low)}–{_digits(high)})"
 
 
-def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+def independent_trials(groups: Sequence[str] | Coded) -> float:
+    """As how many independent images these count, given the photograph that each was cut from.
+
+    It is Kish's effective number (Σ size)² / Σ size², which takes crops of one photograph as if all
+    were recovered or none: an interval made with it is never too narrow for their dependence, and
+    rather too wide. All different: their number.
+
+        independent_trials(["cat", "cat", "dog", "dog"])  # 2.0
+    """
+    sizes = np.array(list(Coded.of(groups).counts().values()), dtype=np.float64)
+    return float(sizes.sum() ** 2 / (sizes**2).sum()) if len(sizes) else 0.0
+
+
+def wilson(share: float, n: float, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's score interval of a share of n trials; the default z gives 95 %."""
     if not n:
         return math.nan, math.nan

@@ -14,7 +14,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.metrics.draws import Draws, draws
 from mjp_privacy.metrics.many_groups import far_larger, means_with_few_drawn, resampled_quantiles
-from mjp_privacy.metrics.shares import wilson
+from mjp_privacy.metrics.shares import independent_trials, wilson
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -54,6 +54,7 @@ class Summary:
     median: float
     exact: int  # values that are +inf
     counts: Counts
+    trials: float = 0.0  # as how many independent images the scored ones count
 
     @property
     def n(self) -> int:
@@ -61,11 +62,9 @@ class Summary:
         return self.counts.ok
 
     def as_share(self) -> Summary:
-        """The same of values that are 0 or 1: Wilson's interval where all images agree, because the
-        bootstrap's has no width there."""
-        if self.low != self.high or self.mean not in (0.0, 1.0):
-            return self
-        low, high = wilson(self.mean, self.n)
+        """The same of values that are 0 or 1, with Wilson's interval: the bootstrap's is too narrow
+        where nearly all images agree, and has no width where all do."""
+        low, high = wilson(self.mean, self.trials)
         return replace(self, low=low, high=high)
 
 
@@ -97,7 +96,8 @@ def summarise(
     kept_groups = None if groups is None else Coded.of(groups)[scored]
     low, high = bootstrap_interval(capped, kept_groups) if interval else (math.nan, math.nan)
     exact = int(np.isposinf(kept).sum())
-    return Summary(float(capped.mean()), low, high, float(np.median(kept)), exact, counts)
+    trials = float(len(kept)) if kept_groups is None else independent_trials(kept_groups)
+    return Summary(float(capped.mean()), low, high, float(np.median(kept)), exact, counts, trials)
 
 
 def _scored(values: Floats, statuses: Coded) -> tuple[NDArray[np.bool_], Counts]:

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mjp_privacy.metrics.coded import Coded
-from mjp_privacy.metrics.many_groups import resampled_quantiles
-from mjp_privacy.metrics.shares import wilson
-from mjp_privacy.metrics.statistics import LEVEL, MOST_DRAWN, Floats, resampled_means
+from mjp_privacy.metrics.shares import independent_trials, wilson
+from mjp_privacy.metrics.statistics import Floats
 
 DECIBELS: Floats = np.linspace(0.0, 100.0, 101, dtype=np.float64)
 
@@ -25,7 +24,7 @@ class SuccessCurve:
     low: Floats
     high: Floats
     of: int  # images that the attacker was given
-    photographs: int | None  # what was resampled for the band; None: Wilson intervals over images
+    photographs: int | None  # of which the images were cut; None: each is one of its own
 
 
 def success_curve(
@@ -40,7 +39,8 @@ def success_curve(
 
     An image counts from `value >= threshold`, or `<=` if not `higher`. Images that failed or are
     unsupported, and `ok` ones whose value is NaN, count as not recovered; unscored ones are left
-    out. With `groups`, the photograph of each image, the band comes from resampled photographs.
+    out. The band is Wilson's; with `groups`, the photograph of each image, it is over as many
+    trials as `independent_trials` says.
 
         success_curve([12.0, inf, nan], ["ok", "ok", "failed"], [10, 20]).share  # [66.7, 33.3]
     """
@@ -50,17 +50,13 @@ def success_curve(
     states = Coded.of(statuses)
     tried = ~states.equal("unscored")
     scores = np.where(states.equal("ok"), array, np.nan)[tried]
-    if groups is None:
-        count = _counted(scores, limits, higher)
-        low, high = _wilson_band(count, len(scores))
-        photographs = None
-    else:
-        names = Coded.of(groups)[tried].present()
-        reached = scores[:, None] >= limits if higher else scores[:, None] <= limits
-        count = reached.sum(axis=0)
-        low, high = _resampled_band(reached, names)
-        photographs = len(names.words)
+    photographs, trials = None, float(len(scores))
+    if groups is not None:
+        names = Coded.of(groups)[tried]
+        photographs, trials = len(names.counts()), independent_trials(names)
+    count = _counted(scores, limits, higher)
     share = count / len(scores) if len(scores) else np.full(len(limits), np.nan)
+    low, high = np.array([wilson(part, trials) for part in share.tolist()]).reshape(-1, 2).T
     return SuccessCurve(limits, 100 * share, 100 * low, 100 * high, len(scores), photographs)
 
 
@@ -70,34 +66,3 @@ def _counted(scores: Floats, limits: Floats, higher: bool) -> NDArray[np.int64]:
     if higher:
         return np.asarray(len(ascending) - np.searchsorted(ascending, limits, "left"))
     return np.asarray(np.searchsorted(ascending, limits, "right"))
-
-
-def _wilson_band(reached: NDArray[np.int64], of: int) -> tuple[Floats, Floats]:
-    bounds = [wilson(count / of if of else np.nan, of) for count in reached.tolist()]
-    low, high = np.array(bounds, dtype=np.float64).reshape(-1, 2).T
-    return low, high
-
-
-def _resampled_band(reached: NDArray[np.bool_], names: Coded) -> tuple[Floats, Floats]:
-    """Percentiles of the share over resampled photographs; NaN for fewer than two.
-
-    Where no image, or every image, is recovered, all resamples agree; there the band is Wilson's
-    over as many trials as there are photographs.
-    """
-    count, of_image = len(names.words), names.codes
-    if count < 2:
-        unknown = np.full(reached.shape[1], np.nan)
-        return unknown, unknown
-    hits = np.zeros((count, reached.shape[1]))
-    np.add.at(hits, of_image, reached.astype(np.float64))
-    sizes = np.bincount(of_image).astype(np.float64)
-    tail = (1 - LEVEL) / 2
-    if count > MOST_DRAWN:
-        low, high = resampled_quantiles(hits, sizes, (tail, 1 - tail))
-        low, high = np.maximum(low, 0.0), np.minimum(high, 1.0)
-    else:
-        low, high = np.quantile(resampled_means(hits, sizes), [tail, 1 - tail], axis=0)
-    none, every = ~reached.any(axis=0), reached.all(axis=0)
-    high[none] = wilson(0.0, count)[1]
-    low[every] = wilson(1.0, count)[0]
-    return low, high

@@ -17,11 +17,10 @@ from mjp_privacy.core.colours import COLOURS, colour
 from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.shown import plain
-from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
 from mjp_privacy.report.cell_columns import CLIENT_FACTS, client_text, fact, target_of
 from mjp_privacy.report.line import Line
-from mjp_privacy.report.measures import capped_median, exact_images, image_counts, summary
+from mjp_privacy.report.measures import capped_median, exact_share, summary
 from mjp_privacy.report.pictures.pixels import shorten
 from mjp_privacy.report.tables.figures import varying_columns
 
@@ -96,13 +95,7 @@ def _best(members: Sequence[Line]) -> Iterator[Line]:
     for line in members:
         places.setdefault((_batch(line), int(line.uploads)), []).append(line)
     for place in sorted(places):
-        yield max(places[place], key=lambda line: (_exact(line).percent, _median(line)))
-
-
-def _exact(line: Line) -> Share:
-    """The share of exact pictures among all that the attacker was given."""
-    counts = image_counts(line, "paper")
-    return Share(len(exact_images(line)), counts.ok + counts.failed + counts.unsupported)
+        yield max(places[place], key=lambda line: (exact_share(line).percent, _median(line)))
 
 
 def _median(line: Line) -> float:
@@ -113,7 +106,7 @@ def _point(line: Line, facts: Sequence[str], members: Sequence[Line]) -> dict[st
     values = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
     groups = None if line.groups is None else [line.groups[image] for image in values.index]
     low, high = median_interval(values.to_numpy(), groups)
-    share = _exact(line)
+    share = exact_share(line)
     several = next(member for member in members if _batch(member) > 1)
     text = client_text(several.cell.columns, facts)
     return {

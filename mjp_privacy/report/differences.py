@@ -31,8 +31,8 @@ def _images(line: Line) -> Iterable[str]:
     if line.photographs is not None:
         photographs = len(line.photographs.present().words)
         yield (
-            f"The images are crops of {photographs} photographs; for the intervals whole "
-            "photographs are resampled."
+            f"The images are crops of {photographs} photographs; for the intervals of "
+            "means whole photographs are resampled, and shares count crops as if they agreed."
         )
 
 

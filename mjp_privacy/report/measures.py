@@ -10,7 +10,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
-from mjp_privacy.metrics.shares import Share
+from mjp_privacy.metrics.shares import Share, independent_trials
 from mjp_privacy.metrics.statistics import PSNR_CAP, Counts, Summary, summarise
 from mjp_privacy.report.line import Line
 from mjp_privacy.report.published import METRICS
@@ -150,9 +150,22 @@ def success_share(line: Line, threshold: float, variant: str = "standard") -> Sh
     Images that the attack failed on or does not support count as not recovered; images that could
     not be scored are left out.
     """
-    counts = summary(line, "psnr", variant, interval=False).counts
-    tried = counts.ok + counts.failed + counts.unsupported
-    return Share(int((line.scored("psnr", variant) >= threshold).sum()), tried)
+    return share_of_tried(line, int((line.scored("psnr", variant) >= threshold).sum()), variant)
+
+
+def exact_share(line: Line) -> Share:
+    """How many of the images an attacker was given came back equal in every 8-bit value."""
+    return share_of_tried(line, len(exact_images(line)), "paper")
+
+
+def share_of_tried(line: Line, count: int, variant: str = "standard") -> Share:
+    """So many of the images that an attacker was given: all but those that were not scored."""
+    column, photographs = line.column("psnr", variant), line.photographs
+    tried = ~column.statuses.equal("unscored")
+    trials = None
+    if photographs is not None:
+        trials = independent_trials(photographs[column.at][tried])
+    return Share(count, int(tried.sum()), trials)
 
 
 @_once

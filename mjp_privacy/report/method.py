@@ -17,7 +17,8 @@ def method(lines: Sequence[Line]) -> list[str]:
         "Acc. is in percent, PSNR in dB.",
         f"Figures are mean [low, high], where low and high bound a {LEVEL:.0%} percentile "
         f"bootstrap interval of the mean over {unit}, {_resampled(lines)}. "
-        "For a single one no interval can be computed, and – is printed. An interval says nothing "
+        "For a single one no interval can be computed, and – is printed. Shares (Acc., counts) "
+        f"have Wilson's interval{_of_crops(by_group)}. An interval says nothing "
         "about other checkpoints, shuffles or client seeds.",
         f"Means of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image, as are medians in tables "
         "(100 is the cap); exact images are those equal to the compared one in every 8-bit value.",
@@ -33,6 +34,11 @@ def method(lines: Sequence[Line]) -> list[str]:
         "images as they are; its FFT2D conjugates one spectrum, which makes it the cosine distance "
         "of the pixels.",
     ]
+
+
+def _of_crops(by_group: bool) -> str:
+    """What Wilson's interval counts where images are crops."""
+    return ", crops of one photograph counted as if they agreed" if by_group else ""
 
 
 def _resampled(lines: Sequence[Line]) -> str:

@@ -124,7 +124,7 @@ def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
         notes.append(PAPERS_GAMMA_UNKNOWN)
     notes += [MEASURED[preset] for preset in table.get("preset", pd.Series(dtype=str)).unique()]
     notes.append(
-        "Mean [95 % interval over images], n = images: bootstrap, Wilson's where all images agree. "
+        "Mean [95 % interval over images], n = images; shares have Wilson's, others a bootstrap's. "
         "Each image is shuffled once and each line is one trained model; the intervals do not "
         "cover either choice."
     )

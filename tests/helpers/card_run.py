@@ -22,6 +22,7 @@ from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import image_rows, intact, write_rows
+from tests.helpers.score_interval import as_many
 
 COUNT = 12
 IMAGES = tuple(f"crop {i:02d}.png" for i in range(COUNT))
@@ -165,6 +166,7 @@ class Expected:
     exact: int
     above_20: int
     of: int
+    trials: float  # as how many independent images these `of` count
     chosen: Mapping[str, str]  # attack by image
 
 
@@ -187,17 +189,17 @@ class ByHand:
         paper = {a: self.scores(client, a, "psnr", "paper") for a in attacks}
         values: dict[str, float] = {}
         chosen: dict[str, str] = {}
-        of = 0
+        attacked = []
         for image in IMAGES:
             statuses = {standard[a].loc[image, "status"] for a in attacks}
-            given = "ok" in statuses or "failed" in statuses or statuses == {"unsupported"}
-            of += given
+            if "ok" in statuses or "failed" in statuses or statuses == {"unsupported"}:
+                attacked.append(image)
             for attack in attacks:
                 value, status = standard[attack].loc[image, ["value", "status"]]
                 if status == "ok" and value > values.get(image, -math.inf):
                     values[image], chosen[image] = value, attack
         exact = [image for image, a in chosen.items() if paper[a].loc[image, "value"] == math.inf]
-        return self._expected(values, len(exact), of, chosen)
+        return self._expected(values, len(exact), attacked, chosen)
 
     def by_residual(self, client: str, attacks: Sequence[str]) -> Expected:
         """Per image the attack with the smallest gradient residual; the first of equals."""
@@ -211,12 +213,12 @@ class ByHand:
             if known:
                 taken = min(known, key=lambda attack: known[attack])
                 values[image] = self.scores(client, taken, "psnr", "standard").loc[image, "value"]
-        return self._expected(values, 0, 0, {})
+        return self._expected(values, 0, [], {})
 
     def grey(self, client: str) -> Expected:
         """The uniform grey on every image for which a line of the client stores it."""
         values = self.of_images(client, "grey_psnr", "diagnostic")
-        return self._expected(values, 0, len(values), {})
+        return self._expected(values, 0, list(values), {})
 
     def accuracy(self, client: str) -> tuple[float, int]:
         """Top-1 in percent over all images that were attacked, and how many they are."""
@@ -234,7 +236,11 @@ class ByHand:
         return values
 
     def _expected(
-        self, values: Mapping[str, float], exact: int, of: int, chosen: Mapping[str, str]
+        self,
+        values: Mapping[str, float],
+        exact: int,
+        attacked: Sequence[str],
+        chosen: Mapping[str, str],
     ) -> Expected:
         capped = {image: min(value, 100.0) for image, value in values.items()}
         low, high = interval(capped)
@@ -246,7 +252,8 @@ class ByHand:
             n=len(values),
             exact=exact,
             above_20=sum(value >= 20 for value in values.values()),
-            of=of,
+            of=len(attacked),
+            trials=as_many([PHOTOGRAPHS[image] for image in attacked]) if attacked else 0.0,
             chosen=chosen,
         )
 

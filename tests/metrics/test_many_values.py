@@ -68,14 +68,14 @@ def test_the_bound_itself_is_drawn(interval, monkeypatch: pytest.MonkeyPatch) ->
     assert ends[1] == ends[2] != ends[0]
 
 
-def test_bands_of_many_photographs_are_near_wilsons() -> None:
+def test_bands_of_many_photographs_are_those_of_as_many_images() -> None:
     values = np.random.default_rng(4).uniform(0, 100, MANY)
     groups = [f"{at:05d}" for at in range(MANY)]
     drawn = success_curve(values, ["ok"] * MANY, [20.0, 50.0, 200.0], groups=groups)
     wilson = success_curve(values, ["ok"] * MANY, [20.0, 50.0, 200.0])
     assert drawn.share.tolist() == wilson.share.tolist()
-    assert drawn.low == pytest.approx(wilson.low, abs=0.1)
-    assert drawn.high == pytest.approx(wilson.high, abs=0.1)
+    assert drawn.low.tolist() == wilson.low.tolist()
+    assert drawn.high.tolist() == wilson.high.tolist()
 
 
 def test_sign_flips_of_very_many_pairs_agree_with_drawn_ones() -> None:

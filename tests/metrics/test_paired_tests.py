@@ -140,8 +140,21 @@ def test_crops_are_averaged_by_photograph_first() -> None:
     grouped = paired_test(first, second, groups=groups)
     alone = paired_test(means, np.zeros(7))
     assert (grouped.images, grouped.n) == (24, 7)
-    for name in ("median", "mean", "low", "high", "effect", "p", "p_flips", "smallest_p_flips"):
+    for name in ("median", "effect", "p", "p_flips", "smallest_p_flips"):
         assert getattr(grouped, name) == pytest.approx(getattr(alone, name)), name
+
+
+def test_the_mean_difference_is_that_of_the_means_over_images() -> None:
+    generator = np.random.default_rng(3)
+    first, second = generator.normal(20, 4, 24), generator.normal(18, 4, 24)
+    test = paired_test(first, second, groups=[f"photo {i % 7}" for i in range(24)])
+    assert test.mean == pytest.approx(first.mean() - second.mean())
+    blocks = [(first - second)[i::7] for i in range(7)]
+    means = [
+        np.concatenate([blocks[i] for i in generator.integers(0, 7, 7)]).mean() for _ in range(8000)
+    ]
+    low, high = np.quantile(means, [0.025, 0.975])
+    assert (test.low, test.high) == pytest.approx((low, high), abs=0.3)
 
 
 def test_copies_of_a_photograph_are_no_evidence() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from mjp_privacy.metrics.shares import Share
+from mjp_privacy.metrics.shares import Share, independent_trials
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,26 @@ def test_interval_is_wilsons(count: int, of: int) -> None:
     expected = binomtest(count, of).proportion_ci(method="wilson")
     low, high = Share(count, of).interval
     assert (low, high) == pytest.approx((100 * expected.low, 100 * expected.high), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("groups", "trials"),
+    [
+        (["a", "b", "c"], 3),
+        (["a", "a", "b", "b"], 2),
+        (["a", "a", "a", "b"], 1.6),  # (3 + 1)² / (9 + 1)
+        (["a"] * 5, 1),
+        ([], 0),
+    ],
+)
+def test_crops_of_one_photograph_count_together(groups: list[str], trials: float) -> None:
+    assert independent_trials(groups) == pytest.approx(trials)
+
+
+def test_the_interval_of_crops_is_that_of_fewer_images() -> None:
+    assert Share(20, 20, trials=6.0).interval == Share(6, 6).interval
+    assert Share(10, 20, trials=6.0).interval == Share(3, 6).interval
+    assert Share(19, 20, trials=6.0).interval[0] < Share(20, 20, trials=6.0).interval[0]
 
 
 @pytest.mark.parametrize("of", [1, 3, 49, 200, 1000])

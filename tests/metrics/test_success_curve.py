@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import binomtest
 
 from mjp_privacy.metrics.success_curve import DECIBELS, success_curve
+from tests.helpers.score_interval import score_interval
 
 VALUES = [12.0, math.inf, 20.0, math.nan, math.nan, math.nan, math.nan, 55.0]
 STATUSES = ["ok", "ok", "ok", "failed", "unsupported", "unscored", "ok", "ok"]
@@ -39,26 +40,39 @@ def test_bands_are_wilsons() -> None:
     assert curve.photographs is None
 
 
-def test_bands_resample_whole_photographs() -> None:
+def test_bands_take_crops_of_a_photograph_together() -> None:
     generator = np.random.default_rng(1)
     names = [f"photo {i}" for i in range(12) for _ in range(1 + i % 4)]
     base = dict(zip(sorted(set(names)), generator.normal(25, 8, 12), strict=True))
     values = np.array([base[name] for name in names]) + generator.normal(0, 0.5, len(names))
     curve = success_curve(values, ["ok"] * len(names), [20.0, 25.0], groups=names)
-    blocks = [values[np.array(names) == name] for name in base]
+    trials = 30**2 / (3 * (1 + 4 + 9 + 16))  # Kish's, by hand
     for at, limit in enumerate((20.0, 25.0)):
-        shares = [
-            100
-            * np.mean(np.concatenate([blocks[i] for i in generator.integers(0, 12, 12)]) >= limit)
-            for _ in range(4000)
-        ]
-        expected = np.quantile(shares, [0.025, 0.975])
-        assert (curve.low[at], curve.high[at]) == pytest.approx(tuple(expected), abs=4)
+        share = float(np.mean(values >= limit))
+        low, high = score_interval(share, trials)
+        assert (curve.low[at], curve.high[at]) == pytest.approx((100 * low, 100 * high), abs=1e-3)
     assert curve.photographs == 12
 
 
+def test_bands_of_crops_hold_the_true_share_as_often_as_they_say() -> None:
+    """On average over true shares: of ten photographs whose two crops agree, and of eighteen whose
+    one to three crops agree in part."""
+    generator = np.random.default_rng(2)
+    for sizes, agree in (([2] * 10, 1.0), ([1, 2, 3] * 6, 0.6)):
+        names = [f"{i}" for i, size in enumerate(sizes) for _ in range(size)]
+        held = 0
+        for true in np.linspace(0.05, 0.95, 1000):
+            of_photograph = generator.random(len(sizes)) < true
+            own = generator.random(len(names)) < true
+            shared = generator.random(len(names)) < agree
+            hits = np.where(shared, np.repeat(of_photograph, sizes), own)
+            curve = success_curve(hits * 1.0, ["ok"] * len(names), [0.5], groups=names)
+            held += bool(curve.low[0] <= 100 * true <= curve.high[0])
+        assert held / 1000 > 0.94
+
+
 def test_all_of_few_photographs_is_not_certainty() -> None:
-    """Resamples of equal values agree; the band is then Wilson's over the photographs."""
+    """Where all images agree the band is Wilson's over the photographs."""
     names = [f"photo {i % 5}" for i in range(40)]
     curve = success_curve([30.0] * 40, ["ok"] * 40, [20.0, 40.0], groups=names)
     every, none = (binomtest(k, 5).proportion_ci(method="wilson") for k in (5, 0))
@@ -66,10 +80,11 @@ def test_all_of_few_photographs_is_not_certainty() -> None:
     assert (curve.low[1], curve.high[1]) == pytest.approx((0, 100 * none.high), abs=1e-3)
 
 
-def test_one_photograph_has_no_band_and_no_image_no_share() -> None:
+def test_one_photograph_is_one_trial_and_no_image_has_no_share() -> None:
     curve = success_curve([30.0, 31.0], ["ok", "ok"], [20.0], groups=["a", "a"])
     assert curve.share[0] == 100
-    assert np.isnan([curve.low[0], curve.high[0]]).all()
+    single = binomtest(1, 1).proportion_ci(method="wilson")
+    assert (curve.low[0], curve.high[0]) == pytest.approx((100 * single.low, 100), abs=1e-3)
     for groups in (None, ["a"]):
         empty = success_curve([math.nan], ["unscored"], [20.0], groups=groups)
         assert empty.of == 0

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import scipy.stats
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import load_runs
@@ -21,6 +20,7 @@ from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import CANDIDATES, CLIENTS, TITLES, ByHand, Expected, card_run
 from tests.helpers.ladder_rows import curve_run, ladder_run, simple_line
 from tests.helpers.report_rows import cell, intact
+from tests.helpers.score_interval import score_interval
 
 ONE, ANY, CHOICE = "best, 1 upload", "best, any uploads", "attacker's choice, 1 upload"
 APRIL = "APRIL as published"
@@ -60,13 +60,16 @@ def median_text(expected: Expected) -> str:
     return "100 (cap)" if expected.median >= 100 else f"{expected.median:.2f}"
 
 
-def counts(share: str) -> tuple[int, int]:
-    """Count and number of a share, whose percent and interval are SciPy's to the digits shown."""
+def counts(share: str, trials: float | None = None) -> tuple[int, int]:
+    """Count and number of a share, whose percent and interval are right to the digits shown.
+
+    trials: as how many independent images they count, where some are crops of one photograph
+    """
     found = re.fullmatch(r"(\d+) of (\d+) \(([\d.]+) %, ([\d.]+)–([\d.]+)\)", share)
     assert found, share
     count, of = int(found[1]), int(found[2])
-    wilson = scipy.stats.binomtest(count, of).proportion_ci(0.95, method="wilson")
-    for text, value in zip(found.groups()[2:], (count / of, wilson.low, wilson.high), strict=True):
+    values = (count / of, *score_interval(count / of, of if trials is None else trials))
+    for text, value in zip(found.groups()[2:], values, strict=True):
         decimals = len(text.partition(".")[2])
         assert float(text) == pytest.approx(100 * value, abs=0.5001 * 10**-decimals)
     return count, of
@@ -88,13 +91,13 @@ def test_the_best_with_one_upload(
     assert row["n"] == str(best.n)
     assert row[ONE] == mean_text(best, best.n)
     assert row["median"] == median_text(best)
-    assert counts(row["exact"]) == (best.exact, best.of)
-    assert counts(row["≥ 20 dB"]) == (best.above_20, best.of)
+    assert counts(row["exact"], best.trials) == (best.exact, best.of)
+    assert counts(row["≥ 20 dB"], best.trials) == (best.above_20, best.of)
     above_30 = sum(
         by_hand.scores(client, attack, "psnr", "standard").loc[image, "value"] >= 30
         for image, attack in best.chosen.items()
     )
-    assert counts(row["≥ 30 dB"]) == (above_30, best.of)
+    assert counts(row["≥ 30 dB"], best.trials) == (above_30, best.of)
 
 
 def test_the_best_with_any_number(rows: dict[str, dict[str, str]], by_hand: ByHand) -> None:
@@ -102,8 +105,8 @@ def test_the_best_with_any_number(rows: dict[str, dict[str, str]], by_hand: ByHa
     best = by_hand.best("mjp", (*CANDIDATES["mjp"], "multi_round"))
     assert row[ANY] == mean_text(best, int(row["n"]))
     assert row["median (any)"] == median_text(best)
-    assert counts(row["exact (any)"]) == (best.exact, best.of)
-    assert counts(row["≥ 20 dB (any)"]) == (best.above_20, best.of)
+    assert counts(row["exact (any)"], best.trials) == (best.exact, best.of)
+    assert counts(row["≥ 20 dB (any)"], best.trials) == (best.above_20, best.of)
     assert all(rows[client][ANY] == DASH for client in CLIENTS if client != "mjp")
 
 

@@ -22,6 +22,7 @@ class CardFigure:
     above_20: int  # pictures at 20 dB or more
     of: int  # pictures that the attacker was given
     flags: tuple[Flag, ...] = ()
+    trials: float | None = None  # as how many independent pictures they count; None: as themselves
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mjp_privacy.report.card.clients import Client, client_titles, clients_of
 from mjp_privacy.report.card.content import CardFigure, CardRow
 from mjp_privacy.report.card.flags import client_flags, figure_flags
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import capped_mean, capped_median, image_counts, summary
+from mjp_privacy.report.measures import capped_mean, capped_median, success_share, summary
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Group
 
 NAMED = 2
@@ -110,7 +110,7 @@ def _best(client: Client, lines: Sequence[Line], *, single: bool) -> Line | None
 def card_figure(client: Client, line: Line, floor: pd.Series[float]) -> CardFigure:
     """The figure of one attack, or of a worst case, with its flags; `floor`: PSNR by image."""
     score = summary(line, "psnr", "standard", cap=PSNR_CAP)
-    counts = image_counts(line, "standard")
+    given = success_share(line, PLAIN_TO_SEE)
     return CardFigure(
         attack=main_attack(line),
         line=line.number,
@@ -120,9 +120,10 @@ def card_figure(client: Client, line: Line, floor: pd.Series[float]) -> CardFigu
         median=capped_median(line, "psnr", "standard"),
         n=score.n,
         exact=exact_pictures(line),
-        above_20=int((line.scored("psnr", "standard") >= PLAIN_TO_SEE).sum()),
-        of=counts.ok + counts.failed + counts.unsupported,
+        above_20=given.count,
+        of=given.of,
         flags=figure_flags(client, line, floor),
+        trials=given.trials,
     )
 
 
@@ -193,6 +194,7 @@ def _floor_figure(client: Client, floor: Line | None) -> CardFigure | None:
     return CardFigure(
         *("uniform grey", number, score.mean, score.low, score.high, score.median),
         *(score.n, 0, above, score.n),
+        trials=score.trials,
     )
 
 

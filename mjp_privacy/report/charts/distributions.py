@@ -112,7 +112,7 @@ def _band_words(curves: Sequence[Curve | None]) -> str:
     units = [(curve.photographs or curve.n, curve.photographs is not None) for curve in drawn]
     fewest, _ = min(units)
     grouped = any(of_photographs for _, of_photographs in units)
-    kind = "whole photographs resampled where several images are of one" if grouped else "Wilson"
+    kind = "Wilson, crops of one photograph counted together" if grouped else "Wilson"
     what = "photographs" if (fewest, True) in units else "images"
     return (
         f"Bands: pointwise 95 % intervals ({kind}), drawn where some but not all images count; "

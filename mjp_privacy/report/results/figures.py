@@ -18,7 +18,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
 from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import summary
+from mjp_privacy.report.measures import share_of_tried, success_share, summary
 from mjp_privacy.report.results.columns import published_client
 
 NAMES = (
@@ -109,7 +109,7 @@ class LineFigures:
 
     def from_(self, decibels: float) -> Share:
         """The images at or above these decibels, of all that the attacker was given."""
-        return Share(int((self.line.scored("psnr", "standard") >= decibels).sum()), self.of)
+        return success_share(self.line, decibels)
 
     @property
     def grey(self) -> float:
@@ -144,7 +144,7 @@ class LineFigures:
     def figure(self, name: str) -> float | int | str:
         """A figure by its name in claims.yaml, such as `exact`, `share20` or `from30`."""
         if name == "share_exact":
-            return Share(self.exact, self.of).text()
+            return share_of_tried(self.line, self.exact, "paper").text()
         if name == "paper_average":
             return summary(self.line, "psnr", "paper", cap=PSNR_CAP, interval=False).mean
         if name.startswith("paper_"):

@@ -98,4 +98,4 @@ def _median(figure: CardFigure | None) -> str:
 
 
 def _exact(figure: CardFigure | None) -> str:
-    return DASH if figure is None else Share(figure.exact, figure.of).text()
+    return DASH if figure is None else Share(figure.exact, figure.of, figure.trials).text()

@@ -73,7 +73,7 @@ def test_crops_of_a_photograph_are_not_counted_as_independent(tmp_path: Path) ->
     half = int(np.flatnonzero(curve.shares == 0.5)[0])
     alone = binomtest(10, 20).proportion_ci(method="wilson")
     assert curve.high[half] - curve.low[half] > 1.3 * (alone.high - alone.low)
-    assert "whole photographs resampled" in distribution_charts([line])[0].caption
+    assert "crops of one photograph counted together" in distribution_charts([line])[0].caption
 
 
 def test_the_ecdf_of_lpips_by_hand(tmp_path: Path) -> None:
