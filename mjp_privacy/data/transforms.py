@@ -37,6 +37,12 @@ class Preprocessing:
     interpolation: Interpolation = "bicubic"
     squash: bool = False
 
+    @classmethod
+    def robustness_sets(cls, size: int) -> Preprocessing:
+        """As the official scripts of ImageNet-C, -A and -O cut a photograph: short side 256 for a
+        side of 224, bilinear."""
+        return cls(size, round(size * 256 / 224), "bilinear")
+
     def __post_init__(self) -> None:
         if self.interpolation not in get_args(Interpolation):
             raise unknown_name("interpolation", self.interpolation, list(_FILTERS))

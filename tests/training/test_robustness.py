@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torchvision import transforms
 
 from mjp_privacy.cli import main
 from mjp_privacy.core import progress
@@ -208,6 +209,33 @@ def test_imagenet_a(thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         100 * rms_calibration(confidence, hits), abs=1e-4
     )
     assert set(table["n"]) == {200}
+
+
+def test_photographs_are_cut_out_as_torchvision_does_it(thousand: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    for synset in SYNSETS[::5]:
+        (tmp_path / "a" / synset).mkdir(parents=True)
+        pixels = rng.integers(0, 256, (70, 95, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "a" / synset / "1.png")
+    assert (
+        evaluate(
+            "--checkpoint", thousand, "--imagenet-a", tmp_path / "a", "--out", tmp_path / "out"
+        )
+        == 0
+    )
+    model, source = load_model(checkpoint=thousand), open_images(tmp_path / "a")
+    cut = transforms.Compose(
+        [transforms.Resize(37), transforms.CenterCrop(32), transforms.ToTensor()]
+    )  # 37: 256 / 224 of 32
+    confidence, hits = [], []
+    for record in source.records:
+        logits = model(model.normalize(cut(source.decode(record))[None]))[0, ::5]
+        confidence.append(float(logits.detach().double().softmax(0).max()))
+        hits.append(float(5 * int(logits.argmax()) == record.label))
+    table = pd.read_csv(tmp_path / "out" / "robustness.csv").set_index("measure")
+    assert table.loc["RMS calibration error", "percent"] == pytest.approx(
+        100 * rms_calibration(np.array(confidence), np.array(hits)), abs=1e-4
+    )
 
 
 def test_imagenet_o(thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

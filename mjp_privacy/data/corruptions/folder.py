@@ -119,8 +119,8 @@ def _save(path: Path, pixels: NDArray[np.uint8]) -> None:
 
 
 def _prepared(source: ImageSource, record: ImageRecord, size: int) -> NDArray[np.uint8]:
-    """The central square as the official generator cuts it: short side to 256 for a side of 224."""
-    prepare = Preprocessing(size, round(size * 256 / 224), "bilinear")
+    """The central square, in 8 bits."""
+    prepare = Preprocessing.robustness_sets(size)
     pixels = prepare(source.decode(record)).permute(1, 2, 0).numpy()
     return np.rint(pixels * 255).astype(np.uint8)
 

@@ -34,7 +34,6 @@ from mjp_privacy.training.evaluation import (
     papers_row,
 )
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
-from mjp_privacy.training.protocols import protocols
 from mjp_privacy.training.robustness.corruption_errors import (
     corruption_lines,
     difference_lines,
@@ -66,12 +65,22 @@ VALIDATION_OF_CLASS = 50
 
 @dataclass(frozen=True)
 class Model:
-    """A network with its name in tables, how it takes pictures, and its row of the paper."""
+    """A network with its name in tables, and its row of the paper."""
 
     label: str
     network: LoadedModel
-    prepare: Preprocessing
     paper: PublishedRobustness | None
+
+    @property
+    def whole(self) -> Preprocessing:
+        """For pictures that are cut out already, as ImageNet-C's: nothing more is cut off."""
+        size = self.network.card.img_size
+        return Preprocessing(size, size, "bilinear")
+
+    @property
+    def cut(self) -> Preprocessing:
+        """For photographs, cut out as ImageNet-C's were: not with the checkpoint's own crop."""
+        return Preprocessing.robustness_sets(self.network.card.img_size)
 
 
 @dataclass(frozen=True)
@@ -158,9 +167,8 @@ def _models(arguments: EvaluationArguments, sets: Sets) -> list[Model]:
             )
         if sets.ordinary:
             check_labels(checkpoint.label, network, sets.ordinary.records)
-        prepare = protocols(arguments.preset)[0].preparation(network)
         paper = counterpart(network, papers_row(checkpoint, arguments))
-        models.append(Model(checkpoint.label, network, prepare, paper))
+        models.append(Model(checkpoint.label, network, paper))
     return models
 
 
@@ -193,7 +201,7 @@ def _under_corruptions(
         errors = errors_by_cell(
             model.network,
             folders,
-            model.prepare,
+            model.whole,
             limit=limit,
             seed=seed,
             check=lambda source: check_labels(
@@ -215,7 +223,7 @@ def _under_corruptions(
                 model.network,
                 sets.ordinary,
                 records,
-                model.prepare,
+                model.cut,
                 progress=bar.advance,
                 unreadable=note,
             )
@@ -257,7 +265,7 @@ def _restricted(
     chosen = spread_subset(records, arguments.limit, arguments.seed)
     note = partial(sets.note, source)
     with LateBar(model.label, lambda: len(chosen), "images") as bar:
-        return answered(model.network, source, chosen, model.prepare, classes, bar.advance, note)
+        return answered(model.network, source, chosen, model.cut, classes, bar.advance, note)
 
 
 def _classes(source: ImageSource) -> list[int]:

@@ -98,6 +98,10 @@ def _notes(lines: Sequence[Line]) -> Iterable[str]:
             "images. mCE is the mean of the 15 means: unnormalised as they are, or each divided by "
             "AlexNet's published error on the official files."
         )
+    yield (
+        "Photographs are cut out as the sets' official scripts do it: short side 256 for a side of "
+        "224, bilinear; pictures of ImageNet-C are cut out already."
+    )
     if any("difference to" in line.measure for line in lines):
         yield "Differences are paired: each image under one model with itself under the other."
     if any(line.measure == "AUPR" for line in lines):
