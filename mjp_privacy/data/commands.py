@@ -22,7 +22,8 @@ class SampleArguments:
 
     With --corrupt they are written under the 15 corruptions of ImageNet-C at five severities, in
     its layout, for `mjp evaluate --imagenet-c`. With --shapes nothing is copied: pictures of shapes
-    are drawn, with label maps in ADE20K's layout.
+    are drawn, with label maps in ADE20K's layout. With --cifar10 CIFAR-10's official files become
+    the two zips that the trainings' commands name.
     """
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -32,6 +33,9 @@ class SampleArguments:
     shapes: int | None = None
     """Draw so many training pictures, and a quarter as many for validation, in place of --from: six
     classes, for trying out `mjp train` with task segmentation."""
+    cifar10: Annotated[Path | None, tyro.conf.arg(metavar="TAR_GZ")] = None
+    """cifar-10-binary.tar.gz, or the folder that it unpacks to, in place of --from: writes
+    cifar10-train.zip and cifar10-test.zip, class folders of PNG files, into --out."""
     per_class: int = 1
     """Images of each class."""
     seed: int = 0
@@ -50,6 +54,15 @@ class SampleArguments:
 def sample(argv: list[str], usage: Usage) -> int:
     """Write the sample that `argv` describes and print what was chosen."""
     arguments = usage.parse(SampleArguments, argv)
+    if arguments.cifar10 is not None:
+        from mjp_privacy.data.cifar10 import make_cifar10
+
+        if arguments.source or arguments.corrupt or arguments.shapes is not None:
+            raise UserError(
+                "--cifar10 takes all pictures: expected no --from, --corrupt, --shapes."
+            )
+        print(make_cifar10(arguments.cifar10, arguments.out, _writing))
+        return DONE
     if arguments.shapes is not None:
         from mjp_privacy.data.shapes import make_shapes
 
@@ -58,7 +71,9 @@ def sample(argv: list[str], usage: Usage) -> int:
         print(make_shapes(arguments.out, arguments.shapes, arguments.seed))
         return DONE
     if arguments.source is None:
-        raise UserError("Expected --from DIR_OR_ZIP, or --shapes NUMBER; got neither.")
+        raise UserError(
+            "Expected --from DIR_OR_ZIP, --shapes NUMBER or --cifar10 TAR_GZ; got none."
+        )
     from mjp_privacy.data.images import open_images
     from mjp_privacy.data.sample import make_sample
 
@@ -93,6 +108,10 @@ def _choosing(classes: Sequence[int]) -> Iterator[int]:
 
 def _corrupting(images: Sequence[Entry]) -> Iterator[Entry]:
     return _progress(images, "corrupting", "images")
+
+
+def _writing(pictures: Sequence[Entry]) -> Iterator[Entry]:
+    return _progress(pictures, "writing", "pictures")
 
 
 def _progress(entries: Sequence[Entry], doing: str, units: str) -> Iterator[Entry]:

@@ -58,7 +58,7 @@ def test_discs_differ_only_by_where_they_are() -> None:
         (["--shapes", 0], "--shapes is a number of pictures: expected 1 to 100000, got 0"),
         (["--shapes", 4, "--from", "x"], "--shapes draws its own pictures: expected no --from"),
         (["--shapes", 4, "--corrupt"], "expected no --from and no --corrupt"),
-        ([], "Expected --from DIR_OR_ZIP, or --shapes NUMBER; got neither"),
+        ([], "Expected --from DIR_OR_ZIP, --shapes NUMBER or --cifar10 TAR_GZ; got none"),
     ],
 )
 def test_options_that_do_not_fit(
