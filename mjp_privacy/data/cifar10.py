@@ -13,6 +13,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ def make_cifar10(source: Path, out: Path, showing: Showing = iter) -> str:
     sets = {name: list(_pictures(source, contents, files)) for name, files in FILES.items()}
     output_folder(out)
     for name, pictures in sets.items():
-        write_atomically(out / name, lambda path, them=pictures: _zip(path, showing(them)))
+        write_atomically(out / name, partial(_zip, showing(pictures)))
     train, test = map(len, sets.values())
     return (
         f"Wrote {train} training pictures into {shown(out / 'cifar10-train.zip')} and {test} test "
@@ -142,7 +143,7 @@ def _pictures(
             counted[label] += 1
 
 
-def _zip(path: Path, pictures: Iterable[Picture]) -> None:
+def _zip(pictures: Iterable[Picture], path: Path) -> None:
     """The same bytes for the same pictures; PNG is compressed already."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for picture in pictures:
