@@ -14,6 +14,7 @@ five folds it would be 11 %.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,8 @@ REPEATS = 10
 
 @dataclass(frozen=True)
 class PlaceError:
-    """Mean absolute errors in patches, with the standard deviation over draws of the folds.
+    """Mean absolute errors in patches, with the standard deviation over draws of the folds (NaN of
+    a single draw).
 
     constant_1d, constant_2d: errors of the best guess without an embedding, the middle.
     """
@@ -48,9 +50,13 @@ def place_error(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) 
     places = table.places()
     middle = np.abs(places - places.mean(axis=0)).mean(axis=0)
     return PlaceError(
-        *(float(one.mean()), float(one.std()), float(two.mean()), float(two.std())),
+        *(float(one.mean()), _spread(one), float(two.mean()), _spread(two)),
         *(float(middle[0]), float(middle[1:].mean())),
     )
+
+
+def _spread(errors: Matrix) -> float:
+    return float(errors.std()) if len(errors) > 1 else math.nan
 
 
 def _left_out_errors(table: PositionTable, seed: int, draw: int) -> Matrix:
