@@ -287,6 +287,8 @@ def test_every_name_is_listed_with_a_line(place: Workplace) -> None:
     assert "configs/demo.yaml" in listed["configs"]
     code, said = place.command("list", "engines")
     assert (code, said.splitlines()[0]) == (0, "engines")
+    assert "several processes of this machine" in said
+    assert "mjp federate --engine: Flower's simulation" in said
     code, said = place.command("list", "atacks")
     assert code == 2
     assert "Did you mean attacks? Available: models, attacks, defenses" in said

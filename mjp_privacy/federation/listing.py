@@ -80,9 +80,12 @@ def _settings() -> Mapping[str, str]:
 
 
 def _engines() -> Mapping[str, str]:
+    from mjp_privacy.experiment.engines.options import SUMMARIES
     from mjp_privacy.federation.engines import ENGINES
 
-    return {name: ENGINES[name].summary for name in ENGINES}
+    attacking = {name: f"mjp attack --engine: {line}" for name, line in SUMMARIES.items()}
+    training = {name: f"mjp federate --engine: {ENGINES[name].summary}" for name in ENGINES}
+    return attacking | training
 
 
 def _configs() -> Mapping[str, str]:

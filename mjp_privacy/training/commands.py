@@ -46,11 +46,18 @@ class TrainArguments:
     initial: Path | None = None
     """Fine-tune from this checkpoint instead of the config's."""
     epochs: int | None = None
+    """In place of the config's, as the next ones. For a trial: few epochs of a part of the images,
+    which `mjp sample --per-class` makes."""
     batch: int | None = None
+    """Images of a step, over all processes."""
     lr: float | None = None
+    """The highest learning rate."""
     seed: int | None = None
+    """Of weights, order, augmentation and masks."""
     precision: Literal["bfloat16", "float32"] | None = None
+    """Of the products; weights are float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU if there is one."""
     workers: int = 2
     """Processes that decode images; not used if the config keeps images in memory."""
     threads: int | None = None

@@ -55,5 +55,8 @@ class EvaluationArguments:
     paper_row: str | None = None
     """A row of Table 4 (A to J) to compare with, if the checkpoint does not show which."""
     limit: int | None = None
+    """At most so many images, spread over the classes; of ImageNet-C in each of its cells."""
     seed: int = 0
+    """Of the shuffles, and of the choice that --limit makes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU if there is one."""

@@ -27,7 +27,13 @@ from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.shown import shown
 
 Kind = Literal["here", "local", "ray", "slurm"]
-KINDS: tuple[Kind, ...] = ("here", "local", "ray", "slurm")
+SUMMARIES: Mapping[Kind, str] = {
+    "here": "this process, the default",
+    "local": "several processes of this machine",
+    "ray": "a Ray cluster, or Ray on this machine",
+    "slurm": "jobs of a Slurm cluster",
+}
+KINDS: tuple[Kind, ...] = tuple(SUMMARIES)
 Workers = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 Threads = Annotated[int, Field(strict=True, ge=1, le=4096)]
 Minutes = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
