@@ -32,7 +32,7 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Workplace:
 def test_a_run_and_its_report(place: Workplace) -> None:
     code, said = place.attack()
     assert code == 0
-    assert f"3 images in 1 cells: {place.run}" in said
+    assert f"3 images in 1 cell: {place.run}" in said
     assert f"Next: mjp report {place.run} --out {place.run / 'report'}" in said
     code, said = place.report(place.run, "--out", place.run / "report")
     assert code == 0
@@ -175,7 +175,7 @@ def test_without_out_a_run_is_in_results_under_its_name(
     monkeypatch.chdir(place.root)
     code, said = place.attack(out=None)
     assert code == 0
-    assert "3 images in 1 cells: results/tiny" in said
+    assert "3 images in 1 cell: results/tiny" in said
     assert cell(place.root / "results" / "tiny")["status"] == "ok"
 
 

@@ -50,3 +50,8 @@ def cut(text: str, limit: int) -> str:
         return text
     half = (limit - 3) // 2
     return f"{text[:half]}...{text[-half:]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: counted(1, "image") is "1 image", counted(3, "image") "3 images"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.memory import ran_out
+from mjp_privacy.core.shown import counted
 from mjp_privacy.core.stops import stopped
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.messages import CellDone, Message
@@ -16,12 +17,12 @@ from mjp_privacy.experiment.source import Outlook, UploadSource
 
 @dataclass
 class Refusals:
-    """Counts the images that attacks refused, by reason.
+    """Counts the rows (an image in a cell) that attacks refused, by reason.
 
-    refusals.add(message); refusals.lines()  # ("40 images in 2 cells: a batch of 2",)
+    refusals.add(message); refusals.lines()  # ("40 rows in 2 cells: a batch of 2",)
     """
 
-    images: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
     cells: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, message: Message) -> None:
@@ -29,14 +30,14 @@ class Refusals:
         if not isinstance(message, CellDone):
             return
         for reason, count in message.refused.items():
-            self.images[reason] = self.images.get(reason, 0) + count
+            self.rows[reason] = self.rows.get(reason, 0) + count
             self.cells.setdefault(reason, set()).add(message.run_id)
 
     def lines(self) -> tuple[str, ...]:
         """A line for each reason, the commonest first."""
-        ranked = sorted(self.images, key=lambda reason: (-self.images[reason], reason))
+        ranked = sorted(self.rows, key=lambda reason: (-self.rows[reason], reason))
         return tuple(
-            f"{_count(self.images[reason], 'image')} in {_count(len(self.cells[reason]), 'cell')}: "
+            f"{counted(self.rows[reason], 'row')} in {counted(len(self.cells[reason]), 'cell')}: "
             f"{reason}"
             for reason in ranked
         )
@@ -73,7 +74,7 @@ def forecast(plan: Plan, source: UploadSource) -> Forecast:
                 cells[reason] = cells.get(reason, 0) + 1
                 attacks.setdefault(reason, []).append(cell.attack.title)
     lines = (
-        f"{cells[reason]} of {_count(len(plan.cells), 'cell')}: "
+        f"{cells[reason]} of {counted(len(plan.cells), 'cell')}: "
         f"{', '.join(dict.fromkeys(attacks[reason]))}: {reason}"
         for reason in sorted(cells, key=lambda reason: -cells[reason])
     )
@@ -89,7 +90,3 @@ def _refusals(plan: Plan, outlook: Outlook, cell: Cell) -> list[str]:
         for block in plan.blocks[cell.model]
     ]
     return list(dict.fromkeys(refusal.text for refusal in refusals if refusal is not None))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

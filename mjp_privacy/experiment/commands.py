@@ -15,7 +15,7 @@ import tyro
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import plain
+from mjp_privacy.core.shown import counted, plain
 from mjp_privacy.experiment.config import DtypeName, Experiment
 from mjp_privacy.experiment.config_files import (
     SUFFIXES,
@@ -123,7 +123,8 @@ def attack(argv: list[str], usage: Usage) -> int:
         for note in unreached(argv, experiment):
             print(note, file=sys.stderr)
     summary = _run(arguments, experiment)
-    print(f"{summary.images} images in {summary.cells} cells: {summary.out}")
+    of = f"{counted(summary.images, 'image')} in {counted(summary.cells, 'cell')}"
+    print(f"{of}: {summary.out}")
     if summary.inapplicable:
         print("Not applicable, each a row with its reason:")
         for line in summary.inapplicable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mjp_privacy.core.shown import first_of
+from mjp_privacy.core.shown import counted, first_of
 from mjp_privacy.experiment.messages import BlockRead, CellDone, Message, ModelOpened
 
 NAMED = 3  # images of a line that are called by their names
@@ -64,6 +64,6 @@ def _where(failures: Sequence[Failure]) -> str:
         return ", ".join(dict.fromkeys(failure.model for failure in failures))
     if len(images) == 1 and len(cells) < 2:
         return failures[0].where
-    within = f" in {len(cells)} cell{'s' if len(cells) > 1 else ''}" if cells else ""
+    within = f" in {counted(len(cells), 'cell')}" if cells else ""
     named = first_of(images, NAMED)
-    return f"{len(images)} image{'s' if len(images) > 1 else ''}{within} ({named})"
+    return f"{counted(len(images), 'image')}{within} ({named})"

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mjp_privacy.core.shown import counted
 from mjp_privacy.experiment.cell_facts import ClientFacts
 from mjp_privacy.report.card.flags import DIGITS
 from mjp_privacy.report.damaged import damaged_notes
@@ -153,21 +154,18 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
         *damaged_notes(lines),
         *unreadable_notes(lines),
     ] + [
-        f"{_plural(len(of), 'line')} {status}: {reason} ({which(of, lines)})"
+        f"{counted(len(of), 'line')} {status}: {reason} ({which(of, lines)})"
         for (status, reason), of in whole.items()
     ]
     for (status, reason), by_line in single.items():
-        images = _plural(sum(count for _, count in by_line.values()), "image")
+        noun = "image" if len(by_line) == 1 else "row"  # an image in several lines is several rows
+        rows = counted(sum(count for _, count in by_line.values()), noun)
         numbers = which([line for line, _ in by_line.values()], lines)
-        sentences.append(f"{images} {status}: {reason} ({numbers})")
+        sentences.append(f"{rows} {status}: {reason} ({numbers})")
     shown = sentences[:REASONS_SHOWN]
     if len(sentences) > len(shown):
         shown.append(f"{len(sentences) - len(shown)} further reasons; see {samples_name(lines)}")
     return shown
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def image_reasons(line: Line) -> Counter[tuple[str, str]]:

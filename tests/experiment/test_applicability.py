@@ -50,8 +50,8 @@ def test_refusals_are_said_before_and_counted_after(
     assert before < printed.err.index("cifar_vit")  # before any model is opened
     assert "not applicable: 1 of 3 cells: april: " in printed.err[: printed.err.index("cifar_vit")]
     assert "Not applicable, each a row with its reason:" in printed.out
-    assert "2 images in 1 cell: each upload was shuffled differently" in printed.out
-    assert "2 images in 1 cell: APRIL is for batch 1" in printed.out
+    assert "2 rows in 1 cell: each upload was shuffled differently" in printed.out
+    assert "2 rows in 1 cell: APRIL is for batch 1" in printed.out
 
 
 CLIENTS: dict[str, dict[str, Any]] = {
@@ -163,7 +163,7 @@ def test_an_attack_that_looks_at_values_is_asked_in_the_run_alone(tmp_path: Path
             device="cpu",
         )
     assert not any(line.startswith("not applicable") for line in said(run))
-    assert summary.inapplicable == ("1 image in 1 cell: the gradient is finite",)
+    assert summary.inapplicable == ("1 row in 1 cell: the gradient is finite",)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def test_a_file_of_ones_own_from_anywhere(place: Path, capsys: pytest.CaptureFix
     path = weights(place)
     code, said = attack("own", "--weights", path, capsys=capsys)
     assert code == 0
-    assert "1 images in 8 cells: results/own/mine" in said
+    assert "1 image in 8 cells: results/own/mine" in said
     assert "own: no unknown embedding" in said
     assert {entry["status"] for entry in cells(place / "results/own/mine")} == {"ok"}
 

@@ -51,7 +51,7 @@ def run(path: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> tuple[
     argv = ["attack", "brief.yaml", "--images", "images", "--device", "cpu", "--weights", str(path)]
     assert main([*argv, *options]) == 0
     printed = capsys.readouterr()
-    found = re.search(r"images in \d+ cells: (\S+)", printed.out)
+    found = re.search(r"images? in \d+ cells?: (\S+)", printed.out)
     assert found is not None
     return Path(found[1]), printed.err
 
