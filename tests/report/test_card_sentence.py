@@ -145,7 +145,7 @@ def test_a_long_reason_is_cut_between_words_and_keeps_its_lines(tmp_path: Path) 
         known = {} if entry is entries[2] else {"status": "unsupported", "reason": reason.strip()}
         write_rows(store, entry, image_rows(entry, image_id(0), 30.0, **known))
     last = write_report([tmp_path], tmp_path / "out").console.splitlines()[-1]
-    assert last.startswith("2 images unsupported: it needs a client of another kind it needs")
+    assert last.startswith("2 rows unsupported: it needs a client of another kind it needs")
     assert last.endswith(" … (lines 1–2)")
     assert set(last.split()[3:-3]) <= set(reason.split())
     assert len(last) <= 120

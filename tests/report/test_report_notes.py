@@ -163,6 +163,6 @@ def test_equal_failures_are_one_sentence_with_their_counts(tmp_path: Path) -> No
         write_rows(store, entry, [row for of_image in rows for row in of_image])
     assert not_scored(load_runs([tmp_path]).lines) == [
         "2 lines unsupported: a batch of 2 (lines 4–5)",
-        "6 images unsupported: a batch of 2 (lines 1–2)",
-        "3 images failed: no floats (lines 1–3)",
+        "6 rows unsupported: a batch of 2 (lines 1–2)",
+        "3 rows failed: no floats (lines 1–3)",
     ]
