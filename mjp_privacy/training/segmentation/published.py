@@ -25,8 +25,9 @@ PLAIN = PublishedSegmentation("Swin-T", 43.87, 55.22)
 MJP = PublishedSegmentation("Swin-T + MJP", 44.03, 55.50)
 CAVEAT = (
     "The paper's figures are of UPerNet on Swin-T at 512. Ours is UPerNet-style: other norms, no "
-    "auxiliary head, a cosine schedule; the authors' repository has no code for this table, so "
-    "what they did beyond the text is not known."
+    "auxiliary head, a cosine schedule, sliding windows where MMSegmentation's UPerNet for Swin-T "
+    "takes whole pictures; the authors' repository has no code for this table, so what they did "
+    "beyond the text is not known."
 )
 
 
