@@ -74,9 +74,7 @@ def write_analysis(arguments: AnalysisArguments) -> Outcome:
 
 
 def _load(checkpoint: NamedCheckpoint, arguments: AnalysisArguments) -> LoadedModel:
-    name, mean, std = (
-        (arguments.model, arguments.mean, arguments.std) if checkpoint.described else (None,) * 3
-    )
+    name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
     return load_model(
         name,
         checkpoint=checkpoint.source,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.gate.file_kind import is_there
@@ -28,6 +29,13 @@ class NamedCheckpoint:
     label: str
     source: str
     described: bool = True
+
+    def options(self, *values: Any) -> tuple[Any, ...]:
+        """What these options mean for this checkpoint: nothing, if they are about others.
+
+        name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
+        """
+        return values if self.described else (None,) * len(values)
 
 
 def named_checkpoints(items: Sequence[str], option: str) -> list[NamedCheckpoint]:

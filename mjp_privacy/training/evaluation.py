@@ -133,9 +133,7 @@ def check_labels(
 def load_checkpoint(checkpoint: NamedCheckpoint, arguments: EvaluationArguments) -> LoadedModel:
     """The network of a checkpoint, with what the command line says of it."""
     authors = arguments.preset == "authors_code"
-    name, mean, std = (
-        (arguments.model, arguments.mean, arguments.std) if checkpoint.described else (None,) * 3
-    )
+    name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
     mean = AUTHORS_MEAN if authors and arguments.mean is None else mean
     std = AUTHORS_STD if authors and arguments.std is None else std
     overrides: dict[str, Any] = {
