@@ -27,9 +27,13 @@ def lines_of(
     folder: Path,
     stored: Sequence[dict[str, Tensor]],
     failed: Sequence[str] = (),
+    photographs: int | None = None,
     **changes: Any,
 ) -> list[Line]:
-    """A line for each set of tensors; none is stored for images that failed."""
+    """A line for each set of tensors; none is stored for images that failed.
+
+    photographs: of which the images were cut, the same number of each
+    """
     store = RunStore(folder)
     entries = [cell(f"line {at}", **changes) for at in range(len(stored))]
     store.write_cells(entries)
@@ -37,7 +41,9 @@ def lines_of(
     for entry, tensors in zip(entries, stored, strict=True):
         rows = []
         for name in NAMES:
-            rows += image_rows(entry, name, 20.0, status="failed" if name in failed else "ok")
+            made = image_rows(entry, name, 20.0, status="failed" if name in failed else "ok")
+            group = {} if photographs is None else {"group": f"{NAMES.index(name) % photographs}"}
+            rows += [row | group for row in made]
         write_rows(store, entry, rows)
         if tensors:
             some = {kind: tensor[kept].clone() for kind, tensor in tensors.items()}
@@ -57,6 +63,13 @@ def test_exact_pictures_point_to_themselves(tmp_path: Path) -> None:
     every = "6 of 6 (100 %, 61–100); 1.000"
     assert made.rows[0][2:7] == ("6 of 6", "16.7 %; 0.408", every, every, every)
     assert made.rows[0][7:] == ("–", "–", "–")  # nothing was shuffled
+
+
+def test_crops_of_two_photographs_are_two_trials(tmp_path: Path) -> None:
+    made = identification_table(lines_of(tmp_path, [pictures(PLAIN)], photographs=2))
+    assert made is not None
+    low = 100 * scipy.stats.binomtest(2, 2).proportion_ci(method="wilson").low
+    assert made.rows[0][4] == f"6 of 6 (100 %, {low:.0f}–100); 1.000"
 
 
 def test_swapped_pictures_point_to_others(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from mjp_privacy.metrics.identification import (
     matched_psnr,
     shrink,
 )
+from mjp_privacy.metrics.shares import independent_trials
 from mjp_privacy.metrics.statistics import Floats
 from mjp_privacy.report.cell_columns import (
     ATTACK_FACTS,
@@ -63,6 +64,7 @@ class _Read:
     full: tuple[Tensor, Tensor] | None  # None: nothing was shuffled
     patch_size: int
     of: int  # images of the line
+    trials: tuple[float, float]  # as how many independent images small and full count
 
 
 def identification_table(lines: Sequence[Line], *, many_runs: bool = False) -> TextTable | None:
@@ -105,6 +107,7 @@ def _read(line: Line) -> _Read | None:
     matched = set(evenly_spaced(chosen, MOST_MATCHED))
     small: list[tuple[Tensor, Tensor]] = []
     full: list[tuple[Tensor, Tensor]] = []
+    photographs: tuple[list[str], list[str]] = [], []  # of small, of full
     patches = 0
     for image_id in chosen:
         tensors = line.reconstruction(image_id)
@@ -114,14 +117,22 @@ def _read(line: Line) -> _Read | None:
         if small and shrink(image[None])[0].shape != small[0][0].shape:
             return None
         small.append((shrink(image[None])[0], shrink(original[None])[0]))
+        photograph = (line.groups or {}).get(image_id, image_id)
+        photographs[0].append(photograph)
         if image_id in matched and "mask" in tensors:
             patches = tensors["mask"].numel()
             full.append((image, original))
+            photographs[1].append(photograph)
     if len(small) < 2:
         return None
     patch_size = _patch_size(full[0][0], patches) if len(full) > 1 else 0
-    of = len(line.images)
-    return _Read(_stacked(small), _stacked(full) if patch_size else None, patch_size, of)
+    return _Read(
+        _stacked(small),
+        _stacked(full) if patch_size else None,
+        patch_size,
+        len(line.images),
+        (independent_trials(photographs[0]), independent_trials(photographs[1])),
+    )
 
 
 def _stacked(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -151,17 +162,19 @@ def _cells(read: _Read) -> list[str]:
         matched = matched_distances(*read.full, read.patch_size)
         psnr = float(np.median(matched_psnr(*read.full, read.patch_size)))
     found: Identification = identify(*read.small, matched=matched)
-    ranked = [_pointing(found.pixels), _pointing(found.perceptual), _pointing(found.features)]
-    ranked.append(_pointing(found.patches))
+    of_whole, of_matched = read.trials
+    whole = (found.pixels, found.perceptual, found.features)
+    ranked = [_pointing(pointing, of_whole) for pointing in whole]
+    ranked.append(_pointing(found.patches, of_matched))
     few = DASH if found.patches is None else _chance(found.patches.first.of)
     return [f"{found.n} of {read.of}", _chance(found.n), *ranked, few, number(psnr, 2)]
 
 
-def _pointing(pointing: Pointing | None) -> str:
+def _pointing(pointing: Pointing | None, trials: float) -> str:
     if pointing is None:
         return DASH
     mean = math.floor(1000 * pointing.reciprocal_rank + 1e-9) / 1000  # 1 stands for all firsts
-    return f"{pointing.first.text()}; {mean:.3f}"
+    return f"{replace(pointing.first, trials=trials).text()}; {mean:.3f}"
 
 
 def _chance(n: int) -> str:
