@@ -73,7 +73,7 @@ def evaluated(checkpoints: Mapping[str, str], data: Path, out: Path, limit: list
             given = ["--checkpoint", f"{label}={checkpoint}", "--gamma", "0.27", *limit]
             _mjp("evaluate", *given, "--data", str(data), "--out", str(folder))
             made_from.write_text(key)
-        summaries.append(pd.read_csv(summary))
+        summaries.append(pd.read_csv(summary, float_precision="round_trip"))
     path = out / "summary.csv"
     pd.concat(summaries, ignore_index=True).to_csv(path, index=False)
     return path
@@ -117,7 +117,11 @@ def publish(evaluation: Path, run: Path, folder: Path, order: Sequence[str]) -> 
         folder / "rows.parquet",
         run.parent / "rows.parquet",
     )
-    frames = [pd.read_csv(path) for path in (evaluation, summary) if path.is_file()]
+    frames = [
+        pd.read_csv(path, float_precision="round_trip")
+        for path in (evaluation, summary)
+        if path.is_file()
+    ]
     merged = pd.concat(frames, ignore_index=True).drop_duplicates("model")
     places = {label: place for place, label in enumerate(order)}
     merged = merged.sort_values("model", key=lambda labels: labels.map(places))
