@@ -29,6 +29,7 @@ from mjp_privacy.core.gate.file_kind import FileKind, reason
 from mjp_privacy.core.sealed import write_sealed
 from mjp_privacy.experiment.block_file import own_metadata
 from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.experiment.open_rows import open_rows, stamp_and_metadata
 from mjp_privacy.experiment.score_table import UNREADABLE, Column, Key
 from mjp_privacy.metrics.coded import Coded
 
@@ -91,9 +92,7 @@ def write_part(
 
 def part_frame(path: Path) -> tuple[pd.DataFrame, NDArray[np.int64], NDArray[np.int64]]:
     """The rows of a part as blocks had them; the block of each, and its place in that block."""
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path) as file:
+    with open_rows(path) as file:
         table = file.read()
     frame = table.drop_columns(list(OWN)).to_pandas()
     block, row = (table[name].to_numpy().astype(np.int64) for name in ("block", "row"))
@@ -101,17 +100,16 @@ def part_frame(path: Path) -> tuple[pd.DataFrame, NDArray[np.int64], NDArray[np.
 
 
 class PartGone(UserError, FileNotFoundError):
-    """A part that was there when its table was made."""
+    """A part that was there when its table was made, and is not, or is another one by now."""
 
 
 class PartTable:
     """The rows of a part, read when they are asked for: PartTable(path).column("psnr", "paper")."""
 
     def __init__(self, path: Path) -> None:
-        from pyarrow.parquet import read_metadata
-
         self.path = path
-        self._metadata = read_metadata(path)
+        self._file = stamp_and_metadata(path)
+        self._metadata = self._file[1]
         stored = (self._metadata.metadata or {}).get(METADATA)
         if stored is None:
             raise ValueError(f"{path.name} has no list of its row groups")
@@ -222,11 +220,9 @@ class PartTable:
         return str(known.min) if same else None
 
     def _read(self, group: int, columns: Sequence[str]) -> Any:
-        from pyarrow.parquet import ParquetFile
-
         words = [name for name in columns if name in ("status", "reason", "code")]
         try:
-            with ParquetFile(self.path, metadata=self._metadata, read_dictionary=words) as file:
+            with open_rows(self.path, words, known=self._file) as file:
                 return file.read_row_group(group, columns=list(columns), use_threads=False)
         except FileNotFoundError as error:
             raise PartGone(

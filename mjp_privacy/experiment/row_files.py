@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from mjp_privacy.experiment.block_file import check_values
 from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.experiment.open_rows import open_rows
 from mjp_privacy.experiment.part_file import OWN, PartTable, part_frame, part_number
 from mjp_privacy.experiment.row_columns import CELL_COLUMNS, KEYS, NOT_DONE, ROW_COLUMNS
 from mjp_privacy.experiment.score_table import JoinedTable, MemoryTable, ScoreTable
@@ -224,17 +225,14 @@ def _nothing() -> pd.DataFrame:
 def _read_narrow(blocks: Sequence[Path]) -> tuple[pd.DataFrame, frozenset[str]]:
     """The columns that scores need of all block files, and the names of all that the files have."""
     import pyarrow as pa
-    from pyarrow.parquet import ParquetFile, read_metadata
 
     tables = []
     names: frozenset[str] = frozenset(ROW_COLUMNS) if not blocks else frozenset()
     for path in blocks:
-        metadata = read_metadata(path)
-        names |= set(metadata.schema.names)
-        wanted = [name for name in NARROW if name in metadata.schema.names]
-        words = [name for name in wanted if name != "value"]
-        with ParquetFile(path, metadata=metadata, read_dictionary=words) as file:
-            table = file.read(wanted, use_threads=False)
+        with open_rows(path, words={*NARROW} - {"value"}) as file:
+            in_file = file.metadata.schema.names
+            table = file.read([n for n in NARROW if n in in_file], use_threads=False)
+        names |= {*in_file}
         if set(ROW_COLUMNS) <= names:
             check_values(table)
         tables.append(table)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mjp_privacy.core.budget import seconds_in
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.open_rows import open_rows
 from mjp_privacy.experiment.part_file import PartTable
 from mjp_privacy.experiment.row_columns import NOT_DONE
 
@@ -53,11 +54,9 @@ def _checked(path: Path, read: Callable[[Path], list[StoredUnit]]) -> list[Store
 
 
 def _units_of_block(path: Path) -> list[StoredUnit]:
-    from pyarrow.parquet import ParquetFile, read_metadata
-
-    metadata = read_metadata(path)
-    columns = [n for n in ("image_id", "status", "reason", "code") if n in metadata.schema.names]
-    with ParquetFile(path, metadata=metadata, read_dictionary=["image_id", "reason"]) as file:
+    with open_rows(path, words=("image_id", "reason")) as file:
+        names = file.metadata.schema.names
+        columns = [n for n in ("image_id", "status", "reason", "code") if n in names]
         table = file.read(columns, use_threads=False).combine_chunks()
     images = table["image_id"].chunk(0)
     names, place = images.dictionary.to_pylist(), images.indices.to_numpy()

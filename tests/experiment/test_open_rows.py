@@ -1,0 +1,120 @@
+"""Rows are read while a run replaces their files: what is read is one file, never half of two."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mjp_privacy.experiment import row_files
+from mjp_privacy.experiment.compaction import compact_cell, take_out
+from mjp_privacy.experiment.open_rows import open_rows
+from mjp_privacy.experiment.part_file import PartGone, PartTable
+from mjp_privacy.experiment.row_columns import CELL_COLUMNS, ROW_COLUMNS
+from mjp_privacy.experiment.store import RunStore
+
+Read = Callable[[RunStore], set[str]]
+
+
+def rows_of(images: list[str]) -> pd.DataFrame:
+    shared = dict.fromkeys((*ROW_COLUMNS, *CELL_COLUMNS), "same") | {"dal_lambda": 0.0}
+    rows = [shared | {"image_id": image, "value": 1.0, "status": "ok"} for image in images]
+    return pd.DataFrame(rows)
+
+
+def many(letter: str, count: int) -> list[str]:
+    """So different names that the two files differ in size and layout."""
+    return [f"{letter}{number * 7919:06d}" for number in range(count)]
+
+
+def images_of_frame(store: RunStore) -> set[str]:
+    return {*store.read_rows("cell")["image_id"]}
+
+
+def images_of_table(store: RunStore) -> set[str]:
+    return {*store.score_table("cell")[0].images.ids}
+
+
+def images_of_units(store: RunStore) -> set[str]:
+    return {*store._block_of("cell")}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    made = RunStore(tmp_path)
+    made.write_rows("cell", 0, rows_of(many("a", 400)))
+    return made
+
+
+@pytest.mark.parametrize("read", [images_of_frame, images_of_table, images_of_units])
+def test_a_block_is_replaced_when_its_metadata_were_read(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, read: Read
+) -> None:
+    before, after = {*many("a", 400)}, {*many("b", 3)}
+    assert read(store) == before
+    replaced: list[str] = []
+
+    def replace() -> None:
+        if not replaced:
+            replaced.append("once")
+            store.write_rows("cell", 0, rows_of(sorted(after)))
+
+    original, metadata = pq.ParquetFile.__init__, pq.read_metadata
+
+    def opened(self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        replace()
+
+    def metadata_read(*args: Any, **options: Any) -> Any:
+        known = metadata(*args, **options)
+        replace()
+        return known
+
+    monkeypatch.setattr(pq.ParquetFile, "__init__", opened)
+    monkeypatch.setattr(pq, "read_metadata", metadata_read)
+    assert read(store) == before
+    assert replaced or read is images_of_frame  # pandas opens files by other functions
+    monkeypatch.undo()
+    store.write_rows("cell", 0, rows_of(sorted(after)))
+    assert read(store) == after
+
+
+def test_a_part_that_is_written_again_is_another_one(store: RunStore) -> None:
+    store.write_rows("cell", 1, rows_of(many("b", 3)))
+    compact_cell(store, "cell", fewest_files=1)
+    [path] = row_files.part_files(store.rows_folder("cell"))
+    part, later = PartTable(path), PartTable(path)
+    assert len(part.images.ids) == 403
+    take_out(store, "cell", path, blocks=[1])
+    with pytest.raises(PartGone, match="went while it was read"):
+        later.column("same", "same")
+    assert images_of_table(store) == {*many("a", 400)}
+
+
+def test_a_folder_whose_part_is_written_again_is_read_again(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write_rows("cell", 1, rows_of(many("b", 3)))
+    compact_cell(store, "cell", fewest_files=1)
+    [path] = row_files.part_files(store.rows_folder("cell"))
+    times: list[PartTable] = []
+
+    def read(parts: list[Path], blocks: list[Path]) -> set[str]:
+        assert (parts, blocks) == ([path], [])
+        times.append(PartTable(path))
+        if len(times) == 1:
+            take_out(store, "cell", path, blocks=[1])
+        return {*times[-1].images.ids}
+
+    whole = row_files._settled(store.rows_folder("cell"), row_files.NOTHING, read)
+    assert whole == {*many("a", 400)}
+    assert len(times) == 2
+
+
+def test_words_that_a_file_lacks_are_no_error(store: RunStore) -> None:
+    path = store.rows_path("cell", 0)
+    with open_rows(path, words=("image_id", "no_such_column")) as file:
+        assert pa.types.is_dictionary(file.read(["image_id"])["image_id"].type)
