@@ -20,6 +20,7 @@ from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import share_of_tried, success_share, summary
 from mjp_privacy.report.results.columns import published_client
+from mjp_privacy.report.results.seed_spread import SeedSpread
 
 NAMES = (
     *("n", "of", "exact", "mean", "average", "low", "high", "median", "worst", "quartiles"),
@@ -213,7 +214,7 @@ def text_of(value: Any, spec: str = "") -> str:
     return "∞" if math.isinf(value) else format(value, spec or ".1f")
 
 
-Figures = LineFigures | CsvFigures | CountFigures
+Figures = LineFigures | CsvFigures | CountFigures | SeedSpread
 ENTRIES = ("run", "model", "setting", "gamma", "client", "dtype", "attack", "role", "uploads")
 
 

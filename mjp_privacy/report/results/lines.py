@@ -31,6 +31,7 @@ from mjp_privacy.report.results.figures import (
     entry,
 )
 from mjp_privacy.report.results.rows import Published, read_published
+from mjp_privacy.report.results.seed_spread import seed_spread
 
 CSV = FileKind("a table of results/", "Make it again, as results/README.md says.")
 Selection = Mapping[str, Any]
@@ -39,11 +40,16 @@ Selection = Mapping[str, Any]
 def select(selection: Selection, folder: Path) -> Figures:
     """The one line or CSV row that a selection of claims.yaml names; `folder`: results/.
 
-    `{csv: FILE, query: "label % 5 == 0"}` counts rows instead.
+    `{csv: FILE, query: "label % 5 == 0"}` counts rows instead, and `{csv: FILE, measure: top1,
+    seeds: [0, 1]}` tells how far training seeds move one column.
     """
     if "query" in selection:
         rows = csv_at(folder / selection["csv"])
         return CountFigures(len(rows.query(selection["query"])), len(rows))
+    if "measure" in selection:
+        summary = csv_at(folder / selection["csv"])
+        fixed = selection.get("fixed", ())
+        return seed_spread(summary, selection["measure"], selection["seeds"], fixed)
     if "csv" in selection:
         return _csv_row(selection, folder)
     conditions = {key: value for key, value in selection.items() if key not in ("rows", "only")}

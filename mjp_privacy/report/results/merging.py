@@ -1,6 +1,6 @@
-"""Rows of several published files in one, so that models trained on several machines share a table.
+"""Rows of several published files in one, as merge_published([new, published], path_of_all).
 
-    merge_published([Path("new.parquet"), Path("results/ablations/rows.parquet")], Path("all.parquet"))
+So models that were trained on several machines share a table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def merge_published(
     of_first: Collection[str] | None = None,
     order: Sequence[str] = (),
 ) -> None:
-    """Write the lines of all these files; a model that several of them hold is taken from the first.
+    """Write the lines of all these files; a model that several hold is taken from the first.
 
     of_first  the models that are taken from the first file; all of it if not given
     order     models in the order that their lines shall have; others follow as the files have them

@@ -13,6 +13,7 @@ A table of claims.yaml is one of these kinds:
     files: [ladder/rows.parquet, ...]                  the runs behind rows: config, commit, date
     card:  ladder/rows.parquet                         the privacy card; notes: true adds its text
     trained: {paper: 4, evaluation: ..., rows: ...}    the paper's Table 3 or 4 as trained here
+    spread: {csv: ..., paper: 4, against: A}           its rows minus one of them, by training seed
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from mjp_privacy.report.export import markdown_table, markdown_text
 from mjp_privacy.report.results.differences import difference_from, difference_title
 from mjp_privacy.report.results.figures import CsvFigures, Figures, LineFigures, text_of
 from mjp_privacy.report.results.lines import published_at, select_all
+from mjp_privacy.report.results.spread_table import spread_table
 from mjp_privacy.report.results.trained_rows import trained_table
 from mjp_privacy.report.worst_case import reduced_groups
 
@@ -65,6 +67,9 @@ def render(table: Mapping[str, Any], named: Mapping[str, Figures], folder: Path)
     if "trained" in table:
         heads, *rows = trained_table(table["trained"], folder)
         return _markdown(heads, rows, 2)
+    if "spread" in table:
+        heads, *rows = spread_table(table["spread"], folder)
+        return _markdown(heads, rows, 1)
     return _every(table, folder) if "every" in table else _grid(table, folder)
 
 
