@@ -43,7 +43,7 @@ CHOICES = (
     ),
     Choice(
         *("jigsaw.dal_schedule", "constant", "constant", "rising_then_halving"),
-        "the paper sets .01 for all experiments (Table 7, Sec. 4.2); main.py lets the weight rise "
+        "the paper sets .01 for all experiments (Sec. 4.2); main.py lets the weight rise "
         "from 0 over the warm-up epochs and fall to half of it along a cosine",
     ),
     Choice(
