@@ -99,17 +99,8 @@ def publish(evaluation: Path, run: Path, folder: Path, order: Sequence[str]) -> 
 
     order: the labels of all models, as the files shall list them
     """
-    from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
-    from mjp_privacy.report.results.lines import csv_at, published_at
     from mjp_privacy.report.results.merging import merge_published
     from mjp_privacy.report.results.rows import write_published
-    from mjp_privacy.report.results.trained_rows import (
-        ANY,
-        ONE,
-        floor,
-        tradeoff_points,
-        trained_models,
-    )
 
     folder.mkdir(parents=True, exist_ok=True)
     summary, rows, new = (
@@ -129,9 +120,24 @@ def publish(evaluation: Path, run: Path, folder: Path, order: Sequence[str]) -> 
     parts = [path for path in (new, rows) if path.is_file()]
     merge_published(parts, rows, of_first={*frames[0]["model"]}, order=order)
     merged.to_csv(summary, index=False)
+    draw(folder)
+
+
+def draw(folder: Path) -> None:
+    """Make tradeoff.png of the other two files of results/ablations."""
+    from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
+    from mjp_privacy.report.results.lines import csv_at, published_at
+    from mjp_privacy.report.results.trained_rows import (
+        ANY,
+        ONE,
+        floor,
+        tradeoff_points,
+        trained_models,
+    )
+
     published_at.cache_clear()  # of what these files held before
     csv_at.cache_clear()
-    models = trained_models(summary, rows)
+    models = trained_models(folder / "summary.csv", folder / "rows.parquet")
     panels = {"one upload": ONE, "up to six uploads of the same picture": ANY}
     draw_tradeoff(
         {name: list(tradeoff_points(models, attack)) for name, attack in panels.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -117,16 +118,27 @@ def test_a_model_attacked_as_two_clients_has_two_lines(results: Path) -> None:
     assert sent[8:] == ["(a)", "2, 2 of 2", "100, the cap", "–", "–"]
 
 
-def test_the_chart_shows_each_model_as_its_first_client(results: Path) -> None:
+def test_the_chart_shows_each_row_as_its_first_client(results: Path) -> None:
     models = trained_models(results / "summary.csv", results / "rows.parquet")
     one, several = (
         {point.label: point for point in tradeoff_points(models, attack)} for attack in (ONE, ANY)
     )
-    assert (one["G_0"].accuracy, one["G_0"].leakage, one["G_0"].family) == (60.0, 21.0, "MJP")
-    assert several["G_0"].leakage == 80.0
-    assert (several["B_0"].leakage, one["B_0"].unattacked) == (12.0, True)
-    assert "D_0" not in one
+    assert [*one] == ["G", "B"]  # D was not attacked
+    g, (zero, first) = one["G"], (models[f"G_{seed}"].clients[0].one for seed in SEEDS)
+    assert (g.accuracy, g.accuracy_low, g.accuracy_high) == (62.0, 59.0, 65.0)
+    assert (zero.average, first.average) == (21.0, 26.5)
+    assert (g.leakage, g.family) == (23.75, "MJP")
+    assert (g.leakage_low, g.leakage_high) == (zero.low, first.high)
+    assert several["G"].leakage == 90.0
+    assert (several["B"].leakage, one["B"].unattacked) == (12.0, True)
     assert floor(models) == 12.0
+
+
+def test_a_ratio_is_named_as_such_in_the_chart(results: Path) -> None:
+    models = trained_models(results / "summary.csv", results / "rows.parquet")
+    ratio = replace(models["G_1"], label="gamma_0.09_1")
+    (point,) = tradeoff_points({"gamma_0.09_1": ratio}, ONE)
+    assert (point.label, point.strength) == ("γ 0.09", 0.27)
 
 
 def test_another_table_of_the_paper_is_refused() -> None:

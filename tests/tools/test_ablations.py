@@ -122,7 +122,7 @@ def test_what_is_published_of_other_models_stays(
     rows = read_published(folder / "rows.parquet").rows
     assert dict(zip(rows["model"], rows["psnr"], strict=True)) == {"A_0": 30.0, "G_0": 20.0}
     assert list(rows["model"]) == ["A_0", "A_0", "G_0", "G_0"]
-    assert drawn == [{"G_0": 20.0}, {"A_0": 30.0, "G_0": 20.0}]
+    assert drawn == [{"G": 20.0}, {"A": 30.0, "G": 20.0}]
 
 
 def published_run(folder: Path, psnr: dict[str, float]) -> Path:

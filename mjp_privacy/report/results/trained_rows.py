@@ -102,27 +102,44 @@ def trained_table(table: Mapping[str, Any], folder: Path) -> list[list[str]]:
 
 
 def tradeoff_points(models: Mapping[str, TrainedModel], attack: str) -> Iterator[TradeoffPoint]:
-    """Accuracy and leakage of each model as its first client; where no attack applies it stands at
-    the floor, as in every chart. attack: ONE or ANY, which is ONE where no attack took more."""
-    grey = floor(models)
+    """Accuracy and leakage of each row as its first client, the mean over its seeds: bars reach
+    from the lowest to the highest end of the seeds' intervals. Where no attack applies a model
+    stands at the floor, as in every chart.
+
+    attack: ONE or ANY, which is ONE where no attack took more
+    """
+    grey, rows = floor(models), dict[str, list[TrainedModel]]()
     for model in models.values():
-        for client in model.clients[:1]:
-            line = client.several if attack == ANY and client.several else client.one
-            setting, masks = line.fact("setting"), re.match("[GHIJ]_|gamma", model.label)
-            known, top1 = line.n > 0, model.evaluation
-            yield TradeoffPoint(
-                label=model.label + (" as fed" if setting == "b" else ""),
-                family="none" if setting == "a" else "MJP" if masks else "other",
-                strength=line.fact("gamma") if re.match("gamma|J", model.label) else math.nan,
-                accuracy=top1["top1"],
-                accuracy_low=top1["top1_low"],
-                accuracy_high=top1["top1_high"],
-                leakage=line.average if known else grey,
-                leakage_low=line.low if known else grey,
-                leakage_high=line.high if known else grey,
-                n=line.of,
-                not_reached=0 if known else line.of,
-            )
+        if model.clients:
+            rows.setdefault(model.label.rpartition("_")[0], []).append(model)
+    for name, seeds in rows.items():
+        clients = [model.clients[0] for model in seeds]
+        lines = [c.several if attack == ANY and c.several else c.one for c in clients]
+        top1 = [model.evaluation for model in seeds]
+        known = [line for line in lines if line.n]
+        setting, masks = lines[0].fact("setting"), re.fullmatch("[GHIJ]|gamma.*", name)
+        yield TradeoffPoint(
+            label=_short_name(name) + (" as fed" if setting == "b" else ""),
+            family="none" if setting == "a" else "MJP" if masks else "other",
+            strength=lines[0].fact("gamma") if re.match("gamma|J", name) else math.nan,
+            accuracy=_mean([row["top1"] for row in top1]),
+            accuracy_low=min(row["top1_low"] for row in top1),
+            accuracy_high=max(row["top1_high"] for row in top1),
+            leakage=_mean([line.average if line.n else grey for line in lines]),
+            leakage_low=min(line.low if line.n else grey for line in lines),
+            leakage_high=max(line.high if line.n else grey for line in lines),
+            n=lines[0].of,
+            not_reached=0 if known else lines[0].of,
+        )
+
+
+def _short_name(row: str) -> str:
+    """A row's name in the chart: J, or γ 0.21."""
+    return row.replace("gamma_", "γ ")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def floor(models: Mapping[str, TrainedModel]) -> float:
@@ -214,9 +231,6 @@ def _spread_leakage(lines: Sequence[LineFigures | None]) -> list[str]:
 
 
 def _spread(values: Sequence[float], decimals: int) -> str:
-    texts = (
-        text_of(float(v), f".{decimals}f")
-        for v in (sum(values) / len(values), min(values), max(values))
-    )
+    texts = (text_of(float(v), f".{decimals}f") for v in (_mean(values), min(values), max(values)))
     mean, low, high = texts
     return f"{mean} ({low}–{high})"
