@@ -143,6 +143,7 @@ def draw(folder: Path) -> None:
         {name: list(tradeoff_points(models, attack)) for name, attack in panels.items()},
         folder / "tradeoff.png",
         floors=dict.fromkeys(panels, floor(models)),
+        bars="95 % intervals of all seeds",
     )
 
 

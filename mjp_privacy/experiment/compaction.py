@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mjp_privacy.experiment.open_rows import stamp
 from mjp_privacy.experiment.part_file import (
     ENCODING,
     OWN,
@@ -65,7 +66,7 @@ def compact_cell(store: RunStore, run_id: str, *, fewest_files: int = FEWEST_FIL
     for files in _portions(part_files(folder), blocks):
         parts = part_files(folder)
         number = max(map(part_number, parts), default=-1) + 1
-        stamps = {path: _stamp(path) for path in files}
+        stamps = {path: stamp(path.stat()) for path in files}
         for path in dict.fromkeys((*files, *parts)):  # damage must not get a new seal
             if store.changed(path):
                 raise ValueError(f"{store.place(path)} changed after it was written")
@@ -73,7 +74,7 @@ def compact_cell(store: RunStore, run_id: str, *, fewest_files: int = FEWEST_FIL
         write_part(folder / part_name(number), part_pieces(_gathered(files)), pictures)
         _drop_superseded(store, run_id, [path for path in part_files(folder) if path not in files])
         for path in files:
-            if _stamp(path) == stamps[path]:  # else somebody wrote it meanwhile
+            if stamp(path.stat()) == stamps[path]:  # else somebody wrote it meanwhile
                 path.unlink()
     return len(blocks)
 
@@ -134,11 +135,6 @@ def _portions(parts: Sequence[Path], blocks: Sequence[Path]) -> Iterator[list[Pa
             portion = []
         portion.append(path)
     yield portion
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    stat = path.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 # gathering ----------------------------------------------------------------------------------------

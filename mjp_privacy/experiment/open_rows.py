@@ -10,6 +10,7 @@ two files that do not fit, which looks like damage. Here a path is opened once.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData, ParquetFile
 
 Stamp = tuple[int, int, int]
-"""A file's number, size and time of its last change: of another file one of them is another."""
+"""A file's number, size and time of its last change: two files differ in at least one of them."""
 
 
 class Replaced(FileNotFoundError):
@@ -41,8 +42,8 @@ def open_rows(
     """
     from pyarrow.parquet import ParquetFile, read_metadata
 
-    with path.open("rb") as file:
-        if known is not None and known[0] != _stamp(file):
+    with _opened(path) as file:
+        if known is not None and known[0] != stamp(os.fstat(file.fileno())):
             raise Replaced(path)
         metadata = read_metadata(file) if known is None else known[1]
         having = [name for name in metadata.schema.names if name in words]
@@ -54,10 +55,23 @@ def stamp_and_metadata(path: Path) -> tuple[Stamp, FileMetaData]:
     """The stamp and the metadata of a file whose rows are read later."""
     from pyarrow.parquet import read_metadata
 
-    with path.open("rb") as file:
-        return _stamp(file), read_metadata(file)
+    with _opened(path) as file:
+        return stamp(os.fstat(file.fileno())), read_metadata(file)
 
 
-def _stamp(file: BinaryIO) -> Stamp:
-    status = os.fstat(file.fileno())
+def stamp(status: os.stat_result) -> Stamp:
+    """The stamp of the file that this status is of."""
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The file, opened once. Replaced where another machine took it away from under the reader,
+    which a network file system says as a stale handle."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            raise Replaced(path) from error
+        raise

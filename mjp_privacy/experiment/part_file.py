@@ -100,7 +100,15 @@ def part_frame(path: Path) -> tuple[pd.DataFrame, NDArray[np.int64], NDArray[np.
 
 
 class PartGone(UserError, FileNotFoundError):
-    """A part that was there when its table was made, and is not, or is another one by now."""
+    """A file of rows that was there a moment ago, and is not, or is another one by now."""
+
+
+def gone(path: Path) -> PartGone:
+    """The error of a file of rows that went, or was replaced, while it was read."""
+    return PartGone(
+        f"{path} went or was replaced while it was read: expected a run folder that stays as it "
+        "is, but a run that ends there put its rows into other files. Give the command again."
+    )
 
 
 class PartTable:
@@ -225,10 +233,7 @@ class PartTable:
             with open_rows(self.path, words, known=self._file) as file:
                 return file.read_row_group(group, columns=list(columns), use_threads=False)
         except FileNotFoundError as error:
-            raise PartGone(
-                f"{self.path} went while it was read: expected a run folder that stays as it is, "
-                "but a run that ends there put its rows into other files. Give the command again."
-            ) from error
+            raise gone(self.path) from error
         except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
             raise PART.refusal(self.path, reason(error)) from error
 

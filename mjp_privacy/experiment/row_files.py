@@ -82,7 +82,7 @@ NOTHING = LeftOut()
 
 def row_columns(folder: Path, left_out: LeftOut = NOTHING) -> list[str]:
     """The columns of the rows, in the order of `read_frame`."""
-    return _settled(folder, left_out, _row_columns)
+    return settled(folder, left_out, _row_columns)
 
 
 def _row_columns(parts: list[Path], blocks: list[Path]) -> list[str]:
@@ -100,7 +100,7 @@ def read_frame(folder: Path, left_out: LeftOut = NOTHING) -> pd.DataFrame:
     def read(parts: list[Path], blocks: list[Path]) -> pd.DataFrame:
         return _read_frame(parts, blocks, left_out.blocks)
 
-    return _settled(folder, left_out, read)
+    return settled(folder, left_out, read)
 
 
 def score_table(folder: Path, left_out: LeftOut = NOTHING) -> tuple[ScoreTable, frozenset[str]]:
@@ -113,11 +113,12 @@ def score_table(folder: Path, left_out: LeftOut = NOTHING) -> tuple[ScoreTable, 
     def read(parts: list[Path], blocks: list[Path]) -> tuple[ScoreTable, frozenset[str]]:
         return _score_table(parts, blocks, left_out.blocks)
 
-    return _settled(folder, left_out, read)
+    return settled(folder, left_out, read)
 
 
-def _settled(folder: Path, left_out: LeftOut, read: Callable[[list[Path], list[Path]], T]) -> T:
-    """Read a folder again if files went while it was read: they were compacted."""
+def settled(folder: Path, left_out: LeftOut, read: Callable[[list[Path], list[Path]], T]) -> T:
+    """Read a folder again if files went while it was read: they were compacted, or a block was
+    written again."""
     for _ in range(TRIES):
         try:
             return read(*left_out.files_left(folder))

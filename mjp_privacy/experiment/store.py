@@ -171,7 +171,12 @@ class RunStore(RunLists):
     def _block_of(self, run_id: str) -> dict[str, int]:
         """The block of each image whose rows count."""
         blocks: dict[str, int] = {}
-        for unit in read_units(*self.rows_of(run_id)):
+        units = row_files.settled(
+            self.rows_folder(run_id),
+            row_files.NOTHING,
+            lambda parts, files: [*read_units(parts, files)],
+        )
+        for unit in units:
             if not unit.failed or unit.image_id not in blocks:
                 blocks[unit.image_id] = unit.block
         return blocks

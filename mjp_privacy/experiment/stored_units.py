@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mjp_privacy.core.budget import seconds_in
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.open_rows import open_rows
-from mjp_privacy.experiment.part_file import PartTable
+from mjp_privacy.experiment.part_file import PartTable, gone
 from mjp_privacy.experiment.row_columns import NOT_DONE
 
 
@@ -45,6 +45,8 @@ def read_units(parts: Sequence[Path], blocks: Sequence[Path]) -> Iterator[Stored
 def _checked(path: Path, read: Callable[[Path], list[StoredUnit]]) -> list[StoredUnit]:
     try:
         return read(path)
+    except FileNotFoundError as error:
+        raise gone(path) from error
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
         again = "this block is" if path.stem.isdigit() else "the blocks in it are"
         raise UserError(

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 PIXELS = 1080  # width of the file
 SHADES = 128  # colours of the file: few make it small
 FOOT = 26.0
-FOOTNOTE = (
-    "Steps: Pareto front. Light bars: 95 % intervals. "
-    "Hollow: no attack applies. Dotted: uniform grey."
-)
+INTERVALS = "95 % intervals"
+FOOTNOTE = "Steps: Pareto front. Light bars: {}. Hollow: no attack applies. Dotted: uniform grey."
 EDGE = 8.0  # white to the left and right
 HEADING = 30.0
 _DARK_INK = "#1f2933"
@@ -117,12 +115,13 @@ def draw_tradeoff(
     path: Path,
     *,
     floors: Mapping[str, float] | None = None,
+    bars: str = INTERVALS,
 ) -> None:
     """Draw panels one under another, each with its heading, and write them as PNG.
 
         draw_tradeoff({"1 upload": points_from_comparison(table)}, Path("tradeoff.png"))
 
-    floors: PSNR of a uniform grey by heading.
+    floors: PSNR of a uniform grey by heading. bars: what the light bars are.
     """
     from matplotlib.figure import Figure
 
@@ -142,7 +141,7 @@ def draw_tradeoff(
         hidden = draw(drawing, points, floor=floor, leakage=label, heading=top + HEADING)
         if hidden:
             drawing.text((WIDTH, top + 18), f"no room for {hidden} names", anchor="end")
-    drawing.text((0, tall - 10), FOOTNOTE, paint=MUTED)
+    drawing.text((0, tall - 10), FOOTNOTE.format(bars), paint=MUTED)
     _save(figure, path)
 
 

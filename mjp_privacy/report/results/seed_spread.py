@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
 
-NUMBERS = ("rows", "freedom", "deviation", "resolved", "widest")
+NUMBERS = ("rows", "freedom", "deviation", "resolved", "single", "widest")
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,16 @@ class SeedSpread:
     @property
     def resolved(self) -> float:
         """Half of the 95 % interval of a difference between two rows' means over the seeds."""
+        return self.single / math.sqrt(self.noisy.shape[1])
+
+    @property
+    def single(self) -> float:
+        """The same of two rows of one and the same seed."""
         from scipy.stats import t
 
         if self.freedom < 1:
             return math.nan
-        error = self.deviation * math.sqrt(2 / self.noisy.shape[1])
-        return float(t.ppf(0.975, self.freedom)) * error
+        return float(t.ppf(0.975, self.freedom)) * self.deviation * math.sqrt(2)
 
     @property
     def widest(self) -> float:
@@ -78,7 +82,7 @@ class SeedSpread:
         return difference
 
     def figure(self, name: str) -> float | int:
-        """A number for a sentence: rows, freedom, deviation, resolved or widest."""
+        """A number for a sentence, by a name of NUMBERS."""
         if name not in NUMBERS:
             raise UserError(
                 f"There is no figure {name!r} of seeds; expected one of {', '.join(NUMBERS)}."
@@ -90,9 +94,13 @@ class SeedSpread:
 def seed_spread(
     summary: pd.DataFrame, measure: str, seeds: Sequence[int], fixed: Sequence[str] = ()
 ) -> SeedSpread:
-    """The rows of `mjp evaluate`'s summary.csv that were trained from all of these seeds."""
-    table = summary.set_index("model")[measure]
-    names = dict.fromkeys(str(label).rpartition("_")[0] for label in table.index)
-    rows = [row for row in names if all(f"{row}_{seed}" in table.index for seed in seeds)]
-    values = [[float(table[f"{row}_{seed}"]) for seed in seeds] for row in rows]
+    """The rows of `mjp evaluate`'s summary.csv that have a figure from all of these seeds."""
+    if measure not in summary:
+        raise UserError(
+            f"The CSV has no column {measure!r}; expected {', '.join(map(str, summary))}."
+        )
+    known = summary.drop_duplicates("model").set_index("model")[measure].dropna()
+    names = dict.fromkeys(str(label).rpartition("_")[0] for label in known.index)
+    rows = [row for row in names if all(f"{row}_{seed}" in known.index for seed in seeds)]
+    values = [[float(known[f"{row}_{seed}"]) for seed in seeds] for row in rows]
     return SeedSpread(rows, np.array(values, dtype=float).reshape(len(rows), len(seeds)), fixed)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.report.results.lines import csv_at
 from mjp_privacy.report.results.seed_spread import SeedSpread, seed_spread
 from mjp_privacy.report.results.trained_rows import printed_rows
@@ -25,9 +26,11 @@ def spread_table(table: Mapping[str, Any], folder: Path) -> Iterator[list[str]]:
     """The cells of a table of differences from one row, its heads first; `folder`: results/."""
     summary, base = csv_at(folder / table["csv"]), table["against"]
     printed = printed_rows(table["paper"])
+    if base not in printed:
+        raise UserError(f"spread: against: expected one of {', '.join(printed)}, got {base!r}.")
     named = printed[base].row.partition(":")[0]
     heads = [
-        f"{TITLES[m]} − {named}{end}"
+        f"{TITLES.get(m, m)} − {named}{end}"
         for m in table["measures"]
         for end in (", by seed", ", mean [95 %]", ", paper")
     ]
@@ -53,6 +56,6 @@ def _difference(spread: SeedSpread, row: str, base: str) -> list[str]:
     if by_seed is None:
         return [DASH, DASH]
     mean, half = by_seed.mean(), spread.resolved
-    known = not math.isnan(half) and row not in spread.fixed
-    interval = "" if not known else f" [{mean - half:+.1f}, {mean + half:+.1f}]"
+    noisy = not math.isnan(half) and not {row, base} & {*spread.fixed}
+    interval = "" if not noisy else f" [{mean - half:+.1f}, {mean + half:+.1f}]"
     return [", ".join(f"{value:+.1f}" for value in by_seed), f"{mean:+.1f}{interval}"]
