@@ -16,7 +16,7 @@ from typing import Any
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.report.results.lines import csv_at
 from mjp_privacy.report.results.seed_spread import SeedSpread, seed_spread
-from mjp_privacy.report.results.trained_rows import printed_rows
+from mjp_privacy.report.results.trained_rows import name_here, printed_rows
 from mjp_privacy.report.tables.text import DASH
 
 TITLES = {"top1": "top-1", "consistency": "consistency"}
@@ -47,7 +47,7 @@ def spread_table(table: Mapping[str, Any], folder: Path) -> Iterator[list[str]]:
             cells += _difference(spread, name, base)
             paper, of_base = getattr(row, measure), getattr(printed[base], measure)
             cells.append(DASH if None in (paper, of_base) else f"{paper - of_base:+.1f}")
-        yield [row.row.replace("DeiT-S", "ViT"), *cells]
+        yield [name_here(row), *cells]
 
 
 def _difference(spread: SeedSpread, row: str, base: str) -> list[str]:

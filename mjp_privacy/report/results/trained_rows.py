@@ -116,7 +116,6 @@ def tradeoff_points(models: Mapping[str, TrainedModel], attack: str) -> Iterator
         clients = [model.clients[0] for model in seeds]
         lines = [c.several if attack == ANY and c.several else c.one for c in clients]
         top1 = [model.evaluation for model in seeds]
-        known = [line for line in lines if line.n]
         setting, masks = lines[0].fact("setting"), re.fullmatch("[GHIJ]|gamma.*", name)
         yield TradeoffPoint(
             label=_short_name(name) + (" as fed" if setting == "b" else ""),
@@ -129,7 +128,7 @@ def tradeoff_points(models: Mapping[str, TrainedModel], attack: str) -> Iterator
             leakage_low=min(line.low if line.n else grey for line in lines),
             leakage_high=max(line.high if line.n else grey for line in lines),
             n=lines[0].of,
-            not_reached=0 if known else lines[0].of,
+            not_reached=0 if any(line.n for line in lines) else lines[0].of,
         )
 
 
@@ -160,10 +159,10 @@ def _client_words(figures: LineFigures) -> str:
 
 
 def _untrained_line(printed: PublishedModel, seeds: str) -> list[str]:
-    return [_name(printed), "", seeds, UNTRAINED, *[""] * 3, _paper(printed), *[""] * 5]
+    return [name_here(printed), "", seeds, UNTRAINED, *[""] * 3, _paper(printed), *[""] * 5]
 
 
-def _name(printed: PublishedModel) -> str:
+def name_here(printed: PublishedModel) -> str:
     """The row's name; the model that it starts from is no DeiT-S here."""
     return printed.row.replace("DeiT-S", "ViT")
 
@@ -178,7 +177,7 @@ def _paper(printed: PublishedModel) -> str:
 def _model_lines(printed: PublishedModel, seed: str, model: TrainedModel) -> Iterator[list[str]]:
     gamma = text_of(model.evaluation["trained_gamma"], "g")
     measures = [_measure(model.evaluation, name) for name in MEASURES]
-    facts = [_name(printed), gamma, seed, *measures, _paper(printed)]
+    facts = [name_here(printed), gamma, seed, *measures, _paper(printed)]
     if not model.clients:
         yield [*facts, UNATTACKED, *[""] * 4]
     for place, client in enumerate(model.clients):
@@ -205,7 +204,7 @@ def _leakage(line: LineFigures | None) -> list[str]:
 def _spread_lines(printed: PublishedModel, models: Sequence[TrainedModel]) -> Iterator[list[str]]:
     """Mean and range over the seeds; of clients those that all of them were attacked as."""
     measures = [_spread([m.evaluation[name] for m in models], MEASURES[name]) for name in MEASURES]
-    facts = [_name(printed), "", f"{len(models)} seeds: mean (range)", *measures, ""]
+    facts = [name_here(printed), "", f"{len(models)} seeds: mean (range)", *measures, ""]
     by_words = [{client.words: client for client in model.clients} for model in models]
     shared = [words for words in by_words[0] if all(words in clients for clients in by_words)]
     for place, words in enumerate(shared or [""]):
