@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from mjp_privacy.core.lock import locked
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
 from mjp_privacy.report.results.rows import read_published
@@ -100,6 +101,20 @@ def test_a_label_that_no_model_has_is_refused(
     assert "got ['Z_0']" in capsys.readouterr().err
 
 
+def test_one_command_at_a_time_works_in_a_folder(
+    monkeypatch: pytest.MonkeyPatch, commands: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    given = ["--runs", str(tmp_path), "--data", "d.zip", "--out", str(tmp_path / "out")]
+    given += ["--only", "A_0", "--publish", str(tmp_path / "published")]
+    monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
+    with (
+        locked(tmp_path / "out"),
+        pytest.raises(SystemExit, match=r"error: Another process is working in .*out"),
+    ):
+        ablations.main()
+    assert commands == []
+
+
 def test_what_is_published_of_other_models_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,5 +162,6 @@ def test_files_are_given_as_weights_and_packaged_models_by_their_name(
     ablations.attacked(CONFIG, both, Path("test.zip"), tmp_path, 100)
     (command,) = commands
     assert command[-2:] == ("--weights", f"G_0={file}")
+    assert command[-6:-2] == ("--engine", "local", "--threads", "1")
     ablations.attacked(CONFIG, {"A_0": "cifar_vit"}, Path("test.zip"), tmp_path, 100)
     assert "--weights" not in commands[1]
