@@ -31,6 +31,7 @@ LINE_HEIGHT = 1.25  # of one line of text, in its font size
 DIRECTIONS = 24
 DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 80.0, 100.0, 125.0, 155.0, 190.0)
 LINE_COST = 30.0  # of a label on a line, in pixels of distance
+OTHER_COST = 10.0  # of a label without a leader that stands as near to another point
 PASSES = 6  # of looking again for a better place, with all other labels where they are
 
 
@@ -157,6 +158,14 @@ class Anchor:
         """The line from the point to its label."""
         return (self.x, self.y), box.nearest(self.x, self.y)
 
+    def distance(self, box: Box) -> float:
+        """From the point to its label."""
+        return math.dist(*self.leader(box))
+
+    def needs_leader(self, box: Box) -> bool:
+        """Whether the label stands so far away that a line to it is drawn."""
+        return self.distance(box) > self.radius + 8
+
 
 def place(
     anchors: Sequence[Anchor],
@@ -172,11 +181,16 @@ def place(
     markers = [anchor.marker for anchor in anchors]
     options = [
         [
-            (cost + LINE_COST * sum(box.crossed(*line) for line in lines), box)
+            (
+                cost
+                + LINE_COST * sum(box.crossed(*line) for line in lines)
+                + OTHER_COST * _reads_as_anothers(anchors, i, box),
+                box,
+            )
             for cost, box in _candidates(anchor, area)
             if _free(box, markers, obstacles)
         ]
-        for anchor in anchors
+        for i, anchor in enumerate(anchors)
     ]
     chosen: list[Box | None] = [None] * len(anchors)
     crowded = sorted(range(len(anchors)), key=lambda i: (-_neighbours(anchors, i), i))
@@ -193,6 +207,14 @@ def place(
 def _neighbours(anchors: Sequence[Anchor], i: int) -> int:
     here = anchors[i]
     return sum(math.dist((here.x, here.y), (a.x, a.y)) < 60 for a in anchors)
+
+
+def _reads_as_anothers(anchors: Sequence[Anchor], i: int, box: Box) -> bool:
+    """Whether point i's label is about as near to another point, and no leader says whose it is."""
+    own = anchors[i].distance(box)
+    return not anchors[i].needs_leader(box) and any(
+        other.distance(box) < own + 2 for j, other in enumerate(anchors) if j != i
+    )
 
 
 def _free(box: Box, markers: Sequence[Box], obstacles: Sequence[Box]) -> bool:

@@ -202,9 +202,8 @@ def _draw_labels(
     for point, text, anchor, box in zip(points, texts, anchors, boxes, strict=True):
         if box is None:
             continue
-        start, end = anchor.leader(box)
-        if math.dist(start, end) > anchor.radius + 8:
-            drawing.path([start, end], MUTED, width=0.8, opacity=0.8)
+        if anchor.needs_leader(box):
+            drawing.path(list(anchor.leader(box)), MUTED, width=0.8, opacity=0.8)
         drawing.text((box.left + PAD, box.bottom - 4), text, full=point.label, halo=True)
     return sum(box is None for box in boxes)
 

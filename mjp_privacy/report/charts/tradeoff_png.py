@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mjp_privacy.core.drawing import plain_texts
 from mjp_privacy.core.files import write_atomically
@@ -152,6 +153,18 @@ def _save(figure: Figure, path: Path) -> None:
 
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    few = drawn.quantize(SHADES, dither=Image.Dither.NONE)
+    places, colours = _of_few_colours(np.asarray(canvas.buffer_rgba())[..., :3])
+    few = Image.fromarray(places)
+    few.putpalette(colours.tobytes())
     write_atomically(path, lambda place: few.save(place, format="PNG", optimize=True))
+
+
+def _of_few_colours(drawn: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """For each pixel the place of its colour, and the colours: those that the picture has most of,
+    so that what is filled keeps its own. Any other is the nearest of them."""
+    packed = drawn.astype(np.int64) @ np.array([65536, 256, 1])
+    values, where, counts = np.unique(packed, return_inverse=True, return_counts=True)
+    levels = np.stack([values >> 16, values >> 8 & 255, values & 255], axis=1)
+    most = levels[np.argsort(-counts, kind="stable")[:SHADES]]
+    nearest = ((levels[:, None] - most) ** 2).sum(axis=2).argmin(axis=1)
+    return nearest.astype(np.uint8)[where].reshape(packed.shape), most.astype(np.uint8)

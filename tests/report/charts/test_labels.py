@@ -51,6 +51,16 @@ def test_labels_keep_away_from_obstacles_and_lines() -> None:
     assert not box.crossed(*line)
 
 
+def test_a_label_is_not_read_as_that_of_a_nearer_point() -> None:
+    """Two points 12 pixels apart at the right edge, as A and F of the ablations' chart."""
+    anchors = [Anchor(690, 100, 14, 15), Anchor(678, 108, 14, 15)]
+    boxes = place(anchors, AREA, lines=[((690, 100), (690, 0)), ((690, 100), (690, 300))])
+    for i, box in enumerate(boxes):
+        assert box is not None
+        own, other = anchors[i].distance(box), anchors[1 - i].distance(box)
+        assert anchors[i].needs_leader(box) or own < other
+
+
 def test_without_room_there_is_no_label_rather_than_an_overlap() -> None:
     small = Box(0, 0, 100, 20)
     boxes = place(anchors_at([(50, 10)] * 5), small)
