@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue, SimpleQueue
 
 from mjp_privacy.experiment.engines.worker import ENDED
 from mjp_privacy.experiment.job import Task, thread_environment
@@ -20,6 +20,9 @@ class LocalEngine:
     """LocalEngine(job.path, workers=2, threads=1).submit(tasks)
 
     gpus: the CUDA devices that workers share, one after the other; none: they use the CPU
+
+    Tasks wait in a Queue, not a SimpleQueue: CPython's `SimpleQueue.get(timeout=…)` can wait for
+    ever where another thread takes the item and the time runs out meanwhile (seen in 3.11.7).
     """
 
     job_file: Path
@@ -27,7 +30,7 @@ class LocalEngine:
     threads: int
     gpus: Sequence[str] = ()
     interval: float = 0.05
-    _waiting: SimpleQueue[Task] = field(default_factory=SimpleQueue, init=False)
+    _waiting: Queue[Task] = field(default_factory=Queue, init=False)
     _lost: SimpleQueue[tuple[Task, str]] = field(default_factory=SimpleQueue, init=False)
     _processes: dict[int, subprocess.Popen[str]] = field(default_factory=dict, init=False)
     _threads: list[threading.Thread] = field(default_factory=list, init=False)
