@@ -12,9 +12,10 @@ not here stays, so several machines can share the trainings:
 
     python tools/ablations.py --only H_0 H_1 …
 
-One command at a time works in an OUT; another is refused. Each worker of the attack has one thread,
-one a core: with more threads float32 sums are rounded in another order, which moves counts of exact
-pictures where `pixel_lattice` is at the edge of its precision.
+One command at a time works in an OUT, another is refused; nor give two at once the same --publish.
+Each worker of the attack has one thread, one a core: with more threads float32 sums are rounded in
+another order, which moves counts of exact pictures where `pixel_lattice` is at the edge of its
+precision.
 
 Time: on one CPU core two to five minutes to evaluate a model on 10,000 images; to attack it on 100
 with E_unk 85 s, E and F four minutes (`patch_jigsaw` sorts seven uploads a picture), others 30 to
@@ -189,7 +190,6 @@ def main() -> None:
         parser.error("fewer images: expected --publish DIR, for results/ablations holds all")
     config = yaml.safe_load(CONFIG.read_text("utf-8"))
     data, out = given.data.resolve(), given.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
     order = [*config["models"]]
     if unknown := {*(given.only or ())} - {*order}:
         parser.error(f"--only: expected labels among {', '.join(order)}, got {sorted(unknown)}")

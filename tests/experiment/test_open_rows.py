@@ -79,31 +79,34 @@ def test_a_block_is_replaced_when_its_metadata_were_read(
     assert read(store) == after
 
 
-def test_a_part_that_is_written_again_is_another_one(store: RunStore) -> None:
+@pytest.fixture
+def part_of_two(store: RunStore) -> Path:
+    """The one file of the store's rows: its block and another one, compacted."""
     store.write_rows("cell", 1, rows_of(many("b", 3)))
     compact_cell(store, "cell", fewest_files=1)
     [path] = row_files.part_files(store.rows_folder("cell"))
-    part, later = PartTable(path), PartTable(path)
+    return path
+
+
+def test_a_part_that_is_written_again_is_another_one(store: RunStore, part_of_two: Path) -> None:
+    part, later = PartTable(part_of_two), PartTable(part_of_two)
     assert len(part.images.ids) == 403
-    take_out(store, "cell", path, blocks=[1])
+    take_out(store, "cell", part_of_two, blocks=[1])
     with pytest.raises(PartGone, match="went or was replaced"):
         later.column("same", "same")
     assert images_of_table(store) == {*many("a", 400)}
 
 
 def test_a_folder_whose_part_is_written_again_is_read_again(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
+    store: RunStore, part_of_two: Path
 ) -> None:
-    store.write_rows("cell", 1, rows_of(many("b", 3)))
-    compact_cell(store, "cell", fewest_files=1)
-    [path] = row_files.part_files(store.rows_folder("cell"))
     times: list[PartTable] = []
 
     def read(parts: list[Path], blocks: list[Path]) -> set[str]:
-        assert (parts, blocks) == ([path], [])
-        times.append(PartTable(path))
+        assert (parts, blocks) == ([part_of_two], [])
+        times.append(PartTable(part_of_two))
         if len(times) == 1:
-            take_out(store, "cell", path, blocks=[1])
+            take_out(store, "cell", part_of_two, blocks=[1])
         return {*times[-1].images.ids}
 
     whole = row_files.settled(store.rows_folder("cell"), row_files.NOTHING, read)
@@ -112,17 +115,14 @@ def test_a_folder_whose_part_is_written_again_is_read_again(
 
 
 def test_the_blocks_of_a_folder_are_looked_up_again_if_a_part_is_written_meanwhile(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
+    store: RunStore, part_of_two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.write_rows("cell", 1, rows_of(many("b", 3)))
-    compact_cell(store, "cell", fewest_files=1)
-    [path] = row_files.part_files(store.rows_folder("cell"))
     original, times = PartTable.image_rows, []
 
     def replaced_before(self: PartTable, columns: Any) -> Any:
         times.append(self.path)
         if len(times) == 1:
-            take_out(store, "cell", path, blocks=[1])
+            take_out(store, "cell", part_of_two, blocks=[1])
         return original(self, columns)
 
     monkeypatch.setattr(PartTable, "image_rows", replaced_before)
