@@ -42,6 +42,19 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, lasting: bo
     write_atomically(path, lambda temporary: temporary.write_text("whole or not at all"))
 
     lasting: the file is on the disk itself when this returns, and survives a loss of power
+    """
+    write_named(path, write, lambda temporary: path.name, lasting=lasting)
+
+
+def write_named(
+    path: Path,
+    write: Callable[[Path], object],
+    name_of: Callable[[Path], str],
+    *,
+    lasting: bool = False,
+) -> Path:
+    """The same for a file whose name depends on its content: `name_of` gets the written file, and
+    says what it is called in the folder of `path`.
 
     Who may read the file is what the process' umask says, whatever library writes it. A disk that
     does not take it is a StorageError, and so is a folder that was taken away.
@@ -59,11 +72,13 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, lasting: bo
                 temporary.chmod(mode)
             if lasting:
                 bring_to_disk(temporary)
-            temporary.replace(path)
+            target = path.with_name(name_of(temporary))
+            temporary.replace(target)
             if lasting:
                 bring_to_disk(path.parent)
             if lasting and new_folder:
                 bring_to_disk(path.parent.parent)
+            return target
         finally:
             with suppress(OSError):  # as on a disk that has become read-only
                 temporary.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -16,7 +16,7 @@ def for_each_in_threads(work: Callable[[int], None], number: int) -> None:
     of threads. Decompositions of matrices of a few hundred rows gain nothing from a second one.
     """
     threads = min(torch.get_num_threads(), number)
-    with _single_threaded():
+    with one_thread():
         if threads <= 1:
             for index in range(number):
                 work(index)
@@ -27,11 +27,21 @@ def for_each_in_threads(work: Callable[[int], None], number: int) -> None:
 
 
 @contextmanager
-def _single_threaded() -> Iterator[None]:
-    """torch.set_num_threads holds for the calling thread in torch, and for all of them in MKL."""
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, so that results are the same bits on any number of cores.
+
+    torch.set_num_threads holds for the calling thread in torch, and for all of them in MKL.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def one_thread_environment() -> Mapping[str, str]:
+    """Environment variables with which a new process, or this one before it imports torch, computes
+    with one thread: threads of OpenMP wait for each other busily, and results depend on them."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    return dict.fromkeys(names, "1")

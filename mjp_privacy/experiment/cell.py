@@ -1,60 +1,80 @@
 """One cell on one block of images: observe the uploads, attack them, score the reconstructions.
 
-`work` calls `CellWork.run`. Uploads come from a `source`, attacks run in `step_by_step`; scores and
-`diagnostics` become `rows`.
+    attack_cell(CellTask(...), records, together) -> CellResult    a row for each image, and pictures
+
+    work_block ─ attack_cell ─ in_smaller_pieces ─ CellTask.run ─ run_steps ─ Attack.run
+
+A block is attacked at once. Where memory does not hold it, it is halved; where something else fails,
+each client step is attacked alone, so that what one image, attack or defence breaks stays with it.
+Rows of a block that was halved carry the diagnostic `images_together`: each image's upload is the
+same up to rounding, and random choices of an attack are drawn for the first image of a piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from attacks.step import OVER, Done, checked_reconstruction, in_smaller_pieces, run_steps
+from attacks.step import without_reconstruction as unfinished
+from mjp_privacy.client.gradients import predict
+from mjp_privacy.core.blame import blamed, trace
 from mjp_privacy.core.budget import over_budget
 from mjp_privacy.core.device import clock
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.memory import free_bytes, give_back, ran_out
 from mjp_privacy.core.seeding import torch_generator
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.experiment import shared_truth
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.diagnostics import (
     Scene,
+    bounds,
     diagnose,
+    gradient_residual,
     mask_agreement,
-    without_truth,
+    undeclared_error,
+    unshuffled_uploads,
 )
-from mjp_privacy.experiment.matched import matched
 from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_network, refused_by_setting
-from mjp_privacy.experiment.rows import reasoned_rows, scored_rows
 from mjp_privacy.experiment.source import BlockUploads
-from mjp_privacy.experiment.step_by_step import OVER, reconstruct, without_reconstruction
-from mjp_privacy.experiment.unshuffled import unshuffled_uploads
-from mjp_privacy.experiment.valid_reconstruction import checked_reconstruction
+from mjp_privacy.experiment.store import Pictures
+from mjp_privacy.experiment.variants import Block0
 from mjp_privacy.interfaces import Attack, Control, Reconstruction, Refusal, Truth
-from mjp_privacy.metrics import score
+from mjp_privacy.metrics import References, prepare, score
+from mjp_privacy.metrics.assignment import assigned
 from mjp_privacy.models import LoadedModel
 
 NO_PICTURE = "the attack names the masked positions and makes no picture"
+TOGETHER = "images_together"
+COPIES = 6  # of an image's uploads that are alive at once, counted in the attack's float64
+SHARE = 0.5  # of the free memory that uploads may take
+PLACE = "matched_place"
+"""Diagnostic: the place, from 0, at which the attack returned this image's reconstruction in its
+pool."""
+BLOCKS0: dict[str, Block0] = {"intact": "intact", "altered": "april_block"}
+"""The variants of `top1`, and block 0 of the model that makes each prediction."""
 
 
 @dataclass(frozen=True)
-class CellRows:
-    """The results of one cell on images of one block."""
+class CellResult:
+    """What a cell has for some images of a block."""
 
-    rows: pd.DataFrame
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # of reconstructed images, to store
-    image_ids: Sequence[str] = ()  # of `tensors`
-    failed: Mapping[ImageRecord, str] = field(default_factory=dict)  # with the reason
-    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
-    traces: Mapping[str, str] = field(default_factory=dict)  # tracebacks, by reason
+    rows: pd.DataFrame  # a row for each image, in their order: status, reason, scores, diagnostics
+    pictures: Sequence[Pictures] = ()
+    traces: Mapping[str, str] = field(default_factory=dict)  # tracebacks, by the rows' reason
+    remark: str = ""  # what is said of it while the run goes on
 
 
 @dataclass(frozen=True)
-class CellWork:
-    """One cell on one block: CellWork(...).run(records) gives its rows."""
+class CellTask:
+    """A cell on a block: CellTask(...).run(records) attacks these images of it together."""
 
     uploads: BlockUploads
     model: LoadedModel
@@ -62,71 +82,58 @@ class CellWork:
     attack: Attack | Control
     gradients: Sequence[str]  # the parameters whose gradients the clients upload
     facts: CellFacts
+    residual: bool  # whether the gradient of each reconstruction is compared with the upload
 
-    def run(self, records: Sequence[ImageRecord]) -> CellRows:
+    def run(self, records: Sequence[ImageRecord]) -> CellResult:
         """Observe, attack and score these images: whole client steps, in order."""
-        if isinstance(self.attack, Control):
-            return self._run_control(self.attack, records)
-        return self._run_attack(self.attack, records)
-
-    def _run_attack(self, attack: Attack, records: Sequence[ImageRecord]) -> CellRows:
-        if (refusal := self._refusal(attack, records)) is not None:
-            return self._unsupported(records, refusal.text)
-        observation = self.uploads.observe(self.cell, attack, self.gradients, records)
+        control = self.attack if isinstance(self.attack, Control) else None
+        if (refusal := self._refusal(records)) is not None:
+            return without_scores(records, "unsupported", refusal.text)
+        seen = None if isinstance(self.attack, Control) else self.attack
+        observation = self.uploads.observe(self.cell, seen, self.gradients, records)
         scene = Scene.of(observation, self.cell, self.model)
-        if (refusal := attack.unsupported(scene.view)) is not None:
-            return self._unsupported(records, refusal.text)
         device = self.model.like.device
         started = clock(device)
-        batch = scene.view.updates[0].batch
-        traces: dict[str, str] = {}
-        reconstruction, reasons = reconstruct(
-            attack,
-            scene.view,
-            len(records) // batch,
-            lambda step: self._generator(records, step),
-            self.cell.attack.seconds,
-            traces,
-        )
+        if control is not None:
+            truth = Truth(scene.plain, scene.inputs.labels, scene.inputs.image_ids)
+            generator = self._generator(records, 0)
+            answer = control.run(scene.view, truth, scene.inputs, generator=generator)
+            made = checked_reconstruction(answer, scene.view, len(records))
+            done = Done(made, unfinished(made, len(records)))
+        else:
+            assert seen is not None
+            if (refusal := seen.unsupported(scene.view)) is not None:
+                return without_scores(records, "unsupported", refusal.text)
+            generator_of = partial(self._generator, records)
+            seconds = self.cell.attack.seconds
+            done = run_steps(seen, scene.view, len(records), generator_of, seconds)
         attacked_at = clock(device)
-        reconstruction = self._checked(scene, reconstruction, len(reasons))
+        done = self._checked(scene, done)
         checked_at = clock(device)
-        if self.uploads.scored:
-            reconstruction, reasons = matched(
-                reconstruction, reasons, scene.target, scene.view.pool
-            )
-        failed = {records[place]: reason for place, reason in reasons.items()}
-        rows = self._scored(scene, records, reconstruction, failed)
-        seconds = {
+        if self.uploads.scored and control is None:
+            done = in_the_order_of(scene.target, done, scene.view.pool)
+        result = self._scored(scene, records, done)
+        if control is not None:
+            return result
+        taken = {
             **observation.seconds,
             "attack": attacked_at - started,
             "residual": checked_at - attacked_at,
             "score": clock(device) - checked_at,
         }
-        return replace(rows, failed=failed, seconds=seconds, traces=traces)
+        columns = {f"stage_seconds.{stage}": each / len(records) for stage, each in taken.items()}
+        return replace(result, rows=result.rows.assign(**columns), traces=done.traces)
 
-    def _refusal(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
+    def _refusal(self, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why the attack does not apply, as far as that is known before any upload; or None."""
-        if (refusal := refused_by_network(self.cell, self.model, attack)) is not None:
+        if isinstance(self.attack, Control) and not self.uploads.scored:
+            return NO_TRUTH
+        if (refusal := refused_by_network(self.cell, self.model, self.attack)) is not None:
             return refusal
-        return self.uploads.lacks(attack, records) or refused_by_setting(self.cell, attack)
-
-    def _run_control(self, control: Control, records: Sequence[ImageRecord]) -> CellRows:
-        """Score a control; it reads the truth, so no upload is made for it."""
-        if not self.uploads.scored:
-            return self._unsupported(records, NO_TRUTH.text)
-        if (refusal := refused_by_network(self.cell, self.model, control)) is not None:
-            return self._unsupported(records, refusal.text)
-        observation = self.uploads.observe(self.cell, None, (), records)
-        scene = Scene.of(observation, self.cell, self.model)
-        truth = Truth(scene.plain, scene.inputs.labels, scene.inputs.image_ids)
-        generator = self._generator(records, 0)
-        answer = control.run(scene.view, truth, scene.inputs, generator=generator)
-        reconstruction = checked_reconstruction(answer, scene.view, len(records))
-        reasons = without_reconstruction(reconstruction, len(records))
-        failed = {records[place]: reason for place, reason in reasons.items()}
-        reconstruction = self._checked(scene, reconstruction, len(reasons))
-        return replace(self._scored(scene, records, reconstruction, failed), failed=failed)
+        if isinstance(self.attack, Control):
+            return None
+        lacking = self.uploads.lacks(self.attack, records)
+        return lacking or refused_by_setting(self.cell, self.attack)
 
     def _generator(self, records: Sequence[ImageRecord], step: int) -> torch.Generator:
         """The generator for the attack's random choices from this step on.
@@ -137,133 +144,233 @@ class CellWork:
         named = (self.cell.model, self.cell.attack.name, first)
         return torch_generator("attack", self.facts.seed, *named)
 
-    def _unsupported(self, records: Sequence[ImageRecord], reason: str) -> CellRows:
-        """Rows of images that this attack does not apply to."""
-        reasons = dict.fromkeys(records, reason)
-        return CellRows(reasoned_rows(self.facts, reasons, "unsupported"))
+    def _checked(self, scene: Scene, done: Done) -> Done:
+        """The reconstruction with diagnostics that need no private image. A residual takes a
+        gradient for each upload, so they are timed apart from the scores."""
+        made = done.reconstruction
+        if made.images is None or len(done.failed) + len(made.inapplicable) >= len(made.images):
+            return done
+        checks = undeclared_error(scene.view)
+        if self.residual:
+            images, mode = made.images.float().cpu(), self.cell.client.mode
+            measured = gradient_residual(scene.view, images, made.mask, scene.models, mode)
+            checks |= {} if measured is None else {"gradient_residual": measured}
+        with_checks = replace(made, diagnostics={**made.diagnostics, **checks})
+        return replace(done, reconstruction=with_checks)
 
-    def failed(self, records: Sequence[ImageRecord], reason: str, trace: str = "") -> CellRows:
-        """Rows of images for which this cell failed, all with the same reason."""
-        reasons, traces = dict.fromkeys(records, reason), {reason: trace} if trace else {}
-        rows = reasoned_rows(self.facts, reasons, "failed")
-        return CellRows(rows, failed=reasons, traces=traces)
-
-    # score ------------------------------------------------------------------------------------
-
-    def _checked(self, scene: Scene, made: Reconstruction, failed: int) -> Reconstruction:
-        """The reconstruction with diagnostics that need no private image. They take a gradient
-        for each upload, so they are timed apart from the scores.
-
-        failed  how many of its images failed
-        """
-        if made.images is None or failed + len(made.inapplicable) >= len(made.images):
-            return made
-        images, mode = made.images.float().cpu(), self.cell.client.mode
-        checks = without_truth(scene.view, made, images, scene.models, mode)
-        return replace(made, diagnostics={**made.diagnostics, **checks})
-
-    def _scored(
-        self,
-        scene: Scene,
-        records: Sequence[ImageRecord],
-        reconstruction: Reconstruction,
-        failed: Mapping[ImageRecord, str],
-    ) -> CellRows:
-        """Rows of every image: its scores, or the reason why it has none."""
-        inapplicable = {records[at]: why for at, why in reconstruction.inapplicable.items()}
-        parts = [
-            reasoned_rows(self.facts, inapplicable, "unsupported"),
-            reasoned_rows(self.facts, failed, "failed"),
-        ]
-        places = [at for at, r in enumerate(records) if r not in failed and r not in inapplicable]
-        kept = [records[at] for at in places]
+    def _scored(self, scene: Scene, records: Sequence[ImageRecord], done: Done) -> CellResult:
+        """A row for every image: its scores, or the reason why it has none."""
+        made, known = done.reconstruction, self.uploads.scored
+        rows = without_scores(records, "ok", "").rows
+        for status, reasons in (("unsupported", made.inapplicable), ("failed", done.failed)):
+            for at, reason in reasons.items():
+                rows.loc[at, ["status", "reason"]] = status, reason
+        places = np.flatnonzero(rows["status"] == "ok").tolist()
+        if not places:
+            return CellResult(rows)
+        diagnostics: dict[str, Tensor] = dict(made.diagnostics)
         tensors: dict[str, Tensor] = {}
-        if kept and reconstruction.images is not None:
+        columns: dict[str, np.ndarray] = {}
+        if made.images is None:  # an attack that only names the masked positions
+            agreement = mask_agreement(made.mask, scene.inputs) if known else {}
+            diagnostics |= {**agreement, **unshuffled_uploads(scene.view, self.cell.gamma)}
+            rows.loc[places, ["status", "reason"]] = "unscored", NO_PICTURE
+        elif known:
             # The scored images are exactly the stored ones, float32, so that scores can be
             # recomputed from the files.
-            images = reconstruction.images.float().cpu()
-            shown = scene, kept, places, reconstruction, images
-            if self.uploads.scored:
-                labelled = all(record.label is not None for record in records)
-                made, tensors = self._pictures(*shown, labelled)
-            else:
-                made, tensors = self._pictures_without_truth(*shown)
-            parts.insert(0, made)
-        elif kept and reconstruction.mask is not None:
-            known = self.uploads.scored  # without the truth the true mask is not known either
-            agreement = mask_agreement(reconstruction.mask, scene.inputs) if known else {}
-            unshuffled = unshuffled_uploads(scene.view, self.cell.gamma)
-            diagnostics = {**reconstruction.diagnostics, **agreement, **unshuffled}
-            parts.append(self._unscored(kept, places, diagnostics, NO_PICTURE))
-        rows = pd.concat([part for part in parts if len(part)])
-        rows = self._said_late(rows, records, reconstruction)
-        return CellRows(rows, tensors, [r.image_id for r in kept] if tensors else [])
+            images = made.images.float().cpu()
+            tensors = {"images": images, **scene.tensors()}
+            columns = self._scores(scene, records, images, places)
+            diagnostics |= diagnose(self.cell, scene, made, images, self._limits(scene))
+        else:
+            tensors = {"images": made.images.float().cpu()}
+            if made.mask is not None:
+                tensors["named_mask"] = made.mask.cpu()
+            diagnostics |= unshuffled_uploads(scene.view, self.cell.gamma)
+            rows.loc[places, ["status", "reason"]] = "unscored", NO_TRUTH.text
+        for name, values in diagnostics.items():
+            columns[f"{name}.diagnostic"] = values.cpu().double().numpy()[places]
+        for name, of_images in columns.items():
+            rows.loc[places, name] = of_images
+        if (seconds := self.cell.attack.seconds) is not None and OVER in diagnostics:
+            late = (rows["status"] == "ok") & (rows[f"{OVER}.diagnostic"] == 1)
+            rows.loc[late, "reason"] = over_budget(seconds)
+        pictured = [records[at].image_id for at in places]
+        stored = {name: tensor[places] for name, tensor in tensors.items()}
+        return CellResult(rows, [(pictured, stored)] if stored else [])
 
-    def _said_late(
-        self, rows: pd.DataFrame, records: Sequence[ImageRecord], made: Reconstruction
-    ) -> pd.DataFrame:
-        """The rows, with the reason in those of pictures that the attack had no time to finish."""
-        seconds, cut = self.cell.attack.seconds, made.diagnostics.get(OVER)
-        if seconds is None or cut is None:
-            return rows
-        late = {records[at].image_id for at, value in enumerate(cut.tolist()) if value == 1}
-        here = rows["image_id"].isin(late) & (rows["status"] == "ok")
-        return rows.assign(reason=rows["reason"].mask(here, over_budget(seconds)))
-
-    def _pictures(
+    def _scores(
         self,
         scene: Scene,
         records: Sequence[ImageRecord],
-        places: Sequence[int],
-        reconstruction: Reconstruction,
         images: Tensor,
-        labelled: bool,
-    ) -> tuple[pd.DataFrame, dict[str, Tensor]]:
-        """Rows with the scores of the images at these places, and the tensors to store."""
-        chosen, everything = list(places), len(places) == len(images)
-        tensors = {name: t[chosen] for name, t in {"images": images, **scene.tensors()}.items()}
-        limits = shared_truth.limits(self.uploads, self.cell, self.model, scene)
-        diagnosed = diagnose(self.cell, scene, reconstruction, images, limits)
-        diagnostics = {**reconstruction.diagnostics, **diagnosed}
-        device = self.model.like.device
-        known = shared_truth.references(self.uploads, scene.target, device)
-        correct = shared_truth.accuracy(self.uploads, self.cell, scene, labelled)
-        rows = scored_rows(
-            self.facts,
-            records,
-            score(tensors["images"], known if everything else known.at(chosen)),
-            {name: values.cpu()[chosen] for name, values in diagnostics.items()},
-            {name: None if right is None else right[chosen] for name, right in correct.items()},
+        places: Sequence[int],
+    ) -> dict[str, np.ndarray]:
+        """The scores of the images at these places, and whether the model classified their inputs
+        correctly: NaN where an image of the block has no label."""
+        memo, target, device = self.uploads.memo, scene.target, self.model.like.device
+        make: Callable[[], References] = partial(prepare, target, device=device)
+        references: References = memo.recent("references", memo.content(target), make)
+        every = len(places) == len(images)
+        scores = score(images[places], references if every else references.at(places))
+        columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}
+        labelled = all(record.label is not None for record in records)
+        seen = memo.content(scene.inputs.images), memo.content(scene.inputs.mask)
+        for variant, block0 in BLOCKS0.items():
+            if block0 == "april_block" and scene.view.model.family != "vit":
+                continue  # only a plain ViT has a block 0 to alter
+            correct = np.full(len(images), np.nan)
+            if labelled:
+                predicted = memo.once(
+                    ("prediction", block0, self.cell.client.positions, *seen),
+                    partial(self._predicted, block0, scene),
+                )
+                correct = (predicted == scene.inputs.labels).double().cpu().numpy()
+            columns[f"top1.{variant}"] = correct[places]
+        return columns
+
+    def _predicted(self, block0: Block0, scene: Scene) -> Tensor:
+        model = self.uploads.accuracy_model(self.cell, block0)
+        return predict(model, scene.inputs.images, scene.inputs.mask)
+
+    def _limits(self, scene: Scene) -> dict[str, Tensor]:
+        """`bounds` of the cell's setting, computed once for equal images."""
+        memo, inputs, target = self.uploads.memo, scene.inputs, scene.target
+        key = ("bounds", self.cell.setting, memo.content(inputs.images), memo.content(target))
+        known: dict[str, Tensor] = memo.once(
+            key, partial(bounds, self.cell, self.model, inputs, target)
         )
-        return rows, tensors
+        return known
 
-    def _pictures_without_truth(
-        self,
-        scene: Scene,
-        records: Sequence[ImageRecord],
-        places: Sequence[int],
-        reconstruction: Reconstruction,
-        images: Tensor,
-    ) -> tuple[pd.DataFrame, dict[str, Tensor]]:
-        """The same without private images to compare with: diagnostics, but no scores."""
-        unshuffled = unshuffled_uploads(scene.view, self.cell.gamma)
-        diagnostics = {**reconstruction.diagnostics, **unshuffled}
-        rows = self._unscored(records, places, diagnostics, NO_TRUTH.text)
-        tensors = {"images": images[list(places)]}
-        if reconstruction.mask is not None:
-            tensors["named_mask"] = reconstruction.mask[list(places)].cpu()
-        return rows, tensors
 
-    def _unscored(
-        self,
-        records: Sequence[ImageRecord],
-        places: Sequence[int],
-        diagnostics: Mapping[str, Tensor],
-        reason: str,
-    ) -> pd.DataFrame:
-        """Rows with these diagnostics, and with the status `unscored` for every score."""
-        chosen = {name: values.cpu()[list(places)] for name, values in diagnostics.items()}
-        rows = scored_rows(self.facts, records, {}, chosen, {})
-        reasons = dict.fromkeys(records, reason)
-        parts = rows, reasoned_rows(self.facts, reasons, "unscored")
-        return pd.concat([part for part in parts if len(part)])
+def attack_cell(
+    task: CellTask, records: Sequence[ImageRecord], together: dict[str, int]
+) -> CellResult:
+    """The cell's result for these images: whole client steps of a block, in order.
+
+    together: how many images of a cell memory held in an earlier block, by run_id; what is learnt
+    is added
+    """
+    run_id, batch, device = task.facts.run_id, task.cell.client.batch, task.model.like.device
+    undivided = task.cell.client.undivided
+    number = len(records)
+    if not undivided:
+        number = _that_fit(task, min(together.get(run_id, number), number))
+    cause = "" if number == len(records) else "memory holds fewer images"
+
+    def attempt(piece: Sequence[ImageRecord]) -> CellResult:
+        result = task.run(piece)
+        if cause and len(piece) < len(records):
+            _forget(task)
+            rows = result.rows
+            marked = pd.Series(float(len(piece)), rows.index).where(rows["status"] == "ok")
+            result = replace(result, rows=rows.assign(**{f"{TOGETHER}.diagnostic": marked}))
+        return result
+
+    def smaller(
+        piece: Sequence[ImageRecord], error: BaseException
+    ) -> list[Sequence[ImageRecord]]:
+        nonlocal cause
+        if undivided or len(piece) == batch:
+            return []
+        size = batch
+        if ran_out(error):
+            cause = f"out of memory with {len(piece)} images"
+            size = together[run_id] = max(len(piece) // batch // 2, 1) * batch
+            _forget(task)
+        return [piece[at : at + size] for at in range(0, len(piece), size)]
+
+    def give_up(piece: Sequence[ImageRecord], error: BaseException) -> CellResult:
+        if ran_out(error):
+            _forget(task)
+            free = (free_bytes(device) or 0) / 2**30
+            return without_scores(
+                piece,
+                "failed",
+                f"out of memory with {len(piece)} image(s) that belong together, and {free:.1f} "
+                "GiB free: expected more memory, or a smaller client.batch",
+            )
+        return failed(piece, error)
+
+    pieces = [records[at : at + number] for at in range(0, len(records), number)]
+    result = _joined(in_smaller_pieces(pieces, attempt, smaller, give_up))
+    if not cause:
+        return result
+    facts, held = task.facts, together.get(run_id, number)
+    remark = (
+        f"{facts.model.label} {facts.setting} {facts.attack.title} {facts.dtype}: {cause}, computed "
+        f"{held} at a time. Their rows say so ({TOGETHER}): float32 APRIL and random choices of an "
+        "attack may differ from those of a whole block"
+    )
+    return replace(result, remark=remark)
+
+
+def without_scores(records: Sequence[ImageRecord], status: str, reason: str) -> CellResult:
+    """Rows of images of one status, without scores."""
+    return CellResult(pd.DataFrame({"status": [status] * len(records), "reason": reason}))
+
+
+def failed(records: Sequence[ImageRecord], error: BaseException) -> CellResult:
+    """Rows of images that an error made fail, with its traceback where it is no user's mistake."""
+    known = isinstance(error, UserError)
+    reason = str(error) if known else blamed(error)
+    result = without_scores(records, "failed", reason)
+    return result if known else replace(result, traces={reason: trace(error)})
+
+
+def in_the_order_of(target: Tensor, done: Done, pool: int) -> Done:
+    """What an attack on batches returned, reordered so that place i belongs to the target's image i.
+
+    An attack on a batch cannot say which of its pictures is which image: before they are scored,
+    they are assigned one to one within each pool, and rows say from which place each one came.
+    """
+    answer = done.reconstruction
+    if pool == 1 or answer.images is None:
+        return done
+    images = answer.images.float().cpu()  # as they are stored and scored
+    starts = range(0, len(images), pool)
+    own = [assigned(images[at : at + pool], target[at : at + pool]) for at in starts]
+    order = torch.cat([places + at for places, at in zip(own, starts, strict=True)])
+    moved = {int(old): new for new, old in enumerate(order)}
+
+    def ordered(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[order.to(values.device)]
+
+    diagnostics = {name: values.cpu()[order] for name, values in answer.diagnostics.items()}
+    reordered = Reconstruction(
+        ordered(answer.images),
+        ordered(answer.mask),
+        ordered(answer.permutation),
+        {**diagnostics, PLACE: torch.cat(own).double()},
+        {moved[at]: reason for at, reason in answer.inapplicable.items()},
+    )
+    return Done(reordered, {moved[at]: why for at, why in done.failed.items()}, done.traces)
+
+
+def _joined(parts: Sequence[CellResult]) -> CellResult:
+    """The results of several pieces of a block as those of the whole."""
+    return CellResult(
+        pd.concat([part.rows for part in parts], ignore_index=True),
+        [pictures for part in parts for pictures in part.pictures],
+        {reason: text for part in parts for reason, text in part.traces.items()},
+    )
+
+
+def _that_fit(task: CellTask, images: int) -> int:
+    """How many of the images are computed together: as many as memory holds the uploads of."""
+    attack, batch = task.attack, task.cell.client.batch
+    free = free_bytes(task.model.like.device)
+    if not free or isinstance(attack, Control):
+        return images
+    parameters = dict(task.model.named_parameters())
+    entries = sum(parameters[name].numel() for name in task.gradients if name in parameters)
+    each = entries * attack.uploads * COPIES * torch.float64.itemsize
+    while images > batch and images * each > SHARE * free:
+        images = max(images // batch // 2, 1) * batch
+    return images
+
+
+def _forget(task: CellTask) -> None:
+    """Drop what cells of the block share; later cells compute it again."""
+    task.uploads.memo.clear()
+    give_back(task.model.like.device)

@@ -6,19 +6,34 @@
     outcome   which rows the cell has, and whether it could be run
     command   the images and circumstances of the command that ran it
 
-A column has the name of its field, unless the field names another one. Names of columns never
+`describe` collects them once the model was loaded. Two hashes identify a cell: `cell_key` its line
+in a table, `run_id` its rows on disk; both stay the same from one version to the next. A column has
+the name of its field, unless the field names another one. Names of columns never
 change; cells that an earlier version wrote are read with the defaults given here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.config import ClientConfig, client_identity
+from mjp_privacy.core.gate.file_kind import FileKind, is_there
+from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
+
+if TYPE_CHECKING:
+    from mjp_privacy.experiment.source import UploadSource
+    from mjp_privacy.interfaces import Attack, Control
+    from mjp_privacy.models import LoadedModel
+
+UNRESOLVED = "unresolved"
+OPTION = FileKind("a file that an attack's option names", "Give a smaller file.", 1 << 31)
 
 Column = str | float | int | bool | None
 
@@ -210,3 +225,196 @@ def _read(kind: type[T], columns: Mapping[str, Any]) -> T:
     values = {f.name: columns[_name(f)] for f in fields if _name(f) in columns}
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return kind(**{**values, **lists})
+
+
+# describing a cell ---------------------------------------------------------------------------------
+
+
+def describe(
+    cell: Cell,
+    experiment: Experiment,
+    attack: Attack | Control,
+    source: UploadSource,
+    model: LoadedModel | None,
+    reason: str = "",
+) -> CellFacts:
+    """The facts of a cell, as cells.json and its rows state them.
+
+    model   None if it is not loaded
+    reason  why not
+    """
+    from mjp_privacy.metrics import lpips_backbone
+
+    records = source.records(cell.model)
+    true_labels = all(record.label is not None for record in records)
+    notes = [experiment.models[cell.model].note, cell.note]
+    if model is not None:
+        notes = [*model.card.checkpoint.notes, *notes]
+    return CellFacts(
+        model=_model_facts(cell, experiment, model),
+        attack=_attack_facts(cell, experiment, attack),
+        setting=cell.setting,
+        gamma=cell.gamma,
+        dtype=cell.dtype,
+        seed=experiment.seed,
+        client=ClientFacts.of(
+            cell.client, localizes=model is not None and model.dal_regressor is not None
+        ),
+        outcome=OutcomeFacts(
+            run_id=run_id(cell, experiment, model, true_labels),
+            cell_key=cell_key(cell, experiment),
+            planned_images=len(records),
+            notes=tuple(note for note in notes if note),
+            status="failed" if reason else "ok",
+            reason=reason,
+        ),
+        command=CommandFacts(
+            data=source.data,
+            data_is_papers=experiment.data_is_papers,
+            labels=source.labels,
+            true_labels=true_labels,
+            lpips=lpips_backbone(),
+        ),
+        other=source.columns(cell.model),
+    )
+
+
+def _model_facts(cell: Cell, experiment: Experiment, model: LoadedModel | None) -> ModelFacts:
+    """Facts of the model; most are empty until its checkpoint was read."""
+    if model is None:
+        return ModelFacts(
+            label=cell.model,
+            checkpoint_sha="",
+            architecture="",
+            trained_gamma=experiment.models[cell.model].trained_gamma,
+            position_embedding="",
+            first_block="",
+            checkpoint="",
+            size=0,
+            mean=(),
+            std=(),
+            resize=0,
+            interpolation="",
+        )
+    from mjp_privacy.data import Preprocessing
+
+    card = model.card
+    crop = Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
+    return ModelFacts(
+        label=cell.model,
+        checkpoint_sha=card.checkpoint.sha256,
+        architecture=card.architecture,
+        trained_gamma=card.trained_gamma,
+        position_embedding=model.position_embedding,
+        first_block=model.first_block,
+        checkpoint=card.checkpoint.source,
+        size=card.img_size,
+        mean=card.mean,
+        std=card.std,
+        resize=crop.short_side,
+        interpolation=card.interpolation,
+    )
+
+
+def _attack_facts(cell: Cell, experiment: Experiment, attack: Attack | Control) -> AttackFacts:
+    from mjp_privacy.interfaces import Control
+
+    shared: dict[str, Any] = {
+        "title": cell.attack.title,
+        "name": cell.attack.name,
+        "engine": str(cell.attack.options.get("engine", "batched")),
+        "options": json.dumps(cell.attack.options, sort_keys=True, default=str),
+    }
+    if isinstance(attack, Control):
+        return AttackFacts(role=attack.role, uploads=0, victim="intact", **shared)
+    paper = experiment.models[cell.model].paper if attack.published else None
+    setting = cell.paper_setting or cell.setting
+    return AttackFacts(
+        uploads=attack.uploads,
+        victim=attack.victim,
+        paper_row=None if paper is None else {"model": paper, "setting": setting},
+        **shared,
+    )
+
+
+# identity -------------------------------------------------------------------------------------------
+
+
+
+
+def cell_key(cell: Cell, experiment: Experiment) -> str:
+    """The hash of the cell's line in the table, the same for every checkpoint of its model."""
+    identity = {
+        "model": cell.model,
+        "setting": cell.setting,
+        "gamma": cell.gamma,
+        "dtype": cell.dtype,
+        "attack": _attack_identity(cell.attack),
+        "note": None,
+        "paper_setting": None,
+    }
+    client = client_identity(cell.client)
+    return _digest({"cell": identity, "client": client, "seed": experiment.seed})
+
+
+def run_id(cell: Cell, experiment: Experiment, model: LoadedModel | None, true_labels: bool) -> str:
+    """The hash of all that decides the cell's rows; paths, the device and a limit do not.
+
+    The model's label is part of it, because rows state it: one checkpoint under two labels makes
+    two cells. The labels of images are not: a finished image with another label is an error.
+    """
+    content: dict[str, Any] = {
+        "label": cell.model,
+        "model": _model_identity(model),
+        "setting": cell.setting,
+        "gamma": cell.gamma,
+        "attack": _attack_identity(cell.attack),
+        "dtype": cell.dtype,
+        "seed": experiment.seed,
+        "client": client_identity(cell.client),
+        "block": experiment.block,
+        "true_labels": true_labels,
+    }
+    if model is None:
+        content["model"] = UNRESOLVED
+    return _digest(content)
+
+
+def _attack_identity(attack: AttackConfig) -> dict[str, Any]:
+    """The attack's name and options, and its label if it has one, because rows state the label.
+
+    A file that is given as an option enters by its content, not by its path.
+    """
+    content = dataclasses.asdict(attack)
+    del content["seconds"]  # rows within it are those that the attack makes without it
+    content["options"] = {name: _content(value) for name, value in attack.options.items()}
+    return content if attack.label else {name: content[name] for name in ("name", "options")}
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, str) and is_there(Path(value)) and Path(value).is_file():
+        return OPTION.sha256(Path(value))
+    return value
+
+
+def _digest(content: object) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _model_identity(model: LoadedModel | None) -> dict[str, Any]:
+    if model is None:
+        return {}
+    card = model.card
+    return {
+        "name": card.name,
+        "architecture": card.architecture,
+        "classes": card.num_classes,
+        "sha256": card.checkpoint.sha256,
+        "filled": card.checkpoint.notes,
+        "pixels": (card.img_size, card.resize, card.interpolation, card.mean, card.std),
+        "position_embedding": model.position_embedding,
+        "unknown_embedding": model.unk_embed is not None,
+        "index_embedding": model.index_embed is not None,
+        "dal": model.dal_kind,
+    }

@@ -12,7 +12,7 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.experiment.config import AttackConfig, Cell
-from mjp_privacy.experiment.outlook import SimulatedOutlook
+from mjp_privacy.experiment.forecast import SimulatedForesight
 from mjp_privacy.interfaces import Control
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import (
@@ -138,7 +138,7 @@ def _values(model: LoadedModel) -> int:
 
 def _answers(question: ModelQuestion, model: LoadedModel) -> dict[str, str]:
     """By attack: "yes", with what it takes, or "no" and the reason."""
-    outlook = SimulatedOutlook.of(model)
+    foresight = SimulatedForesight.of(model)
     answers = {}
     for name in ATTACKS:
         attack = find_attack(name)
@@ -153,7 +153,7 @@ def _answers(question: ModelQuestion, model: LoadedModel) -> dict[str, str]:
             note=None,
             client=question.client,
         )
-        refusal = outlook.refuses(cell, attack, attack.needs)
+        refusal = foresight.refuses(cell, attack, attack.needs)
         takes = []
         if attack.victim == "april_block" and model.first_block == "intact":
             takes.append("of a client that trains a block 0 without norm1 and residuals")

@@ -12,7 +12,7 @@ from mjp_privacy.client.recorded.groups import Group, group_uploads
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.recorded import load_group
-from mjp_privacy.experiment.step_by_step import BREAKDOWN
+from attacks.step import BREAKDOWN
 from mjp_privacy.experiment.upload_remarks import applicability, remarks
 
 

@@ -25,10 +25,9 @@ from mjp_privacy.experiment.config_files import (
     load_experiment,
 )
 from mjp_privacy.experiment.engines.options import EngineOptions
-from mjp_privacy.experiment.own_fields import unreached
 
 if TYPE_CHECKING:
-    from mjp_privacy.experiment.run import RunSummary
+    from mjp_privacy.experiment.summary import RunSummary
 
 REASONS_SHOWN = 5  # reasons of failures that are printed
 MODEL_OPTIONS = ("model", "img_size", "mean", "std", "num_heads")
@@ -120,6 +119,8 @@ def attack(argv: list[str], usage: Usage) -> int:
 
         experiment = with_published_attacks(experiment)
     if arguments.uploads is None:
+        from mjp_privacy.experiment.overrides import unreached
+
         for note in unreached(argv, experiment):
             print(note, file=sys.stderr)
     summary = _run(arguments, experiment)
@@ -153,7 +154,7 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
         from mjp_privacy.data.places import check_place
 
         check_place(arguments.images)
-    from mjp_privacy.experiment.other_code import stale_choice
+    from mjp_privacy.experiment.code import stale_choice
     from mjp_privacy.experiment.run import attack_uploads, run_experiment
 
     if arguments.uploads is not None:

@@ -179,6 +179,9 @@ class Experiment:
     """Which of the labelled images to attack; None: all of them."""
     data_is_papers: Switch = False
     """Whether the images are ImageNet-1K validation images, as in the paper."""
+    diagnostics: Annotated[tuple[Literal["residual"], ...], Many] = ()
+    """residual: compare the gradient of every reconstruction with its upload, also where no two
+    attacks compete for the attacker's choice; it costs as much as the uploads."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashable by identity

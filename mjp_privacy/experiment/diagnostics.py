@@ -8,18 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from attacks.controls import mean_image, oracle_inverse
+from attacks.equations.names import PATCH as RESIDUAL_OVER
+from attacks.equations.names import TABLE
+from attacks.equations.patch_system import gradient, located, rounding_error
 from attacks.equations.pictures import per_image
+from attacks.equations.requirements import lacks_gradients, lacks_positions
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.gradient_residual import Mode, gradient_residual
 from mjp_privacy.experiment.source import Observation
-from mjp_privacy.experiment.unshuffled import unshuffled_uploads
-from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction, Truth
+from mjp_privacy.interfaces import (
+    AttackerView,
+    ClientInput,
+    ClientUpdate,
+    Pixels,
+    Reconstruction,
+    Truth,
+)
 from mjp_privacy.metrics.jigsaw import (
     direct_accuracy,
     matched_patches,
@@ -29,6 +41,11 @@ from mjp_privacy.metrics.jigsaw import (
 from mjp_privacy.metrics.pixel import psnr
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
+
+Mode = Literal["eval", "train"]
+FAR = 10.0
+"""How many times the rounding of weights every visible row must be. The rows of a trained ViT's
+table differ by less from one to the next larger one (2.5 times at most on `cifar_vit`)."""
 
 
 @dataclass(frozen=True)
@@ -198,20 +215,6 @@ def original(cell: Cell, scene: Scene, images: Tensor) -> dict[str, Tensor]:
     return {"original_psnr": psnr(images, scene.photographs)}
 
 
-def without_truth(
-    view: AttackerView,
-    reconstruction: Reconstruction,
-    images: Tensor,
-    models: Sequence[LoadedModel],
-    mode: Mode,
-) -> dict[str, Tensor]:
-    """What needs no private image: how far the reconstruction's gradient is from the upload, and
-    whether the upload carries an error that attacks were not told."""
-    measured = gradient_residual(view, images, reconstruction.mask, models, mode)
-    residual = {} if measured is None else {"gradient_residual": measured}
-    return residual | undeclared_error(view)
-
-
 def undeclared_error(view: AttackerView) -> dict[str, Tensor]:
     """1 where one of an image's uploads carries an error that its client's defences do not declare,
     else 0; nothing if the client has no defences."""
@@ -219,3 +222,117 @@ def undeclared_error(view: AttackerView) -> dict[str, Tensor]:
     if not known:
         return {}
     return {"undeclared_error": per_image(view, torch.stack(known).any(0).double())}
+
+
+# the gradient residual: || g(x) - g || / || g ||, g = dL/dW of the patch embedding -------------------
+#
+# A check of a reconstruction x that needs no truth: does it have the gradient g that was uploaded?
+# g(x) is computed like the client's, with the weights, labels and precision of the round.
+
+
+def gradient_residual(
+    view: AttackerView,
+    images: Tensor,
+    mask: Tensor | None,
+    models: Sequence[LoadedModel],
+    mode: Mode = "eval",
+) -> Tensor | None:
+    """(m,) residual of each image's step, averaged over the uploads.
+
+    None if the labels or the gradient are not known, and for batches: the order of a batch's
+    pictures means nothing, so that nobody knows which label is whose.
+    images  (m, C, H, W) in [0, 1], the reconstruction
+    mask    (m, N), the attack's estimate for the first upload, or None
+    models  those that the client trained, one for each upload
+    """
+    if view.labels is None or not view.updates:
+        return None
+    if any(RESIDUAL_OVER not in u.grads or u.batch > 1 for u in view.updates):
+        return None
+    images = images.nan_to_num(0.5)  # an image with NaN counts as failed; its value is not used
+    ids = tuple(map(str, range(len(images))))
+    residuals = []
+    for model, update in zip(models, view.updates, strict=True):
+        hidden = (
+            mask if mask is not None and update is view.updates[0] else masked_rows(view, update)
+        )
+        client = FedSGDClient(model, _config(mode, update))
+        inputs = ClientInput(images, view.labels, ids, hidden)
+        computed = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
+        uploaded = gradient(view, update, RESIDUAL_OVER)
+        difference = (computed - uploaded).double().flatten(1).norm(dim=1)
+        residuals.append(difference / uploaded.double().flatten(1).norm(dim=1))
+    return torch.stack(residuals).mean(0).cpu()
+
+
+def _config(mode: Mode, update: ClientUpdate) -> ClientConfig:
+    """What decides the bits of the client's gradient."""
+    return ClientConfig(mode=mode, autocast=update.autocast)
+
+
+def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:
+    """(m, N) positions that an upload of single images shows to be masked; None if the position
+    table's gradient was not uploaded."""
+    if TABLE not in update.grads:
+        return None
+    return located(view, update)
+
+
+# uploads in which nothing was shuffled ----------------------------------------------------------------
+#
+# MJP leaves steps unshuffled by its recipe (`plain_share`), or because a mask turned out empty. Such
+# an upload is that of a plain client, and scores must be read with that in mind. Every masked patch
+# leaves a zero row in the gradient of the position table, so an upload without such a row masked
+# nothing. Noise fills zero rows; quantisation, dropped entries and the rounding of weights empty rows
+# that were not masked: of such uploads nothing is said.
+
+
+def shows_no_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:
+    """(n,) 1 for an upload that masked nothing, 0 for one that masked something, NaN for one that
+    does not show it; None where no upload of this kind shows it.
+
+    They can show it for one image and one step, where the table's gradient is uploaded and the
+    model has the unknown embedding: images and steps with masks of their own hide each other's
+    rows.
+    """
+    if view.model.unk_embed is None or lacks_positions(view.model) is not None:
+        return None
+    if update.batch > 1 or update.steps > 1 or update.position_noise:
+        return None
+    if lacks_gradients(view, TABLE) is not None:
+        return None
+    hidden = located(view, update)
+    shown = _rows_stand_apart(view, update, hidden) & ~_altered(update).to(hidden.device)
+    return (~hidden.any(-1)).double().where(shown, torch.nan)
+
+
+def _rows_stand_apart(view: AttackerView, update: ClientUpdate, hidden: Tensor) -> Tensor:
+    """(n,) bool: no row is so small that the rounding of weights could have emptied it."""
+    longest = gradient(view, update, TABLE)[:, 0, 1:].abs().amax(-1)
+    smallest = longest.where(~hidden, torch.inf).amin(-1)
+    return smallest.isfinite() & (smallest > FAR * rounding_error(view, update))
+
+
+def _altered(update: ClientUpdate) -> Tensor:
+    """(n,) bool: a defence may have filled or emptied rows of the table's gradient, as far as it
+    says; one that says too little may have done anything."""
+    altered = torch.zeros(len(update.grads[TABLE]), dtype=torch.bool)
+    for errors in (update.noise, update.rounding):
+        if TABLE in errors:
+            altered |= errors[TABLE].cpu() > 0
+    return altered if update.undeclared is None else altered | update.undeclared.cpu()
+
+
+def unshuffled_uploads(view: AttackerView, gamma: float) -> dict[str, Tensor]:
+    """The diagnostic of that name: (m,) how many of the uploads that were read masked nothing; NaN
+    for an image with an upload that does not show it.
+
+    Nothing for a client that never shuffles, and where no upload shows it.
+    """
+    if not gamma:
+        return {}
+    shown = [shows_no_mask(view, update) for update in view.updates]
+    known = [of_upload for of_upload in shown if of_upload is not None]
+    if not known or len(known) < len(shown):
+        return {}
+    return {"unshuffled_uploads": torch.stack(known).sum(0)}

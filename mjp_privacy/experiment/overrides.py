@@ -1,4 +1,9 @@
-"""Changes that the command line makes to an experiment: --gamma, --weights, --model and more."""
+"""What is changed in an experiment before its cells are made: by the command line, and by conditions in
+its grid (`decided`), whose models' headers are read for it.
+
+    only_with: unknown_embedding   leaves out models that cannot mask
+    trained_gamma: true            takes the shuffle ratio that a model was trained with
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,13 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig, client_identity
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.shown import plain
 from mjp_privacy.experiment.config import (
     AttackConfig,
     Experiment,
@@ -19,6 +25,11 @@ from mjp_privacy.experiment.config import (
     attacks_of,
     client_fields,
 )
+
+if TYPE_CHECKING:
+    from mjp_privacy.models import LoadedModel
+
+CLIENT, DTYPES = "--client.", "dtypes"
 
 
 def with_changes(
@@ -150,3 +161,136 @@ def _model_of(item: str, labels: list[str]) -> str | None:
         return None
     unknown = unknown_name("model", item.partition("=")[0], labels)
     raise UserError(f"--weights {item}: not a file, and read as NAME=PATH: {unknown}")
+
+
+# options that entries of the grid do not take --------------------------------------------------------
+
+
+def unreached(argv: Sequence[str], experiment: Experiment) -> list[str]:
+    """A note for each option, such as --client.batch, that some entries of the grid do not take because
+    they set their own value: nobody shall take a figure of batch 1 for one of batch 4.
+
+    Raises where no entry takes it, because the option would change nothing. `experiment` is the
+    one that the options have changed already.
+
+        unreached(["batches.yaml", "--client.batch", "4"], experiment)
+    """
+    notes = []
+    for option, field in _given(argv).items():
+        wanted = experiment.dtypes if field == DTYPES else getattr(experiment.client, field)
+        own = [
+            value
+            for entry in experiment.grid
+            if (value := _own(entry, field)) is not None and not _same(value, wanted)
+        ]
+        if not own:
+            continue
+        values = plain(", ".join(dict.fromkeys(map(_text, own))))
+        if len(own) == len(experiment.grid):
+            raise UserError(
+                f"{option} would change nothing: expected an entry in the grid of "
+                f"{experiment.name} without its own {field}, but they say {values}. Leave the "
+                "option out, or change a copy of the config."
+            )
+        notes.append(
+            f"note: {option} does not reach {len(own)} of the grid's {len(experiment.grid)} "
+            f"entries, whose own {field} is {values}"
+        )
+    return notes
+
+
+def _given(argv: Sequence[str]) -> Mapping[str, str]:
+    """The options of this command line that an entry can have its own value of, with its field."""
+    fields = {
+        field.name.replace("_", "-"): field.name for field in dataclasses.fields(ClientConfig)
+    }
+    given = {}
+    for word in argv:
+        name = word.partition("=")[0].replace("_", "-")
+        field = name.removeprefix(CLIENT)
+        if name == f"--{DTYPES}":
+            given[name] = DTYPES
+        elif name.startswith(CLIENT):
+            given[name] = fields.get(field) or fields[field.removeprefix("no-")]
+    return given
+
+
+def _own(entry: GridEntry, field: str) -> Any:
+    """What the entry says of this field; None where it leaves it to the experiment."""
+    return entry.dtypes if field == DTYPES else (entry.client or {}).get(field)
+
+
+def _same(own: Any, wanted: Any) -> bool:
+    """Whether two values are the same, a list like a tuple."""
+    both = (own, wanted)
+    first, second = (tuple(value) if isinstance(value, list) else value for value in both)
+    return bool(first == second)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value)) or "none"
+    return str(value)
+
+
+# conditions ---------------------------------------------------------------------------------------------
+
+
+def decided(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
+    """The experiment without conditions, and a sentence for each thing that they decided.
+
+    A model of an unknown name is a UserError, and so is one that a condition depends on and that
+    cannot be read.
+    """
+    from mjp_privacy.models.outline import outline_model
+
+    _check_model_names(experiment)
+    outlines: dict[str, LoadedModel] = {}
+    grid: list[GridEntry] = []
+    left_out: dict[str, list[str]] = {}  # attacks that are left out, by model
+    remarks: dict[str, None] = {}  # an ordered set
+    for entry in experiment.grid:
+        if entry.only_with is None and not entry.trained_gamma:
+            grid.append(entry)
+            continue
+        for model in entry.models:
+            if model not in outlines:
+                config = experiment.models[model]
+                outlines[model] = outline_model(config.model, whole=True, **config.loading())
+            outline = outlines[model]
+            if entry.only_with == "unknown_embedding" and outline.unk_embed is None:
+                titles = [attack.title for attack in attacks_of(entry, experiment)]
+                left_out.setdefault(model, []).extend(titles)
+                continue
+            alone = dataclasses.replace(entry, models=(model,), only_with=None, trained_gamma=False)
+            trained = outline.card.trained_gamma
+            if entry.trained_gamma and trained:
+                alone = dataclasses.replace(alone, gammas=(trained,))
+                remark = f"{model}: gamma {trained:g}, as it was trained; --gamma replaces it"
+                remarks[remark] = None
+            grid.append(alone)
+    for model, titles in left_out.items():
+        kept = {a.title for e in grid if model in e.models for a in attacks_of(e, experiment)}
+        gone = ", ".join(title for title in dict.fromkeys(titles) if title not in kept)
+        remarks[
+            f"{model}: no unknown embedding (E_unk), so it cannot mask and its lines under MJP are "
+            f"left out ({gone or 'of attacks that run without it'}); configs/ladder_vit.yaml runs "
+            "a plain model as an MJP client"
+        ] = None
+    if not grid:
+        raise UserError(
+            f"Nothing is left of the grid of {experiment.name!r}: {'; '.join(remarks)}. Expected a "
+            "model that has what the grid's `only_with` asks for."
+        )
+    return dataclasses.replace(experiment, grid=tuple(grid)), tuple(remarks)
+
+
+def _check_model_names(experiment: Experiment) -> None:
+    """Raise for a model whose name nobody knows, with the nearest one."""
+    from mjp_privacy.models.outline import check_names
+
+    for label, model in experiment.models.items():
+        try:
+            check_names(model.model, model.checkpoint)
+        except UserError as error:
+            raise UserError(f"models.{label}: {error}") from error

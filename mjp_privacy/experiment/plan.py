@@ -1,13 +1,14 @@
 """What a run will do, decided before anything is computed: cells, their attacks, blocks of images.
 
-`run` makes a plan, `work` carries it out.
+`run` makes a plan, `work` carries it out. A unit is one image in one cell; which units are finished
+already, `Finished` says.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -15,12 +16,12 @@ from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
-from mjp_privacy.experiment.block import Block
+from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import Cell, Experiment, expand
-from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER
-from mjp_privacy.experiment.identity import cell_key
+from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
 from mjp_privacy.experiment.refusals import refused_by_network
-from mjp_privacy.experiment.source import UploadSource
+from mjp_privacy.experiment.source import Block, UploadSource
+from mjp_privacy.experiment.store import RunStore, Unit
 from mjp_privacy.interfaces import Attack, Control
 from mjp_privacy.models import LoadedModel
 
@@ -50,16 +51,11 @@ class Plan:
         interrupted run computes the same upload again; and the one that residuals are taken over.
         """
 
-        def upload_key(cell: Cell) -> tuple[Any, ...]:
-            attack = self.attacks[cell]
-            victim = None if isinstance(attack, Control) else attack.victim
-            return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
-
-        key = upload_key(cell)
+        key = self._upload(cell)
         names: list[str] = []
         for peer in self.cells:
             attack = self.attacks[peer]
-            if upload_key(peer) != key or isinstance(attack, Control):
+            if self._upload(peer) != key or isinstance(attack, Control):
                 continue
             if refused_by_network(peer, model, attack) is not None:
                 continue  # what it reads is not there
@@ -69,6 +65,76 @@ class Plan:
                 if attack is self.attacks[cell]:  # another's mistake is that one's own failure
                     raise
         return list(dict.fromkeys([*names, RESIDUAL_OVER]))
+
+
+    def _upload(self, cell: Cell) -> tuple[Any, ...]:
+        """What cells that attack the same uploads have in common."""
+        attack = self.attacks[cell]
+        victim = None if isinstance(attack, Control) else attack.victim
+        return cell.model, cell.setting, cell.gamma, cell.dtype, cell.client, victim
+
+    def groups(self, model: str) -> list[list[Cell]]:
+        """The model's cells, those together that attack the same uploads: the work of one task."""
+        groups: dict[tuple[Any, ...], list[Cell]] = {}
+        for cell in self.cells_of(model):
+            groups.setdefault(self._upload(cell), []).append(cell)
+        return list(groups.values())
+
+    def needs_residual(self, cell: Cell, model: LoadedModel, *, scored: bool) -> bool:
+        """Whether a cell's reconstructions are compared with their uploads by gradient, which costs
+        as much as the uploads: where several attacks on the client as it trained compete for the
+        attacker's choice, where there is no truth to score against, or where the config asks."""
+        if "residual" in self.experiment.diagnostics or not scored:
+            return True
+
+        def meets_trained_client(peer: Cell) -> bool:
+            attack = self.attacks[peer]
+            altered = isinstance(attack, Control) or attack.victim == "april_block"
+            return not altered or (
+                not isinstance(attack, Control) and model.first_block == "closed_form"
+            )
+
+        def target(peer: Cell) -> tuple[Any, ...]:
+            return peer.model, peer.setting, peer.gamma, peer.dtype, peer.client
+
+        rivals = [c for c in self.cells if target(c) == target(cell) and meets_trained_client(c)]
+        return len(rivals) > 1 and meets_trained_client(cell)
+
+
+@dataclass
+class Finished:
+    """Which images need not be attacked again: Finished(store).left(run_id, block, code, None).
+
+    again: whether images that other code finished are done again
+    """
+
+    store: RunStore
+    again: bool = False
+    _cells: dict[str, dict[str, Unit]] = field(default_factory=dict, init=False)
+
+    def of(self, run_id: str) -> dict[str, Unit]:
+        """The finished images of a cell, as they were when it was first asked for."""
+        if run_id not in self._cells:
+            self._cells[run_id] = self.store.finished(run_id)
+        return self._cells[run_id]
+
+    def left(self, run_id: str, block: Block, code: str, seconds: float | None) -> list[str]:
+        """The images of the block that are to be done: they have no rows, failed, were made by
+        other code if that is not to stay, or were ended after less time than there is now."""
+        known, allowed = self.of(run_id), math.inf if seconds is None else seconds
+        return [
+            name
+            for name in (record.image_id for record in block.records)
+            if (unit := known.get(name)) is None
+            or 0 < unit.late < allowed
+            or (self.again and unit.code != code)
+        ]
+
+    def of_other_code(self, run_id: str, block: Block, code: str) -> set[str]:
+        """The digests of other code that finished images of the block; "": it was not recorded."""
+        known = self.of(run_id)
+        made_by = {known[r.image_id].code for r in block.records if r.image_id in known}
+        return made_by - {code}
 
 
 def _names(needed: Any) -> list[str]:

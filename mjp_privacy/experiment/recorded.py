@@ -31,13 +31,11 @@ from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
-from mjp_privacy.experiment.inventory import Inventory, check_labels, preprocessing
-from mjp_privacy.experiment.memo import Memo
-from mjp_privacy.experiment.outlook import RecordedOutlook, lacking
-from mjp_privacy.experiment.refused_line import forget_refused
-from mjp_privacy.experiment.source import EachRefused, Observation
+from mjp_privacy.experiment.forecast import RecordedForesight, lacking
+from mjp_privacy.experiment.images import check_labels, preprocessing
+from mjp_privacy.experiment.source import Block, EachRefused, ImageNote, Memo, Observation
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.variants import Block0, ModelVariants
 from mjp_privacy.interfaces import Attack, ClientInput, Refusal
 from mjp_privacy.models import LoadedModel
@@ -125,20 +123,18 @@ class Recorded:
         loaded.card = replace(loaded.card, checkpoint=replace(report, notes=(*report.notes, note)))
         return RecordedModel(group, ModelVariants(loaded, self.device))
 
-    def foresee(self, model: str) -> RecordedOutlook:
+    def foresee(self, model: str) -> RecordedForesight:
         """What the headers of the group's uploads and of its weights tell."""
         self._refuse(model)
         group = self.groups[model]
-        return RecordedOutlook(group, outline_recorded(group.series[0].first))
+        return RecordedForesight(group, outline_recorded(group.series[0].first))
 
     def _refuse(self, model: str) -> None:
         if model == REFUSED:
             raise EachRefused(self.refused)
 
-    def check(self, inventory: Inventory) -> list[str]:
-        """Nothing to check: the groups' digests are part of their run_ids. But the rows of uploads
-        that an earlier command refused are removed, since they may have been mended."""
-        forget_refused(inventory.store)
+    def check(self, store: RunStore) -> list[str]:
+        """Nothing to check: the groups' digests are part of their run_ids."""
         return []
 
 

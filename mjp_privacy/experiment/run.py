@@ -1,12 +1,15 @@
 """The way in: from a config and images, or from recorded uploads, to a finished run folder.
 
 `run_experiment` simulates the clients, `attack_uploads` reads recorded uploads; they differ only in
-the source of uploads that they order work for (`execution`).
+the source of uploads. Both look at the folder, plan, have the work done here (`work`) or by an engine
+(`engines`), and tell what happens. Nobody else writes what is about the whole run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +17,54 @@ import torch
 
 from mjp_privacy.client.recorded.examined import check_some, examine
 from mjp_privacy.client.recorded.folder import UploadFolder
-from mjp_privacy.client.recorded.groups import group_uploads
+from mjp_privacy.client.recorded.groups import REFUSED, group_uploads
 from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
+from mjp_privacy.core.lock import locked
+from mjp_privacy.core.progress import RunProgress
+from mjp_privacy.core.shown import first_of, shown
+from mjp_privacy.core.threads import one_thread
 from mjp_privacy.data import open_images
-from mjp_privacy.experiment.chosen_images import chosen_images
-from mjp_privacy.experiment.conditions import decided
-from mjp_privacy.experiment.config import Experiment
+from mjp_privacy.experiment.cell_facts import CellFacts, describe
+from mjp_privacy.experiment.code import (
+    SourceCode,
+    Stale,
+    check_stale,
+    code_of_cells,
+    of_other_code,
+    provenance,
+    refuse_other_code,
+    write_experiment,
+)
+from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.config_files import check_attacks, load_experiment
-from mjp_privacy.experiment.engines.devices import devices
-from mjp_privacy.experiment.engines.options import EngineConfig, engine_config, threads_of
-from mjp_privacy.experiment.execution import Order, RunSummary
-from mjp_privacy.experiment.job import Job
-from mjp_privacy.experiment.other_code import Stale, check_stale
-from mjp_privacy.experiment.overrides import with_changes
+from mjp_privacy.experiment.engines.coordinator import Coordinator, TaskLost
+from mjp_privacy.experiment.engines.options import EngineConfig, engine_config
+from mjp_privacy.experiment.engines.start import devices, settled, start_engine
+from mjp_privacy.experiment.forecast import Forecast, forecast
+from mjp_privacy.experiment.images import chosen_images
+from mjp_privacy.experiment.job import Job, Task
+from mjp_privacy.experiment.overrides import decided, with_changes
+from mjp_privacy.experiment.plan import Finished, check_partners, make_plan
 from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
 from mjp_privacy.experiment.simulated import Simulated
+from mjp_privacy.experiment.source import ImageNote, UploadSource
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.summary import (
+    Failure,
+    RunSummary,
+    failure_lines,
+    failures_and_refusals,
+)
+from mjp_privacy.experiment.work import OpenModel, Progress, Worker
 
 __all__ = ["EngineConfig", "RunSummary", "attack_uploads", "run_experiment"]
+
+LOG = "log.jsonl"
+NOT_RUN = "not run yet: the run ended before this cell; run the same command again"
+NAMED = 10  # damaged files that are called by their names
+REPLACED = 3  # replaced cells that are
 
 
 def run_experiment(
@@ -64,8 +96,9 @@ def run_experiment(
     attack_seconds  how long an attack may take over one image; None: what the config says
     stale    what to do with finished images whose attack or defence has other code now: "ask", that
              is stop and name the files that changed; "fresh": make them again; "keep" them
-    engine   who does the work: None, this process; "local", "ray" or "slurm"; the YAML file of a
-             site; or an EngineConfig, such as EngineConfig(kind="local", workers=2)
+    engine   who does the work: None or "here", this process; "local", "ray" or "slurm"; the YAML
+             file of a site; or an EngineConfig, such as EngineConfig(kind="local", workers=2).
+             Whoever does it works with one thread, and makes the same rows
     """
     check_stale(stale)
     if isinstance(weights, Mapping):
@@ -89,7 +122,7 @@ def run_experiment(
     experiment, remarks = decided(experiment)
     opened = open_images(path, labels)
     chosen, passed_over = chosen_images(opened, experiment, limit)
-    workers = _workers(engine)
+    workers = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
     here, there = devices(device, workers)
     source = Simulated(experiment, opened, chosen, here)
     source.check_models()
@@ -100,12 +133,11 @@ def run_experiment(
         root,
         there,
         stale,
-        workers,
         images=str(path),
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
     )
-    return Order(root, job, source, workers, stale, len(chosen), remarks, passed_over).execute()
+    return Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
 
 
 def attack_uploads(
@@ -137,35 +169,331 @@ def attack_uploads(
     groups = {group.name: group for group in group_uploads(examined.sound, limit)}
     images = len({record.image_id for group in groups.values() for record in group.records})
     root = output_folder(Path(out))
-    workers = _workers(engine)
+    workers = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
     here, there = devices(device, workers)
     source = Recorded(Path(folder), groups, here, examined.reasons)
     named = recorded_experiment(experiment, groups, examined.reasons)
     paths: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": examined.reasons}
-    job = _job(named, root, there, stale, workers, **paths)
-    remarks = examined.remarks
-    return Order(root, job, source, workers, stale, images, remarks).execute()
-
-
-def _workers(engine: EngineConfig | str | None) -> EngineConfig:
-    """Who works, from whatever a caller gives as `engine`."""
-    return engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
+    job = _job(named, root, there, stale, **paths)
+    return Run(root, job, source, workers, stale, images, examined.remarks).run()
 
 
 def _job(
-    experiment: Experiment,
-    root: Path,
-    device: torch.device,
-    stale: Stale,
-    workers: EngineConfig,
-    **paths: Any,
+    experiment: Experiment, root: Path, device: torch.device, stale: Stale, **paths: Any
 ) -> Job:
-    """The run as its workers know it.
+    """The run as its workers know it; paths: the fields of `Job` that say where the images are."""
+    made_with = provenance(device)
+    again, folder = stale == "fresh", str(Path.cwd())
+    return Job(str(root.resolve()), experiment, str(device), again, folder, made_with, **paths)
 
-    device: theirs; paths: the fields of `Job` that say where images or uploads are
-    """
-    here = workers.kind == "here"
-    threads = torch.get_num_threads() if here else threads_of(workers, device.type == "cuda")
-    folder = str(Path.cwd())
-    again = stale == "fresh"
-    return Job(str(root.resolve()), experiment, str(device), threads, again, folder, **paths)
+
+@dataclass
+class Run:
+    """What a command asks for, and what is known of it so far: Run(root, job, source, ...).run()."""
+
+    root: Path  # the run folder, as the command named it
+    job: Job
+    source: UploadSource
+    engine: EngineConfig
+    stale: Stale
+    images: int  # number of images, as it is shown
+    remarks: Sequence[str] = ()  # what is said at the start about the experiment
+    passed_over: Sequence[ImageNote] = ()
+    """Files that are no images and are left out of the plan: failures without rows."""
+    facts: dict[Cell, CellFacts] = field(default_factory=dict, init=False)
+    not_done: dict[str, list[str]] = field(default_factory=dict, init=False)
+    """Blocks that no worker finished, by reason."""
+
+    def run(self) -> RunSummary:
+        """Plan and work; a lock keeps other commands out of the folder."""
+        with locked(self.root):
+            self.store = RunStore(self.root)
+            self.store.check_format()
+            damaged = self.store.damaged()
+            whole = self.store.without(damaged)
+            self.plan = make_plan(self.job.experiment, self.source)
+            if self.job.uploads is None:  # recorded clients are as they were
+                check_partners(self.plan)
+            absent = self.source.check(whole)
+            finished = Finished(whole, again=self.stale == "fresh")
+            self.codes = code_of_cells(self.plan, with_defenses=self.job.uploads is None)
+            if self.stale == "ask":
+                self._refuse_other_code(finished)
+            self.store.set_aside(damaged)
+            finished.store = self.store
+            write_experiment(self.store, self.job.experiment, self.job.made_with)
+            self.listed = self._listed()
+            self._write_cells()
+            foreseen = forecast(self.plan, self.source)
+            engine, remark = settled(self.engine, self.plan, foreseen, self.job.device)
+            with RunProgress(self.plan.units, self.root / LOG) as self.progress:
+                self._say_start(damaged, absent, foreseen, engine, remark)
+                with one_thread():
+                    done = self._here if engine.kind == "here" else self._elsewhere
+                    for news in done(finished, engine, foreseen):
+                        self._note(news)
+                self._compact()
+                return self._summary(finished)
+
+    def _here(
+        self, finished: Finished, engine: EngineConfig, foreseen: Forecast
+    ) -> Iterator[Progress]:
+        """Do everything that is not finished in this process."""
+        shutil.rmtree(self.job.path.parent, ignore_errors=True)  # tells old workers to stop
+        made_with = self.job.made_with
+        worker = Worker(self.plan, self.source, self.codes, finished, made_with)
+        for model, blocks in self.plan.blocks.items():
+            self._note_model(worker.open(model), foreseen)
+            for block in blocks:
+                yield from worker.work_block(
+                    worker.open(model), block, self.plan.cells_of(model)
+                )
+
+    def _elsewhere(
+        self, finished: Finished, engine: EngineConfig, foreseen: Forecast
+    ) -> Iterator[Progress | TaskLost]:
+        """Have an engine do it. Each model is opened here as well, for only its weights tell which
+        rows belong to a cell; its tasks are under way while the next one is opened."""
+        on_gpu = torch.device(self.job.device).type == "cuda"
+        started = start_engine(engine, self.job.path, on_gpu)
+        with Coordinator(self.job, list(self.plan.blocks), started) as coordinator:
+            for number, (model, blocks) in enumerate(self.plan.blocks.items()):
+                opened = OpenModel.of(self.plan, self.source, model)
+                self._note_model(opened, foreseen)
+                tasks = []
+                for block in blocks:
+                    for group, cells in enumerate(self.plan.groups(model)):
+                        left = [
+                            finished.left(
+                                opened.facts[cell].run_id,
+                                block,
+                                self.codes[cell].digest,
+                                cell.attack.seconds,
+                            )
+                            for cell in cells
+                        ]
+                        if any(left):
+                            tasks.append(Task(number, block.index, group))
+                        else:
+                            yield Progress(0, model, len(block.records) * len(cells))
+                del opened
+                coordinator.submit(tasks)
+                yield from coordinator.news()
+            yield from coordinator.wait()
+
+    # before the work ----------------------------------------------------------------------------
+
+    def _refuse_other_code(self, finished: Finished) -> None:
+        """Raise if other code made finished units of this plan. Only weights tell which rows belong
+        to a cell, so models are opened, but only in a folder that holds results of other code."""
+        made_by = {u.code for r in finished.store.stored_cells() for u in finished.of(r).values()}
+        if not made_by - {code.digest for code in self.codes.values()} - {""}:
+            return
+        run_ids: dict[Cell, str] = {}
+        for model in self.plan.blocks:
+            opened = OpenModel.of(self.plan, self.source, model)
+            if opened.uploads is not None:
+                run_ids |= {cell: facts.run_id for cell, facts in opened.facts.items()}
+        refuse_other_code(self.plan, run_ids, self.codes, finished)
+
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        """The cells of the folder by their key: planned ones first, then those of other commands.
+
+        A planned cell stays as it was listed until its model is opened. The line of uploads that an
+        earlier command refused goes, and so do lines of this folder of uploads that are no more:
+        their files may have been mended since.
+        """
+        plan, experiment = self.plan, self.job.experiment
+        planned = [
+            describe(cell, experiment, plan.attacks[cell], self.source, None, NOT_RUN).columns
+            for cell in plan.cells
+        ]
+        listed = {str(columns["cell_key"]): dict(columns) for columns in planned}
+        try:
+            stored = self.store.read_cells()
+        except UserError:  # a new folder
+            return listed
+        for columns in stored:
+            key = str(columns.get("cell_key"))
+            gone = self.job.uploads is not None and key not in listed and (
+                columns.get("model") == REFUSED
+                or (columns.get("data") == self.source.data
+                    and columns.get("model") not in experiment.models)
+            )
+            if not gone:
+                listed[key] = {**listed.get(key, {}), **columns}
+        return listed
+
+    def _write_cells(self) -> None:
+        self.store.write_cells(list(self.listed.values()))
+
+    def _say_start(
+        self,
+        damaged: Sequence[Path],
+        absent: Sequence[str],
+        foreseen: Forecast,
+        engine: EngineConfig,
+        remark: str,
+    ) -> None:
+        """Log the command's versions and machine, and say what is known before any work."""
+        progress = self.progress
+        if damaged:
+            progress.say(
+                f"{len(damaged)} file(s) are not as they were written: they are moved into damaged, "
+                "their images are attacked again by the command that plans them"
+            )
+        for path in damaged[:NAMED]:
+            progress.say(f"  damaged: {shown(path.relative_to(self.store.root))}")
+        where = "this process, one thread" if engine.kind == "here" else f"engine {engine.kind}"
+        workers = f", {engine.workers} worker(s) of one thread" if engine.workers else ""
+        progress.say(
+            f"{self.images} images, {len(self.plan.cells)} cells, {where}{workers} on "
+            f"{self.job.device}",
+            images=self.images,
+            **self.job.made_with,
+        )
+        if absent:
+            progress.say(
+                f"{len(absent)} image(s) of this run folder are no longer among the images that "
+                f"were given ({first_of(absent, 1)}); their rows stay in its tables"
+            )
+        for line in (*([remark] if remark else ()), *self.remarks):
+            progress.say(line)
+        for model, reason in foreseen.unopened.items():
+            progress.say(f"{model}: FAILED. {reason}")
+        for line in foreseen.lines:
+            progress.say(f"not applicable: {line}")
+
+    # while the work goes on ---------------------------------------------------------------------
+
+    def _note_model(self, opened: OpenModel, foreseen: Forecast) -> None:
+        """List the cells of a model that was opened, or could not be, and say so."""
+        if replaced := self._replaced(opened):
+            self.progress.say(replaced)
+        self.facts |= opened.facts
+        for facts in opened.facts.values():
+            self.listed[str(facts.outcome.cell_key)] = dict(facts.columns)
+        self._write_cells()
+        if opened.uploads is None:
+            if opened.trace:
+                self._say_fault(f"{opened.name}: FAILED. {opened.reason}.", opened.trace)
+            elif foreseen.unopened.get(opened.name) != opened.reason:
+                self.progress.say(f"{opened.name}: FAILED. {opened.reason}")
+            return
+        report = opened.uploads.model.card.checkpoint
+        notes = "; ".join(report.notes) or "complete"
+        if report.stored_as:
+            notes += f"; stored as {report.stored_as}, used as float32"
+        self.progress.say(
+            f"{opened.name}: {report.source} ({report.layout}), sha256 {report.sha256[:12]}, "
+            f"{notes}",
+            missing=report.missing,
+            unexpected=report.unexpected,
+            beside=report.beside,
+        )
+        if report.unexpected:
+            unused = ", ".join(report.unexpected)
+            self.progress.say(f"{opened.name}: tensors of the checkpoint not used: {unused}")
+
+    def _replaced(self, opened: OpenModel) -> str:
+        """What is said of finished cells whose lines this model's cells take, because it is another
+        model under the same name; their rows stay on disk, under their run_ids."""
+        lost = []
+        for facts in opened.facts.values():
+            before = self.listed.get(str(facts.outcome.cell_key), {})
+            run_id = str(before.get("run_id"))
+            others = before.get("status") == "ok" and run_id != facts.run_id
+            if others and self.store.files(run_id):
+                lost.append(CellFacts.read(before))
+        if not lost:
+            return ""
+        titles = dict.fromkeys(f"{facts.attack.title} ({facts.setting})" for facts in lost)
+        made_of = dict.fromkeys(
+            f"{f.model.checkpoint}, sha256 {str(f.model.checkpoint_sha)[:12]}, {f.model.size} px"
+            for f in lost
+        )
+        return (
+            f"{opened.name}: {len(lost)} finished cell(s) of {self.root} leave its tables, because "
+            "this run has another model or other options under the same name: "
+            f"{first_of(list(titles), REPLACED)}, made of {'; '.join(made_of)}. Their rows stay in "
+            f"{self.root / 'rows'}; the command that made them shows them again. To have both, give "
+            "this run an --out of its own"
+        )
+
+    def _note(self, news: Progress | TaskLost) -> None:
+        """Show and count what is told of a block."""
+        if isinstance(news, TaskLost):
+            *trace, reason = news.reason.splitlines()
+            if trace:
+                reason += f" (a fault of mjp-privacy: its place is in {self.root / LOG})"
+            block = f"{news.model}, block {news.block}"
+            self.not_done.setdefault(reason, []).append(block)
+            self.progress.say(f"{block} was not done: {reason}", error=news.reason)
+            return
+        for text, traceback in news.messages:
+            self._say_fault(text, traceback)
+        if news.finished:
+            self.progress.skip(news.finished)
+        if news.units:
+            self.progress.advance(news.units, news.where)
+
+    def _say_fault(self, text: str, traceback: str) -> None:
+        """Say that code of an attack, a defence or this package failed; the log gets its place."""
+        if traceback:
+            where = f" The traceback is in {shown(self.root / LOG)}."
+            self.progress.say(f"{text}{where}", traceback=traceback)
+        else:
+            self.progress.say(text)
+
+    # after the work -----------------------------------------------------------------------------
+
+    def _compact(self) -> None:
+        """Put the files of cells with very many blocks into few."""
+        try:
+            for run_id in self.store.stored_cells():
+                self.store.compact(run_id)
+        except (ValueError, OSError, TypeError, NotImplementedError) as error:  # pyarrow's errors
+            self.progress.say(f"rows were left in the files of their blocks: {error}")
+
+    def _summary(self, finished: Finished) -> RunSummary:
+        """How the run ended, by its rows."""
+        failures = [Failure(n.reason, image=n.record.image_id) for n in self.passed_over]
+        of_rows, refused = failures_and_refusals(self.store, self.plan, self.facts)
+        failures += of_rows
+        kept, unrecorded = self._made_by_others(finished)
+        said = []
+        if kept:
+            said.append(f"{of_other_code(kept, self.plan)} made by other code, which were kept")
+        if unrecorded:
+            words = of_other_code(unrecorded, self.plan)
+            said.append(f"{words} made before code was recorded")
+        if said:
+            self.progress.say(f"{'; '.join(said)}; --fresh makes them again")
+        return RunSummary(
+            self.store.root,
+            len(self.plan.cells),
+            self.images,
+            tuple(dict.fromkeys(map(str, failures))),
+            refused,
+            failure_lines(failures),
+            kept,
+            unrecorded,
+            tuple(f"{'; '.join(blocks)}: {why}" for why, blocks in self.not_done.items()),
+        )
+
+    def _made_by_others(self, finished: Finished) -> tuple[int, int]:
+        """How many cells hold finished images of other code, and of code that was not recorded."""
+        if finished.again:
+            return 0, 0
+        others: dict[Cell, set[str]] = {}
+        for cell, facts in self.facts.items():
+            code: SourceCode = self.codes[cell]
+            others[cell] = {
+                digest
+                for block in self.plan.blocks[cell.model]
+                for digest in finished.of_other_code(facts.run_id, block, code.digest)
+            }
+        return (
+            sum(bool(digests - {""}) for digests in others.values()),
+            sum("" in digests for digests in others.values()),
+        )

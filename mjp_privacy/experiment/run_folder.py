@@ -20,9 +20,8 @@ from typing import Any
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.conditions import decided
 from mjp_privacy.experiment.config import Experiment, expand
-from mjp_privacy.experiment.overrides import with_changes, with_weights
+from mjp_privacy.experiment.overrides import decided, with_changes, with_weights
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models import load_model
 

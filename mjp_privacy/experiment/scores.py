@@ -1,30 +1,36 @@
-"""Rows of one cell by metric, as numbers: what is computed with when there are millions of them.
+"""The scores of one cell by metric, as numbers: what is computed with when there are millions of them.
 
-    table = store.score_table("0b3a689adbb159cb")
+    table = cell_scores(store, "0b3a689adbb159cb")
     scores = table.column("psnr", "standard")
     scores.values[scores.statuses.equal("ok")].mean()
 
-A `MemoryTable` holds rows as arrays, `part_file.PartTable` reads one metric at a time from a file,
-and a `JoinedTable` is several of them, or a part of one.
+A `CellScores` holds the rows of a store, read a metric at a time where they are many, or those of a
+wide table; a `JoinedTable` is several of them, or a part of one. `long_rows` has a row for each
+image, metric and variant, as people like to filter them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.experiment.image_names import Images
-from mjp_privacy.metrics.coded import Coded
+from mjp_privacy.core.budget import over_budget
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.metrics.coded import Coded, Images
 
 Key = tuple[str, str]
 """Metric and variant."""
 
 UNREADABLE = "unreadable"
+DIAGNOSTIC = "diagnostic"
+AT_ONCE = 50_000
+"""Rows up to which all metrics of a cell are read together."""
+NO_LABELS = "the images carry no true labels"
 
 
 class Column(NamedTuple):
@@ -71,60 +77,163 @@ class ScoreTable(Protocol):
     def unreadable(self) -> Mapping[str, str]:
         """Why images could not be read, by their id."""
 
-    @property
-    def twice(self) -> tuple[str, Key] | None:
-        """An image that one file holds twice, with the metric; it should not happen."""
-
     def column(self, metric: str, variant: str) -> Column | None:
         """The rows of one metric; None where it was not computed."""
 
 
-class MemoryTable:
-    """Rows held as arrays: MemoryTable(store.read_rows(run_id)). Strings may be categories."""
+class CellScores:
+    """The scores of one cell: cell_scores(store, run_id), or CellScores.of_table(wide table).
 
-    def __init__(self, rows: pd.DataFrame) -> None:
-        ids = coded(rows["image_id"])
-        self.images = Images.of(ids.present().words)
-        unit = self.images.places(ids.words)[ids.codes] if len(rows) else np.empty(0, np.int32)
-        metric, variant = coded(rows["metric"]), coded(rows["variant"])
-        pair = metric.codes.astype(np.int64) * max(1, len(variant.words)) + variant.codes
-        different, key = np.unique(pair, return_inverse=True)
-        split = [divmod(int(both), max(1, len(variant.words))) for both in different]
-        self.keys: Sequence[Key] = [(metric.words[m], variant.words[v]) for m, v in split]
-        order = np.lexsort((unit, key))
-        self._unit, key = unit[order], key[order]
-        self._ends = np.searchsorted(key, np.arange(len(self.keys) + 1))
-        self._values = rows["value"].to_numpy(dtype=np.float64)[order]
-        self._statuses, self._reasons = coded(rows["status"])[order], coded(rows["reason"])[order]
-        same = (np.diff(key) == 0) & (np.diff(self._unit) == 0)
-        self.twice: tuple[str, Key] | None = None
-        if same.any():
-            at = int(np.flatnonzero(same)[0])
-            self.twice = self.images.ids[self._unit[at]], self.keys[key[at]]
-        first = np.full(len(self.images), len(rows), dtype=np.int64)
-        np.minimum.at(first, unit, np.arange(len(rows)))
-        self.photographs = _of_images(rows, "group", first)
-        self.codes = _of_images(rows, "code", first)
+    read: gives a column by its name, in the order of `ids`; None where there is none
+    """
+
+    def __init__(
+        self,
+        rows: pd.DataFrame,
+        columns: Sequence[str],
+        read: Callable[[str], NDArray[np.float64] | None],
+    ) -> None:
+        self._order = np.argsort(rows["image_id"].to_numpy(dtype=object), kind="stable")
+        rows = rows.iloc[self._order]
+        self.images = Images.of(rows["image_id"])
+        self._read = read
+        self._statuses = coded(rows["status"])
+        self._reasons = coded(rows["reason"])
+        self._done = self._statuses.equal("ok")
+        scored = [split(name) for name in columns if "." in name]
+        always = [] if self._done.all() else standard_keys()
+        self.keys: Sequence[Key] = sorted({*scored, *always})
+        self.photographs = self._photographs(rows)
+        self.codes = None if rows["code"].isna().all() else coded(rows["code"])
+
+    @classmethod
+    def of_table(cls, rows: pd.DataFrame) -> CellScores:
+        """The scores of a table with a row for each image and a column for each metric."""
+
+        def read(name: str) -> NDArray[np.float64] | None:
+            return rows[name].to_numpy(dtype=np.float64) if name in rows else None
+
+        return cls(rows, _computed(rows), read)
+
+    def _photographs(self, rows: pd.DataFrame) -> Coded | None:
+        """The photograph that each image was cut from; None where each is its own."""
+        said = rows["group"].where(rows["group"].notna(), rows["image_id"])
+        return None if (said == rows["image_id"]).all() else coded(said)
 
     @property
     def unreadable(self) -> Mapping[str, str]:
         """Why images could not be read, by their id."""
         which = np.flatnonzero(self._statuses.equal(UNREADABLE))
-        reasons = self._reasons
-        return {
-            self.images.ids[self._unit[row]]: reasons.words[reasons.codes[row]]
-            for row in which[::-1]  # the first row of an image counts
-        }
+        return {self.images.ids[at]: self._reasons.words[self._reasons.codes[at]] for at in which}
 
     def column(self, metric: str, variant: str) -> Column | None:
-        """The rows of one metric; None where it was not computed."""
+        """The scores of one metric; None where it was not computed.
+
+        An image that was attacked has every score, and the diagnostics that apply to it; one that
+        was not attacked or not scored has its status and reason in place of every score.
+        """
         if (metric, variant) not in self.keys:
             return None
-        at = self.keys.index((metric, variant))
-        rows = slice(int(self._ends[at]), int(self._ends[at + 1]))
-        statuses = Coded(self._statuses.codes[rows], self._statuses.words)
-        reasons = Coded(self._reasons.codes[rows], self._reasons.words)
-        return Column(self._unit[rows], self._values[rows], statuses, reasons)
+        stored = self._read(f"{metric}.{variant}")
+        values = np.full(len(self.images), np.nan) if stored is None else stored[self._order]
+        if variant == DIAGNOSTIC:
+            at = np.flatnonzero(~np.isnan(values)).astype(np.int32)
+            statuses = Coded.equal_words("ok", len(at))
+            late = self._late[at]
+            return Column(at, values[at], statuses, Coded.of(late.tolist()))
+        statuses, reasons = self._statuses, self._reasons
+        if metric == "top1" and (unknown := self._done & np.isnan(values)).any():
+            if stored is None or not np.isnan(self._other_accuracy(variant)[unknown]).all():
+                return self._rows(values, statuses, reasons).chosen(~unknown)
+            statuses = _replaced(statuses, unknown, "unscored")
+            reasons = _replaced(reasons, unknown, NO_LABELS)
+        return self._rows(values, statuses, reasons)
+
+    def _rows(self, values: NDArray[np.float64], statuses: Coded, reasons: Coded) -> Column:
+        return Column(self.images.everywhere, values, statuses, reasons)
+
+    def _other_accuracy(self, variant: str) -> NDArray[np.float64]:
+        """Whether the intact model was right, NaN where nobody knows the label."""
+        intact = None if variant == "intact" else self._read("top1.intact")
+        return np.full(len(self.images), np.nan) if intact is None else intact[self._order]
+
+    @cached_property
+    def _late(self) -> NDArray[np.object_]:
+        """The reason of images whose attack was ended for lack of time, "" of the others."""
+        told = np.full(len(self.images), "", dtype=object)
+        over, seconds = (self._read(f"{n}.diagnostic") for n in ("over_budget", "attack_seconds"))
+        if over is not None and seconds is not None:
+            for at in np.flatnonzero(over[self._order] == 1):
+                told[at] = over_budget(float(seconds[self._order][at]))
+        return told
+
+
+def cell_scores(store: RunStore, run_id: str) -> CellScores:
+    """The scores of a cell of a run folder."""
+    of_image = store.read(run_id, ["image_id", "status", "reason", "code", "group"])
+    names = store.cell(run_id).columns
+    scores = [name for name in names if "." in name and not name.startswith("stage_seconds.")]
+    if len(of_image) <= AT_ONCE:
+        known = store.read(run_id, scores)
+        named = _computed(known)
+        return CellScores(of_image, named, lambda n: known[n].to_numpy() if n in named else None)
+
+    def read(name: str) -> NDArray[np.float64] | None:
+        return store.read(run_id, [name])[name].to_numpy(np.float64) if name in scores else None
+
+    return CellScores(of_image, scores, read)
+
+
+def _computed(rows: pd.DataFrame) -> list[str]:
+    """The columns of metrics that some image has. Whether the model was right is one of them where
+    no image has a label: then there are rows that say so."""
+    names = [name for name in rows if "." in name and not name.startswith("stage_seconds.")]
+    return [n for n in names if n.startswith("top1.") or not rows[n].isna().all()]
+
+
+def split(column: str) -> Key:
+    """The metric and variant of a column: split("psnr.standard") is ("psnr", "standard")."""
+    metric, _, variant = column.rpartition(".")
+    return metric, variant
+
+
+def standard_keys() -> list[Key]:
+    """The metrics and variants that every image has, be it with a reason in place of the score."""
+    from mjp_privacy.metrics import METRICS
+
+    scores = [(METRICS[key].name, METRICS[key].variant) for key in METRICS]
+    return [*scores, ("top1", "intact"), ("top1", "altered")]
+
+
+def long_rows(store: RunStore, run_id: str, facts: Mapping[str, Any]) -> pd.DataFrame:
+    """A row for each image, metric and variant of a cell, with the facts of the cell as columns."""
+    table, of_image = cell_scores(store, run_id), store.read(run_id)
+    order = {key: place for place, key in enumerate([*standard_keys(), *table.keys])}
+    parts = []
+    for metric, variant in sorted(table.keys, key=lambda key: order[key]):
+        if (column := table.column(metric, variant)) is not None:
+            of_rows = {
+                "image_id": table.images.index[column.at],
+                "metric": metric,
+                "variant": variant,
+                "value": column.values,
+                "status": column.statuses.tolist(),
+                "reason": column.reasons.tolist(),
+            }
+            parts.append(pd.DataFrame(of_rows))
+    if not parts:
+        return pd.DataFrame(columns=["image_id", "metric", "variant", "value", "status", "reason"])
+    rows = pd.concat(parts, ignore_index=True)
+    place = pd.Index(of_image["image_id"]).get_indexer(rows["image_id"])
+    for name in ("code", "group", "label_source"):
+        rows[name] = of_image[name].to_numpy()[place]
+    rows = rows.iloc[np.argsort(place, kind="stable")].reset_index(drop=True)
+    shared = {
+        name: value
+        for name, value in facts.items()
+        if name not in rows and not isinstance(value, (list, tuple, dict))
+    }
+    return rows.assign(**shared)
 
 
 class JoinedTable:
@@ -174,11 +283,6 @@ class JoinedTable:
                 if places[table.images.place[image]] >= 0:
                     reasons[image] = reason
         return reasons
-
-    @property
-    def twice(self) -> tuple[str, Key] | None:
-        """An image that one file holds twice, with the metric."""
-        return next((table.twice for table in self.tables if table.twice), None)
 
     def column(self, metric: str, variant: str) -> Column | None:
         """The rows of one metric; None where it was not computed."""
@@ -239,15 +343,8 @@ def coded(words: pd.Series[str]) -> Coded:
     return Coded(of_category[categories.codes], tuple(different))
 
 
-def _of_images(rows: pd.DataFrame, name: str, first: NDArray[np.int64]) -> Coded | None:
-    """What the first row of each image says in a column; None where no row says anything, or where
-    each image is a photograph of its own."""
-    if name not in rows or rows[name].isna().all():
-        return None
-    said = rows[name].iloc[first].astype(object)
-    if name == "group":
-        ids = rows["image_id"].iloc[first].astype(object)
-        said = said.fillna(ids)
-        if (said == ids).all():
-            return None
-    return coded(said)
+def _replaced(words: Coded, which: NDArray[np.bool_], word: str) -> Coded:
+    """The list with another word in these places."""
+    listed = np.array(words.tolist(), dtype=object)
+    listed[which] = word
+    return Coded.of(listed.tolist())

@@ -6,7 +6,6 @@ share are computed once (`memo`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,14 +21,18 @@ from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource
-from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.inventory import Inventory, check_labels, pixel_sha256, preprocessing
-from mjp_privacy.experiment.memo import Memo
-from mjp_privacy.experiment.outlook import SimulatedOutlook
-from mjp_privacy.experiment.server_step import moved
-from mjp_privacy.experiment.source import Observation
-from mjp_privacy.experiment.variants import Block0, ModelVariants
+from mjp_privacy.experiment.forecast import SimulatedForesight
+from mjp_privacy.experiment.images import (
+    check_labels,
+    check_same_images,
+    file_sha256,
+    pixel_sha256,
+    preprocessing,
+)
+from mjp_privacy.experiment.source import Block, ImageNote, Memo, Observation
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.variants import Block0, ModelVariants, moved
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Refusal
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.loading import check_values
@@ -71,10 +74,10 @@ class Simulated:
         check_labels(self.chosen, loaded)
         return SimulatedModel(self, ModelVariants(loaded, self.device, self.experiment.seed))
 
-    def foresee(self, model: str) -> SimulatedOutlook:
+    def foresee(self, model: str) -> SimulatedForesight:
         """What the header of the model's weights and its clients' config tell."""
         config = self.experiment.models[model]
-        return SimulatedOutlook.of(outline_model(config.model, whole=True, **config.loading()))
+        return SimulatedForesight.of(outline_model(config.model, whole=True, **config.loading()))
 
     def check_models(self) -> None:
         """Raise before any work where none of the grid's models can be loaded. Where some can, the
@@ -95,9 +98,9 @@ class Simulated:
         listed = "\n".join(f"  {shown(name)}: {reason}" for name, reason in refused.items())
         raise UserError(f"None of the {len(refused)} models can be loaded:\n{listed}")
 
-    def check(self, inventory: Inventory) -> list[str]:
+    def check(self, store: RunStore) -> list[str]:
         """Raise if the run folder holds other images; ids of those that are no longer given."""
-        return inventory.check_known(self.images, self.chosen)
+        return check_same_images(store, self.images, self.chosen)
 
 
 @dataclass(frozen=True)
@@ -125,14 +128,6 @@ class SimulatedModel:
             images[record] = prepare(picture)
             notes.append(ImageNote(record, file_sha256(source, record), pixel_sha256(picture)))
         return SimulatedBlock(self.variants, self.source.experiment.seed, images, notes)
-
-
-def file_sha256(source: ImageSource, record: ImageRecord) -> str:
-    """The SHA-256 of an image's file; "" where the file cannot be read."""
-    try:
-        return hashlib.sha256(source.read_bytes(record)).hexdigest()
-    except ImageError:
-        return ""
 
 
 class SimulatedBlock:

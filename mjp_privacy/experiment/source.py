@@ -11,24 +11,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import first_of
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.inventory import Inventory
-from mjp_privacy.experiment.memo import Memo
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.variants import Block0
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Control, Refusal
 from mjp_privacy.models import LoadedModel
 
 NAMED = 3  # refused images that a message names
+IN_STEP_OF = "its client step also holds"
+"""How the reason of an image begins that was lost with another one of its step."""
+RECENT = 2  # values that a memo keeps of a name whose values are large
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fixed slice of the run's images, which holds whole client steps of every cell."""
+
+    index: int
+    records: Sequence[ImageRecord]
+
+    def steps(self, batch: int) -> list[Sequence[ImageRecord]]:
+        """The client steps of the block, `batch` images each."""
+        starts = range(0, len(self.records), batch)
+        return [self.records[start : start + batch] for start in starts]
+
+    def broken(self, lost: Mapping[ImageRecord, str], batch: int) -> dict[ImageRecord, str]:
+        """Readable images that have no upload, with the reason: their step holds a lost image."""
+        reasons: dict[ImageRecord, str] = {}
+        for step in self.steps(batch):
+            bad = [record.image_id for record in step if record in lost]
+            reason = f"{IN_STEP_OF} {', '.join(bad)}, which cannot be used"
+            reasons |= {record: reason for record in step if bad and record not in lost}
+        return reasons
+
+
+@dataclass(frozen=True)
+class ImageNote:
+    """An image as it was read: the hashes that identify it, or why it cannot be used."""
+
+    record: ImageRecord
+    sha256: str  # of the file; "" if there is no file
+    pixel_sha256: str  # "" if there are no pixels
+    reason: str = ""  # why it cannot be used; "" if it can
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether the file is no image, in contrast to one whose recorded upload is faulty."""
+        return bool(self.reason) and not self.pixel_sha256
+
+
+class Memo:
+    """memo.once(("labels", ids), make) calls `make` the first time and then returns its value.
+
+    A key must hold everything that the value depends on: a whole config, never parts of it. What a
+    value computes from tensors can be kept under the tensors' contents:
+
+        memo.once(("prediction", memo.content(images)), lambda: predict(model, images))
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, Any] = {}
+        self._recent: dict[str, dict[Hashable, Any]] = {}
+        self._contents: list[Tensor] = []
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value of this key; `make` computes it if it is not there yet."""
+        if key not in self._values:
+            self._values[key] = make()
+        return self._values[key]
+
+    def recent(self, name: str, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The same for values that are large: only the last two of a name are kept."""
+        kept = self._recent.setdefault(name, {})
+        value = kept.pop(key) if key in kept else make()
+        kept[key] = value  # at the end, as the last one used
+        while len(kept) > RECENT:
+            del kept[next(iter(kept))]
+        return value
+
+    def content(self, tensor: Tensor | None) -> int:
+        """A number that stands for a tensor's shape and values: equal tensors have the same one.
+        The tensor must not be changed afterwards. None is -1."""
+        if tensor is None:
+            return -1
+        for number, known in enumerate(self._contents):
+            if known.dtype == tensor.dtype and torch.equal(known, tensor):
+                return number
+        self._contents.append(tensor)
+        return len(self._contents) - 1
+
+    def clear(self) -> None:
+        """Forget all values and the tensors they are kept under."""
+        self._values.clear()
+        self._recent.clear()
+        self._contents.clear()
 
 
 @dataclass(frozen=True)
@@ -93,8 +179,12 @@ class ModelUploads(Protocol):
         """Read the images of a block."""
 
 
-class Outlook(Protocol):
+class Foresight(Protocol):
     """What is known of a model's uploads before its weights or any upload are read."""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the model's weights."""
 
     def refuses(
         self,
@@ -139,10 +229,10 @@ class UploadSource(Protocol):
     def open(self, model: str) -> ModelUploads:
         """Load the model. A UserError fails the cells of this model; those of others still run."""
 
-    def foresee(self, model: str) -> Outlook:
+    def foresee(self, model: str) -> Foresight:
         """What the model's outline tells. A UserError is one that `open` would raise."""
 
-    def check(self, inventory: Inventory) -> list[str]:
+    def check(self, store: RunStore) -> list[str]:
         """Raise if the run folder holds other images under the same names.
 
         Returns the ids of images that the folder holds and this source does not have.

@@ -1,4 +1,4 @@
-"""Copies of a model in the precisions and alterations that its cells need, each made once."""
+"""Copies of a model that its cells need: other precisions, an altered block 0, a server's step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Literal
 
 import torch
 
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.positions import with_sinusoidal_positions
+from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.low_rank import LowRank
@@ -50,3 +52,18 @@ class ModelVariants:
                 altered = with_adapters(altered, adapters, self.seed)
             self._copies[key] = altered.to(getattr(torch, dtype))
         return self._copies[key]
+
+
+def moved(client: FedSGDClient, inputs: ClientInput) -> LoadedModel:
+    """A copy of the client's model after the server's step at the end of this round.
+
+    All clients of a round have the same weights w. The server takes one step along the mean of
+    their gradients over every image of the block, w - server_lr * mean gradient; parameters whose
+    gradient is withheld stay as they are.
+    """
+    mean = client.mean_gradient(inputs)
+    model = copy.deepcopy(client.model)
+    with torch.no_grad():
+        for name, gradient in mean.items():
+            model.get_parameter(name).sub_(gradient, alpha=client.config.server_lr)
+    return model

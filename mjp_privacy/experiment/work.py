@@ -1,10 +1,10 @@
 """Carries out a plan: model by model, block of images by block, cell by cell.
 
-    open the model -> read a block's images -> in every cell: observe, attack, score (`cell`)
+    open the model -> read a block's images -> in every cell: attack and score (`cell`), write
 
-Each result is given as soon as it is there, and `save` writes it down. A unit, one image in one
-cell, is finished when its rows are on disk (`finished`). The config fixes the blocks, so a run that
-was killed continues where it stopped and ends with the same rows. Each result names its code.
+A unit, one image in one cell, is finished when its row is on disk. The config fixes the blocks, so a
+run that was killed goes on where it stopped and ends with the same rows: a block is attacked whole,
+even where some of its images are finished, and the rows of the others are written.
 """
 
 from __future__ import annotations
@@ -20,72 +20,46 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.memory import ran_out
 from mjp_privacy.core.stops import stopped
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.experiment.block import Block
-from mjp_privacy.experiment.cell import CellRows, CellWork
-from mjp_privacy.experiment.cell_facts import CellFacts
+from mjp_privacy.experiment.cell import (
+    CellResult,
+    CellTask,
+    attack_cell,
+    failed,
+    without_scores,
+)
+from mjp_privacy.experiment.cell_facts import CellFacts, describe
+from mjp_privacy.experiment.code import SourceCode
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.description import describe
-from mjp_privacy.experiment.finished import UNRECORDED, BlockState, Finished
-from mjp_privacy.experiment.in_parts import InParts, joined
-from mjp_privacy.experiment.messages import BlockRead, BlockSkipped, CellDone, ModelOpened
-from mjp_privacy.experiment.plan import Plan
+from mjp_privacy.experiment.plan import Finished, Plan
 from mjp_privacy.experiment.refusals import refused_by_network
-from mjp_privacy.experiment.rows import reasoned_rows
 from mjp_privacy.experiment.source import (
+    Block,
     BlockUploads,
     EachRefused,
+    ImageNote,
     ModelUploads,
     UploadSource,
 )
-from mjp_privacy.experiment.source_code import SourceCode
-
-
-@dataclass(frozen=True)
-class BlockResult:
-    """What one cell has for one block."""
-
-    facts: CellFacts
-    block: Block
-    rows: pd.DataFrame  # of all images of the block, also of those that could not be attacked
-    made: CellRows  # of the images that were attacked
-    images: int  # number of images that were attacked
-    before: BlockState  # what was on disk
-    code: str  # the digest of the code that made it
-    remark: str = ""  # what is said of it while the run goes on
-
-    def message(self) -> CellDone:
-        """What is told of it once it is on disk."""
-        facts = self.facts
-        refused = self.rows.loc[self.rows["status"] == "unsupported", ["image_id", "reason"]]
-        reasons = refused.drop_duplicates()["reason"].astype(str).value_counts(sort=False)
-        return CellDone(
-            run_id=facts.run_id,
-            model=facts.model.label,
-            setting=facts.setting,
-            dtype=facts.dtype,
-            block=self.block.index,
-            units=self.before.left,
-            images=self.images,
-            failed={record.image_id: reason for record, reason in self.made.failed.items()},
-            refused={str(reason): int(count) for reason, count in reasons.items()},
-            seconds=dict(self.made.seconds),
-            remark=self.remark,
-            elsewhere={block: sorted(ids) for block, ids in self.before.elsewhere.items()},
-            traces=dict(self.made.traces),
-        )
-
 
 NO_MEMORY = "memory does not hold the model: expected more memory, or a smaller model"
-
-Result = ModelOpened | BlockSkipped | BlockRead | BlockResult
-
 
 Codes = Mapping[Cell, SourceCode]
 
 
 @dataclass(frozen=True)
+class Progress:
+    """What is told of a cell's block once its rows are on disk."""
+
+    units: int  # images that were attacked
+    where: str  # model, setting and precision, as they are shown
+    finished: int = 0  # images of the block that were finished before
+    messages: Sequence[tuple[str, str]] = ()
+    """What is said of it, each with the traceback that goes into the log, or ""."""
+
+
+@dataclass
 class OpenModel:
-    """A model of the plan, loaded or not, and the facts of its cells."""
+    """A model of the plan, loaded or not, the facts of its cells, and its block that was read last."""
 
     name: str
     uploads: ModelUploads | None  # None: it could not be loaded
@@ -97,10 +71,11 @@ class OpenModel:
     together: dict[str, int] = field(default_factory=dict)
     """How many images of a cell are computed together where memory does not hold a block, by
     run_id; learnt while the run goes on."""
+    _read: tuple[Block, BlockUploads] | None = None
 
-    @staticmethod
-    def of(plan: Plan, source: UploadSource, name: str) -> OpenModel:
-        """Load a model."""
+    @classmethod
+    def of(cls, plan: Plan, source: UploadSource, name: str) -> OpenModel:
+        """Load a model; what goes wrong is told by its rows, for other models still run."""
         uploads: ModelUploads | None = None
         reason, traceback, reasons = "", "", dict[str, str]()
         try:
@@ -109,7 +84,7 @@ class OpenModel:
             reason, reasons = str(error), dict(error.reasons)
         except UserError as error:
             reason = str(error)
-        except Exception as error:  # other models still run
+        except Exception as error:
             if stopped():
                 raise
             reason = NO_MEMORY if ran_out(error) else blamed(error)
@@ -119,182 +94,165 @@ class OpenModel:
             cell: describe(cell, plan.experiment, plan.attacks[cell], source, loaded, reason)
             for cell in plan.cells_of(name)
         }
-        return OpenModel(name, uploads, facts, reason, traceback, reasons)
+        return cls(name, uploads, facts, reason, traceback, reasons)
 
-    def message(self) -> ModelOpened:
-        """What is told of it."""
-        report = None if self.uploads is None else self.uploads.model.card.checkpoint
-        return ModelOpened(self.name, list(self.facts.values()), report, self.reason, self.trace)
-
-
-def work(plan: Plan, source: UploadSource, finished: Finished, codes: Codes) -> Iterator[Result]:
-    """Do everything that is not finished, in the order of the config's models.
-
-    codes: the code that makes each cell's results
-    """
-    for model in plan.blocks:  # each in a function of its own, so that one is in memory at a time
-        yield from _work_model(plan, source, model, finished, codes)
+    def block(self, block: Block) -> tuple[BlockUploads, float]:
+        """The block's uploads, and the seconds that reading it took; the last one is kept."""
+        assert self.uploads is not None
+        if self._read is not None and self._read[0] == block:
+            return self._read[1], 0.0
+        self._read = None
+        device = self.uploads.model.like.device
+        started = clock(device)
+        uploads = self.uploads.block(block)
+        self._read = block, uploads
+        return uploads, clock(device) - started
 
 
-def _work_model(
-    plan: Plan, source: UploadSource, model: str, finished: Finished, codes: Codes
-) -> Iterator[Result]:
-    opened = OpenModel.of(plan, source, model)
-    yield opened.message()
-    for block in plan.blocks[model]:
-        yield from work_block(plan, opened, block, finished, codes)
+@dataclass
+class Worker:
+    """What does a plan's work in one process: Worker(plan, source, codes, finished, made_with)."""
 
+    plan: Plan
+    source: UploadSource
+    codes: Codes
+    finished: Finished
+    made_with: Mapping[str, str | int]
+    """Software and machine, which stand in the metadata of every file."""
+    opened: OpenModel | None = None
 
-def work_block(
-    plan: Plan, opened: OpenModel, block: Block, finished: Finished, codes: Codes
-) -> Iterator[Result]:
-    """Do what is not finished of one block in all cells of a model."""
-    if opened.uploads is None:
-        for cell, facts in opened.facts.items():
-            yield _not_run(facts, block, opened, codes[cell].digest)
-        return
-    states = {
-        cell: finished.state(facts.run_id, block, codes[cell].digest, cell.attack.seconds)
-        for cell, facts in opened.facts.items()
-    }
-    yield skipped(opened, block, states)
-    if pending := [cell for cell, state in states.items() if state.left]:
-        yield from _work_cells(plan, opened, opened.uploads, block, codes, states, pending)
+    def open(self, name: str) -> OpenModel:
+        """The model of this name; the one before is forgotten first, so that one is in memory."""
+        if self.opened is None or self.opened.name != name:
+            self.opened = None
+            self.opened = OpenModel.of(self.plan, self.source, name)
+        return self.opened
 
-
-def skipped(opened: OpenModel, block: Block, states: Mapping[Cell, BlockState]) -> BlockSkipped:
-    """What is told of the units of a block that are finished."""
-    return BlockSkipped(
-        sum(len(block.records) - state.left for state in states.values()),
-        of_other_code=_kept(states, opened.facts, recorded=True),
-        unrecorded=_kept(states, opened.facts, recorded=False),
-    )
-
-
-def _work_cells(
-    plan: Plan,
-    opened: OpenModel,
-    model: ModelUploads,
-    block: Block,
-    codes: Codes,
-    states: Mapping[Cell, BlockState],
-    pending: Sequence[Cell],
-) -> Iterator[Result]:
-    device = model.model.like.device
-    started = clock(device)
-    try:
-        uploads = model.block(block)
-    except Exception as error:  # other blocks still run
-        if stopped() or ran_out(error):
-            raise
+    def work_block(
+        self, opened: OpenModel, block: Block, cells: Sequence[Cell]
+    ) -> Iterator[Progress]:
+        """Do what is not finished of one block in these cells of a model."""
+        left = {
+            cell: self.finished.left(
+                opened.facts[cell].run_id, block, self.codes[cell].digest, cell.attack.seconds
+            )
+            for cell in cells
+        }
+        count = len(block.records)
+        if done := sum(count - len(ids) for ids in left.values()):
+            yield Progress(0, opened.name, done)
+        pending = [cell for cell in cells if left[cell]]
+        uploads: BlockUploads | None = None
+        error: Exception | None = None
+        seconds = 0.0
+        if pending and opened.uploads is not None:
+            try:
+                uploads, seconds = opened.block(block)
+            except Exception as caught:  # other blocks still run
+                if stopped() or ran_out(caught):
+                    raise
+                error = caught
         for cell in pending:
-            yield _not_read(opened.facts[cell], block, error, states[cell], codes[cell].digest)
-        return
-    first = next(iter(opened.facts.values()))
-    yield BlockRead(first.run_id, uploads.notes, clock(device) - started)
-    for cell in pending:
-        yield _work_cell(plan, opened, uploads, block, cell, states[cell], codes[cell].digest)
+            if uploads is not None:
+                result, notes = self._work_cell(opened, uploads, block, cell), uploads.notes
+                if seconds:
+                    result.rows["stage_seconds.decode"] = seconds / count
+                    seconds = 0.0
+            elif error is not None:
+                result, notes = failed(block.records, error), ()
+            else:
+                own = opened.reasons
+                result, notes = without_scores(block.records, "failed", opened.reason), ()
+                result.rows["reason"] = [
+                    own.get(record.image_id, opened.reason) for record in block.records
+                ]
+            self._write(opened.facts[cell], cell, block, notes, result, left[cell])
+            yield _progress(opened.facts[cell], block, result, len(left[cell]))
 
+    def _work_cell(
+        self, opened: OpenModel, uploads: BlockUploads, block: Block, cell: Cell
+    ) -> CellResult:
+        """One cell on a block: rows of the images that cannot be used, and of those attacked."""
+        unusable = {note.record: note.reason for note in uploads.notes if note.reason}
+        lost: dict[ImageRecord, str] = {**unusable, **block.broken(unusable, cell.client.batch)}
+        usable = [record for record in block.records if record not in lost]
+        status = "unreadable" if any(note.unreadable for note in uploads.notes) else "failed"
+        rows = without_scores(block.records, status, "").rows
+        rows["reason"] = [lost.get(record, "") for record in block.records]
+        if not usable:
+            return CellResult(rows)
+        result = self._attacked(opened, uploads, cell, usable)
+        if not lost:
+            return result
+        places = [at for at, record in enumerate(block.records) if record not in lost]
+        attacked = result.rows.set_axis(places)
+        whole = pd.concat([rows.drop(index=places), attacked]).sort_index()
+        return CellResult(whole, result.pictures, result.traces, result.remark)
 
-def _not_run(facts: CellFacts, block: Block, opened: OpenModel, code: str) -> BlockResult:
-    """Rows of a cell whose model could not be loaded, or whose images were refused."""
-    own = opened.reasons
-    reasons = {record: own.get(record.image_id, opened.reason) for record in block.records}
-    rows = reasoned_rows(facts, reasons, "failed")
-    failed = {record: why for record, why in reasons.items() if record.image_id in own}
-    nothing = BlockState(len(block.records))
-    return BlockResult(facts, block, rows, CellRows(rows, failed=failed), 0, nothing, code)
+    def _attacked(
+        self,
+        opened: OpenModel,
+        uploads: BlockUploads,
+        cell: Cell,
+        records: Sequence[ImageRecord],
+    ) -> CellResult:
+        assert opened.uploads is not None
+        model, attack = opened.uploads.model, self.plan.attacks[cell]
+        gradients: Sequence[str] = ()
+        try:
+            if refused_by_network(cell, model, attack) is None:
+                gradients = self.plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
+        except Exception as error:  # of the attack's own `needs`
+            return failed(records, error)
+        residual = self.plan.needs_residual(cell, model, scored=uploads.scored)
+        task = CellTask(uploads, model, cell, attack, gradients, opened.facts[cell], residual)
+        return attack_cell(task, records, opened.together)
 
-
-def _not_read(
-    facts: CellFacts, block: Block, error: Exception, state: BlockState, code: str
-) -> BlockResult:
-    """Rows of a cell whose block of images could not be read."""
-    reason, traceback = _said(error)
-    reasons = dict.fromkeys(block.records, reason)
-    rows = reasoned_rows(facts, reasons, "failed")
-    made = CellRows(rows, failed=reasons, traces={reason: traceback} if traceback else {})
-    return BlockResult(facts, block, rows, made, 0, state, code)
-
-
-def _said(error: Exception) -> tuple[str, str]:
-    """The reason that rows give, and the traceback where it is no user's mistake."""
-    return (str(error), "") if isinstance(error, UserError) else (blamed(error), trace(error))
-
-
-def _kept(
-    states: Mapping[Cell, BlockState], facts: Mapping[Cell, CellFacts], *, recorded: bool
-) -> dict[str, int]:
-    """The number of kept images of each cell, by its run_id: those whose code was recorded, or the
-    others; cells without any are left out."""
-    numbers = {
-        facts[cell].run_id: sum(
-            (digest != UNRECORDED) == recorded for digest in state.kept.values()
+    def _write(
+        self,
+        facts: CellFacts,
+        cell: Cell,
+        block: Block,
+        notes: Sequence[ImageNote],
+        result: CellResult,
+        left: Sequence[str],
+    ) -> None:
+        """Write the rows and pictures of the images that were left to be done."""
+        by_record = {note.record: note for note in notes}
+        known = [by_record.get(record) for record in block.records]
+        records = block.records
+        of_image = pd.DataFrame(
+            {
+                "image_id": [record.image_id for record in records],
+                "label": pd.array([record.label for record in records], dtype="Int64"),
+                "label_source": [
+                    "prediction" if r.label is None else r.label_source for r in records
+                ],
+                "group": [record.group for record in records],
+                "sha256": ["" if note is None else note.sha256 for note in known],
+                "pixel_sha256": ["" if note is None else note.pixel_sha256 for note in known],
+                "code": self.codes[cell].digest,
+            }
         )
-        for cell, state in states.items()
-    }
-    return {run_id: number for run_id, number in numbers.items() if number}
+        rows = pd.concat([of_image, result.rows.reset_index(drop=True)], axis=1)
+        wanted = set(left)
+        about = {
+            "cell": facts.columns,
+            "code": {self.codes[cell].digest: dict(self.codes[cell].files)},
+            "made_with": dict(self.made_with),
+        }
+        rows = rows[rows["image_id"].isin(wanted)].assign(run_id=facts.run_id)
+        pictures = [
+            ([ids[at] for at in kept], {name: tensor[kept] for name, tensor in tensors.items()})
+            for ids, tensors in result.pictures
+            if (kept := [at for at, image_id in enumerate(ids) if image_id in wanted])
+        ]
+        self.finished.store.write(facts.run_id, block.index, rows, pictures, about)
 
 
-def _work_cell(
-    plan: Plan,
-    opened: OpenModel,
-    uploads: BlockUploads,
-    block: Block,
-    cell: Cell,
-    state: BlockState,
-    code: str,
-) -> BlockResult:
-    """One cell on the whole block, even if some of its images are finished.
-
-    float32 results depend slightly on what is computed together, and those of a continued run must
-    equal those of a run that never stopped.
-    """
-    assert opened.uploads is not None
-    facts = opened.facts[cell]
-    unusable = {note.record: note.reason for note in uploads.notes if note.reason}
-    lost: dict[ImageRecord, str] = {**unusable, **block.broken(unusable, cell.client.batch)}
-    usable = [record for record in block.records if record not in lost]
-    reasons = {record: lost[record] for record in block.records if record in lost}
-    no_image = any(note.unreadable for note in uploads.notes)
-    parts = [reasoned_rows(facts, reasons, "unreadable" if no_image else "failed")]
-    attacked = CellRows(parts[0])
-    remark = ""
-    if usable:
-        attacked, remark = _attacked(plan, opened, uploads, cell, usable)
-        parts.append(attacked.rows)
-    rows = pd.concat([part for part in parts if len(part)], ignore_index=True)
-    return BlockResult(facts, block, rows, attacked, len(usable), state, code, remark)
-
-
-def _attacked(
-    plan: Plan,
-    opened: OpenModel,
-    uploads: BlockUploads,
-    cell: Cell,
-    records: Sequence[ImageRecord],
-) -> tuple[CellRows, str]:
-    """What a cell has for these images, and what is said of it. If that fails, it is tried for
-    each client step alone: what one image, attack or defence breaks stays with it."""
-    assert opened.uploads is not None
-    model, facts, attack = opened.uploads.model, opened.facts[cell], plan.attacks[cell]
-    gradients: Sequence[str] = ()
-    try:
-        if refused_by_network(cell, model, attack) is None:
-            gradients = plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
-    except Exception as error:  # of the attack's own `needs`
-        task = CellWork(uploads, model, cell, attack, (), facts)
-        return task.failed(records, *_said(error)), ""
-    task = CellWork(uploads, model, cell, attack, gradients, facts)
-    in_parts = InParts(task, opened.together)
-    try:
-        return in_parts.run(records), in_parts.remark
-    except Exception as error:
-        if stopped() or ran_out(error):
-            raise
-        batch = cell.client.batch
-        if len(records) == batch or cell.client.undivided:
-            return task.failed(records, *_said(error)), in_parts.remark
-    steps = [records[at : at + batch] for at in range(0, len(records), batch)]
-    alone = [_attacked(plan, opened, uploads, cell, step) for step in steps]
-    return joined([rows for rows, _ in alone]), next((said for _, said in alone if said), "")
+def _progress(facts: CellFacts, block: Block, result: CellResult, units: int) -> Progress:
+    where = f"{facts.model.label} {facts.setting} {facts.dtype}"
+    messages = [(result.remark, "")] if result.remark else []
+    for reason, text in result.traces.items():
+        messages.append((f"{where}, block {block.index}: FAILED. {reason}.", text))
+    return Progress(units, where, messages=messages)

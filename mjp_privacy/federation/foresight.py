@@ -7,7 +7,7 @@ from typing import Any
 
 from attacks import find_attack
 from mjp_privacy.experiment.config import AttackConfig, Cell
-from mjp_privacy.experiment.outlook import SimulatedOutlook
+from mjp_privacy.experiment.forecast import SimulatedForesight
 from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.task import FIELDS
@@ -24,7 +24,7 @@ def inapplicable_attacks(config: FederationConfig) -> tuple[str, ...]:
     """
     if not (config.attacks and config.record.rounds):
         return ()
-    outlook = SimulatedOutlook.of(_outline(config))
+    outlook = SimulatedForesight.of(_outline(config))
     lines: dict[str, None] = {}  # an ordered set
     for probe in config.record.probes:
         for named in config.attacks:
@@ -41,7 +41,7 @@ def _reason(
     probe: Probe,
     named: AttackConfig,
     attack: Attack,
-    outlook: SimulatedOutlook,
+    outlook: SimulatedForesight,
 ) -> str:
     """Why the attack does not apply to the uploads of this probe; empty if nothing says so."""
     if attack.uploads > probe.uploads:

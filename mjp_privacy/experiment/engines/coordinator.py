@@ -1,35 +1,27 @@
-"""Hands out a run's tasks to an engine and listens to what their workers say.
+"""Hands out a run's tasks to an engine and watches what their workers tell.
 
-    Engine.submit(tasks)          somebody does them, in any order
-    RUN/work/M-B.K.S.jsonl        each worker says here what is done
-    Engine.lost()                 tasks whose worker is gone: they are given again
+    Engine.submit(tasks)      somebody does them, in any order
+    RUN/work/M-B-G.K.json     each worker tells here what is done (`job.TaskReport`)
+    Engine.lost()             tasks whose worker is gone: they are given again
 
-Nothing else goes between the two, so an engine needs to carry paths and numbers alone. The
-coordinator is the only one that writes what is about the whole run (`save.RunLedger`).
+Nothing else goes between the two, so an engine needs to carry paths and numbers alone. That a task
+is done shows in the run folder: a task that is given again finds what is there.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.core.files import check_disk
 from mjp_privacy.core.held import check_folder
-from mjp_privacy.experiment.job import Job, Task
-from mjp_privacy.experiment.messages import (
-    BlockSkipped,
-    CellDone,
-    Message,
-    ModelOpened,
-    TaskEnded,
-    message_of,
-)
+from mjp_privacy.experiment.job import Job, Task, TaskReport
+from mjp_privacy.experiment.work import Progress
 
 ATTEMPTS = 3  # times that a task is given to a worker
 
@@ -39,7 +31,7 @@ class Engine(Protocol):
 
     @property
     def interval(self) -> float:
-        """Seconds between two looks at what workers say."""
+        """Seconds between two looks at what workers tell."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Have these tasks done, together with those that were given before."""
@@ -47,7 +39,7 @@ class Engine(Protocol):
     def lost(self) -> Sequence[tuple[Task, str]]:
         """Tasks that ended without an answer since the last call, and what became of their worker.
 
-        A task may be named that did answer: what it said counts.
+        A task may be named that did answer: what it told counts.
         """
 
     def close(self) -> None:
@@ -65,89 +57,90 @@ class TaskLost:
 
 @dataclass
 class Coordinator:
-    """One run's tasks and what was heard of them: Coordinator(...).messages(tasks)."""
+    """One run's tasks and what was told of them.
+
+    with Coordinator(job, models, engine) as coordinator:
+        coordinator.submit(tasks)
+        for news in coordinator.wait(): ...
+    """
 
     job: Job
     models: Sequence[str]  # of the plan, in order
     engine: Engine
-    opened: frozenset[str] = frozenset()  # models that were told of before
-    _open: dict[tuple[int, int], Task] = field(default_factory=dict, init=False)
-    _read: dict[str, int] = field(default_factory=dict, init=False)  # bytes, by file
-    _units: Counter[tuple[int, int]] = field(default_factory=Counter, init=False)
-    """How many units were told of, by task."""
-    _cells: set[tuple[int, int, str]] = field(default_factory=set, init=False)
-    """Tasks and run_ids of which a result was told."""
-
-    def __post_init__(self) -> None:
-        self._opened = set(self.opened)
+    _open: dict[tuple[int, int, int], Task] = field(default_factory=dict, init=False)
+    _known: dict[tuple[int, int, int], TaskReport] = field(default_factory=dict, init=False)
+    _read: dict[Path, tuple[int, int, int]] = field(default_factory=dict, init=False)
+    """The state in which a task's file was read last."""
 
     @property
     def folder(self) -> Path:
-        """Where workers say what is done."""
+        """Where workers tell what is done."""
         return self.job.path.parent
 
-    def messages(self, tasks: Sequence[Task]) -> Iterator[Message | TaskLost]:
-        """Have the tasks done and pass on what is said, until all of them are over."""
+    def __enter__(self) -> Coordinator:
         shutil.rmtree(self.folder, ignore_errors=True)  # of an earlier command
         self.folder.mkdir(parents=True)
         self.job.write()
-        self._open = {task.key: task for task in tasks}
-        try:
-            self.engine.submit(tasks)
-            while self._open:
-                check_folder(self.folder)
-                lost = self.engine.lost()  # asked first: what they said before is read below
-                heard = list(self._heard())
-                yield from heard
-                yield from self._given_again(lost)
-                if not heard:
-                    time.sleep(self.engine.interval)
-        finally:
-            self.engine.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        return self
 
-    def _heard(self) -> Iterator[Message | TaskLost]:
-        for file in sorted(self.folder.glob("*.jsonl")):
-            task = Task.of_file(file.name)
-            if self._open.get(task.key) != task:  # a try that was given up
+    def __exit__(self, *error: object) -> None:
+        self.engine.close()
+        if error[0] is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Have these tasks done."""
+        self._open |= {task.key: task for task in tasks}
+        self.engine.submit(tasks)
+
+    def wait(self) -> Iterator[Progress | TaskLost]:
+        """What is told until all tasks are over."""
+        while self._open:
+            news = list(self.news())
+            yield from news
+            if not news:
+                time.sleep(self.engine.interval)
+
+    def news(self) -> Iterator[Progress | TaskLost]:
+        """What is told since the last call."""
+        check_folder(self.folder)
+        lost = self.engine.lost()  # asked first: what they told before is read below
+        for task in list(self._open.values()):
+            path = self.folder / task.file_name
+            report = self._new(path)
+            if report is None:
                 continue
-            for message in self._new_in(file):
-                if isinstance(message, TaskEnded):
-                    del self._open[task.key]
-                    file.unlink()
-                    if message.storage:
-                        raise StorageError(message.error, message.storage)
-                    if message.error:
-                        yield self._failed(task, message.error.strip())
-                elif (news := self._news(message, task)) is not None:
-                    yield news
+            yield self._since(task, report)
+            if report.ended:
+                del self._open[task.key]
+                path.unlink()
+                if report.storage:
+                    raise StorageError(report.error, report.storage)
+                if report.error:
+                    yield self._failed(task, report.error.strip())
+        yield from self._given_again(lost)
 
-    def _new_in(self, file: Path) -> Iterator[Message]:
-        """What was said in this file since it was last read; a line may not be whole yet."""
-        with file.open("rb") as content:
-            content.seek(self._read.get(file.name, 0))
-            lines = content.read().split(b"\n")
-        for line in lines[:-1]:
-            self._read[file.name] = self._read.get(file.name, 0) + len(line) + 1
-            yield message_of(line.decode())
+    def _new(self, path: Path) -> TaskReport | None:
+        """What a file tells, if it changed since it was read last."""
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        state = status.st_ino, status.st_mtime_ns, status.st_size
+        if self._read.get(path) == state:
+            return None
+        self._read[path] = state
+        return TaskReport.read(path)
 
-    def _news(self, message: Message, task: Task) -> Message | None:
-        """What a message says that was not said before: each worker tells of the model that it
-        opened, and a second start finds finished what the first one did, or does it again where
-        images failed."""
-        if isinstance(message, ModelOpened):
-            is_new = message.model not in self._opened
-            self._opened.add(message.model)
-            return message if is_new else None
-        if isinstance(message, BlockSkipped):
-            message = replace(message, units=max(0, message.units - self._units[task.key]))
-        elif isinstance(message, CellDone):
-            if (*task.key, message.run_id) in self._cells:
-                message = replace(message, units=0)
-            self._cells.add((*task.key, message.run_id))
-        if isinstance(message, BlockSkipped | CellDone):
-            self._units[task.key] += message.units
-        return message
+    def _since(self, task: Task, report: TaskReport) -> Progress:
+        """What a report tells beyond the last one of the task; a second start finds finished what
+        the first one did."""
+        before = self._known.get(task.key, TaskReport())
+        self._known[task.key] = report
+        done = max(0, report.units + report.finished - before.units - before.finished)
+        units = min(done, max(0, report.units - before.units))
+        messages = [m for m in report.messages if m not in before.messages]
+        return Progress(units, report.where, done - units, messages)
 
     def _given_again(self, lost: Sequence[tuple[Task, str]]) -> Iterator[TaskLost]:
         if lost:  # a worker whose disk is full cannot say so

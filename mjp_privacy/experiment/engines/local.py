@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue, SimpleQueue
 
-from mjp_privacy.experiment.engines.worker import ENDED
-from mjp_privacy.experiment.job import Task, thread_environment
+from mjp_privacy.core.threads import one_thread_environment
+from mjp_privacy.experiment.job import Task
+
+ENDED = "ended"
+"""What a worker process answers when a task is over."""
 
 
 @dataclass
 class LocalEngine:
-    """LocalEngine(job.path, workers=2, threads=1).submit(tasks)
+    """LocalEngine(job.path, workers=2).submit(tasks)
 
     gpus: the CUDA devices that workers share, one after the other; none: they use the CPU
 
@@ -27,7 +30,6 @@ class LocalEngine:
 
     job_file: Path
     workers: int
-    threads: int
     gpus: Sequence[str] = ()
     interval: float = 0.05
     _waiting: Queue[Task] = field(default_factory=Queue, init=False)
@@ -80,7 +82,7 @@ class LocalEngine:
                 self._lost.put((task, _death(process.wait(), number, self._log(number))))
 
     def _started(self, number: int) -> subprocess.Popen[str]:
-        environment = {**os.environ, **thread_environment(self.threads)}
+        environment = {**os.environ, **one_thread_environment()}
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number % len(self.gpus)]
         with self._log(number).open("a") as log:
@@ -102,7 +104,7 @@ class LocalEngine:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            print(task.model, task.block, task.attempt, file=process.stdin, flush=True)
+            print(task.model, task.block, task.group, task.attempt, file=process.stdin, flush=True)
         except OSError:
             return False
         return process.stdout.readline().strip() == ENDED

@@ -5,7 +5,8 @@
       partition: gpu
       gpus_per_task: 1
 
-Options on the command line go before those of the file. None of them changes a number of the run.
+Options on the command line go before those of the file. Each worker computes with one thread, and none
+of the options changes a number of the run.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ from mjp_privacy.core.gate.yaml_files import read_mapping
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.core.shown import shown
 
-Kind = Literal["here", "local", "ray", "slurm"]
+Kind = Literal["auto", "here", "local", "ray", "slurm"]
 SUMMARIES: Mapping[Kind, str] = {
-    "here": "this process, the default",
+    "auto": "a process for each core or GPU of this machine, or this one for small runs; the default",
+    "here": "this process alone, as for a debugger",
     "local": "several processes of this machine",
     "ray": "a Ray cluster, or Ray on this machine",
     "slurm": "jobs of a Slurm cluster",
 }
 KINDS: tuple[Kind, ...] = tuple(SUMMARIES)
 Workers = Annotated[int, Field(strict=True, ge=1, le=100_000)]
-Threads = Annotated[int, Field(strict=True, ge=1, le=4096)]
 Minutes = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Gpus = Annotated[float, Field(strict=True, ge=0, le=1024)]
 SlurmNumber = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 Gigabytes = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
 
 OF_KIND: Mapping[str, tuple[str, ...]] = {
+    "auto": ("workers",),
     "here": (),
-    "local": ("workers", "threads"),
-    "ray": ("workers", "threads", "address", "gpus_per_task"),
+    "local": ("workers",),
+    "ray": ("workers", "address", "gpus_per_task"),
     "slurm": (
         "workers",
-        "threads",
         "gpus_per_task",
         "partition",
         "account",
@@ -68,7 +69,6 @@ class EngineConfig:
 
     kind: Kind = "here"
     workers: Workers | None = None
-    threads: Threads | None = None
     address: Label | None = None
     gpus_per_task: Gpus | None = None
     partition: Label | None = None
@@ -88,12 +88,11 @@ class EngineOptions:
     """The engine on a command line; an option that is not given is None."""
 
     engine: str | None = None
-    """Who does the work: here (this process, the default), local (several processes of this
-    machine), ray, slurm, or a site's YAML file with a section `engine`. It changes no row."""
+    """Who does the work: auto (a process for each core or GPU; the default), here (this process, as
+    for a debugger), local, ray, slurm, or a site's YAML file with a section `engine`. Each works with
+    one thread, and it changes no row."""
     workers: int | None = None
-    """How many work at once; local: as many as there are cores or GPUs."""
-    threads: int | None = None
-    """CPU threads of each worker; local: the cores shared among workers, else 1."""
+    """How many work at once; auto and local: as many as there are cores or GPUs."""
     address: str | None = None
     """ray: HOST:PORT of a cluster, or auto; none starts one on this machine."""
     gpus_per_task: float | None = None
@@ -109,7 +108,7 @@ class EngineOptions:
 
     def config(self) -> EngineConfig:
         """The engine of these options."""
-        return engine_config(self.engine, {k: v for k, v in vars(self).items() if k != "engine"})
+        return engine_config(self.engine or "auto", {k: v for k, v in vars(self).items() if k != "engine"})
 
 
 def engine_config(engine: str | None, options: Mapping[str, Any]) -> EngineConfig:
@@ -162,15 +161,6 @@ def _refuse_idle(config: EngineConfig, where: str) -> None:
             f"{where}: `{idle[0]}` says nothing to the engine `{config.kind}`; expected "
             f"{', '.join(known) or 'no options'}. It belongs to {' or '.join(able)}."
         )
-
-
-def threads_of(config: EngineConfig, on_gpu: bool) -> int:
-    """CPU threads of each worker: as given, else this machine's cores shared among its workers."""
-    if config.threads is not None:
-        return config.threads
-    if config.kind == "local":
-        return max(1, cores() // workers_here(config, on_gpu))
-    return 1
 
 
 def workers_here(config: EngineConfig, on_gpu: bool) -> int:

@@ -2,9 +2,9 @@
 
     python -m mjp_privacy.experiment.engines.worker RUN/work/job.json
 
-reads one task a line from its input ("3 0 1": model, block, attempt) and answers each with a line.
-It writes rows and pictures of its block, and what it has done into a file of the task; it ends when
-its input does. Engines that start functions in place of processes call `do_task`.
+reads one task a line from its input ("3 0 2 1": model, block, group, attempt) and answers each with
+a line. It ends when its input does. Engines that start functions in place of processes call
+`do_task`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TextIO
-
-import torch
+from queue import Queue
 
 from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
@@ -28,109 +24,77 @@ from mjp_privacy.core.held import places
 from mjp_privacy.core.lock import watch_folder
 from mjp_privacy.core.memory import ran_out
 from mjp_privacy.core.storage import at_the_door
-from mjp_privacy.experiment.finished import Finished
-from mjp_privacy.experiment.job import Job, Task
-from mjp_privacy.experiment.messages import Message, TaskEnded, line_of
-from mjp_privacy.experiment.other_code import code_of_cells
-from mjp_privacy.experiment.plan import Plan, make_plan
-from mjp_privacy.experiment.save import written
-from mjp_privacy.experiment.source import UploadSource
+from mjp_privacy.core.threads import one_thread
+from mjp_privacy.experiment.code import code_of_cells
+from mjp_privacy.experiment.engines.local import ENDED
+from mjp_privacy.experiment.job import Job, Task, TaskReport
+from mjp_privacy.experiment.plan import Finished, make_plan
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.experiment.work import Codes, OpenModel, work_block
-
-ENDED = "ended"
-"""What a worker process answers when a task is over."""
+from mjp_privacy.experiment.work import Worker
 
 
-@dataclass
-class Workplace:
-    """A job as one process has it: its plan, and the model that was opened last."""
-
-    job: Job
-    plan: Plan
-    source: UploadSource
-    codes: Codes
-    finished: Finished
-    opened: OpenModel | None = field(default=None, init=False)
-
-    def messages(self, task: Task) -> Iterator[Message]:
-        """Do the task; what is said is on disk already."""
-        name = list(self.plan.blocks)[task.model]
-        if self.opened is None or self.opened.name != name:
-            self.opened = None  # so that the old model's memory is free before the new one is read
-            self.opened = OpenModel.of(self.plan, self.source, name)
-            yield self.opened.message()
-        store = RunStore(Path(self.job.root))
-        finished = self.finished if task.attempt == 1 else Finished(store, again=self.job.again)
-        block = self.plan.blocks[name][task.block]
-        yield from written(store, work_block(self.plan, self.opened, block, finished, self.codes))
-
-
-def do_task(job_file: str, model: int, block: int, attempt: int = 1) -> None:
-    """Do one task; an error that is a bug ends it, and is told in the task's file."""
-    task = Task(model, block, attempt)
-    with _new_file(Path(job_file).parent, task) as file:
-
-        def say(message: Message) -> None:
-            file.write(line_of(message))
-            file.flush()
-
-        try:
-            for message in _workplace(job_file).messages(task):
-                say(message)
-        except Exception as error:
-            say(_ended_by(error))
-        else:
-            say(TaskEnded())
+def do_task(job_file: str, model: int, block: int, group: int, attempt: int = 1) -> None:
+    """Do one task. What is done, and an error that ended it, is told in the task's file."""
+    task = Task(model, block, group, attempt)
+    path = Path(job_file).parent / task.file_name
+    report = TaskReport()
+    report.write(path)
+    try:
+        worker = _worker(job_file, Path(job_file).stat().st_mtime_ns)
+        if attempt > 1:  # rows may be there that were not when this process began
+            worker.finished = Finished(worker.finished.store, worker.finished.again)
+        name = list(worker.plan.blocks)[model]
+        of_block, cells = worker.plan.blocks[name][block], worker.plan.groups(name)[group]
+        with one_thread():
+            for progress in worker.work_block(worker.open(name), of_block, cells):
+                report = replace(
+                    report,
+                    units=report.units + progress.units,
+                    finished=report.finished + progress.finished,
+                    where=progress.where,
+                    messages=(*report.messages, *progress.messages),
+                )
+                report.write(path)
+    except Exception as error:
+        text, number = _ended_by(error)
+        report = replace(report, error=text, storage=number)
+    replace(report, ended=True).write(path)
 
 
-def _ended_by(error: Exception) -> TaskEnded:
-    """What is told of a task that an error ended: in one line, unless it is a fault."""
+def _ended_by(error: Exception) -> tuple[str, int]:
+    """What is told of a task that an error ended: one line, unless it is a fault; and the system's
+    number where a disk is the cause."""
     if isinstance(error, UserError):  # the worker lacks something that the command found
-        return TaskEnded(" ".join(str(error).splitlines()))
+        return " ".join(str(error).splitlines()), 0
     if storage := at_the_door(error, places()):
-        return TaskEnded(storage.what, storage.errno or 0)
+        return storage.what, storage.errno or 0
     if ran_out(error):
-        return TaskEnded(f"memory ran out ({' '.join(str(error).split()) or 'MemoryError'})")
-    return TaskEnded(traceback.format_exc())
-
-
-def _new_file(folder: Path, task: Task) -> TextIO:
-    """A file that no other start of the task has: whoever reads it never sees it begin again, and
-    a process that was taken for dead does not write into it."""
-    start = 1
-    while True:
-        try:
-            return (folder / task.file_name(start)).open("x", encoding="utf-8")
-        except FileExistsError:
-            start += 1
-
-
-def _workplace(job_file: str) -> Workplace:
-    """The job's plan, made once a process; later tasks of the same job find it."""
-    return _made_for(job_file, Path(job_file).stat().st_mtime_ns)
+        return f"memory ran out ({' '.join(str(error).split()) or 'MemoryError'})", 0
+    return traceback.format_exc(), 0
 
 
 @lru_cache(maxsize=1)
-def _made_for(job_file: str, written_at: int) -> Workplace:
-    """written_at: tells a file from an earlier one of the same name, whose job was another."""
+def _worker(job_file: str, written_at: int) -> Worker:
+    """The job's plan, made once a process; later tasks of the same job find it.
+
+    written_at: tells a file from an earlier one of the same name, whose job was another
+    """
     job = Job.read(Path(job_file))
     os.chdir(job.folder)
-    torch.set_num_threads(job.threads)
     watch_folder(Path(job.root))
     pick_device(job.device)  # as in the command's process: full precision, or a clear refusal
     source = job.source()
     plan = make_plan(job.experiment, source)
     codes = code_of_cells(plan, with_defenses=job.uploads is None)
-    finished = Finished(RunStore(Path(job.root)), again=job.again)
-    return Workplace(job, plan, source, codes, finished)
+    finished = Finished(RunStore(Path(job.root)), job.again)
+    return Worker(plan, source, codes, finished, job.made_with)
 
 
 def main() -> None:
     """Do the tasks that come in by lines, until the input ends or the parent is gone."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # an attack may print what it likes: it goes to the log
-    lines: SimpleQueue[str] = SimpleQueue()
+    lines: Queue[str] = Queue()
 
     def read() -> None:
         for line in sys.stdin:
@@ -139,8 +103,7 @@ def main() -> None:
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        model, block, attempt = map(int, lines.get().split())
-        do_task(sys.argv[1], model, block, attempt)
+        do_task(sys.argv[1], *map(int, lines.get().split()))
         print(ENDED, file=answers, flush=True)
 
 

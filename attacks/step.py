@@ -1,0 +1,287 @@
+"""Runs an attack on client steps: within its time, with its answer checked and its faults kept apart.
+
+    done = run_steps(attack, view, count=20, generator=lambda step: ...)
+    done.reconstruction, done.failed     {place of an image: why it has no reconstruction}
+
+All steps are attacked at once or, if that fails, each alone, so that one client step with bad
+numbers, or one that an attack of somebody's own does not bear, does not spoil the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mjp_privacy.core.blame import blamed, trace
+from mjp_privacy.core.budget import Budget, OverBudget, limited
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.memory import ran_out
+from mjp_privacy.core.shown import shown
+from mjp_privacy.core.stops import stopped
+from mjp_privacy.interfaces import Attack, AttackerView, Reconstruction
+
+BREAKDOWN = (torch.linalg.LinAlgError, np.linalg.LinAlgError)
+SECONDS, OVER = "attack_seconds", "over_budget"
+"""Diagnostics of images that were attacked with so much time: how much, and whether it ended them.
+Which they are depends on the machine."""
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+Caught = (Exception, SystemExit, GeneratorExit)  # an attack's own sys.exit() too
+
+
+def in_smaller_pieces(
+    pieces: Sequence[Piece],
+    attempt: Callable[[Piece], Result],
+    smaller: Callable[[Piece, BaseException], Sequence[Piece]],
+    give_up: Callable[[Piece, BaseException], Result],
+) -> list[Result]:
+    """What `attempt` gives of each piece, in order; a piece on which it fails is tried in smaller
+    ones until it works.
+
+    smaller  the pieces to try after an error; none where there are none
+    give_up  what stands for a piece that cannot be divided
+    """
+    pending, results = list(pieces), list[Result]()
+    while pending:
+        piece = pending.pop(0)
+        parts: Sequence[Piece] = ()
+        try:
+            results.append(attempt(piece))
+        except Caught as error:
+            if stopped():
+                raise
+            parts = smaller(piece, error)
+            if not parts:
+                results.append(give_up(piece, error))
+        pending = [*parts, *pending]  # outside of `except`, whose error holds its frames' tensors
+    return results
+
+
+@dataclass(frozen=True)
+class Done:
+    """What an attack made of some client steps."""
+
+    reconstruction: Reconstruction
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """{place of an image: why it has no reconstruction, though the attack applies to it}."""
+    traces: Mapping[str, str] = field(default_factory=dict)  # tracebacks, by reason
+
+
+def run_steps(
+    attack: Attack,
+    view: AttackerView,
+    count: int,
+    generator: Callable[[int], torch.Generator],
+    seconds: float | None = None,
+) -> Done:
+    """Attack the `count` images of a view. Running out of memory is the caller's to handle.
+
+    generator  gives the generator for the random choices from a step on
+    seconds    how long the attack may take over one image (`core.budget`)
+    """
+    batch = view.updates[0].batch
+    steps = count // batch
+    divisible = view.pool == batch  # else images of several steps cannot be told apart
+
+    def attempt(piece: range) -> Done:
+        whole = len(piece) == steps
+        seen = view if whole else view.part(piece.start)
+        return _run(attack, seen, len(piece) * batch, generator(piece.start), seconds)
+
+    def smaller(piece: range, error: BaseException) -> list[range]:
+        if ran_out(error):
+            raise error
+        return [range(s, s + 1) for s in piece] if divisible and len(piece) > 1 else []
+
+    def give_up(piece: range, error: BaseException) -> Done:
+        places = range(batch if divisible else len(piece) * batch)
+        if isinstance(error, OverBudget):
+            return Done(Reconstruction(None, inapplicable=dict.fromkeys(places, str(error))))
+        reason, traced = _reason(error)
+        return Done(Reconstruction(None), dict.fromkeys(places, reason), traced)
+
+    parts = in_smaller_pieces([range(steps)], attempt, smaller, give_up)
+    return parts[0] if len(parts) == 1 else _joined(parts, batch, view)
+
+
+def _run(
+    attack: Attack,
+    view: AttackerView,
+    count: int,
+    generator: torch.Generator,
+    seconds: float | None,
+) -> Done:
+    """The attack's answer, checked; with the time that it had, where that is limited."""
+    budget: Budget | None
+    with nullcontext() if seconds is None else limited(seconds, count) as budget:
+        answer = attack.run(view, generator=generator)
+    made = checked_reconstruction(answer, view, count)
+    if budget is not None:
+        cut = torch.tensor([place in budget.cut for place in range(count)], dtype=torch.float64)
+        had = torch.full((count,), budget.seconds, dtype=torch.float64)
+        made = replace(made, diagnostics={**made.diagnostics, SECONDS: had, OVER: cut})
+    return Done(made, without_reconstruction(made, count))
+
+
+def _reason(error: BaseException) -> tuple[str, dict[str, str]]:
+    """Why images have no reconstruction, as rows say it; with the traceback of a fault."""
+    if isinstance(error, UserError):
+        return str(error), {}
+    if isinstance(error, BREAKDOWN):
+        return f"the attack's linear algebra broke down: {error}", {}
+    reason = blamed(error)
+    return reason, {reason: trace(error)}
+
+
+def _joined(parts: Sequence[Done], batch: int, view: AttackerView) -> Done:
+    """The results of single steps as those of all."""
+    size = view.pixels.size
+    nothing = torch.full((batch, len(view.pixels.mean), size, size), torch.nan)
+    answers = [part.reconstruction for part in parts]
+    pictures = any(answer.images is not None for answer in answers)
+    filled = [a if a.images is not None else replace(a, images=nothing) for a in answers]
+    whole = joined(filled)
+    if whole.mask is not None and not pictures:  # an attack that only names the masked positions
+        whole = replace(whole, images=None)
+    failed = {
+        step * batch + place: reason
+        for step, part in enumerate(parts)
+        for place, reason in part.failed.items()
+    }
+    return Done(whole, failed, {key: text for part in parts for key, text in part.traces.items()})
+
+
+def without_reconstruction(reconstruction: Reconstruction, count: int) -> dict[int, str]:
+    """Which of `count` images have no finite reconstruction, though the attack applies to them."""
+    wanted = [at for at in range(count) if at not in reconstruction.inapplicable]
+    if reconstruction.images is None and reconstruction.mask is not None:
+        return {}  # an attack that only names the masked positions
+    if reconstruction.images is None:
+        return dict.fromkeys(wanted, "the attack returned no reconstruction")
+    finite = reconstruction.images.isfinite().flatten(1).all(-1).tolist()
+    return {at: "the reconstruction is not finite" for at in wanted if not finite[at]}
+
+
+def joined(parts: Sequence[Reconstruction]) -> Reconstruction:
+    """The reconstructions of successive steps as one; all of them hold images.
+
+    What one part has and another lacks is filled in there. A part that lacks something broke down,
+    so its images are failures and the filling is never read.
+    """
+    counts = [len(part.images) for part in parts if part.images is not None]
+    starts = [sum(counts[:at]) for at in range(len(counts))]
+    names = dict.fromkeys(name for part in parts for name in part.diagnostics)
+    diagnostics = {
+        name: _joined([part.diagnostics.get(name) for part in parts], counts, torch.nan)
+        for name in names
+    }
+    return Reconstruction(
+        _joined([part.images for part in parts], counts, torch.nan),
+        _joined([part.mask for part in parts], counts, False),
+        _joined([part.permutation for part in parts], counts, 0),
+        {name: values for name, values in diagnostics.items() if values is not None},
+        {
+            start + place: reason
+            for start, part in zip(starts, parts, strict=True)
+            for place, reason in part.inapplicable.items()
+        },
+    )
+
+
+def _joined(parts: Sequence[Tensor | None], counts: Sequence[int], missing: float) -> Tensor | None:
+    """The parts as one tensor (m, ...), a missing part filled with `missing`; None if all miss."""
+    example = next((part for part in parts if part is not None), None)
+    if example is None:
+        return None
+    filled = [
+        example.new_full((count, *example.shape[1:]), missing) if part is None else part
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    return torch.cat([part.cpu() for part in filled])
+
+
+# whether an answer is one ---------------------------------------------------------------------------
+
+
+class WrongAnswer(ValueError):
+    """An attack returned something else than a Reconstruction of its images."""
+
+
+def checked_reconstruction(answer: Any, view: AttackerView, count: int) -> Reconstruction:
+    """The attack's answer for `count` images, without a graph; WrongAnswer where it is none.
+
+    Pictures may hold NaN: those are failures of single images.
+    """
+    if not isinstance(answer, Reconstruction):
+        raise WrongAnswer(f"expected a Reconstruction, got {type(answer).__name__}")
+    patches = view.model.grid**2
+    picture = (count, len(view.pixels.mean), view.pixels.size, view.pixels.size)
+    images = _tensor("images", answer.images, picture, real=True)
+    mask = _tensor("mask", answer.mask, (count, patches), real=False)
+    permutation = _tensor("permutation", answer.permutation, (count, patches), real=False)
+    if (
+        permutation is not None
+        and not 0 <= int(permutation.min()) <= int(permutation.max()) < patches
+    ):
+        raise WrongAnswer(f"permutation: expected numbers of patches, 0 to {patches - 1}")
+    if not isinstance(answer.diagnostics, Mapping):
+        kind = type(answer.diagnostics).__name__
+        raise WrongAnswer(f"diagnostics: expected tensors by name, got {kind}")
+    diagnostics = {
+        _diagnostic(name): _tensor(f"diagnostics[{name!r}]", values, (count,), real=None)
+        for name, values in answer.diagnostics.items()
+    }
+    return replace(
+        answer,
+        images=images,
+        mask=mask,
+        permutation=permutation,
+        diagnostics={name: values for name, values in diagnostics.items() if values is not None},
+        inapplicable=_reasons(answer.inapplicable, count),
+    )
+
+
+def _tensor(name: str, value: Any, shape: tuple[int, ...], *, real: bool | None) -> Tensor | None:
+    """The value without its graph, or None if it is None.
+
+    real: whether it must hold floating-point numbers, or whole ones or booleans; None: any of them
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Tensor):
+        raise WrongAnswer(f"{shown(name, 60)}: expected a tensor, got {type(value).__name__}")
+    if tuple(value.shape) != shape:
+        raise WrongAnswer(
+            f"{shown(name, 60)}: expected the shape {shape}, got {tuple(value.shape)}"
+        )
+    kind = "float" if value.is_floating_point() else "complex" if value.is_complex() else "whole"
+    expected = {True: ("float",), False: ("whole",), None: ("float", "whole")}[real]
+    if kind not in expected:
+        words = " or ".join(expected)
+        raise WrongAnswer(f"{shown(name, 60)}: expected {words} numbers, got {value.dtype}")
+    return value.detach()
+
+
+def _diagnostic(name: Any) -> str:
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
+        raise WrongAnswer(f"diagnostics: expected short names, got {shown(repr(name), 60)}")
+    return name
+
+
+def _reasons(inapplicable: Any, count: int) -> dict[int, str]:
+    """{place: why} with places among the images, and texts."""
+    fits = isinstance(inapplicable, Mapping) and all(
+        type(place) is int and 0 <= place < count and isinstance(reason, str)
+        for place, reason in inapplicable.items()
+    )
+    if not fits:
+        got = shown(repr(inapplicable), 100)
+        raise WrongAnswer(f"inapplicable: expected reasons by image, 0 to {count - 1}, got {got}")
+    return {place: shown(reason) for place, reason in inapplicable.items()}

@@ -1,0 +1,402 @@
+"""Which code, software and machine make a result: digests that rows carry, and what a run says of it.
+
+    SourceReader().code_of("masked_span", ["top_k 0.1"]).files
+        {"attacks/__init__.py (masked_span)": "83…",   its line in the registry
+         "attacks/masked_span.py": "0f…",
+         "attacks/equations/span.py": "c1…", …,        whatever it imports within attacks/
+         "mjp_privacy/client/defenses/compression.py": "4d…", …}
+
+Sources are read, never imported. Imports are followed within `attacks` and `client/defenses`, and
+within the package of an attack or defence that stands elsewhere. A command that finds finished units
+which other code made stops before it computes anything; `stale` decides what happens then.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import yaml
+from pydantic import TypeAdapter
+
+from attacks import ATTACKS, CONTROLS
+from mjp_privacy.client.defenses.registry import DEFENSES
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import Entry
+from mjp_privacy.core.sealed import BLANK, write_sealed_text
+from mjp_privacy.core.version import commit
+from mjp_privacy.experiment.config import Cell, Experiment
+from mjp_privacy.experiment.plan import Finished, Plan
+from mjp_privacy.experiment.store import RunStore
+
+ATTACK_HOME = "attacks"
+DEFENSE_HOME = "mjp_privacy.client.defenses"
+NO_SOURCE = "no source"
+"""In place of the digest of a module that has no file, such as a notebook's."""
+UNRECORDED = ""
+"""The code of rows that an earlier version made, which did not record it."""
+NOT_CODE = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+"""Fields of a syntax tree that change nothing, or that follow from the rest."""
+FILE_NAME = re.compile(r"[^A-Za-z0-9_-]")  # what an experiment's name may hold and a file's not
+PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image", "numpy", "pillow")
+
+Stale = Literal["ask", "fresh", "keep"]
+"""What to do with finished units of other code: stop and say so, make them again, keep them."""
+
+
+@dataclass(frozen=True)
+class SourceCode:
+    """The code that makes a cell's results: the digest of each of its files, by name."""
+
+    files: Mapping[str, str]
+
+    @cached_property
+    def digest(self) -> str:
+        """One digest of all files, which rows carry in their column `code`."""
+        return _sha256(json.dumps(self.files, sort_keys=True))
+
+
+@dataclass(frozen=True)
+class _Module:
+    """What a module's source says."""
+
+    file: str  # its name in messages
+    digest: str
+    imports: Sequence[str]  # dotted names: of modules, or of what is taken from them
+
+
+_READ: dict[str, tuple[object, _Module]] = {}
+"""Modules by name, each with the state that it was read in."""
+
+
+class SourceReader:
+    """Reads sources for one command, each file once."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[str, ...], SourceCode] = {}
+        self._files: dict[str, Path | None] = {}
+        self._modules: dict[str, _Module] = {}
+
+    def code_of(self, attack: str, defenses: Sequence[str] = ()) -> SourceCode:
+        """The code of a registered attack or control, and of defences given as lines of text."""
+        key = (attack, *defenses)
+        if key not in self._codes:
+            self._codes[key] = self._code_of(attack, defenses)
+        return self._codes[key]
+
+    def _code_of(self, attack: str, defenses: Sequence[str]) -> SourceCode:
+        entry = (CONTROLS if attack in CONTROLS else ATTACKS)[attack]
+        files = self._files_of(entry, ATTACK_HOME, f"attacks/__init__.py ({attack})")
+        for name in [text.split()[0] for text in defenses]:
+            line = f"mjp_privacy/client/defenses/registry.py ({name})"
+            files |= self._files_of(DEFENSES[name], DEFENSE_HOME, line)
+        return SourceCode(files)
+
+    def _files_of(self, entry: Entry, home: str, line: str) -> dict[str, str]:
+        """The files of a registered class; line: what its line in the registry is called."""
+        registered = json.dumps([entry.where, dict(entry.preset)], sort_keys=True, default=str)
+        reached = self._reached(entry.where.partition(":")[0], home)
+        modules = [self._module(name) for name in reached]
+        return {line: _sha256(registered), **{module.file: module.digest for module in modules}}
+
+    def _reached(self, start: str, home: str) -> set[str]:
+        """The names of this module and of all that it imports, directly or not, at `home` or in the
+        package that it stands in itself."""
+        rooms = {home, start.partition(".")[0]} - {"mjp_privacy"}
+        reached: set[str] = set()
+        pending = {start}
+        while pending:
+            reached.add(name := pending.pop())
+            for target in self._module(name).imports:
+                room = next((r for r in rooms if _is_in(target, r)), None)
+                pending |= set() if room is None else self._run_by(target, room) - reached
+        return reached
+
+    def _run_by(self, target: str, room: str) -> set[str]:
+        """The modules that importing a dotted name runs, within a room.
+
+        `attacks.equations.span.combine` runs `attacks.equations.span` and `attacks.equations`. The
+        room itself, such as the registry `attacks`, counts only where a name is taken from it.
+        """
+        while target != room and self._file(target) is None:
+            target = target.rpartition(".")[0]
+        names = {target}
+        while target != room and (target := target.rpartition(".")[0]) != room:
+            names.add(target)
+        return {name for name in names if self._file(name) is not None}
+
+    def _module(self, name: str) -> _Module:
+        """A module's source. One that is imported counts as it was when it was first read: a file
+        that is edited later does not change what this process runs."""
+        if name not in self._modules:
+            file = self._file(name)
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            state = spec if spec is not None else _stamp(file)
+            known = _READ.get(name)
+            if known is None or not (known[0] is state or (spec is None and known[0] == state)):
+                known = _READ[name] = (state, _read(name, file))
+            self._modules[name] = known[1]
+        return self._modules[name]
+
+    def _file(self, name: str) -> Path | None:
+        """The source file of a module, found without importing it; None if there is none."""
+        if name not in self._files:
+            self._files[name] = self._find(name)
+        return self._files[name]
+
+    def _find(self, name: str) -> Path | None:
+        if (module := sys.modules.get(name)) is not None:
+            loaded = Path(getattr(module, "__file__", None) or "")
+            return loaded if loaded.suffix == ".py" and loaded.is_file() else None
+        package, _, last = name.rpartition(".")
+        if not package:
+            spec = importlib.util.find_spec(name)
+            origin = Path((spec and spec.origin) or "")
+            return origin if origin.suffix == ".py" and origin.is_file() else None
+        for folder in self._folders(package):
+            for file in (folder / f"{last}.py", folder / last / "__init__.py"):
+                if file.is_file():
+                    return file
+        return None
+
+    def _folders(self, package: str) -> list[Path]:
+        """The folders that hold a package's modules."""
+        if (paths := getattr(sys.modules.get(package), "__path__", None)) is not None:
+            return [Path(path) for path in paths]
+        file = self._file(package)
+        return [file.parent] if file is not None and file.name == "__init__.py" else []
+
+
+def _is_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def _stamp(file: Path | None) -> tuple[str, int, int] | None:
+    if file is None:
+        return None
+    stat = file.stat()
+    return str(file), stat.st_mtime_ns, stat.st_size
+
+
+def _read(name: str, file: Path | None) -> _Module:
+    if file is None:
+        return _Module(name, NO_SOURCE, ())
+    is_package = file.name == "__init__.py"
+    shown = name.replace(".", "/") + ("/__init__.py" if is_package else ".py")
+    source = file.read_bytes()
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # half-edited: it cannot be the code that is running
+        return _Module(shown, hashlib.sha256(source).hexdigest()[:16], ())
+    package = name if is_package else name.rpartition(".")[0]
+    return _Module(shown, _sha256(normal_form(tree)), tuple(_imports(tree, package)))
+
+
+def _imports(node: ast.AST, package: str) -> Iterator[str]:
+    """The dotted names that a source imports, anywhere in it."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        parents = package.split(".")
+        above = parents[: len(parents) + 1 - node.level] if node.level else []
+        module = [node.module] if node.module else []
+        yield from (".".join([*above, *module, alias.name]) for alias in node.names)
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for statement in _statements(node, part):
+            yield from _imports(statement, package)
+
+
+def _statements(node: ast.AST, part: str) -> Sequence[ast.AST]:
+    held = getattr(node, part, ())
+    return held if isinstance(held, list) else ()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def normal_form(tree: ast.AST) -> str:
+    """A source as a text that is the same for sources that do the same: comments, docstrings and the
+    way lines are broken do not count, and Python 3.10 to 3.13 agree.
+
+    normal_form(ast.parse("a = 1  # one")) == normal_form(ast.parse("a=1"))
+    """
+    words: list[str] = []
+    _write(tree, words)
+    return "\n".join(words)
+
+
+def _write(node: ast.AST, words: list[str]) -> None:
+    """Add a node's class, then its fields by name. Values are quoted, so none looks like a name."""
+    if isinstance(node, ast.Constant):
+        words.append(ascii(node.value))
+        return
+    words.append(type(node).__name__)
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if value is None or value == [] or name in NOT_CODE:
+            continue
+        words.append(name)
+        if isinstance(value, ast.AST):
+            _write(value, words)
+        elif isinstance(value, list):
+            texts_joined = isinstance(node, ast.JoinedStr)
+            for item in _joined(value) if texts_joined else _that_act(value):
+                if isinstance(item, ast.AST):
+                    _write(item, words)
+                else:
+                    words.append(ascii(item))
+            words.append("]")
+        else:
+            words.append(ascii(value))
+    words.append(")")
+
+
+def _that_act(items: Sequence[object]) -> Iterator[object]:
+    """The items without statements that do nothing."""
+    for item in items:
+        stands_alone = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+        if not (stands_alone or isinstance(item, ast.Pass)):
+            yield item
+
+
+def _joined(parts: Sequence[object]) -> Iterator[object]:
+    """The parts of an f-string, neighbouring texts as one."""
+    text = ""
+    for part in parts:
+        if isinstance(part, ast.Constant):
+            text += str(part.value)
+            continue
+        if text:
+            yield text
+            text = ""
+        yield part
+    if text:
+        yield text
+
+
+# results of other code ---------------------------------------------------------------------------------
+
+
+def stale_choice(fresh: bool, keep: bool) -> Stale:
+    """What the options --fresh and --keep of a command line stand for."""
+    if fresh and keep:
+        raise UserError(
+            "Expected one of --fresh and --keep, got both: --fresh makes results of other code "
+            "again, --keep keeps them. Leave one out."
+        )
+    return "fresh" if fresh else "keep" if keep else "ask"
+
+
+def check_stale(stale: str) -> None:
+    """Raise UserError unless this is one of the choices."""
+    if stale not in get_args(Stale):
+        raise UserError(
+            f"Expected stale to be one of {', '.join(map(repr, get_args(Stale)))}, got {stale!r}. "
+            "'ask' stops at results that other code made, 'fresh' makes them again, 'keep' keeps "
+            "them."
+        )
+
+
+def code_of_cells(plan: Plan, *, with_defenses: bool) -> dict[Cell, SourceCode]:
+    """The code that makes each cell's results.
+
+    with_defenses: whether this command computes uploads; those that are recorded were made before.
+    """
+    reader = SourceReader()
+    return {
+        cell: reader.code_of(cell.attack.name, cell.client.defenses if with_defenses else ())
+        for cell in plan.cells
+    }
+
+
+def refuse_other_code(
+    plan: Plan, run_ids: Mapping[Cell, str], codes: Mapping[Cell, SourceCode], finished: Finished
+) -> None:
+    """Raise UserError if other code made finished units of this plan, naming the files that differ."""
+    cells = 0
+    differing: dict[str, None] = {}  # an ordered set
+    for cell, run_id in run_ids.items():
+        blocks, code = plan.blocks[cell.model], codes[cell]
+        made = {d for b in blocks for d in finished.of_other_code(run_id, b, code.digest)}
+        made -= {UNRECORDED}
+        cells += bool(made)
+        recorded = {d: f for a in finished.store.about(run_id) for d, f in a.get("code", {}).items()}
+        for digest in sorted(made):
+            differing |= dict.fromkeys(differences(recorded.get(digest), code.files))
+    if cells:
+        raise UserError(
+            f"{of_other_code(cells, plan)} made by other code ({', '.join(differing)}): --fresh "
+            'makes these again, --keep keeps them. From Python: stale="fresh" or stale="keep".'
+        )
+
+
+def of_other_code(count: int, plan: Plan) -> str:
+    """How many cells have results of other code, as messages begin."""
+    return f"{count} of {len(plan.cells)} cells hold{'s' if count == 1 else ''} results"
+
+
+def differences(made: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
+    """What changed between two states of the code, in words.
+
+    differences({"a.py": "1", "b.py": "2"}, {"a.py": "3"}) is ["a.py changed", "b.py removed"].
+    made: None if it is not known, because the run folder's code.json is gone.
+    """
+    if made is None:
+        return ["which files is not known: code.json lacks them"]
+    words = {name: "added" for name in now if name not in made}
+    words |= {name: "removed" for name in made if name not in now}
+    words |= {name: "changed" for name in now if made.get(name, now[name]) != now[name]}
+    return [f"{name} {words[name]}" for name in sorted(words)]
+
+
+# software and machine -------------------------------------------------------------------------------
+
+
+def provenance(device: torch.device) -> dict[str, str | int]:
+    """Versions of the packages, the commit and the device."""
+    facts: dict[str, str | int] = {name: version(name) for name in PACKAGES}
+    facts["python"] = platform.python_version()
+    facts["commit"] = commit()
+    facts["device"] = _name(device)
+    return facts
+
+
+def _name(device: torch.device) -> str:
+    """The model of a GPU, or a CPU's kind; workers elsewhere may have a GPU where none is here."""
+    if device.type != "cuda":
+        return platform.machine()
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cuda"
+
+
+def write_experiment(
+    store: RunStore, experiment: Experiment, made_with: Mapping[str, str | int]
+) -> None:
+    """Write RUN/experiment.yaml, the complete experiment and the provenance of this command; and
+    RUN/experiments/NAME.yaml, since a folder may be filled by several experiments."""
+    content = {"experiment": _plain(experiment), "made_with": dict(made_with)}
+    text = f"# {BLANK}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}"
+    name = FILE_NAME.sub("_", experiment.name)
+    for path in (store.root / "experiment.yaml", store.root / "experiments" / f"{name}.yaml"):
+        write_sealed_text(path, text)
+
+
+def _plain(experiment: Experiment) -> dict[str, Any]:
+    """The experiment's fields for YAML: tuples as lists, checkpoints without their folder."""
+    content: dict[str, Any] = TypeAdapter(Experiment).dump_python(experiment, mode="json")
+    for model in content["models"].values():
+        if model["checkpoint"]:
+            model["checkpoint"] = Path(model["checkpoint"]).name
+    return content
