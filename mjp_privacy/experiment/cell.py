@@ -267,9 +267,7 @@ def attack_cell(
             result = replace(result, rows=rows.assign(**{f"{TOGETHER}.diagnostic": marked}))
         return result
 
-    def smaller(
-        piece: Sequence[ImageRecord], error: BaseException
-    ) -> list[Sequence[ImageRecord]]:
+    def smaller(piece: Sequence[ImageRecord], error: BaseException) -> list[Sequence[ImageRecord]]:
         nonlocal cause
         if undivided or len(piece) == batch:
             return []

@@ -340,8 +340,6 @@ def _attack_facts(cell: Cell, experiment: Experiment, attack: Attack | Control) 
 # identity -------------------------------------------------------------------------------------------
 
 
-
-
 def cell_key(cell: Cell, experiment: Experiment) -> str:
     """The hash of the cell's line in the table, the same for every checkpoint of its model."""
     identity = {

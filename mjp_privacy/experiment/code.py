@@ -333,7 +333,9 @@ def refuse_other_code(
         made = {d for b in blocks for d in finished.of_other_code(run_id, b, code.digest)}
         made -= {UNRECORDED}
         cells += bool(made)
-        recorded = {d: f for a in finished.store.about(run_id) for d, f in a.get("code", {}).items()}
+        recorded = {
+            d: f for a in finished.store.about(run_id) for d, f in a.get("code", {}).items()
+        }
         for digest in sorted(made):
             differing |= dict.fromkeys(differences(recorded.get(digest), code.files))
     if cells:

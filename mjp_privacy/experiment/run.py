@@ -245,9 +245,7 @@ class Run:
         for model, blocks in self.plan.blocks.items():
             self._note_model(worker.open(model), foreseen)
             for block in blocks:
-                yield from worker.work_block(
-                    worker.open(model), block, self.plan.cells_of(model)
-                )
+                yield from worker.work_block(worker.open(model), block, self.plan.cells_of(model))
 
     def _elsewhere(
         self, finished: Finished, engine: EngineConfig, foreseen: Forecast
@@ -315,10 +313,16 @@ class Run:
             return listed
         for columns in stored:
             key = str(columns.get("cell_key"))
-            gone = self.job.uploads is not None and key not in listed and (
-                columns.get("model") == REFUSED
-                or (columns.get("data") == self.source.data
-                    and columns.get("model") not in experiment.models)
+            gone = (
+                self.job.uploads is not None
+                and key not in listed
+                and (
+                    columns.get("model") == REFUSED
+                    or (
+                        columns.get("data") == self.source.data
+                        and columns.get("model") not in experiment.models
+                    )
+                )
             )
             if not gone:
                 listed[key] = {**listed.get(key, {}), **columns}
