@@ -38,7 +38,6 @@ from mjp_privacy.experiment.config_files import (
 )
 from mjp_privacy.experiment.engines.options import EngineConfig, EngineOptions
 from mjp_privacy.experiment.overrides import with_changes, with_weights
-from mjp_privacy.experiment.store import RunStore
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.summary import RunSummary
@@ -175,9 +174,7 @@ def _shown(reasons: Sequence[str]) -> list[str]:
     return [f"  {plain(line)}" for line in (*reasons[:REASONS_SHOWN], *rest)]
 
 
-def _run(
-    arguments: AttackArguments, experiment: Experiment, engine: EngineConfig
-) -> RunSummary:
+def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfig) -> RunSummary:
     if arguments.uploads is None:
         from mjp_privacy.data.places import check_place
 
@@ -271,7 +268,7 @@ def _config_in(argv: Sequence[str]) -> str | None:
     return None
 
 
-# where a run goes -------------------------------------------------------------------------------------
+# where a run goes ---------------------------------------------------------------------------------
 
 
 def run_folder(
@@ -281,8 +278,9 @@ def run_folder(
     gamma: float | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> tuple[Path, str]:
-    """The folder of a command that gives none, and a sentence if it is not the one that the weights'
-    name says: run_folder(load_experiment("own"), ["vit.safetensors"])[0] is results/own/vit.
+    """The folder of a command that gives none, and a sentence if it is not the one that the
+    weights' name says: run_folder(load_experiment("own"), ["vit.safetensors"])[0] is
+    results/own/vit.
 
     A file called model.safetensors, as trainings write it, is known by its folder's name.
     """
@@ -368,6 +366,8 @@ def _described(folder: Path) -> str:
 
 
 def _cells_in(folder: Path) -> list[CellFacts]:
+    from mjp_privacy.experiment.store import RunStore
+
     try:
         return [CellFacts.read(columns) for columns in RunStore(folder).read_cells()]
     except UserError:

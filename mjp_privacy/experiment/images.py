@@ -1,5 +1,5 @@
-"""The private images of a run: which are attacked, how they are prepared, and whether they are still
-the ones that a run folder was made with."""
+"""The private images of a run: which are attacked, how they are prepared, and whether they are
+still the ones that a run folder was made with."""
 
 from __future__ import annotations
 
