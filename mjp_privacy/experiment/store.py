@@ -634,7 +634,7 @@ def _packed(
             columns[name] = pa.nulls(len(columns["has_picture"][0])), {**metadata, "same": same[0]}
             continue
         if name != "images" and parts[0].dtype == np.float32:
-            small = [np.clip(np.round(p * np.float32(255)), 0, 255).astype(np.uint8) for p in parts]
+            small = [_as_bytes(part) for part in parts]
             if all(map(_same_bits, map(_scaled, small), parts)):
                 parts, metadata = small, {**metadata, "dtype": "uint8", "scale": "1/255"}
         having = [names for (names, _), known in zip(groups, arrays, strict=True) if name in known]
@@ -657,6 +657,11 @@ def _equal(groups: Sequence[Mapping[str, NDArray[Any]]], name: str, other: str) 
 def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
     same_kind = one.dtype == other.dtype and one.shape == other.shape
     return same_kind and one.tobytes() == other.tobytes()
+
+
+def _as_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    with np.errstate(invalid="ignore"):  # of what is no number
+        return np.clip(np.round(values * np.float32(255)), 0, 255).astype(np.uint8)
 
 
 def _scaled(values: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -68,7 +68,9 @@ def scores(store: RunStore, cell: str = "c1") -> dict[str, float]:
     rows = store.read(cell)
     if "psnr.standard" not in rows:
         return dict.fromkeys(rows["image_id"], -1.0)
-    return dict(zip(rows["image_id"], rows["psnr.standard"].fillna(-1.0).astype(float), strict=True))
+    return dict(
+        zip(rows["image_id"], rows["psnr.standard"].fillna(-1.0).astype(float), strict=True)
+    )
 
 
 def same_pictures(found: Mapping[str, Tensor] | None, number: int) -> bool:
