@@ -224,7 +224,10 @@ class CellTask:
             if block0 == "april_block" and scene.view.model.family != "vit":
                 continue  # only a plain ViT has a block 0 to alter
             correct = np.full(len(images), np.nan)
-            if labelled:
+            own = not isinstance(self.attack, Control) and self.attack.victim == block0
+            if labelled and own and scene.classes is not None:
+                correct = (scene.classes == scene.inputs.labels).double().numpy()
+            elif labelled:
                 predicted = memo.once(
                     ("prediction", block0, self.cell.client.positions, *seen),
                     partial(self._predicted, block0, scene),

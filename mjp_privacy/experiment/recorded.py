@@ -239,7 +239,7 @@ class RecordedBlock:
             update = stacked([s.uploads[round] for s in series], names, device)
             updates.append(replace(update, weights_before=weights_of(model) if round else None))
         seconds = {"read": clock(device) - started}
-        return Observation(images, images, inputs, models, updates, labels, seconds)
+        return Observation(images, images, inputs, models, updates, labels, seconds=seconds)
 
     def _inputs(self, records: Sequence[ImageRecord], images: Tensor) -> ClientInput:
         """What the client fed in its first step. Inputs of later steps are not recorded, and
