@@ -1,7 +1,7 @@
+# goes with the old run store
 """Files that grow line by line, each line with a checksum of its own.
 
     JSON_LINES.append(path, ['{"stage": "attack", "seconds": 1.5}'])
-    checked_objects(path, LINES)       the objects of all lines; a damaged line is an error
 
 A line of JSON ends in `, "check": "1c291ca3"}`, a line of CSV in `,1c291ca3`: the CRC-32 of what
 stands before. Any changed bit of a line is noticed, and costs that line alone.
@@ -14,19 +14,14 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from mjp_privacy.core.files import ADDED_TO, appending, write_atomically
-from mjp_privacy.core.gate.file_kind import FileKind, is_there
-from mjp_privacy.core.gate.json_files import json_object
-from mjp_privacy.core.held import check_folder
-from mjp_privacy.core.storage import writing
+from mjp_privacy.core.errors import writing
+from mjp_privacy.core.files import LOG, check_folder, write_atomically
 
 DIGITS = 8
 ALLOWED = 3
 """Bytes of a checksum's frame that may have changed, in lines of JSON; else it is none."""
-NAMED = 5
-"""Damaged lines that a message counts up."""
 LONGEST_LINE = 1 << 24
 """Bytes of a line that a kill may have left unfinished; all that are written are shorter."""
 MOST_PIECES = 16
@@ -128,7 +123,9 @@ class CheckedLines:
         check_folder(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with appending(path) as file:
+            if path.exists():
+                LOG.check(path)
+            with path.open("ab+") as file:
                 size = file.seek(0, os.SEEK_END)
                 if (keep := _whole_lines(file, size, path)) != size:
                     file.truncate(keep)
@@ -140,28 +137,11 @@ class CheckedLines:
     def rewrite(self, path: Path, first: str, texts: Iterable[str]) -> None:
         """Write the file anew; first: a line without a checksum, or nothing."""
         content = first.encode("utf-8") + b"".join(map(self.line, texts))
-        write_atomically(path, lambda temporary: temporary.write_bytes(content), lasting=True)
+        write_atomically(path, lambda temporary: temporary.write_bytes(content), durable=True)
 
 
 JSON_LINES = CheckedLines(b', "check": "', b'"}', "}")
 CSV_LINES = CheckedLines(b",", b"")
-
-
-def checked_objects(path: Path, kind: FileKind) -> list[dict[str, Any]]:
-    """The objects of a file's lines of JSON; empty if there is no file.
-
-    A line whose checksum is another is an error. Earlier versions wrote none: of theirs, those that
-    are no object are left out, and so is a last one that is unfinished.
-    """
-    if not is_there(path):
-        return []
-    lines = JSON_LINES.read(kind.bytes(path), needed=False)
-    if lines.places:
-        numbers = ", ".join(map(str, lines.places[:NAMED]))
-        what = f"{lines.damaged} damaged line(s), whose checksums are of other content"
-        raise kind.refusal(path, what, f"line {numbers}")
-    objects = (json_object(text) for text in lines.texts)
-    return [fields for fields in objects if fields is not None]
 
 
 def _check(body: bytes) -> bytes:
@@ -174,7 +154,7 @@ def _whole_lines(file: BinaryIO, size: int, path: Path) -> int:
     while at:
         if size - at >= LONGEST_LINE:
             got = f"no line that ends in its last {LONGEST_LINE >> 20} MiB"
-            raise ADDED_TO.refusal(path, got)
+            raise LOG.refusal(path, got)
         begin = max(0, at - 4096)
         file.seek(begin)
         last = file.read(at - begin).rfind(b"\n")

@@ -1,4 +1,4 @@
-"""What all commands share: the command line, the exit codes, and one line for whatever went wrong."""
+"""What all commands share: the command line, exit codes, and one line for whatever went wrong."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _of_a_named_path(error: BaseException, argv: Sequence[str]) -> str:
 
 def _fault_line(error: BaseException, words: Sequence[str]) -> str:
     """The line for an error that nobody expected; command line, versions and traceback go into a
-    file that it names, or behind it where none can be written. Nothing of the environment is kept."""
+    file that it names, or behind it where none can be written; nothing of the environment."""
     text = one_line(error)
     line = f"a fault of mjp-privacy, please report: {type(error).__name__}{text and f': {text}'}"
     versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
@@ -219,8 +219,8 @@ def _fault_line(error: BaseException, words: Sequence[str]) -> str:
     os.umask(mask)
     try:
         handle, path = tempfile.mkstemp(".txt", "mjp-fault-")
-        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(report)
+        os.close(handle)
+        Path(path).write_text(report, encoding="utf-8", errors="backslashreplace")
         Path(path).chmod(0o666 & ~mask)
     except OSError:
         return f"{line}; the traceback follows\n{report}"
@@ -232,23 +232,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "(not installed)"
-
-
-# standard streams --------------------------------------------------------------------------------
-
-
-def open_missing_streams() -> None:
-    """Put the null device where a stream was closed before the command began, as by `mjp list >&-`:
-    the next file to be opened would take its place, and a library's output would go into it."""
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
-            os.set_inheritable(null, True)  # workers are to have it too
-        if getattr(sys, name) is None:
-            mode = "w" if descriptor else "r"
-            setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _drop_output() -> None:

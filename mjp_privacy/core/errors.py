@@ -72,12 +72,14 @@ class StorageError(OSError):
     @staticmethod
     def of(path: object, number: int) -> StorageError:
         """The error for a file that cannot be written, by the system's number of the reason."""
-        return StorageError(f"{shown(path)} cannot be written ({os.strerror(number).lower()})", number)
+        return StorageError(
+            f"{shown(path)} cannot be written ({os.strerror(number).lower()})", number
+        )
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn whatever says that `path` cannot be written, of whatever library, into a StorageError."""
+    """Turn any error that says that `path` cannot be written into a StorageError."""
     try:
         yield
     except UserError:

@@ -95,8 +95,8 @@ def write_json(path: Path, content: object) -> None:
 def write_with_digest(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file that carries its own SHA-256, for `read.check_digest`, and bring it to the disk.
 
-    The writer leaves BLANK_DIGEST once, in quotes or as a line's end, in the header of a safetensors
-    file or in the first lines of a text; it gives way to the digest of the whole file.
+    The writer leaves BLANK_DIGEST once, in quotes or as a line's end, in the header of a
+    safetensors file or in the first lines of a text; the digest of the whole file takes its place.
     """
 
     def write_and_sign(temporary: Path) -> None:
@@ -195,23 +195,23 @@ def lock(root: Path) -> Iterator[None]:
                     "or give another --out."
                 ) from error
         sweep(root)
-        with working_in(root, marker):
+        with working_in(root):
             yield
 
 
 @contextmanager
-def working_in(root: Path, marker: Path | None = None) -> Iterator[None]:
+def working_in(root: Path) -> Iterator[None]:
     """Have writing fail once the folder was deleted or replaced, for writing would make it anew and
     the command end as if all were well. Any error in the block that is a disk's, of whatever
     library, becomes a StorageError."""
     place, before = root.absolute(), dict(_folders)
-    watch(root, marker)
+    watch_folder(root)
     try:
         yield
         check_folder(place)
     except Exception as error:
         check_folder(place)  # whatever failed, failed for that
-        storage = storage_error(error, folders=tuple(reversed(_folders)))
+        storage = storage_error(error, folders=working_folders())
         if storage is None or storage is error:
             raise
         raise storage from error
@@ -220,10 +220,16 @@ def working_in(root: Path, marker: Path | None = None) -> Iterator[None]:
         _folders.update(before)
 
 
-def watch(root: Path, marker: Path | None = None) -> None:
+def watch_folder(root: Path) -> None:
     """The same until the process ends, for a worker of an engine, which holds no lock."""
-    marker = (marker or root).absolute()
+    marker = root.absolute() / LOCK
+    marker = marker if marker.exists() else root.absolute()
     _folders[root.absolute()] = marker, marker.stat().st_ino
+
+
+def working_folders() -> tuple[Path, ...]:
+    """The folders that this process works in, the latest first."""
+    return tuple(reversed(_folders))
 
 
 def check_folder(path: Path) -> None:

@@ -6,7 +6,8 @@ with HEADER.reading(path):          # any error of a library becomes a UserError
     library.load(path)
 
 Whatever a file is instead of what is expected becomes one sentence that names it. By the same rules
-images are decoded in `data`, and tensors read in `models/tensor_files.py`. `tests/test_gate.py` holds that nobody else opens a file.
+images are decoded in `data` and tensors read in `models/tensor_files.py`; nobody else opens a file
+(`tests/test_gate.py`).
 """
 
 from __future__ import annotations
@@ -232,6 +233,8 @@ def json_lines(path: Path, kind: FileKind) -> tuple[list[dict[str, Any]], list[i
     content = kind.bytes(path) if is_there(path) else b""
     has_checks = CHECK in content
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        if not line.strip():
+            continue
         body, _, check = line.rpartition(CHECK)
         try:
             if has_checks and check != b'%08x"}' % zlib.crc32(body):
@@ -319,8 +322,8 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
         near = nearest(path.name, neighbours)
         hint = "" if near is None else f" Did you mean {path.parent / near}?"
         raise UserError(
-            f"No config at {shown(path)}: expected a YAML file.{hint} Those shipped are in configs/ "
-            "of the repository."
+            f"No config at {shown(path)}: expected a YAML file.{hint} Those shipped are in "
+            "configs/ of the repository."
         ) from error
     content = yaml_value(text, shown(path))
     if not isinstance(content, Mapping):

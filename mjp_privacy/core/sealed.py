@@ -1,3 +1,4 @@
+# goes with the old run store
 """Files that carry their own SHA-256, so that one changed bit in them is noticed.
 
     write_sealed(path, write)       the writer leaves BLANK where the digest goes, once
@@ -20,8 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.gate.file_kind import FileKind, without_waiting
-from mjp_privacy.core.gate.json_files import json_value
+from mjp_privacy.core.read import FileKind, json_value, without_waiting
 
 DIGITS = 64
 BLANK = "mjp-seal:" + "0" * DIGITS
@@ -71,7 +71,7 @@ def write_sealed(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         _seal(temporary)
 
-    write_atomically(path, write_and_seal, lasting=True)
+    write_atomically(path, write_and_seal, durable=True)
 
 
 def write_sealed_json(path: Path, fields: Mapping[str, Any]) -> None:

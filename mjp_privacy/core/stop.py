@@ -84,8 +84,10 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if state.over or state.number:
         return
     state.number = number
-    sys.excepthook = sys.unraisablehook = threading.excepthook = lambda *_: None
-    warnings.simplefilter("ignore")  # errors and warnings are consequences from now on
+    sys.excepthook = lambda *_: None  # errors and warnings are consequences from now on
+    sys.unraisablehook = lambda *_: None
+    threading.excepthook = lambda *_: None
+    warnings.simplefilter("ignore")
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             _end_during_import()

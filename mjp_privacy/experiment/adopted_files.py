@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
+from mjp_privacy.core.errors import BadFile
+from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.sealed import read_sealed_json, write_sealed_json
 
 ADOPTED = FileKind(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import ran_out
-from mjp_privacy.core.shown import counted
-from mjp_privacy.core.stops import stopped
+from mjp_privacy.core.machine import out_of_memory
+from mjp_privacy.core.stop import interrupted
+from mjp_privacy.core.text import counted
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.messages import CellDone, Message
 from mjp_privacy.experiment.plan import Plan
@@ -66,7 +66,7 @@ def forecast(plan: Plan, source: UploadSource) -> Forecast:
             unopened[model] = str(error)
             continue
         except Exception as error:  # it is opened again in the run, which tells what it is
-            if stopped() or ran_out(error):
+            if interrupted() or out_of_memory(error):
                 raise
             continue
         for cell, reasons in refused.items():

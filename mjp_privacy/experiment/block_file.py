@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.read import FileKind
 from mjp_privacy.core.sealed import BLANK, DIGITS, PARQUET, write_sealed
 from mjp_privacy.experiment.row_columns import ROW_COLUMNS, STATUSES
 

@@ -13,9 +13,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.budget import over_budget
-from mjp_privacy.core.device import clock
-from mjp_privacy.core.seeding import torch_generator
+from attacks.budget import over_budget
+from mjp_privacy.core.machine import clock, torch_generator
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment import shared_truth
 from mjp_privacy.experiment.cell_facts import CellFacts

@@ -17,12 +17,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import listed_mistakes
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
-from mjp_privacy.core.gate.json_files import read_json_value
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import FileKind, is_there, read_json_value
+from mjp_privacy.core.schema import listed_mistakes
 from mjp_privacy.core.sealed import read_sealed_json, write_sealed_json
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.cell_facts import OWN, PARTS, CellFacts, columns_of
 
 UNSEALED, SEALED = 1, 2

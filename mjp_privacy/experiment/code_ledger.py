@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
+from mjp_privacy.core.errors import BadFile
+from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.sealed import read_sealed_json, write_sealed_json
 from mjp_privacy.experiment.source_code import SourceCode
 

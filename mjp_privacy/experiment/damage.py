@@ -20,14 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, NoFile, Unreadable
-from mjp_privacy.core.gate.tensor_files import TensorFile
-from mjp_privacy.core.progress import LateBar
+from mjp_privacy.core.errors import BadFile, NoFile, Unreadable
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.read import FileKind
 from mjp_privacy.core.sealed import NO_SEAL, Seal, had_seal, read_seal
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.block_file import ROWS, check_content, check_ends, other_cell
 from mjp_privacy.experiment.row_files import NOTHING, LeftOut
 from mjp_privacy.experiment.stored_pictures import PICTURES, stored_ids
+from mjp_privacy.models.tensor_files import TensorFile
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.store import RunStore
@@ -108,7 +109,7 @@ def find_damage(store: RunStore, run_ids: Iterable[str] | None = None) -> Damage
     sealed = store.sealed
     with (
         ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as pool,
-        LateBar("reading what is stored", lambda: _files(store, wanted)) as bar,
+        Progress("reading what is stored", lambda: _files(store, wanted)) as bar,
     ):
         found = {run_id: _of_cell(store, run_id, sealed, pool, bar) for run_id in wanted}
         for run_id, cell in found.items():
@@ -124,7 +125,7 @@ def _files(store: RunStore, run_ids: Iterable[str]) -> int:
 
 
 def _of_cell(
-    store: RunStore, run_id: str, sealed: bool, pool: ThreadPoolExecutor, bar: LateBar
+    store: RunStore, run_id: str, sealed: bool, pool: ThreadPoolExecutor, bar: Progress
 ) -> CellDamage:
     damage = CellDamage()
     parts, blocks = store.rows_of(run_id)

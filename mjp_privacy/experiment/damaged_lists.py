@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
+from mjp_privacy.core.errors import BadFile
+from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.sealed import check_seal
 from mjp_privacy.experiment.adopted_files import read_adopted
 from mjp_privacy.experiment.cell_list import UNSEALED

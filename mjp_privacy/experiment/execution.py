@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from mjp_privacy.core.lock import locked
-from mjp_privacy.core.progress import RunProgress
+from mjp_privacy.core.files import lock
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.experiment.applicability import Refusals, forecast
 from mjp_privacy.experiment.block import ImageNote
 from mjp_privacy.experiment.compaction import compact
@@ -95,7 +95,7 @@ class Order:
     def execute(self) -> RunSummary:
         """Plan, work and save; a lock keeps other commands out of the folder."""
         root, experiment = self.root, self.job.experiment
-        with locked(root):
+        with lock(root):
             examined = Examination.of(root)
             store = RunStore(root)
             plan = make_plan(experiment, self.source)
@@ -125,7 +125,7 @@ class Order:
                 at_once=self.in_this_process,
             )
             ledger.begin()
-            with RunProgress(plan.units, root / LOG) as progress:
+            with Progress("attack", plan.units, "images", root / LOG) as progress:
                 where = self._where()
                 say_mended(progress, examined.said, len(inventory.lost))
                 say_start(progress, plan, self.images, store, made_with, where, absent)
@@ -133,6 +133,8 @@ class Order:
                 run.begin()
                 with closing(self._messages(plan, finished, codes)) as messages:
                     run.listen(messages)
+                if progress.done == plan.units and not progress.fresh:
+                    progress.say(f"all {plan.units} units are finished already; nothing to do")
         return run.summary()
 
     def _messages(
@@ -159,7 +161,7 @@ class _Run:
     order: Order
     plan: Plan
     ledger: RunLedger
-    progress: RunProgress
+    progress: Progress
     failures: list[Failure] = field(default_factory=list, init=False)
     not_done: dict[str, list[str]] = field(default_factory=dict, init=False)
     """Blocks that no worker finished, by reason."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mjp_privacy.core.shown import counted, first_of
+from mjp_privacy.core.text import counted, first_of
 from mjp_privacy.experiment.messages import BlockRead, CellDone, Message, ModelOpened
 
 NAMED = 3  # images of a line that are called by their names

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.client.config import client_identity
-from mjp_privacy.core.gate.file_kind import FileKind, is_there
+from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
 from mjp_privacy.models import LoadedModel
 

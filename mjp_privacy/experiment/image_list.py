@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.core.checked_lines import CSV_LINES
-from mjp_privacy.core.gate.file_kind import FileKind, is_there
+from mjp_privacy.core.read import FileKind, is_there
 
 COLUMNS = ("image_id", "label", "label_source", "sha256", "pixel_sha256", "status", "reason")
 HEADER = ",".join((*COLUMNS, "check"))

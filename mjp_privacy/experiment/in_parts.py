@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.memory import free_bytes, give_back, ran_out
+from mjp_privacy.core.machine import free_bytes, out_of_memory, release_memory
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.cell import CellRows, CellWork
 from mjp_privacy.experiment.packing import appended
@@ -69,7 +69,7 @@ class InParts:
         try:
             return self.task.run(records)
         except Exception as error:
-            if not ran_out(error):
+            if not out_of_memory(error):
                 raise
         self._forget()  # outside of `except`, where the error still holds the tensors of its frames
         return None
@@ -88,7 +88,7 @@ class InParts:
     def _forget(self) -> None:
         """Drop what cells of the block share; later cells compute it again."""
         self.task.uploads.memo.clear()
-        give_back(self._device)
+        release_memory(self._device)
 
     def _that_fit(self, images: int) -> int:
         """How many of the images are computed together: as many as memory holds the uploads of."""

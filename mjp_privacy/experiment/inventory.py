@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import pandas as pd
 from PIL import Image
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import BadFile
+from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing
 from mjp_privacy.experiment.block import ImageNote
 from mjp_privacy.experiment.image_list import write_images

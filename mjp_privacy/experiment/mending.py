@@ -20,10 +20,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import BadFile, is_there
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import is_there
 from mjp_privacy.core.sealed import BLANK, forget_seals, read_seal, write_sealed_text
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.adopted_files import write_adopted
 from mjp_privacy.experiment.cell_list import UNSEALED, cells_path, folder_format
 from mjp_privacy.experiment.code_ledger import code_fault, code_file, seal_codes

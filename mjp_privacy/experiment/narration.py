@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mjp_privacy.core.progress import RunProgress
-from mjp_privacy.core.shown import first_of, shown
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.experiment.applicability import Forecast
 from mjp_privacy.experiment.messages import BlockSkipped, CellDone, Message, ModelOpened
 from mjp_privacy.experiment.plan import Plan
@@ -13,7 +13,7 @@ from mjp_privacy.experiment.store import RunStore
 
 
 def say_start(
-    progress: RunProgress,
+    progress: Progress,
     plan: Plan,
     images: int,
     store: RunStore,
@@ -45,7 +45,7 @@ def say_start(
         )
 
 
-def say_mended(progress: RunProgress, damage: Sequence[str], lost: int) -> None:
+def say_mended(progress: Progress, damage: Sequence[str], lost: int) -> None:
     """Say what was damaged in the folder, and how many images with rows images.csv lacked."""
     for line in damage:
         progress.say(line)
@@ -56,7 +56,7 @@ def say_mended(progress: RunProgress, damage: Sequence[str], lost: int) -> None:
         )
 
 
-def say_foreseen(progress: RunProgress, remarks: Sequence[str], foreseen: Forecast) -> None:
+def say_foreseen(progress: Progress, remarks: Sequence[str], foreseen: Forecast) -> None:
     """Say what does not apply and which models fail, before anything is computed."""
     for remark in remarks:
         progress.say(remark)
@@ -66,12 +66,10 @@ def say_foreseen(progress: RunProgress, remarks: Sequence[str], foreseen: Foreca
         progress.say(f"not applicable: {line}")
 
 
-def say(progress: RunProgress, message: Message, foreseen: Forecast) -> None:
+def say(progress: Progress, message: Message, foreseen: Forecast) -> None:
     """Show what one message says."""
     if isinstance(message, BlockSkipped):
-        progress.skip(
-            message.units, sum(message.of_other_code.values()), sum(message.unrecorded.values())
-        )
+        progress.skip(message.units)
     elif isinstance(message, CellDone):
         if message.remark:
             progress.say(message.remark)
@@ -85,13 +83,13 @@ def say(progress: RunProgress, message: Message, foreseen: Forecast) -> None:
         _say_model(progress, message)
 
 
-def _say_fault(progress: RunProgress, where: str, reason: str, trace: str) -> None:
+def _say_fault(progress: Progress, where: str, reason: str, trace: str) -> None:
     """Say that code of an attack, a defence or this package failed; the log gets the traceback."""
     log = "" if progress.log is None else f" The traceback is in {shown(progress.log)}."
     progress.say(f"{where}: FAILED. {reason}.{log}", traceback=trace)
 
 
-def _say_model(progress: RunProgress, opened: ModelOpened) -> None:
+def _say_model(progress: Progress, opened: ModelOpened) -> None:
     report, name = opened.report, opened.model
     if report is None and opened.trace:
         _say_fault(progress, name, opened.reason, opened.trace)

@@ -13,7 +13,7 @@ from typing import Any
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import plain
+from mjp_privacy.core.text import plain
 from mjp_privacy.experiment.config import Experiment, GridEntry
 
 CLIENT, DTYPES = "--client.", "dtypes"

@@ -25,7 +25,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import FileKind, reason
+from mjp_privacy.core.read import FileKind, reason
 from mjp_privacy.core.sealed import write_sealed
 from mjp_privacy.experiment.block_file import own_metadata
 from mjp_privacy.experiment.image_names import Images

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import is_there
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import is_there
+from mjp_privacy.core.text import shown
 
 FOLDERS = {
     "rows": "the rows of each cell",

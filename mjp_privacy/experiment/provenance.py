@@ -12,8 +12,8 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 
+from mjp_privacy.core.machine import commit
 from mjp_privacy.core.sealed import BLANK, write_sealed_text
-from mjp_privacy.core.version import commit
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.store import RunStore
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind
+from mjp_privacy.core.errors import BadFile
+from mjp_privacy.core.read import FileKind
 
 SUFFIX = ".safetensors"
 

@@ -7,7 +7,7 @@ two checkpoints stand side by side on disk, under two run_ids, and cells.json na
 from __future__ import annotations
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import first_of
+from mjp_privacy.core.text import first_of
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.messages import ModelOpened
 from mjp_privacy.experiment.store import RunStore

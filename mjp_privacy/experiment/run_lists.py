@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import unmistakable
-from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.core.read import is_there
 from mjp_privacy.core.sealed import written_seal
 from mjp_privacy.experiment import cell_list
 from mjp_privacy.experiment.adopted_files import adopted_path, read_adopted
@@ -27,7 +26,8 @@ class RunLists:
     root: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", unmistakable(self.root))
+        if ":" in "".join(self.root.parts[:1]):  # run:1/rows would be an address to pyarrow
+            object.__setattr__(self, "root", self.root.absolute())
 
     @property
     def format(self) -> int:

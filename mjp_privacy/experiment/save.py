@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mjp_privacy.core.errors import StorageError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.code_ledger import note_code
 from mjp_privacy.experiment.inventory import Inventory

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import first_of
+from mjp_privacy.core.text import first_of
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.block import Block, ImageNote
 from mjp_privacy.experiment.config import Cell

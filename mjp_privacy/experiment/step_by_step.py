@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.blame import blamed, trace
-from mjp_privacy.core.budget import Budget, OverBudget, limited
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import ran_out
-from mjp_privacy.core.stops import stopped
+from attacks.budget import Budget, OverBudget, limited
+from mjp_privacy.core.errors import UserError, format_error, format_traceback
+from mjp_privacy.core.machine import out_of_memory
+from mjp_privacy.core.stop import interrupted
 from mjp_privacy.experiment.valid_reconstruction import checked_reconstruction
 from mjp_privacy.interfaces import Attack, AttackerView, Reconstruction
 
@@ -67,7 +66,7 @@ class _Trial:
             late = dict.fromkeys(range(together), str(error))
             return Reconstruction(None, inapplicable=late), {}
         except (Exception, SystemExit, GeneratorExit) as error:  # the attack's own sys.exit() too
-            if stopped() or ran_out(error):
+            if interrupted() or out_of_memory(error):
                 raise
             if divisible:
                 return self._one_by_one(view, steps)
@@ -112,8 +111,8 @@ class _Trial:
             return str(error)
         if isinstance(error, BREAKDOWN):
             return f"the attack's linear algebra broke down: {error}"
-        reason = blamed(error)
-        self.traces.setdefault(reason, trace(error))
+        reason = format_error(error)
+        self.traces.setdefault(reason, format_traceback(error))
         return reason
 
 

@@ -29,8 +29,8 @@ from pathlib import Path
 import pandas as pd
 from torch import Tensor
 
-from mjp_privacy.core.files import bring_to_disk
-from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.core.files import fsync
+from mjp_privacy.core.read import is_there
 from mjp_privacy.core.sealed import had_seal, seal_now
 from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.block_file import ROWS, named_pictures, write_block
@@ -142,7 +142,7 @@ class RunStore(RunLists):
         target = self.root / ASIDE / self.place(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
-        bring_to_disk(path.parent)
+        fsync(path.parent)
 
     def row_columns(self, run_id: str, left_out: LeftOut = NOTHING) -> list[str]:
         """The columns of a cell's rows, in the order of `read_rows`."""

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mjp_privacy.core.gate.file_kind import FileKind, NoFile
-from mjp_privacy.core.gate.tensor_files import TensorFile
+from mjp_privacy.core.errors import NoFile
+from mjp_privacy.core.read import FileKind
 from mjp_privacy.core.sealed import read_seal, written_seal
-from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.experiment.packing import appended, pack, unpack
 from mjp_privacy.experiment.reconstruction_index import ReconstructionIndex, file_stamps
+from mjp_privacy.models.tensor_files import TensorFile, save_tensors
 
 PICTURES = FileKind(
     "the reconstructions of a block", "Run the attack again, which makes them again.", 1 << 40
@@ -71,7 +71,7 @@ class StoredPictures:
         truth target, plain and input too, mask and permutation (m, N) if there are any."""
         packed, metadata = pack(tensors)
         metadata["image_ids"] = json.dumps(list(image_ids))
-        save_tensors(self.path(run_id, block), packed, metadata, sealed=True)
+        save_tensors(self.path(run_id, block), packed, metadata, digest=True)
 
     def read(self, path: Path) -> tuple[dict[str, Tensor], list[str]]:
         """The tensors that were given to `write`, and the ids of their images."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mjp_privacy.core.budget import seconds_in
+from attacks.budget import seconds_in
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.open_rows import open_rows
 from mjp_privacy.experiment.part_file import PartTable, gone

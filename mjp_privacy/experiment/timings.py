@@ -14,7 +14,7 @@ import pandas as pd
 from pandas.api.types import union_categoricals
 
 from mjp_privacy.core.checked_lines import JSON_LINES
-from mjp_privacy.core.gate.file_kind import FileKind, is_there
+from mjp_privacy.core.read import FileKind, is_there
 
 TIMINGS = FileKind("the times of a run's stages", "Delete the file; no figure needs it.", 1 << 40)
 PIECE = 32 << 20

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.interfaces import AttackerView, Reconstruction
 
 

@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from mjp_privacy.core.blame import blamed, trace
-from mjp_privacy.core.device import clock
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import ran_out
-from mjp_privacy.core.stops import stopped
+from mjp_privacy.core.errors import UserError, format_error, format_traceback
+from mjp_privacy.core.machine import clock, out_of_memory
+from mjp_privacy.core.stop import interrupted
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.block import Block
 from mjp_privacy.experiment.cell import CellRows, CellWork
@@ -110,10 +108,10 @@ class OpenModel:
         except UserError as error:
             reason = str(error)
         except Exception as error:  # other models still run
-            if stopped():
+            if interrupted():
                 raise
-            reason = NO_MEMORY if ran_out(error) else blamed(error)
-            traceback = trace(error)
+            reason = NO_MEMORY if out_of_memory(error) else format_error(error)
+            traceback = format_traceback(error)
         loaded = None if uploads is None else uploads.model
         facts = {
             cell: describe(cell, plan.experiment, plan.attacks[cell], source, loaded, reason)
@@ -185,7 +183,7 @@ def _work_cells(
     try:
         uploads = model.block(block)
     except Exception as error:  # other blocks still run
-        if stopped() or ran_out(error):
+        if interrupted() or out_of_memory(error):
             raise
         for cell in pending:
             yield _not_read(opened.facts[cell], block, error, states[cell], codes[cell].digest)
@@ -219,7 +217,11 @@ def _not_read(
 
 def _said(error: Exception) -> tuple[str, str]:
     """The reason that rows give, and the traceback where it is no user's mistake."""
-    return (str(error), "") if isinstance(error, UserError) else (blamed(error), trace(error))
+    return (
+        (str(error), "")
+        if isinstance(error, UserError)
+        else (format_error(error), format_traceback(error))
+    )
 
 
 def _kept(
@@ -290,7 +292,7 @@ def _attacked(
     try:
         return in_parts.run(records), in_parts.remark
     except Exception as error:
-        if stopped() or ran_out(error):
+        if interrupted() or out_of_memory(error):
             raise
         batch = cell.client.batch
         if len(records) == batch or cell.client.undivided:

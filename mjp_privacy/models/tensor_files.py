@@ -170,6 +170,20 @@ def read_torch_file(
             return torch.load(old, map_location="cpu", weights_only=True)
 
 
+def check_stored(tensors: Mapping[str, Tensor], path: Path, kind: FileKind) -> None:
+    """Raise for a tensor whose numbers do not stand in the file: an empty one of torch's meta
+    device, a sparse one, or a number repeated to a shape that no memory holds."""
+    import torch
+
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+            got = f"a tensor of {tensor.layout} on {tensor.device}, not plain numbers"
+            raise kind.refusal(path, got, name)
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            got = f"the shape {tuple(tensor.shape)}, of which the file holds a part of the numbers"
+            raise kind.refusal(path, got, name)
+
+
 def _check_zip(path: Path, kind: FileKind, *, verified: bool) -> None:
     """Raise unless the zip is of stored entries that fit into the file, and its pickle is small."""
     with path.open("rb") as file:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.cli import main
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import keep_apart
 from tests.helpers.image_files import make_images
 
 

@@ -17,11 +17,11 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import (
     abandoned,
     appending,
+    lock,
     output_file,
     output_folder,
     write_atomically,
 )
-from mjp_privacy.core.lock import locked
 
 WRITER = """
 import sys, time
@@ -76,13 +76,13 @@ def test_a_file_that_somebody_writes_stays_and_goes_when_he_is_killed(tmp_path: 
     assert writer.stdout is not None
     try:
         assert writer.stdout.readline() == "writing\n"
-        with locked(tmp_path):
+        with lock(tmp_path):
             assert [path.read_text() for path in target.parent.iterdir()] == ["half"]
     finally:
         writer.kill()
         writer.wait()
     assert len(list(abandoned(tmp_path))) == 1
-    with locked(tmp_path):
+    with lock(tmp_path):
         assert not list(target.parent.iterdir())
 
 
@@ -126,14 +126,14 @@ def test_hidden_files_of_others_stay(tmp_path: Path, name: str) -> None:
     (tmp_path / "kept" / name).write_text("mine")
     (tmp_path / f".x.{ended_process()}@{socket.gethostname()}.tmp").mkdir()
     assert not list(abandoned(tmp_path))
-    with locked(tmp_path):
+    with lock(tmp_path):
         assert (tmp_path / "kept" / name).read_text() == "mine"
 
 
 def test_a_folder_in_place_of_the_lock_is_named(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     said = r"/\.lock: expected the file that locks this folder, got a folder\. Take it away, or"
-    with pytest.raises(UserError, match=said), locked(tmp_path):
+    with pytest.raises(UserError, match=said), lock(tmp_path):
         pass
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mjp_privacy.core import progress
-from mjp_privacy.core.progress import LateBar, RunProgress
+from mjp_privacy.core.progress import Progress
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_speed_is_of_fresh_units_and_time_of_those_left(
     clock: list[float], total: int, said: str
 ) -> None:
-    run = RunProgress(total + 1000)
+    run = Progress(total + 1000)
     assert run.speed() == ""
     run.skip(1000)
     clock[0] += 10
@@ -43,7 +43,7 @@ def test_speed_is_of_fresh_units_and_time_of_those_left(
 def test_a_line_comes_every_ten_seconds_and_at_the_end(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with RunProgress(100) as run:
+    with Progress(100) as run:
         for _ in range(10):
             clock[0] += 3
             run.advance(5, "work")
@@ -56,13 +56,13 @@ def test_a_line_comes_every_ten_seconds_and_at_the_end(
 
 
 def test_a_finished_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with RunProgress(30) as run:
+    with Progress(30) as run:
         run.skip(30)
     assert capsys.readouterr().err == "all 30 units are finished already; nothing to do\n"
 
 
 def test_what_is_said_is_logged_with_its_facts(tmp_path: Path) -> None:
-    with RunProgress(1, tmp_path / "log.jsonl") as run:
+    with Progress(1, tmp_path / "log.jsonl") as run:
         run.say("loaded [brackets]", missing=["unk_embed"])
         run.advance(1, "x")
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
@@ -75,7 +75,7 @@ def test_a_terminal_gets_a_bar_with_the_same_figures(
 ) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with RunProgress(100) as run:
+    with Progress(100) as run:
         run.skip(20)
         clock[0] += 10
         run.advance(10, "ViT a float32")
@@ -91,7 +91,7 @@ def test_a_terminal_gets_a_bar_with_the_same_figures(
 def test_what_goes_before_the_work_is_shown_once_it_takes_long(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LateBar("reading", lambda: 40) as bar:
+    with Progress("reading", lambda: 40) as bar:
         for _ in range(20):
             clock[0] += 0.9
             bar.advance()
@@ -101,13 +101,13 @@ def test_what_goes_before_the_work_is_shown_once_it_takes_long(
 def test_what_nobody_has_counted_is_shown_without_a_total(
     clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LateBar("files", None) as bar:
+    with Progress("files", None) as bar:
         clock[0] += 11
         bar.advance()
     assert capsys.readouterr().err == "files: 1\n"
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with LateBar("files", None) as bar:
+    with Progress("files", None) as bar:
         clock[0] += 11
         bar.advance()
         bar.advance()
@@ -121,7 +121,7 @@ def test_what_is_quick_is_never_counted_nor_shown(
     def total() -> int:
         raise AssertionError("nobody asked")
 
-    with LateBar("reading", total) as bar:
+    with Progress("reading", total) as bar:
         for _ in range(90):
             clock[0] += 0.1
             bar.advance()
@@ -133,7 +133,7 @@ def test_a_terminal_gets_a_late_bar_after_a_second(
 ) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with LateBar("reading what is stored", lambda: 5) as bar:
+    with Progress("reading what is stored", lambda: 5) as bar:
         clock[0] += 0.9
         bar.advance()
         assert bar.bar is None

@@ -15,21 +15,18 @@ import torch
 from safetensors.torch import load_file
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.files import write_atomically, write_with_digest
+from mjp_privacy.core.read import BLANK_DIGEST, FileKind, check_digest
 from mjp_privacy.core.sealed import (
-    BLANK,
-    check_seal,
     had_seal,
     read_seal,
     read_sealed_json,
-    write_sealed,
     write_sealed_json,
     write_sealed_text,
     written_seal,
 )
-from mjp_privacy.core.tensor_files import check_tensor_seal, save_tensors
 from mjp_privacy.experiment.block_file import named_pictures, write_block
+from mjp_privacy.models.tensor_files import save_tensors
 
 KIND = FileKind("a sealed file", "Make it again.")
 
@@ -38,7 +35,7 @@ NAME = "mjp-seal:" + "0" * 64
 
 
 def tensors(path: Path) -> None:
-    save_tensors(path, {"x": torch.rand(4, 5)}, {"ids": json.dumps([NAME])}, sealed=True)
+    save_tensors(path, {"x": torch.rand(4, 5)}, {"ids": json.dumps([NAME])}, digest=True)
 
 
 def rows(path: Path) -> None:
@@ -50,7 +47,7 @@ def fields(path: Path) -> None:
 
 
 def text(path: Path) -> None:
-    write_sealed_text(path, f"# {BLANK}\na: {NAME}\n")
+    write_sealed_text(path, f"# {BLANK_DIGEST}\na: {NAME}\n")
 
 
 WRITERS = (tensors, rows, fields, text)
@@ -96,23 +93,23 @@ def test_other_programs_read_them_as_before(tmp_path: Path) -> None:
 def test_a_name_that_looks_like_a_seal_is_none(tmp_path: Path) -> None:
     path = tmp_path / "x"
     with pytest.raises(ValueError, match="has no place for a seal"):
-        write_sealed(path, lambda temporary: temporary.write_text(json.dumps([f'"{NAME}"'])))
+        write_with_digest(path, lambda temporary: temporary.write_text(json.dumps([f'"{NAME}"'])))
     assert not path.exists()
 
 
 def test_the_error_names_the_file_and_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_sealed_json(path, {"a": 1})
-    check_seal(path, KIND)
+    check_digest(path, KIND)
     path.write_text(path.read_text().replace('"a": 1', '"a": 2'))
     with pytest.raises(
         UserError, match=r"x\.json: expected a sealed file; got a file that change.*M"
     ):
-        check_seal(path, KIND, needed=False)
+        check_digest(path, KIND, needed=False)
     path.write_text('{"a": 1}')
-    check_seal(path, KIND, needed=False)
+    check_digest(path, KIND, needed=False)
     with pytest.raises(UserError, match=r"got a file without a seal.*Make it again"):
-        check_seal(path, KIND)
+        check_digest(path, KIND)
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -146,7 +143,7 @@ def test_a_lasting_file_is_on_the_disk_before_it_has_its_name(
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", noted)
-    write_atomically(tmp_path / "x", lambda temporary: temporary.write_text("1"), lasting=True)
+    write_atomically(tmp_path / "x", lambda temporary: temporary.write_text("1"), durable=True)
     assert [name[:3] for name in brought] == [".x.", "the"]
     write_atomically(tmp_path / "y", lambda temporary: temporary.write_text("1"))
     assert len(brought) == 2
@@ -156,7 +153,7 @@ def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.safetensors"
     os.mkfifo(pipe)
     with pytest.raises(UserError, match="got a named pipe"):
-        check_tensor_seal(pipe, KIND)
+        check_digest(pipe, KIND)
     for read in (written_seal, had_seal, read_seal):
         with pytest.raises(OSError, match="seek"):  # at once, though nobody writes
             read(pipe)

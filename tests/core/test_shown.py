@@ -2,7 +2,8 @@
 
 import pytest
 
-from mjp_privacy.core.shown import cut, first_of, plain, shown, undirected
+from mjp_privacy.core.text import cut, first_of, plain, shown
+from mjp_privacy.report.page.render import undirected
 
 
 @pytest.mark.parametrize(

@@ -230,10 +230,10 @@ def test_who_imports_the_package_gets_no_handlers() -> None:
 
 
 def test_handlers_that_a_library_installs_are_taken_back() -> None:
-    from mjp_privacy.core import stops
+    from mjp_privacy.core import stop
 
     before = signal.getsignal(signal.SIGTERM)
-    with stops.kept():
+    with stop.kept():
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # as ray.init does
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -17,17 +17,17 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from mjp_privacy.core.errors import StorageError, UserError
+from mjp_privacy.core.errors import StorageError, UserError, storage_error, writing
 from mjp_privacy.core.files import (
     check_disk,
+    lock,
     output_file,
     output_folder,
+    watch_folder,
+    working_in,
     write_atomically,
     write_json,
 )
-from mjp_privacy.core.held import held_folder
-from mjp_privacy.core.lock import locked, watch_folder
-from mjp_privacy.core.storage import at_the_door, writing
 
 ROOM = 1 << 17  # bytes of the small disk, less than what each writer wants
 
@@ -93,7 +93,7 @@ def test_a_read_only_disk_is_told(disk: Path) -> None:
     with pytest.raises(StorageError, match=r"--out .*new cannot be written \(read-only"):
         output_folder(disk / "new")
     with pytest.raises(StorageError, match=r"\.lock cannot be written \(read-only"):
-        locked(disk / "run").__enter__()
+        lock(disk / "run").__enter__()
     with pytest.raises(StorageError, match=r"cannot be written \(read-only"):
         output_file(disk / "run" / "scores.csv")
 
@@ -104,7 +104,7 @@ def test_somebody_elses_folder_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "open", refused)  # root may write everywhere
     with pytest.raises(StorageError, match=r"\.lock cannot be written \(permission denied\)\. Get"):
-        locked(tmp_path / "run").__enter__()
+        lock(tmp_path / "run").__enter__()
 
 
 def test_errors_of_other_kinds_pass() -> None:
@@ -116,7 +116,7 @@ def test_errors_of_other_kinds_pass() -> None:
     ):
         with pytest.raises(type(error)), writing(Path("a")):
             raise error
-        assert at_the_door(error) is None
+        assert storage_error(error) is None
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def taken_away(run: Path) -> None:
 
 def replaced(run: Path) -> None:
     run.rename(run.with_name("moved"))
-    with locked(run):
+    with lock(run):
         pass
 
 
@@ -158,7 +158,7 @@ def test_nothing_is_written_into_a_folder_that_is_not_the_same(
     run = tmp_path / "run"
     said = r"run was deleted or replaced while the command worked in it, and with it what was done"
     with ExitStack() as stack:
-        stack.enter_context(locked(run))
+        stack.enter_context(lock(run))
         write_json(run / "rows" / "0.json", [])
         what_happens(run)
         with pytest.raises(StorageError, match=said):
@@ -169,16 +169,16 @@ def test_nothing_is_written_into_a_folder_that_is_not_the_same(
 
 
 def test_a_folder_that_is_gone_at_the_end_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="was deleted or replaced"), locked(tmp_path / "run"):
+    with pytest.raises(StorageError, match="was deleted or replaced"), lock(tmp_path / "run"):
         shutil.rmtree(tmp_path / "run")
     report = tmp_path / "report"
     report.mkdir()
-    with pytest.raises(StorageError, match="was deleted or replaced"), held_folder(report):
+    with pytest.raises(StorageError, match="was deleted or replaced"), working_in(report):
         report.rmdir()
 
 
 def test_a_workers_folder_must_stay_too(tmp_path: Path) -> None:
-    with locked(tmp_path / "run"):
+    with lock(tmp_path / "run"):
         pass
     watch_folder(tmp_path / "run")
     write_json(tmp_path / "run" / "a.json", [])
@@ -189,13 +189,13 @@ def test_a_workers_folder_must_stay_too(tmp_path: Path) -> None:
 
 
 def test_files_missing_in_a_folder_that_is_worked_in_were_taken_away(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"log\.jsonl cannot be written"), locked(tmp_path / "r"):
+    with pytest.raises(StorageError, match=r"log\.jsonl cannot be written"), lock(tmp_path / "r"):
         (tmp_path / "r" / "log.jsonl").open()
 
 
 def test_an_error_without_a_name_is_told_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"/run cannot be written \(no space"):  # noqa: SIM117
-        with locked(tmp_path / "run"):
+        with lock(tmp_path / "run"):
             raise OSError(errno.ENOSPC, "No space left on device")
 
 

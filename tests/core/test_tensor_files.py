@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from mjp_privacy.core.tensor_files import save_tensors
+from mjp_privacy.models.tensor_files import save_tensors
 
 TENSORS = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([1, 2], dtype=torch.int64)}
 METADATA = {f"key {number}": f'"ü\\{number}"\n' for number in range(12)}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mjp_privacy.core.threads import for_each_in_threads
+from attacks.equations.least_squares import for_each_in_threads
 
 
 @pytest.fixture(params=[1, 3])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mjp_privacy.core import version
+from mjp_privacy.core import machine
 
 
 @pytest.fixture
@@ -35,42 +35,45 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_it_is_the_checkout_s(checkout: Path) -> None:
-    assert version.commit() == git(checkout, "rev-parse", "--short=12", "HEAD")
+    assert machine.commit() == git(checkout, "rev-parse", "--short=12", "HEAD")
 
 
 def test_a_tag_s_name_does_not_take_its_place(checkout: Path) -> None:
     git(checkout, "tag", "--annotate", "v1.0", "--message", "one")
-    assert version.commit() == git(checkout, "rev-parse", "--short=12", "HEAD")
+    assert machine.commit() == git(checkout, "rev-parse", "--short=12", "HEAD")
 
 
 @pytest.mark.parametrize("file", ["attacks/april.py", "attacks/new.py", "mjp_privacy/new.py"])
 def test_changed_or_new_code_has_a_plus(checkout: Path, file: str) -> None:
     (checkout / file).write_text("changed = True\n")
-    assert version.commit().endswith("+")
+    assert machine.commit().endswith("+")
 
 
 @pytest.mark.parametrize("file", ["results/rows.csv", "results/other.csv", "notes.md"])
 def test_a_result_or_a_text_has_none(checkout: Path, file: str) -> None:
     (checkout / file).write_text("new\n")
-    assert version.commit() == git(checkout, "rev-parse", "--short=12", "HEAD")
+    assert machine.commit() == git(checkout, "rev-parse", "--short=12", "HEAD")
 
 
 def test_installed_in_another_s_repository_is_no_checkout(checkout: Path) -> None:
     git(checkout, "rm", "--quiet", "--cached", "mjp_privacy/core/version.py")
     git(checkout, "commit", "--quiet", "--message", "another project")
-    assert version.commit() == ""
+    assert machine.commit() == ""
 
 
 def test_without_git_or_a_repository_there_is_none(
     checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(version, "PACKAGES", tmp_path_factory.mktemp("nowhere"))
-    assert version.commit() == ""
+    assert machine.commit() == ""
     monkeypatch.setenv("PATH", "")
-    assert version.commit() == ""
+    assert machine.commit() == ""
 
 
 def test_short_keeps_the_plus() -> None:
-    assert version.short("d0c3d5c82c4a+") == "d0c3d5c+"
-    assert version.short("d0c3d5c82c4a, 526a732") == "d0c3d5c, 526a732"
-    assert version.short("526a732, lattice 8dfd72f00 since") == "526a732, lattice 8dfd72f since"
+    assert machine.short_commits("d0c3d5c82c4a+") == "d0c3d5c+"
+    assert machine.short_commits("d0c3d5c82c4a, 526a732") == "d0c3d5c, 526a732"
+    assert (
+        machine.short_commits("526a732, lattice 8dfd72f00 since")
+        == "526a732, lattice 8dfd72f since"
+    )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attacks import ATTACKS
-from mjp_privacy.core.budget import OverBudget, image, limited, over_budget, seconds_in, spent
+from attacks.budget import OverBudget, image, limited, over_budget, seconds_in, spent
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment.compaction import compact

@@ -12,8 +12,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import Unreadable
+from mjp_privacy.core.errors import Unreadable, UserError
 from mjp_privacy.experiment import damage
 from mjp_privacy.experiment.block_file import PICTURES
 from mjp_privacy.experiment.compaction import compact_cell

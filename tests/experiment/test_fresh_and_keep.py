@@ -67,7 +67,7 @@ def dying(at: int) -> Callable[..., None]:
         calls[0] += 1
         if calls[0] == at:
             raise Killed
-        write(path, content, lasting=lasting)
+        write(path, content, durable=lasting)
 
     return mortal
 
@@ -113,7 +113,7 @@ def second_block(images: Path, run: Path, tmp_path: Path, suffix: str) -> int:
 
         def noted(path: Path, content: Callable[[Path], object], *, lasting: bool = False) -> None:
             paths.append(path)
-            write(path, content, lasting=lasting)
+            write(path, content, durable=lasting)
 
         for module in (files, sealed, checked_lines):
             patch.setattr(module, "write_atomically", noted)

@@ -336,7 +336,7 @@ def test_images_csv_says_what_each_image_was(run: Path) -> None:
 def test_the_device_that_is_not_there(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mjp_privacy.core.device import pick_device
+    from mjp_privacy.core.machine import pick_device
     from mjp_privacy.experiment.run import run_experiment
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -125,7 +125,7 @@ def test_pictures_of_a_block_stay_named_by_what_is_left_of_it(store: RunStore) -
 
 def test_seconds_are_read_where_scores_say_another_reason(tmp_path: Path) -> None:
     """Uploads without private images: the scores are `unscored`, diagnostics alone were late."""
-    from mjp_privacy.core.budget import over_budget
+    from attacks.budget import over_budget
     from mjp_privacy.experiment.stored_units import read_units
 
     store = RunStore(tmp_path)

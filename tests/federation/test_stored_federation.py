@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.tensor_files import SEAL, save_tensors
+from mjp_privacy.core.read import DIGEST_KEY
 from mjp_privacy.federation.stored import evaluations, stored_config
+from mjp_privacy.models.tensor_files import save_tensors
 from tests.helpers.federations import run
 
 DEEP = "[" * 100_000
@@ -86,7 +87,7 @@ def metadata_bit(path: Path) -> None:
 def unsealed(path: Path) -> None:
     """The file as an earlier version wrote it, with other metadata."""
     with safe_open(path, "pt") as file:
-        metadata = {k: v for k, v in file.metadata().items() if k != SEAL}
+        metadata = {k: v for k, v in file.metadata().items() if k != DIGEST_KEY}
         tensors = {name: file.get_tensor(name) for name in file.keys()}
     save_tensors(path, tensors, metadata | {"trained_gamma": "0.9"})
 
@@ -128,7 +129,7 @@ def test_final_weights_of_an_earlier_version_stay_as_they_are(
 ) -> None:
     path = out / "model.safetensors"
     with safe_open(path, "pt") as file:
-        metadata = {k: v for k, v in file.metadata().items() if k != SEAL}
+        metadata = {k: v for k, v in file.metadata().items() if k != DIGEST_KEY}
     save_tensors(path, load_file(path), metadata)
     before = path.read_bytes()
     again(out)

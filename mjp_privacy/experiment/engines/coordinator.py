@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mjp_privacy.core.errors import StorageError
-from mjp_privacy.core.files import check_disk
-from mjp_privacy.core.held import check_folder
+from mjp_privacy.core.files import check_disk, check_folder
 from mjp_privacy.experiment.job import Job, Task
 from mjp_privacy.experiment.messages import (
     BlockSkipped,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mjp_privacy.core.device import pick_device
+from mjp_privacy.core.machine import pick_device
 from mjp_privacy.experiment.engines.options import EngineConfig
 
 

@@ -22,12 +22,9 @@ from typing import TextIO
 
 import torch
 
-from mjp_privacy.core.device import pick_device
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.held import places
-from mjp_privacy.core.lock import watch_folder
-from mjp_privacy.core.memory import ran_out
-from mjp_privacy.core.storage import at_the_door
+from mjp_privacy.core.errors import UserError, storage_error
+from mjp_privacy.core.files import watch_folder, working_folders
+from mjp_privacy.core.machine import out_of_memory, pick_device
 from mjp_privacy.experiment.finished import Finished
 from mjp_privacy.experiment.job import Job, Task
 from mjp_privacy.experiment.messages import Message, TaskEnded, line_of
@@ -88,9 +85,9 @@ def _ended_by(error: Exception) -> TaskEnded:
     """What is told of a task that an error ended: in one line, unless it is a fault."""
     if isinstance(error, UserError):  # the worker lacks something that the command found
         return TaskEnded(" ".join(str(error).splitlines()))
-    if storage := at_the_door(error, places()):
+    if storage := storage_error(error, folders=working_folders()):
         return TaskEnded(storage.what, storage.errno or 0)
-    if ran_out(error):
+    if out_of_memory(error):
         return TaskEnded(f"memory ran out ({' '.join(str(error).split()) or 'MemoryError'})")
     return TaskEnded(traceback.format_exc())
 

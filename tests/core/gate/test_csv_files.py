@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mjp_privacy.core.gate.csv_files import MOST_LETTERS, csv_rows, read_csv
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind
+from mjp_privacy.core.errors import BadFile
+from mjp_privacy.core.read import MOST_LETTERS, FileKind, csv_rows, read_csv
 
 LABELS = FileKind("a table of labels", "Write file,label in its first line.", 1 << 20)
 

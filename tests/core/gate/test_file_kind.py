@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import MIB, BadFile, FileKind, NoFile, is_there, reason
+from mjp_privacy.core.errors import BadFile, NoFile, UserError
+from mjp_privacy.core.read import MIB, FileKind, is_there, reason
 
 NOTE = FileKind("a note of two lines", "Write it again.", 1000)
 

@@ -9,15 +9,16 @@ import pytest
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mjp_privacy.core.fields import STRICT
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, NoFile
-from mjp_privacy.core.gate.json_files import (
+from mjp_privacy.core.errors import BadFile, NoFile
+from mjp_privacy.core.read import (
+    FileKind,
     json_value,
     read_json,
     read_json_lines,
     read_json_value,
     typed,
 )
+from mjp_privacy.core.schema import STRICT
 
 KIND = FileKind("a header", "Record it again.", 1 << 20)
 

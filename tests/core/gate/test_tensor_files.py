@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, NoFile
-from mjp_privacy.core.gate.tensor_files import FLOATS, SIZES, TensorFile, header_bytes
+from mjp_privacy.core.errors import BadFile, NoFile
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.models.tensor_files import FLOATS, TensorFile, header_bytes
 from tests.inputs.tensors import HEADER_CHANGES, file_of, header_of, with_header
 
 WEIGHTS = FileKind("weights", "Copy them again.", 1 << 20)

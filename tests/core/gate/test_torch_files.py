@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate import torch_files
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.torch_files import MOST_PICKLED, check_stored, read_torch_file
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.models.tensor_files import MOST_PICKLED, check_stored, read_torch_file
 
 KIND = FileKind("weights", "Save them again.", 1 << 30)
 STATE = {"a": torch.arange(6.0).view(2, 3), "b": {"c": [1, "two"]}}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.yaml_files import read_mapping, yaml_value
+from mjp_privacy.core.read import read_mapping, yaml_value
 
 
 def bomb(levels: int = 12, width: int = 9) -> str:
