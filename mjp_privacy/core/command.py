@@ -6,9 +6,11 @@ import errno
 import os
 import platform
 import re
+import secrets
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from importlib import metadata
 from inspect import cleandoc
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mjp_privacy.core import stop
 from mjp_privacy.core.errors import (
@@ -67,12 +69,9 @@ class Usage:
         *,
         both_ways: bool = False,
     ) -> Arguments:
-        """Parse `argv` into the dataclass `kind`; `--help` prints its docstring and exits.
-
-        default    an instance whose values apply to options that are not given
-        both_ways  every switch exists as --name and --no-name, so that a default of True can be
-                   switched off
-        """
+        """Parse `argv` into the dataclass `kind`, whose values without an option are those of
+        `default`; `--help` prints its docstring and exits. both_ways: every switch exists as --name
+        and --no-name, so that a default of True can be switched off."""
         import tyro
 
         _check_words(argv)
@@ -211,27 +210,19 @@ def _fault_line(error: BaseException, words: Sequence[str]) -> str:
     file that it names, or behind it where none can be written; nothing of the environment."""
     text = one_line(error)
     line = f"a fault of mjp-privacy, please report: {type(error).__name__}{text and f': {text}'}"
-    versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    found = {package.name: package.version for package in metadata.distributions()}
+    versions = ", ".join(f"{name} {found[name]}" for name in PACKAGES if name in found)
     python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     trace = format_traceback(error)
     report = f"command: {shlex.join(words)}\nversions: {versions}, {python}\n\n{trace}"
-    mask = os.umask(0)
-    os.umask(mask)
+    name = f"mjp-fault-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(3)}.txt"
+    path = Path(tempfile.gettempdir()) / name
     try:
-        handle, path = tempfile.mkstemp(".txt", "mjp-fault-")
-        os.close(handle)
-        Path(path).write_text(report, encoding="utf-8", errors="backslashreplace")
-        Path(path).chmod(0o666 & ~mask)
+        with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(report)
     except OSError:
         return f"{line}; the traceback follows\n{report}"
     return f"{line}; the traceback is in {shown(path)}"
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _drop_output() -> None:

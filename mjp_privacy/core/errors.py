@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,8 +32,8 @@ GONE = (errno.ENOENT, errno.ENOTDIR)
 NUMBER = re.compile(r"\(os error (\d+)\)|\[errno (\d+)\]", re.IGNORECASE)
 """How safetensors and pyarrow write the system's number."""
 WITHOUT_NUMBER = ("PytorchStreamWriter failed", "inline_container.cc", "encoder error -2")
-"""How torch and Pillow say that a file could not be written to its end."""
-NEARLY_FULL = 1 << 20  # bytes
+"""How torch and Pillow say that a file could not be written to its end, of which a full disk is the
+commonest reason."""
 
 
 class UserError(Exception):
@@ -103,35 +102,26 @@ def storage_error(
         return error
     name = getattr(error, "filename", None)
     path = path or (Path(name) if isinstance(name, str) and name else None)
-    number = _system_number(error, path)
-    if number in GONE:
-        if path is None or not (
-            not path.parent.exists() or any(f in path.absolute().parents for f in folders)
-        ):
-            return None
-    elif number not in DISK_ERRORS:
+    number = _system_number(error)
+    taken_away = path is not None and (
+        not path.parent.exists() or any(f in path.absolute().parents for f in folders)
+    )
+    if number is None or not (number in DISK_ERRORS or (number in GONE and taken_away)):
         return None
-    assert number is not None
     return StorageError.of(path or (folders[0] if folders else "the output"), number)
 
 
-def _system_number(error: BaseException, path: Path | None) -> int | None:
+def _system_number(error: BaseException) -> int | None:
     """The system's number of an error, also where a library holds it in its text alone."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    if not isinstance(error, (OSError, ValueError, RuntimeError)) and (
-        type(error).__name__ != "SafetensorError"
+    if type(error).__name__ != "SafetensorError" and not isinstance(
+        error, (OSError, ValueError, RuntimeError)
     ):
         return None
     if found := NUMBER.search(str(error)):
         return int(found[1] or found[2])
-    if not any(words in str(error) for words in WITHOUT_NUMBER):
-        return None
-    try:
-        full = path is not None and shutil.disk_usage(path.parent).free < NEARLY_FULL
-    except OSError:
-        full = False
-    return errno.ENOSPC if full else errno.EIO
+    return errno.ENOSPC if any(words in str(error) for words in WITHOUT_NUMBER) else None
 
 
 def format_error(error: BaseException) -> str:

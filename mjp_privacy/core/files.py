@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import DISK_ERRORS, StorageError, UserError, storage_error, writing
-from mjp_privacy.core.read import CHECK, DIGEST, MOST_HEADER_BYTES, FileKind, digests
+from mjp_privacy.core.read import CHECK, FileKind
 from mjp_privacy.core.text import shown
 
 try:
@@ -35,8 +35,7 @@ DAY = 24 * 3600.0  # seconds; nothing takes so long to write
 PROBE = 1 << 16  # bytes; a full disk often has room for a few hundred
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # C:/ has one letter only
 LOG = FileKind("a file that lines are added to", "Take it away, or give another --out.", 1 << 50)
-LONGEST_LINE = 1 << 24
-"""Bytes of a line that a kill may have left unfinished; all that are written are shorter."""
+LONGEST_LINE = 1 << 24  # bytes; all that are written are shorter
 
 # writing -----------------------------------------------------------------------------------------
 
@@ -92,26 +91,6 @@ def write_json(path: Path, content: object) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
 
 
-def write_with_digest(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file that carries its own SHA-256, for `read.check_digest`, and bring it to the disk.
-
-    The writer leaves BLANK_DIGEST once, in quotes or as a line's end, in the header of a
-    safetensors file or in the first lines of a text; the digest of the whole file takes its place.
-    """
-
-    def write_and_sign(temporary: Path) -> None:
-        write(temporary)
-        content, digest = digests.__wrapped__(temporary)
-        if digest is None or content != "0" * 64:
-            raise ValueError(f"{path.name} has no place for its digest")
-        with temporary.open("r+b") as file:
-            if found := DIGEST.search(file.read(MOST_HEADER_BYTES)):
-                file.seek(found.start(1))
-                file.write(digest.encode())
-
-    write_atomically(path, write_and_sign, durable=True)
-
-
 def json_line(fields: Mapping[str, Any]) -> str:
     """A line of JSON with the checksum of what stands before it, so that one changed bit is
     noticed: `{"step": 1, "check": "1c291ca3"}`."""
@@ -132,8 +111,6 @@ def append_json_line(path: Path, fields: Mapping[str, Any]) -> None:
             if file.read(1) not in (b"", b"\n"):
                 file.seek(max(size - LONGEST_LINE, 0))
                 tail = file.read()
-                if b"\n" not in tail and size > LONGEST_LINE:
-                    raise LOG.refusal(path, "no end of a line")
                 file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
             file.write(json_line(fields).encode())
 
@@ -254,13 +231,7 @@ def output_file(path: Path) -> Path:
     if path.is_dir():
         raise UserError(f"--out {path}: expected a file, got a folder. Give a name in it.")
     output_folder(path.parent)
-    try:
-        check_disk(path.parent)
-    except FileNotFoundError as error:  # the folder is there; it is the system's own, as /proc is
-        raise UserError(
-            f"--out {shown(path)}: expected a folder in which files can be made, got "
-            f"{shown(path.parent)}. Give another --out."
-        ) from error
+    check_disk(path.parent)
     return path
 
 
@@ -296,35 +267,3 @@ def check_name(path: Path) -> None:
     else:
         return
     raise UserError(f"--out {shown(path)}: expected a name in UTF-8, got {got}.")
-
-
-def keep_apart(
-    out: str | Path, inputs: Mapping[str, str | Path | None], *, around: bool = False
-) -> None:
-    """Raise where the output is an input, or one of the two lies inside the other: the next run
-    would read its own output. keep_apart("photos/run", {"--images": "photos"}) is refused.
-
-    inputs  what is read, by the option that names it; None, or a word such as `embedded` in place
-            of a path, is no place
-    around  inputs may lie inside `out`: what is written there has names that are nobody else's
-    """
-    where = Path(os.path.realpath(out))
-    for option, given in inputs.items():
-        try:
-            source = Path(given or "").expanduser().resolve(strict=True)
-        except (OSError, ValueError, RuntimeError):
-            continue  # nothing is there
-        if given is None:
-            continue
-        if where == source:
-            fault = f"is {option} itself"
-        elif where.is_relative_to(source):
-            fault = f"lies inside {option} {shown(given)}: what is written there would be read"
-        elif not around and source.is_dir() and source.is_relative_to(where):
-            fault = f"holds {option} {shown(given)}: what is written would stand around it"
-        else:
-            continue
-        raise UserError(
-            f"--out {shown(out)} {fault}. Expected a place of its own: give another --out, beside "
-            "what is read."
-        )

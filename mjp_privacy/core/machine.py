@@ -181,10 +181,9 @@ def check_address_space() -> None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return
-    torch_package = importlib.util.find_spec("torch")
-    places = (torch_package and torch_package.submodule_search_locations) or []
-    cuda = any((Path(place) / "lib" / "libtorch_cuda.so").is_file() for place in places)
-    needed = LIBRARIES_WITH_CUDA if cuda else LIBRARIES
+    torch = importlib.util.find_spec("torch")
+    library = Path((torch and torch.origin) or "").parent / "lib" / "libtorch_cuda.so"
+    needed = LIBRARIES_WITH_CUDA if library.is_file() else LIBRARIES
     if limit < needed:
         raise TooFewAddresses(
             f"ulimit -v allows {limit / 2**30:.1f} GiB of addresses, and torch and its libraries "

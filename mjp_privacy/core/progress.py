@@ -72,25 +72,19 @@ class Progress:
             return
         if self.bar is None:
             columns = TextColumn("{task.description}", markup=False), BarColumn()
-            figures = TextColumn("{task.fields[figures]}")
-            self.bar = Bar(*columns, figures, console=self.console, transient=self.log is None)
-            self.bar.add_task(self.what, total=self.total, figures="")
+            text = TextColumn("{task.fields[figures]}")
+            self.bar = Bar(*columns, text, console=self.console, transient=self.log is None)
+            self.task = self.bar.add_task(self.what, total=self.total, figures="")
             self.bar.start()
-        self.bar.update(
-            self.bar.task_ids[0],
-            description=self.what,
-            completed=self.done,
-            figures=self.figures(),
-        )
+        figures = self.figures()
+        self.bar.update(self.task, description=self.what, completed=self.done, figures=figures)
 
     def figures(self) -> str:
         """What is done, the speed and the time left: "3/5 · 1.0 images/s · 0 min 02 s left"."""
-        if self.total is None or callable(self.total):
+        rate = self.fresh / max(time.monotonic() - self.started, 1e-9)
+        if not isinstance(self.total, int) or not rate:
             return str(self.done)
         total = max(self.done, self.total)
-        rate = self.fresh / max(time.monotonic() - self.started, 1e-9)
-        if not rate:
-            return f"{self.done}/{total}"
         minutes, seconds = divmod(round((total - self.done) / rate), 60)
         speed = f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
         left = f"{minutes} min {seconds:02d} s left"

@@ -24,7 +24,6 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -109,7 +108,10 @@ class FileKind:
         """The SHA-256 of the file's bytes, in hexadecimal, whatever its size in memory."""
         self.check(path)
         with self.reading(path), path.open("rb") as file:
-            return _sha256(file)
+            digest = hashlib.sha256()
+            while chunk := file.read(MIB):
+                digest.update(chunk)
+            return digest.hexdigest()
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[None]:
@@ -400,48 +402,3 @@ def csv_rows(
             raise kind.refusal(path, f"a cell of {longest} characters", place)
         if cells:  # no empty line
             yield lines.line_num, dict(zip(columns, cells, strict=True))
-
-
-# digests -----------------------------------------------------------------------------------------
-
-MOST_HEADER_BYTES = 16 * MIB  # of a safetensors file
-DIGEST_KEY = "mjp-seal"
-"""The entry of a safetensors file's metadata that holds its digest; `seal` in a JSON file."""
-BLANK_DIGEST = "mjp-seal:" + "0" * 64
-DIGEST = re.compile(rb'[" ]mjp-seal:([0-9a-f]{64})["\n]')
-"""With both quotes: inside a JSON text, such as an image's name, quotes stand behind a \\."""
-
-
-def check_digest(path: Path, kind: FileKind, *, needed: bool = False) -> None:
-    """UserError unless the file is as `files.write_with_digest` wrote it: one changed bit is
-    noticed. A file that never had a digest passes, unread, unless it is `needed`."""
-    kind.check(path)
-    with kind.reading(path):
-        status = path.stat()
-        written, digest = digests(path, status.st_ino, status.st_size, status.st_mtime_ns)
-    if written is None and (needed or digest is not None):
-        raise kind.refusal(path, "a file without its digest: it is damaged, or another's")
-    if written != digest:
-        raise kind.refusal(path, "a file that changed after it was written, as its digest says")
-
-
-@lru_cache(maxsize=1 << 12)
-def digests(path: Path, *_status: int) -> tuple[str | None, str | None]:
-    """The digest that stands in the first part of a file, and that of its bytes with zeros in the
-    former's place, which is not taken where the file shows no trace of one."""
-    with open(path, "rb", opener=without_waiting) as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        start += file.read(length if length <= MOST_HEADER_BYTES else 4096)
-        found = DIGEST.search(start)
-        if found is None:
-            return None, "damaged" if DIGEST_KEY.encode() in start else None
-        start = start[: found.start(1)] + b"0" * 64 + start[found.end(1) :]
-        return found[1].decode(), _sha256(file, start)
-
-
-def _sha256(file: io.BufferedReader, start: bytes = b"") -> str:
-    digest = hashlib.sha256(start)
-    while chunk := file.read(MIB):
-        digest.update(chunk)
-    return digest.hexdigest()

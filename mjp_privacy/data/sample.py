@@ -20,11 +20,12 @@ from pathlib import Path, PurePosixPath
 
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError, writing
-from mjp_privacy.core.files import check_folder, check_name, keep_apart, output_folder, working_in
+from mjp_privacy.core.files import check_folder, check_name, output_folder, working_in
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.read import FileKind
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import ImageError
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.data.source import ImageRecord, ImageSource
 from mjp_privacy.data.subset import spread_subset
 

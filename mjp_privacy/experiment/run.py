@@ -16,8 +16,9 @@ from mjp_privacy.client.recorded.examined import check_some, examine
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import group_uploads
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import keep_apart, output_folder
+from mjp_privacy.core.files import output_folder
 from mjp_privacy.data import open_images
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.experiment.chosen_images import chosen_images
 from mjp_privacy.experiment.conditions import decided
 from mjp_privacy.experiment.config import Experiment

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from mjp_privacy.core.command import DONE, SOME_FAILED
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import keep_apart, output_folder, working_in
+from mjp_privacy.core.files import output_folder, working_in
 from mjp_privacy.core.read import is_there
 from mjp_privacy.core.text import shown
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.config_files import check_attacks
 from mjp_privacy.experiment.engines.options import EngineConfig

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from mjp_privacy.client.recorded.folder import UploadFolder, save_weights, weights_metadata
 from mjp_privacy.core.errors import BadFile, UserError
-from mjp_privacy.core.files import keep_apart, lock, output_folder, write_json
+from mjp_privacy.core.files import lock, output_folder, write_json
 from mjp_privacy.core.machine import pick_device
-from mjp_privacy.core.read import FileKind, check_digest, is_there
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.recording import Recorder
 from mjp_privacy.federation.server import ServerState, Weights
@@ -39,7 +40,7 @@ from mjp_privacy.federation.stored import (
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models.checkpoint_files import file_sha256
-from mjp_privacy.models.tensor_files import FLOATS, TensorFile
+from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest
 from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,

@@ -12,8 +12,9 @@ from typing import Literal
 
 from mjp_privacy.core.command import Usage, report_failed
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import keep_apart, output_file, write_atomically
+from mjp_privacy.core.files import output_file, write_atomically
 from mjp_privacy.core.text import shown
+from mjp_privacy.data.places import keep_apart
 
 
 @dataclass(frozen=True)

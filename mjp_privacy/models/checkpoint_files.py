@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import NoFile, UserError
-from mjp_privacy.core.read import FileKind, check_digest, is_there, reason
+from mjp_privacy.core.read import FileKind, is_there, reason
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.tensor_files import TensorFile, check_stored, read_torch_file
+from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_stored, read_torch_file
 from mjp_privacy.models.unwrapped import unwrapped
 
 CHECKPOINT = FileKind(

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import re
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mjp_privacy.core.files import write_atomically, write_with_digest
-from mjp_privacy.core.read import (
-    BLANK_DIGEST,
-    DIGEST_KEY,
-    MIB,
-    MOST_HEADER_BYTES,
-    FileKind,
-    json_value,
-)
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.read import MIB, FileKind, json_value, without_waiting
 from mjp_privacy.core.text import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST_HEADER_BYTES = 16 * MIB  # of a safetensors file
 # safetensors -------------------------------------------------------------------------------------
 
 MOST_AXES = 8
@@ -135,6 +132,66 @@ def _sort_metadata(path: Path) -> None:
         assert len(text) <= length, "the same header, written as compactly, is no longer"
         file.seek(8)
         file.write(text.ljust(length))
+
+
+# digests -----------------------------------------------------------------------------------------
+
+DIGEST_KEY = "mjp-seal"
+"""The entry of a safetensors file's metadata that holds its digest; `seal` in a JSON file."""
+BLANK_DIGEST = "mjp-seal:" + "0" * 64
+DIGEST = re.compile(rb'[" ]mjp-seal:([0-9a-f]{64})["\n]')
+"""With both quotes: inside a JSON text, such as an image's name, quotes stand behind a \\."""
+
+
+def write_with_digest(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file that carries its own SHA-256, for `check_digest`, and bring it to the disk.
+
+    The writer leaves BLANK_DIGEST once, in quotes or as a line's end, in the header of a
+    safetensors file or in the first lines of a text; the digest of the whole file takes its place.
+    """
+
+    def write_and_sign(temporary: Path) -> None:
+        write(temporary)
+        content, digest = digests.__wrapped__(temporary)
+        if digest is None or content != "0" * 64:
+            raise ValueError(f"{path.name} has no place for its digest")
+        with temporary.open("r+b") as file:
+            if found := DIGEST.search(file.read(MOST_HEADER_BYTES)):
+                file.seek(found.start(1))
+                file.write(digest.encode())
+
+    write_atomically(path, write_and_sign, durable=True)
+
+
+def check_digest(path: Path, kind: FileKind, *, needed: bool = False) -> None:
+    """UserError unless the file is as `write_with_digest` wrote it: one changed bit is
+    noticed. A file that never had a digest passes, unread, unless it is `needed`."""
+    kind.check(path)
+    with kind.reading(path):
+        status = path.stat()
+        written, digest = digests(path, status.st_ino, status.st_size, status.st_mtime_ns)
+    if written is None and (needed or digest is not None):
+        raise kind.refusal(path, "a file without its digest: it is damaged, or another's")
+    if written != digest:
+        raise kind.refusal(path, "a file that changed after it was written, as its digest says")
+
+
+@lru_cache(maxsize=1 << 12)
+def digests(path: Path, *_status: int) -> tuple[str | None, str | None]:
+    """The digest that stands in the first part of a file, and that of its bytes with zeros in the
+    former's place, which is not taken where the file shows no trace of one."""
+    with open(path, "rb", opener=without_waiting) as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        start += file.read(length if length <= MOST_HEADER_BYTES else 4096)
+        found = DIGEST.search(start)
+        if found is None:
+            return None, "damaged" if DIGEST_KEY.encode() in start else None
+        start = start[: found.start(1)] + b"0" * 64 + start[found.end(1) :]
+        digest = hashlib.sha256(start)
+        while chunk := file.read(MIB):
+            digest.update(chunk)
+        return found[1].decode(), digest.hexdigest()
 
 
 # PyTorch's format --------------------------------------------------------------------------------

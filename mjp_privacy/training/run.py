@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import keep_apart, lock, output_folder
+from mjp_privacy.core.files import lock, output_folder
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.models.checkpoint_files import file_sha256, located
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.curves import check_runs

@@ -14,11 +14,11 @@ from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import group_uploads
 from mjp_privacy.client.recorded.loading import load_recorded
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import DIGEST_KEY
 from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from tests.helpers.federations import MJP, config, images, run, task
 from tests.helpers.uploads import ATTACKS, NAME, attacked, edit, edit_all
 

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mjp_privacy.core.read import DIGEST_KEY
 from mjp_privacy.experiment.check_uploads import check_uploads
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from tests.helpers.federations import run
 
 NAME = "b1s1_r00001_000_at00001"

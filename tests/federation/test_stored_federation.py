@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import DIGEST_KEY
 from mjp_privacy.federation.stored import evaluations, stored_config
-from mjp_privacy.models.tensor_files import save_tensors
+from mjp_privacy.models.tensor_files import DIGEST_KEY, save_tensors
 from tests.helpers.federations import run
 
 DEEP = "[" * 100_000

@@ -14,10 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mjp_privacy.core.read import DIGEST_KEY
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 
 NAME = "b1s1_r00001_000_at00001"
 """One of the four uploads: the first image in the first of two rounds."""

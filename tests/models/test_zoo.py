@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mjp_privacy.core.read import DIGEST_KEY
 from mjp_privacy.data import open_images
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.consistency import measure

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import DIGEST_KEY
 from mjp_privacy.models import load_model
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.run import train
 from mjp_privacy.training.segmentation.stored import load_segmentation

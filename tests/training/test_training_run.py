@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import DIGEST_KEY
 from mjp_privacy.models import load_model
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.training.run import train
 from tests.helpers.training import (
     FILES,

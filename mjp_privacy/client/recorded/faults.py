@@ -18,12 +18,12 @@ from mjp_privacy.client.recorded.header import header_refusal
 from mjp_privacy.client.recorded.loading import outline_recorded
 from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE, RecordedUpload
 from mjp_privacy.core.errors import BadFile, UserError, format_error
-from mjp_privacy.core.read import MIB, check_digest
+from mjp_privacy.core.read import MIB
 from mjp_privacy.core.stop import interrupted
 from mjp_privacy.core.text import shown
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import file_sha256
-from mjp_privacy.models.tensor_files import TensorFile
+from mjp_privacy.models.tensor_files import TensorFile, check_digest
 
 SENT_AS = {"float32": ("F32", "F16", "BF16"), "float64": ("F64",)}
 """Types of an upload's tensors, by the precision in which the header says the client computed."""

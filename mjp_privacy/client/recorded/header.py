@@ -20,8 +20,7 @@ from pydantic import Field
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.client.recorded.model_arguments import ModelArguments
 from mjp_privacy.core.errors import BadFile, UserError
-from mjp_privacy.core.files import write_with_digest
-from mjp_privacy.core.read import BLANK_DIGEST, FileKind, check_digest, read_json_value, typed
+from mjp_privacy.core.read import FileKind, read_json_value, typed
 from mjp_privacy.core.schema import (
     Label,
     Many,
@@ -36,6 +35,7 @@ from mjp_privacy.core.schema import (
     schema,
 )
 from mjp_privacy.core.text import shown
+from mjp_privacy.models.tensor_files import BLANK_DIGEST, check_digest, write_with_digest
 
 HEADER = FileKind(
     "the JSON header of an upload, with fields such as label and weights",

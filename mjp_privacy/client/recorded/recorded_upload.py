@@ -11,9 +11,9 @@ from torch import Tensor
 from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.client.recorded.truth import TRUTH, RecordedTruth, TruthFile
 from mjp_privacy.core.errors import BadFile
-from mjp_privacy.core.read import FileKind, check_digest, is_there
+from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.tensor_files import FLOATS, TensorFile
+from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest
 
 TRUTH_FOLDER = "truth"
 

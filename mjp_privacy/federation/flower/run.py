@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import keep_apart, lock, output_folder, write_json
+from mjp_privacy.core.files import lock, output_folder, write_json
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.flower.programs import superlink
 from mjp_privacy.federation.images import data_path

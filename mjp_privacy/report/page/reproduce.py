@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, check_digest, yaml_value
+from mjp_privacy.core.read import FileKind, yaml_value
 from mjp_privacy.core.text import plain, shown
 from mjp_privacy.experiment.damaged_lists import EXPERIMENT
+from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.report.loading import Line
 
 CONFIG = "config.yaml"

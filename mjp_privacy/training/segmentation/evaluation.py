@@ -13,10 +13,11 @@ import torch
 
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import keep_apart, output_folder, write_atomically
+from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.data import ImageError, ImageRecord, spread_subset
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.models.earlier_table import keep_earlier
 from mjp_privacy.models.named import named_checkpoints
 from mjp_privacy.training.config import TrainingConfig

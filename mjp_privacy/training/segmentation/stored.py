@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import check_digest, json_value
+from mjp_privacy.core.read import json_value
 from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, check_is_there, located
-from mjp_privacy.models.tensor_files import TensorFile, check_finite
+from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_finite
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_checks import check_config
 from mjp_privacy.training.segmentation.network import SegmentationNetwork, build_segmentation
