@@ -210,11 +210,13 @@ def _fault_line(error: BaseException, words: Sequence[str]) -> str:
     file that it names, or behind it where none can be written; nothing of the environment."""
     text = one_line(error)
     line = f"a fault of mjp-privacy, please report: {type(error).__name__}{text and f': {text}'}"
-    found = {package.name: package.version for package in metadata.distributions()}
-    versions = ", ".join(f"{name} {found[name]}" for name in PACKAGES if name in found)
+    versions = ""
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions += f"{name} {metadata.version(name)}, "
     python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     trace = format_traceback(error)
-    report = f"command: {shlex.join(words)}\nversions: {versions}, {python}\n\n{trace}"
+    report = f"command: {shlex.join(words)}\nversions: {versions}{python}\n\n{trace}"
     name = f"mjp-fault-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(3)}.txt"
     path = Path(tempfile.gettempdir()) / name
     try:

@@ -49,14 +49,11 @@ class TensorFile:
             length = int.from_bytes(start.read(8), "little")
             if length > MOST_HEADER_BYTES:
                 raise kind.refusal(path, "a file that is cut off, or no safetensors file at all")
-            json_value(start.read(length).decode(), path, kind)  # no name twice, no NaN
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.dtypes: dict[str, str] = {}
-        with kind.reading(path), safe_open(path, framework="np") as file:
-            self.metadata: dict[str, str] = file.metadata() or {}
-            for name in file.keys():
-                entry = file.get_slice(name)
-                self.shapes[name], self.dtypes[name] = tuple(entry.get_shape()), entry.get_dtype()
+            header = json_value(start.read(length).decode(), path, kind)
+        with kind.reading(path), safe_open(path, framework="np"):  # which checks the header
+            self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
+            self.shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+            self.dtypes = {name: entry["dtype"] for name, entry in header.items()}
         self.metadata.pop(DIGEST_KEY, None)
         self.names = sorted(self.shapes)
         for name, shape in self.shapes.items():
