@@ -18,7 +18,7 @@ from importlib import metadata
 from inspect import cleandoc
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mjp_privacy.core import stop
 from mjp_privacy.core.errors import (
