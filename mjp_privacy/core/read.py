@@ -179,8 +179,9 @@ def typed(
 ) -> T:
     """What was read from a file as `schema`; UserError with every mistake in it."""
     if not isinstance(content, Mapping):
-        got = f"{shown(json.dumps(content), 40)} where named fields were expected"
-        raise kind.refusal(path, got)
+        kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+        got = kinds.get(type(content), "a number")
+        raise kind.refusal(path, f"{got} where named fields were expected")
     try:
         return TypeAdapter(schema).validate_python(dict(content))
     except ValidationError as error:
@@ -254,7 +255,7 @@ def read_json_lines(path: Path, kind: FileKind) -> list[dict[str, Any]]:
     """The objects of all lines; a damaged one is an error."""
     objects, damaged = json_lines(path, kind)
     if damaged:
-        got = f"{len(damaged)} damaged line(s), which their checksums tell"
+        got = f"{len(damaged)} damaged line(s), whose checksums are of other content"
         raise kind.refusal(path, got, f"line {damaged[0]}")
     return objects
 
@@ -281,8 +282,10 @@ class _Loader(yaml.SafeLoader):
         before, is_alias = self.nodes, self.check_event(yaml.AliasEvent)
         self.nodes += not is_alias
         node = super().compose_node(parent, index)
-        if is_alias:  # of a node that is not finished yet: an anchor that holds itself
-            self.nodes += self.sizes.get(id(node), MOST_NODES)
+        if is_alias and id(node) not in self.sizes:  # it is not finished yet
+            raise ValueError("an anchor that holds itself")
+        if is_alias:
+            self.nodes += self.sizes[id(node)]
         if self.nodes > MOST_NODES:
             raise ValueError(f"more than {MOST_NODES} fields and values, as anchors repeat them")
         self.sizes[id(node)] = self.nodes - before

@@ -44,10 +44,10 @@ class TensorFile:
         from safetensors import safe_open
 
         self.path, self.kind = path, kind
-        kind.check(path)
+        size = kind.check(path)
         with kind.reading(path), path.open("rb") as start:
             length = int.from_bytes(start.read(8), "little")
-            if length > MOST_HEADER_BYTES:
+            if not 0 < length <= min(size - 8, MOST_HEADER_BYTES):
                 raise kind.refusal(path, "a file that is cut off, or no safetensors file at all")
             header = json_value(start.read(length).decode(), path, kind)
         with kind.reading(path), safe_open(path, framework="np"):  # which checks the header
@@ -243,7 +243,9 @@ def _check_zip(path: Path, kind: FileKind, *, verified: bool) -> None:
     with path.open("rb") as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(size - (1 << 16) - 22, 0))
-        end = file.read().rpartition(b"PK\x05\x06")[2]
+        _, mark, end = file.read().rpartition(b"PK\x05\x06")
+    if not mark:
+        raise kind.refusal(path, "a zip without its end: it is cut off")
     if int.from_bytes(end[8:12], "little") > MOST_LISTED:
         raise kind.refusal(path, f"a list of more than {MOST_LISTED // MIB} MiB of entries")
     with kind.reading(path), zipfile.ZipFile(path) as archive:

@@ -152,7 +152,7 @@ def test_kept_results_stay_and_are_said_at_the_end(
         "1 of 2 cells holds results made by other code, which were kept; --fresh makes them again"
         in said
     )
-    assert "all 12 units are finished already, 6 of them by other code; nothing to do" in said
+    assert "all 12 units are finished already; nothing to do" in said
     assert "1 of 2 cells holds" in refusal(images, run)
 
 

@@ -60,7 +60,7 @@ def test_every_file_is_brought_to_the_disk(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brought: list[Path] = []
-    monkeypatch.setattr(files, "bring_to_disk", brought.append)
+    monkeypatch.setattr(files, "fsync", brought.append)
     UploadFolder(tmp_path / "new").record_weights(load_model(**TINY))
     assert any(path.name.endswith(".tmp") for path in brought)
     assert tmp_path / "new" / "weights" in brought

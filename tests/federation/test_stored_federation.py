@@ -55,8 +55,7 @@ def other_weights(path: Path) -> None:
         (other_weights, "got other weights than the last checkpoint's. They are written again"),
         (
             lambda p: p.write_bytes(p.read_bytes()[:-100]),
-            "113352 bytes of tensors where its header says 113452: it is cut off, or something "
-            "was added. They are written again",
+            "got what cannot be read (SafetensorError",
         ),
         (lambda p: p.write_bytes(b""), "a file that is cut off, or no safetensors file at all"),
         (lambda p: p.write_text(DEEP), "a file that is cut off, or no safetensors file at all"),
@@ -94,7 +93,7 @@ def unsealed(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (metadata_bit, "got a file that changed after it was written: its seal is of another"),
+        (metadata_bit, "got a file that changed after it was written"),
         (unsealed, "got metadata of another model. They are written again"),
     ],
 )
