@@ -28,8 +28,8 @@ from mjp_privacy.client.recorded.loading import (
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.client.recorded.truth import RecordedTruth
 from mjp_privacy.client.upload import weights_of
-from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import clock
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
 from mjp_privacy.experiment.forecast import RecordedForesight, lacking

@@ -17,9 +17,9 @@ from torch import Tensor
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.client.upload import make_upload
-from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.machine import clock
+from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource
 from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.forecast import SimulatedForesight

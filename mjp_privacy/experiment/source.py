@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import first_of
+from mjp_privacy.core.text import first_of
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.store import RunStore
