@@ -21,6 +21,7 @@ import os
 import re
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -207,8 +208,8 @@ def json_value(text: str, path: Path, kind: FileKind) -> Any:
     def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         by_name = dict(pairs)
         if len(by_name) < len(pairs):
-            seen: set[str] = set()
-            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            counts = Counter(name for name, _ in pairs)
+            twice = next(name for name, number in counts.items() if number > 1)
             raise ValueError(f"the field {shown(twice)!r} is given twice")
         for name, value in pairs if words else ():
             if value is no_number or (isinstance(value, list) and no_number in value):
@@ -385,8 +386,8 @@ def csv_rows(
     with kind.reading(path):
         columns = [column(name) for name in next(lines, [])]
     fault = ""
-    if len(set(columns)) < len(columns):
-        fault = f"a column twice among {shown(', '.join(sorted(columns)))}"
+    if twice := [name for name, number in Counter(columns).items() if number > 1]:
+        fault = f"the column {shown(twice[0])} twice"
     elif missing := [name for name in needed if name not in columns]:
         fault = f"no column {', '.join(missing)} among {shown(', '.join(columns) or 'none')}"
     elif strange := [name for name in columns if known and name not in known]:

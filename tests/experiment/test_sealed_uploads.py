@@ -22,7 +22,7 @@ from mjp_privacy.models.tensor_files import DIGEST_KEY, save_tensors
 from tests.helpers.runs import TINY
 from tests.helpers.uploads import NAME, ONE, attacked, edit, edit_all
 
-CHANGED = "got a file that changed after it was written: its seal is of another content. "
+CHANGED = "got a file that changed after it was written, as its digest says. "
 RECORD_AGAIN = "Record or copy it again"
 
 

@@ -6,7 +6,7 @@
 
 Files are renamed into place when they are complete, an upload's header last. A killed recorder
 thus leaves only whole uploads, and parts that can be recognised because their header is missing.
-Each file carries its own digest (`core/sealed`), and a header that of the file of its weights.
+Each file carries its own digest (`models/tensor_files.py`), and a header that of its weights' file.
 """
 
 from __future__ import annotations
