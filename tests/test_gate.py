@@ -46,7 +46,7 @@ OF_MODULES = {
 OWN = {"source", "self", "store"}
 """What has methods of these names of its own: source.read_bytes is behind the gate already."""
 
-SEALED = "rows and pictures of the run: damage.py looks at their seals first, under its reading()"
+STORED_ROWS = "a run's own files, named by their digest; any error of pyarrow is turned there"
 STORED = "JSON in a cell of the table: the gate has read the table that it stands in"
 BEHIND = "text that the gate has read"
 SHIPPED = "a file of the installation"
@@ -62,20 +62,8 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "mjp_privacy/__main__.py": ({"os.open", "open"}, "the null device, and descriptors 0 to 2"),
     "mjp_privacy/core/files.py": ({"os.open", "open"}, "for fsync, the lock, to append lines"),
     "mjp_privacy/core/machine.py": ({"read_text"}, "what the system says of its memory"),
-    "mjp_privacy/experiment/block_file.py": (
-        {"ParquetFile", "read_metadata", "loads"},
-        SEALED,
-    ),
-    "mjp_privacy/experiment/compaction.py": ({"ParquetFile", "read_metadata"}, SEALED),
-    "mjp_privacy/experiment/open_rows.py": ({"open", "ParquetFile", "read_metadata"}, SEALED),
-    "mjp_privacy/experiment/part_file.py": ({"loads"}, SEALED),
-    "mjp_privacy/experiment/row_files.py": ({"read_metadata", "read_parquet"}, SEALED),
-    "mjp_privacy/experiment/stored_pictures.py": ({"safe_open"}, SEALED),
-    "mjp_privacy/experiment/image_list.py": ({"csv.reader"}, BEHIND),
-    "mjp_privacy/experiment/timings.py": ({"loads"}, BEHIND),
-    "mjp_privacy/experiment/messages.py": ({"loads"}, "a line of our own workers, checked after"),
-    "mjp_privacy/experiment/source_code.py": ({"read_bytes"}, SHIPPED),
-    "mjp_privacy/experiment/engines/coordinator.py": ({"open"}, "lines of our own workers"),
+    "mjp_privacy/experiment/store.py": ({"ParquetFile", "loads"}, STORED_ROWS),
+    "mjp_privacy/experiment/code.py": ({"read_bytes"}, SHIPPED),
     "mjp_privacy/experiment/engines/local.py": ({"read_text"}, LOGS),
     "mjp_privacy/experiment/engines/slurm_queue.py": ({"read_text"}, LOGS),
     "mjp_privacy/federation/flower/programs.py": ({"read_bytes", "loads"}, LOGS),
