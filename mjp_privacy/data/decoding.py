@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 
 MAX_BYTES = 512 * 2**20
 """Size of the largest image file that is read into memory."""

@@ -18,17 +18,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.command import Outcome
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import check_name, output_folder
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.held import check_folder, held_folder
-from mjp_privacy.core.seeding import derive_seed
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.stops import holding
-from mjp_privacy.core.storage import writing
+from mjp_privacy.core.errors import UserError, writing
+from mjp_privacy.core.files import check_folder, check_name, output_folder, working_in
+from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import ImageError
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.data.source import ImageRecord, ImageSource
 from mjp_privacy.data.subset import spread_subset
 
@@ -174,10 +171,10 @@ def _write(source: ImageSource, sample: Sample, out: Path) -> None:
     """Fill a temporary folder beside `out`, then rename it."""
     temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
     output_folder(temporary.parent)
-    with holding(), writing(out):
+    with writing(out):
         try:
             temporary.mkdir()
-            with held_folder(temporary):
+            with working_in(temporary):
                 _copy(source, sample, temporary)
                 _verify(sample, temporary)
             if out.is_dir():

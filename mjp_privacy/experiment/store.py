@@ -42,11 +42,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import bring_to_disk, unmistakable, write_named
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, NoFile, Unreadable, is_there
-from mjp_privacy.core.progress import LateBar
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
+from mjp_privacy.core.files import fsync, write_named
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.text import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,7 +138,8 @@ class RunStore:
     """The row groups of pictures that were read last, by their files and first rows."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", unmistakable(self.root))
+        if ":" in "".join(self.root.parts[:1]):  # run:1/rows would be an address to pyarrow
+            object.__setattr__(self, "root", self.root.absolute())
 
     def folder(self, run_id: str) -> Path:
         """The folder of one cell."""
@@ -214,7 +215,7 @@ class RunStore:
         for at in small | partly:
             rows.files[at].path.unlink(missing_ok=True)
         if groups:
-            bring_to_disk(folder)
+            fsync(folder)
         return len(small | partly)
 
     # reading ------------------------------------------------------------------------------------
@@ -300,7 +301,7 @@ class RunStore:
         files = [file for folder in folders for file in stored_files(folder)]
         with (
             ThreadPoolExecutor(4) as pool,
-            LateBar("reading what is stored", lambda: len(files)) as bar,
+            Progress("reading what is stored", lambda: len(files)) as bar,
         ):
             found = []
             wholes = pool.map(lambda file: file.is_whole, files)
@@ -315,7 +316,7 @@ class RunStore:
             target = self.root / ASIDE / path.relative_to(self.root)
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
-            bring_to_disk(path.parent)
+            fsync(path.parent)
 
     def without(self, paths: Iterable[Path]) -> RunStore:
         """The same folder for a reader that leaves these files out."""
@@ -512,7 +513,7 @@ def write_pieces(
 
     start = f"{name}.{1 + max((file.attempt for file in before), default=0):04d}"
     target = folder / f"{start}.parquet"
-    return write_named(target, write, lambda t: f"{start}.{digest_of(t)}.parquet", lasting=True)
+    return write_named(target, write, lambda t: f"{start}.{digest_of(t)}.parquet", durable=True)
 
 
 def about_of(schema: pa.Schema, path: Path) -> dict[str, Any]:

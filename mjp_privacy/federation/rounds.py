@@ -21,14 +21,11 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.client.recorded.folder import UploadFolder, save_weights, weights_metadata
-from mjp_privacy.core.apart import keep_apart
-from mjp_privacy.core.device import pick_device
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder, write_json
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
-from mjp_privacy.core.gate.tensor_files import FLOATS, TensorFile
-from mjp_privacy.core.lock import locked
-from mjp_privacy.core.tensor_files import SEAL, check_tensor_seal
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.files import lock, output_folder, write_json
+from mjp_privacy.core.machine import pick_device
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.recording import Recorder
 from mjp_privacy.federation.server import ServerState, Weights
@@ -43,6 +40,7 @@ from mjp_privacy.federation.stored import (
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest
 from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
@@ -265,9 +263,9 @@ def check_model(task: Task, weights: Weights, path: Path) -> None:
     )
     if not same:
         raise FINAL.refusal(path, "other weights than the last checkpoint's")
-    check_tensor_seal(path, FINAL)
+    check_digest(path, FINAL)
     expected = weights_metadata(task.with_weights(weights), _facts(task))
-    said = {name: text for name, text in file.metadata.items() if name != SEAL}
+    said = file.metadata
     if not said.items() <= expected.items():
         raise FINAL.refusal(path, "metadata of another model")
 
@@ -290,5 +288,5 @@ def federate(
     task = Task.from_config(config, data, val, pick_device(device))
     keep_apart(out, {"--data": data, "--val": val})
     folder = output_folder(Path(out))
-    with locked(folder):
+    with lock(folder):
         return Federation(task, folder).run()

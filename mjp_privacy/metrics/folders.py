@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.files import Files, image_names, open_files
 

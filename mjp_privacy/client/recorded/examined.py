@@ -18,8 +18,7 @@ from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.header import header_changed
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.sealed import forget_seals
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 
 NAMED = 10
 """Uploads that a message lists."""
@@ -57,14 +56,13 @@ class Examined:
 
 def examine(folder: UploadFolder) -> Examined:
     """Examine every upload of a folder. All of its files are read, one tensor at a time."""
-    from mjp_privacy.core.progress import LateBar
+    from mjp_privacy.core.progress import Progress
 
-    forget_seals()
     examiner = Examiner()
     uploads: list[RecordedUpload] = []
     refused: dict[str, tuple[str, ...]] = {}
     names = folder.names()
-    with LateBar("reading uploads", lambda: len(names)) as bar:
+    with Progress("reading uploads", lambda: len(names)) as bar:
         for name in names:
             bar.advance()
             try:

@@ -19,7 +19,9 @@ from pydantic import Field
 
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.client.recorded.model_arguments import ModelArguments
-from mjp_privacy.core.bounds import (
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import FileKind, read_json_value, typed
+from mjp_privacy.core.schema import (
     Label,
     Many,
     Mean,
@@ -29,13 +31,11 @@ from mjp_privacy.core.bounds import (
     Spread,
     Switch,
     Whole,
+    parse,
+    schema,
 )
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse, schema
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind
-from mjp_privacy.core.gate.json_files import read_json_value, typed
-from mjp_privacy.core.sealed import BLANK, FIELD, read_seal
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
+from mjp_privacy.models.tensor_files import BLANK_DIGEST, check_digest, write_with_digest
 
 HEADER = FileKind(
     "the JSON header of an upload, with fields such as label and weights",
@@ -139,7 +139,7 @@ def read_header(path: Path) -> UploadHeader:
     """Read and check a header; each mistake in it is a UserError that names file and field."""
     content = read_json_value(path, HEADER)
     if isinstance(content, dict):
-        content.pop(FIELD, None)
+        content.pop("seal", None)
     header = typed(content, path, HEADER, UploadHeader, {"model": ModelArguments})
     check_header(header, path)
     return header
@@ -149,10 +149,13 @@ def header_changed(path: Path) -> bool:
     """Whether a header is not as it was recorded: a person changed it, which is allowed, or a bit
     of it flipped. One that never had a seal did not change."""
     content = read_json_value(path, HEADER)
-    if not isinstance(content, dict) or FIELD not in content:
+    if not isinstance(content, dict) or "seal" not in content:
         return False
-    with HEADER.reading(path):
-        return not read_seal(path).whole
+    try:
+        check_digest(path, HEADER, needed=True)
+    except BadFile:
+        return True
+    return False
 
 
 def check_header(header: UploadHeader, path: Path) -> None:
@@ -188,9 +191,9 @@ def header_refusal(path: Path, field: str, expected: str, got: str) -> BadFile:
     return dataclasses.replace(HEADER, expected=expected).refusal(path, got.rstrip("."), field)
 
 
-def header_text(header: UploadHeader) -> str:
-    """The header as JSON, with a place for its seal before it; most fields are left out where they
-    have their default."""
+def write_header(path: Path, header: UploadHeader) -> None:
+    """Write the header as JSON with its digest; most fields are left out where they have their
+    default."""
     fields = {field.name: field for field in dataclasses.fields(header)}
     always = ("label", "weights", "mean", "std", "format", "round", "client", "kind")
     content: Mapping[str, Any] = {
@@ -198,8 +201,9 @@ def header_text(header: UploadHeader) -> str:
         for name, value in dataclasses.asdict(header).items()
         if name in always or value != _default(fields[name])
     }
-    sealed = {FIELD: BLANK, **content}
-    return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    content = {"seal": BLANK_DIGEST, **content}
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_with_digest(path, lambda file: file.write_bytes(text.encode()))
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

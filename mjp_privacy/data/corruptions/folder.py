@@ -24,10 +24,9 @@ from PIL import Image
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.json_files import json_value
-from mjp_privacy.core.seeding import derive_seed
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.read import FileKind, json_value
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.corruptions.corrupting import corrupted
 from mjp_privacy.data.corruptions.differences import DIFFERENCES
 from mjp_privacy.data.corruptions.names import CORRUPTIONS, MARKER, SEVERITIES
