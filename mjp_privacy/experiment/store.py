@@ -48,6 +48,23 @@ from mjp_privacy.core.files import fsync, write_named
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.text import shown
+from mjp_privacy.experiment.block_file import (
+    ABOUT,
+    OF_IMAGE,
+    ROWS,
+    BlockContent,
+    Pictures,
+    about_of,
+    is_of_its_cell,
+    joined_schema,
+    packed,
+    picture_layout,
+    read_pictures,
+    read_table,
+    schema_of,
+    unpacked,
+    write_file,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,27 +75,20 @@ NOT_DONE = ("failed", "unreadable")
 """Statuses of images that the next command attacks again. `unreadable`: the image's file, or one of
 its client step, is no image, so that nothing was attacked; such rows are in no figure."""
 
-OF_IMAGE = ("image_id", "block", "status", "reason", "code", "group", "label_source")
-"""Columns that every file has, apart from its scores."""
 OF_CELL = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
-"""And those that the list of cells has, at least."""
+"""What the list of cells has of each, at least."""
 FACTS = "facts"  # column of the list of cells: all facts of a cell, as JSON
 ASIDE = "damaged"
 FEWEST_FILES = 50  # a cell with fewer files is not compacted
-MOST_BYTES = 64 << 20  # of the rows that compaction puts into one row group
 FULL = 256 << 20  # bytes of a file that compaction adds nothing to: damage costs no more than that
 READ_PICTURES = 256 << 20  # bytes of pictures that a reader keeps
 TRIES = 5  # how often a folder is read whose files are replaced meanwhile
 NAME = re.compile(r"([a-z0-9]+)\.([0-9]{4,9})\.([0-9a-f]{16})\.parquet")
-ABOUT = b"mjp_privacy"  # key of a file's metadata: the cell, the code, the machine, as JSON
 OLD_FILE = re.compile(r"([0-9]{5,}|part-[0-9]{5,})\.parquet")  # of versions with reconstructions/
 CONVERT = "python tools/convert_run.py"  # of the sources; it needs nothing else of them
 
-ROWS = FileKind("a run's rows", "Run the attack again, which makes them again.", 1 << 50)
 CELLS = FileKind("the list of a run's cells", "Run the attack again, which mends it.", 1 << 30)
 
-Pictures = tuple[Sequence[str], Mapping[str, "Tensor"]]
-"""Ids of images, and the tensors (m, ...) to store of them."""
 T = TypeVar("T")
 
 
@@ -95,7 +105,9 @@ class StoredFile(NamedTuple):
         """Whether it is the file that was written here, bit for bit; one that is gone is."""
         try:
             whole = digest_of(self.path) == self.digest
-            return whole and (self.block == "cells" or _is_of(_schema(self.path), self.path))
+            return whole and (
+                self.block == "cells" or is_of_its_cell(schema_of(self.path), self.path)
+            )
         except Unreadable:  # it may be sound
             raise
         except BadFile as error:
@@ -174,7 +186,7 @@ class RunStore:
         if rows["image_id"].duplicated().any():
             raise ValueError(f"{run_id}, block {block}: an image twice")
         table = pa.Table.from_pandas(rows.assign(block=np.int32(block)), preserve_index=False)
-        for name, (values, metadata) in _packed(rows["image_id"], pictures).items():
+        for name, (values, metadata) in packed(rows["image_id"], pictures).items():
             table = table.append_column(pa.field(name, values.type, metadata=metadata), values)
         table = table.replace_schema_metadata({ABOUT: json.dumps(about or {}, default=str)})
         before = stored_files(self.folder(run_id))
@@ -183,7 +195,9 @@ class RunStore:
         for file in before:  # what is wholly replaced goes, but for what rotted meanwhile
             if file.block == f"{block:05d}":
                 try:
-                    if fresh.issuperset(_read(file.path, ["image_id"])["image_id"].to_pylist()):
+                    if fresh.issuperset(
+                        read_table(file.path, ["image_id"])["image_id"].to_pylist()
+                    ):
                         file.path.unlink(missing_ok=True)
                 except BadFile:
                     continue
@@ -206,11 +220,11 @@ class RunStore:
             if not rows.files[at].is_whole:
                 raise ValueError(f"{shown(rows.files[at].path)} changed after it was written")
             total += sizes[at]
-            together = _layout(_schema(rows.files[at].path)), total // FULL
+            together = picture_layout(schema_of(rows.files[at].path)), total // FULL
             key = ("all", *together) if at in small else (rows.files[at].block, at)
             groups.setdefault(key, []).append(at)
         for (name, *_), places in groups.items():
-            schema = _joined_schema([rows.files[at].path for at in places])
+            schema = joined_schema([rows.files[at].path for at in places])
             pieces = (rows.piece(at) for at in places)
             write_pieces(folder, name, stored_files(folder), schema, pieces)
         for at in small | partly:
@@ -255,7 +269,7 @@ class RunStore:
     def about(self, run_id: str) -> list[dict[str, Any]]:
         """What the files of a cell say of it in their metadata, later tries last."""
         return self._settled(
-            run_id, lambda rows: [about_of(_schema(file.path), file.path) for file in rows.files]
+            run_id, lambda rows: [about_of(schema_of(file.path), file.path) for file in rows.files]
         )
 
     # pictures -----------------------------------------------------------------------------------
@@ -273,7 +287,7 @@ class RunStore:
             at, row = rows.place.get(image_id, (-1, 0))
             if at < 0 or not rows.contents[at].has_picture[row]:
                 return None
-            return _unpacked(*self._picture_table(rows.files[at].path, row))
+            return unpacked(*self._picture_table(rows.files[at].path, row))
 
         return self._settled(run_id, find)
 
@@ -284,7 +298,7 @@ class RunStore:
             if held == path and first <= row < first + len(table):
                 self._pictures[held, first] = self._pictures.pop((held, first), table)
                 return table, row - first
-        first, table = _read_pictures(path, row)
+        first, table = read_pictures(path, row)
         self._pictures[path, first] = table
         while sum(t.nbytes for t in self._pictures.values()) > READ_PICTURES > table.nbytes:
             self._pictures.popitem(last=False)
@@ -378,38 +392,12 @@ class RunStore:
         return next((path.name for path in paths if OLD_FILE.fullmatch(path.name)), "")
 
 
-class FileContent(NamedTuple):
-    """What is known of a file of rows once it was opened."""
-
-    ids: list[str]  # its images, all of them
-    has_picture: list[bool]  # which of them have pictures
-    columns: tuple[str, ...]  # without pictures
-
-    @classmethod
-    def of(cls, path: Path) -> FileContent:
-        """Read it; a UserError where it is no file of a block, or of another cell."""
-
-        def read(file: Any) -> tuple[pa.Schema, pa.Table]:
-            schema = file.schema_arrow
-            names = [name for name in ("image_id", "has_picture") if name in schema.names]
-            return schema, file.read(names, use_threads=False)
-
-        schema, table = _opened(path, read)
-        check_columns(schema, path)
-        ids = table["image_id"].to_pylist()
-        if None in ids or len(set(ids)) < len(ids):
-            raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
-        known = "has_picture" in table.column_names
-        has = table["has_picture"].to_pylist() if known else [False] * len(ids)
-        return cls(ids, has, tuple(n for n in schema.names if not _is_picture(schema.field(n))))
-
-
 @dataclass(frozen=True)
 class CellRows:
     """The files of one cell, and which of their images count."""
 
     files: list[StoredFile]
-    contents: list[FileContent]
+    contents: list[BlockContent]
     kept: list[NDArray[np.bool_] | None]  # which images of each file count; None: all
     place: dict[str, tuple[int, int]]  # the file and the row of each image
 
@@ -420,7 +408,7 @@ class CellRows:
         before: what was known of these files, which need not be opened again
         """
         known = {} if before is None else dict(zip(before.files, before.contents, strict=True))
-        contents = [known.get(file) or FileContent.of(file.path) for file in files]
+        contents = [known.get(file) or BlockContent.of(file.path) for file in files]
         ids = [content.ids for content in contents]
         place = {name: (at, row) for at, names in enumerate(ids) for row, name in enumerate(names)}
         counts = [
@@ -448,7 +436,7 @@ class CellRows:
         """The rows of a file that count, with pictures unless columns are named."""
         import pyarrow as pa
 
-        table = _read(self.files[at].path, columns)
+        table = read_table(self.files[at].path, columns)
         kept = self.kept[at]
         return table if kept is None else table.filter(pa.array(kept))
 
@@ -484,207 +472,14 @@ def write_pieces(
     pieces: Iterable[pa.Table],
 ) -> Path:
     """Write a table into a file NAME.TRY.DIGEST.parquet of this folder, whose try is the next one
-    after those of the files before. The table's pieces may lack columns of the schema; row groups
-    hold MOST_BYTES or one piece."""
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetWriter
-
-    empty = schema.empty_table()
-    others = [f.name for f in schema if not _is_picture(f)]
-    layout: dict[str, Any] = {
-        "compression": {n: "ZSTD" if n in others else "NONE" for n in schema.names},
-        "use_dictionary": [f.name for f in schema if pa.types.is_string(f.type)],
-        "write_statistics": others,
-        "write_page_checksum": True,
-    }
-
-    def write(path: Path) -> None:
-        with ParquetWriter(path, schema, **layout) as writer:
-            group, size = [empty], 0
-            for piece in pieces:
-                if size and size + piece.nbytes > MOST_BYTES:
-                    writer.write_table(pa.concat_tables(group, promote_options="permissive"))
-                    group, size = [empty], 0
-                group.append(piece)
-                size += piece.nbytes
-            writer.write_table(pa.concat_tables(group, promote_options="permissive"))
-
+    after those of the files before."""
     start = f"{name}.{1 + max((file.attempt for file in before), default=0):04d}"
-    target = folder / f"{start}.parquet"
-    return write_named(target, write, lambda t: f"{start}.{digest_of(t)}.parquet", durable=True)
-
-
-def about_of(schema: pa.Schema, path: Path) -> dict[str, Any]:
-    """What a file says of its cell, its code and its machine."""
-    with ROWS.reading(path):
-        about = json.loads((schema.metadata or {}).get(ABOUT, b"{}"))
-    return about if isinstance(about, dict) else {}
-
-
-def check_columns(schema: pa.Schema, path: Path) -> None:
-    """Raise a UserError unless a file has the columns of a block, of the kinds they should be, and
-    is of the cell in whose folder it lies."""
-    from pyarrow import types
-
-    if missing := [name for name in OF_IMAGE if name not in schema.names]:
-        raise ROWS.refusal(path, f"no column {', '.join(missing)}")
-    for column in schema:
-        is_score = "." in column.name
-        right = types.is_floating if is_score else types.is_string
-        right = types.is_integer if column.name == "block" else right
-        may_be_null = column.name not in ("image_id", "block", "status")
-        is_right = right(column.type) or (may_be_null and types.is_null(column.type))
-        if not is_right and (is_score or column.name in OF_IMAGE):
-            raise ROWS.refusal(path, f"values of type {column.type}", column.name)
-    if not _is_of(schema, path):
-        raise ROWS.refusal(path, "rows of another cell")
-
-
-def _is_of(schema: pa.Schema, path: Path) -> bool:
-    """Whether a file is of the cell in whose folder it lies, as far as it says."""
-    cell = about_of(schema, path).get("cell")
-    return not isinstance(cell, dict) or cell.get("run_id", path.parent.name) == path.parent.name
-
-
-def _opened(path: Path, use: Callable[[Any], T]) -> T:
-    """What a library reads of a file: NoFile where it is gone by now, a UserError where it is not
-    one; every page has a checksum of its own."""
-    from pyarrow.parquet import ParquetFile
-
-    ROWS.check(path)
-    with ROWS.reading(path), ParquetFile(path, page_checksum_verification=True) as file:
-        return use(file)
-
-
-def _schema(path: Path) -> pa.Schema:
-    return _opened(path, lambda file: file.schema_arrow)
-
-
-def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """Columns of a file, all of which it has."""
-    return _opened(path, lambda file: file.read(columns, use_threads=False))
-
-
-def _read_pictures(path: Path, row: int) -> tuple[int, pa.Table]:
-    """The pictures of the row group that holds a row, and that group's first row."""
-
-    def read(file: Any) -> tuple[int, pa.Table]:
-        names = [column.name for column in file.schema_arrow if _is_picture(column)]
-        first = 0
-        for group in range(file.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
-            if row < first + count:
-                return first, file.read_row_group(group, names, use_threads=False)
-            first += count
-        raise ValueError(f"no row {row}")
-
-    return _opened(path, read)
-
-
-def _joined_schema(paths: Sequence[Path]) -> pa.Schema:
-    """The columns of several files, and what they say of their cell."""
-    import pyarrow as pa
-
-    schemas = [_schema(path) for path in paths]
-    abouts = [about_of(schema, path) for schema, path in zip(schemas, paths, strict=True)]
-    about = {key: value for each in abouts for key, value in each.items()}
-    about["code"] = {digest: of for each in abouts for digest, of in each.get("code", {}).items()}
-    bare = [schema.remove_metadata() for schema in schemas]
-    whole = pa.unify_schemas(bare, promote_options="permissive")
-    return whole.with_metadata({ABOUT: json.dumps(about)})
-
-
-# pictures as columns ------------------------------------------------------------------------------
-
-
-def _is_picture(column: pa.Field) -> bool:
-    return bool(column.metadata and b"shape" in column.metadata)
-
-
-def _layout(schema: pa.Schema) -> tuple[Any, ...]:
-    """What the pictures of two files must have in common to stand in one."""
-    known = (b"shape", b"dtype", b"scale", b"same")
-    pictures = [column for column in schema if _is_picture(column)]
-    return tuple((c.name, *(c.metadata.get(key) for key in known)) for c in pictures)
-
-
-def _packed(
-    ids: Iterable[str], groups: Sequence[Pictures]
-) -> dict[str, tuple[Any, dict[str, str] | None]]:
-    """Columns of bytes, with what a reader needs: shape, dtype, and the scale of what was packed.
-
-    Private images are bytes where all values are multiples of 1/255, as those of every picture that
-    was not resampled. A target that equals the plain or the fed images is not stored twice.
-    """
-    import pyarrow as pa
-
-    if not groups:
-        return {}
-    arrays = [{name: t.cpu().numpy() for name, t in tensors.items()} for _, tensors in groups]
-    pictured = {image_id for names, _ in groups for image_id in names}
-    columns: dict[str, tuple[Any, dict[str, str] | None]] = {
-        "has_picture": (pa.array([image_id in pictured for image_id in ids]), None)
-    }
-    for name in dict.fromkeys(name for of_group in arrays for name in of_group):
-        parts = [of_group[name] for of_group in arrays if name in of_group]
-        metadata = {"shape": json.dumps(parts[0].shape[1:]), "dtype": str(parts[0].dtype)}
-        same = [n for n in ("plain", "input") if name == "target" and _equal(arrays, name, n)]
-        if same:
-            columns[name] = pa.nulls(len(columns["has_picture"][0])), {**metadata, "same": same[0]}
-            continue
-        if name != "images" and parts[0].dtype == np.float32:
-            small = [_as_bytes(part) for part in parts]
-            if all(map(_same_bits, map(_scaled, small), parts)):
-                parts, metadata = small, {**metadata, "dtype": "uint8", "scale": "1/255"}
-        having = [names for (names, _), known in zip(groups, arrays, strict=True) if name in known]
-        cells = {
-            image_id: part[at].tobytes()
-            for names, part in zip(having, parts, strict=True)
-            for at, image_id in enumerate(names)
-        }
-        size = int(np.prod(parts[0].shape[1:])) * parts[0].dtype.itemsize
-        columns[name] = pa.array([cells.get(n) for n in ids], pa.binary(size)), metadata
-    return columns
-
-
-def _equal(groups: Sequence[Mapping[str, NDArray[Any]]], name: str, other: str) -> bool:
-    """Whether every group has both tensors, or neither, and they are equal."""
-    having = [group for group in groups if name in group or other in group]
-    return all(name in g and other in g and _same_bits(g[name], g[other]) for g in having)
-
-
-def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    same_kind = one.dtype == other.dtype and one.shape == other.shape
-    return same_kind and one.tobytes() == other.tobytes()
-
-
-def _as_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    with np.errstate(invalid="ignore"):  # of what is no number
-        return np.clip(np.round(values * np.float32(255)), 0, 255).astype(np.uint8)
-
-
-def _scaled(values: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return values.astype(np.float32) / np.float32(255)
-
-
-def _unpacked(table: pa.Table, at: int) -> dict[str, Tensor]:
-    """The tensors of the row at this place, bit for bit as they were written."""
-    import torch
-
-    tensors: dict[str, Tensor] = {}
-    same: dict[str, str] = {}
-    for name in table.column_names:
-        known = {k.decode(): v.decode() for k, v in table.schema.field(name).metadata.items()}
-        if "same" in known:
-            same[name] = known["same"]
-            continue
-        cell = table[name][at].as_buffer()
-        if cell is None:  # others of the block have it
-            continue
-        values = np.frombuffer(cell, known["dtype"]).reshape(json.loads(known["shape"]))
-        tensor = torch.from_numpy(values.copy())
-        tensors[name] = tensor.float() / 255 if "scale" in known else tensor
-    return {**tensors, **{name: tensors[other] for name, other in same.items() if other in tensors}}
+    return write_named(
+        folder / f"{start}.parquet",
+        lambda path: write_file(path, schema, pieces),
+        lambda path: f"{start}.{digest_of(path)}.parquet",
+        durable=True,
+    )
 
 
 # cells as a table ---------------------------------------------------------------------------------
@@ -708,7 +503,7 @@ def _cells_in(path: Path) -> list[dict[str, Any]]:
     """The cells of a list; a UserError unless each has what a cell needs, and a name that is no
     path."""
     with CELLS.reading(path):
-        cells = [dict(json.loads(text)) for text in _read(path, [FACTS])[FACTS].to_pylist()]
+        cells = [dict(json.loads(text)) for text in read_table(path, [FACTS])[FACTS].to_pylist()]
     for number, cell in enumerate(cells):
         place = f"cell {number}"
         if missing := [name for name in OF_CELL if name not in cell]:

@@ -22,6 +22,7 @@ import torch
 from attacks.budget import over_budget
 from mjp_privacy import cli
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment import block_file
 from mjp_privacy.experiment import store as store_module
 from mjp_privacy.experiment.scores import cell_scores, long_rows
 from mjp_privacy.experiment.store import CONVERT, RunStore, digest_of, stored_files
@@ -102,7 +103,7 @@ def test_groups_of_pictures_and_images_without(store: RunStore) -> None:
 def test_pictures_are_read_by_row_group_and_few_are_kept(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "MOST_BYTES", 600)
+    monkeypatch.setattr(block_file, "MOST_BYTES", 600)
     monkeypatch.setattr(store_module, "READ_PICTURES", 600)
     for block in range(6):
         write(store, {f"{block}a": block, f"{block}b": 100 + block}, block=block)
@@ -191,8 +192,8 @@ def test_ten_thousand_files_take_a_moment_and_only_new_ones_are_opened(
     for block in range(30):
         write(store, {f"{block}": block}, cell="c2", block=block)
     assert len(scores(store, "c2")) == 30
-    opened, of = list[Path](), store_module.FileContent.of
-    monkeypatch.setattr(store_module.FileContent, "of", lambda p: opened.append(p) or of(p))
+    opened, of = list[Path](), block_file.BlockContent.of
+    monkeypatch.setattr(block_file.BlockContent, "of", lambda p: opened.append(p) or of(p))
     last = write(store, {"0": 7}, cell="c2").path
     assert scores(store, "c2")["0"] == 7.0
     assert opened == [last]
