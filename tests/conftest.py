@@ -1,6 +1,10 @@
 """Fixtures every test may use."""
 
 import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread each, and for those
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # they start; read when NumPy and torch load
+
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +15,6 @@ from tests.helpers.runs import photographs
 from tests.helpers.trap import Trap, planted
 
 WORKER_MEMORY = 3 << 30  # what a process of the tests may take, with room for those it starts
-
-if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread each
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
 
 
 @pytest.hookimpl(optionalhook=True)
