@@ -10,11 +10,35 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.helpers.runs import photographs
 from tests.helpers.trap import Trap, planted
 
 WORKER_MEMORY = 3 << 30  # what a process of the tests may take, with room for those it starts
+
+NIGHTLY = (
+    "tests/experiment/test_engines_local.py",
+    "tests/golden/test_april_images.py",
+    "tests/golden/test_ladder_real.py",
+    "tests/golden/test_batches_real.py",
+    "tests/golden/test_shared_pictures_real.py",
+    "tests/golden/test_autocast_real.py",
+    "tests/golden/test_evaluation_real.py",
+    "tests/gpu/",
+)
+"""Files and folders that `make nightly` alone runs; single tests are marked where they are."""
+
+settings.register_profile("day", max_examples=50)
+settings.register_profile("nightly", max_examples=300)
+settings.load_profile("day")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(NIGHTLY):
+            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.hookimpl(optionalhook=True)

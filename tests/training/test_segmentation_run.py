@@ -55,10 +55,10 @@ def test_plain_and_mjp_weights_learn_the_shapes(tmp_path: Path, row: str) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"segmentation": {"head": "upernet", "channels": 16}},
+        nightly({}),
+        nightly({"segmentation": {"head": "upernet", "channels": 16}}),
         {"recipe": {"ema_decay": 0.5, "precision": "bfloat16"}},
-        SWIN,
+        nightly(SWIN),
     ],
 )
 def test_a_killed_run_ends_with_the_same_weights(
