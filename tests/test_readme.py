@@ -23,7 +23,7 @@ def small_vit() -> object:
     """torchvision's, with patches and layers that are quickly done."""
     from torchvision.models import VisionTransformer
 
-    sizes = {"num_layers": 1, "num_heads": 4, "hidden_dim": 768, "mlp_dim": 768}
+    sizes = {"num_layers": 2, "num_heads": 4, "hidden_dim": 256, "mlp_dim": 512}
     return VisionTransformer(image_size=224, patch_size=16, **sizes)
 
 
@@ -56,7 +56,8 @@ def test_own_gradients_give_the_picture(
     leak = run_block(OWN_GRADIENTS, tmp_path, monkeypatch, whole)["leak"]
     assert isinstance(leak, Leak)
     assert leak.scores is not None
-    assert bool(leak.scores.set_index("attack")["exact"]["patch_gradient"])
+    scores = leak.scores.set_index("attack").loc["patch_gradient"]
+    assert bool(scores["exact"]) if whole else float(scores["psnr"]) > 60
     assert leak.best.residual < 1e-4
     assert (leak.label_source, leak.labels.tolist()) == ("read off the gradient", [7])  # type: ignore[union-attr]
     assert (tmp_path / "leak.png").is_file()
