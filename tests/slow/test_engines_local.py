@@ -35,7 +35,7 @@ from tests.helpers.runs import (
 )
 from tests.helpers.trap import Trap, children_of, is_running, planted, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("one_thread")]
 
 TWO = EngineConfig("local", workers=2, threads=1)
 BOTH = ["float32", "float64"]

@@ -23,7 +23,7 @@ from mjp_privacy.experiment.engines import ray_cluster
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import RunSummary
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 CONFIG = tiny(
     dtypes=["float32", "float64"],
@@ -160,6 +160,7 @@ def raylets_of(command: Command) -> list[int]:
     return children_of(command.pid)
 
 
+@pytest.mark.engine
 def test_ray_is_started_for_the_run_and_ends_with_it(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
 ) -> None:

@@ -24,7 +24,7 @@ from tests.helpers.trap import Trap, is_running, until
 
 pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("one_thread")]
 
 CONFIG = tiny(
     dtypes=["float32", "float64"],
@@ -97,6 +97,7 @@ def times_attacked(out: Path) -> int:
     return sum(len(list((out / "rows" / run_id).glob("[0-9]*"))) for run_id in cells)
 
 
+@pytest.mark.engine
 def test_two_tasks_at_once_make_what_one_process_makes(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
 ) -> None:
