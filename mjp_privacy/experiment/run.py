@@ -166,7 +166,8 @@ def attack_uploads(
     uploads = UploadFolder(Path(folder))
     examined = examine(uploads)
     check_some(examined, uploads)
-    groups = {group.name: group for group in group_uploads(examined.sound, limit)}
+    found = group_uploads(examined.known, limit, examined.refused)
+    groups = {group.name: group for group in found}
     images = len({record.image_id for group in groups.values() for record in group.records})
     root = output_folder(Path(out))
     workers = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})

@@ -17,6 +17,7 @@ from torch import Tensor
 from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.scores import long_rows
 from mjp_privacy.experiment.store import RunStore
 
 NAME = "b1s1_r00001_000_at00001"
@@ -85,7 +86,7 @@ def attacked(folder: Path, **changes: Any) -> Any:
     summary = attack_uploads(load_experiment(ATTACKS | changes), folder, out, device="cpu")
     store = RunStore(out)
     cells = store.read_cells()
-    rows = pd.concat([store.read_rows(cell["run_id"]) for cell in cells])
+    rows = pd.concat([long_rows(store, cell["run_id"], cell) for cell in cells])
     titles = {cell["run_id"]: cell["attack"] for cell in cells}
     rows = rows.assign(title=rows["run_id"].map(titles))
     return summary, rows[(rows["metric"] == "psnr") & (rows["variant"] == "standard")], rows

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from mjp_privacy.client.recorded.header import UploadHeader
@@ -49,12 +50,16 @@ class Series:
     """Uploads of the same images, in order of their rounds; usually a single one."""
 
     uploads: tuple[RecordedUpload, ...]
-    records: tuple[ImageRecord, ...]  # the images of its batch
 
     @property
     def first(self) -> RecordedUpload:
         """The upload of the earliest round."""
         return self.uploads[0]
+
+    @cached_property
+    def records(self) -> tuple[ImageRecord, ...]:
+        """The images of its batch."""
+        return records_of(self.first)
 
 
 @dataclass(frozen=True)
@@ -104,14 +109,24 @@ def _add(digest: hashlib._Hash, path: Path) -> None:
             digest.update(chunk)
 
 
-def group_uploads(uploads: Sequence[RecordedUpload], limit: int | None = None) -> list[Group]:
+def group_uploads(
+    uploads: Sequence[RecordedUpload], limit: int | None = None, refused: Collection[str] = ()
+) -> list[Group]:
     """Groups in order of label, round, batch and steps; of each at most `limit` images, but at
-    least one step."""
+    least one step.
+
+    refused: names of uploads that cannot be attacked. Their series are left out, and the other
+    lines keep the names that they have beside them.
+    """
     if limit is not None and limit < 1:
         raise UserError(f"--limit: expected 1 or more images, got {limit}.")
     lines = lines_of(series_of(uploads))
     names = _names([members[0].first.header for members in lines])
-    return [_group(n, members, limit) for n, members in zip(names, lines, strict=True)]
+    sound = [
+        [each for each in members if not any(u.name in refused for u in each.uploads)]
+        for members in lines
+    ]
+    return [_group(n, members, limit) for n, members in zip(names, sound, strict=True) if members]
 
 
 def lines_of(series: Sequence[Series]) -> list[list[Series]]:
@@ -144,7 +159,7 @@ def series_of(uploads: Sequence[RecordedUpload]) -> list[Series]:
     series = []
     for together in members.values():
         ordered = sorted(together, key=lambda upload: (upload.header.round, upload.name))
-        series.append(Series(tuple(ordered), records_of(ordered[0])))
+        series.append(Series(tuple(ordered)))
     return series
 
 
