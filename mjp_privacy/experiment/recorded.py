@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -134,7 +136,12 @@ class Recorded:
             raise EachRefused(self.refused)
 
     def check(self, store: RunStore) -> list[str]:
-        """Nothing to check: the groups' digests are part of their run_ids."""
+        """Forget the rows of uploads that an earlier command refused: they may have been mended.
+        There is nothing to check, for the groups' digests are part of their run_ids."""
+        with suppress(UserError):  # a new folder has no list of cells
+            for cell in store.read_cells():
+                if cell.get("model") == REFUSED:
+                    shutil.rmtree(store.folder(str(cell["run_id"])), ignore_errors=True)
         return []
 
 
