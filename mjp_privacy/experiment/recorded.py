@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -141,7 +140,8 @@ class Recorded:
         with suppress(UserError):  # a new folder has no list of cells
             for cell in store.read_cells():
                 if cell.get("model") == REFUSED:
-                    shutil.rmtree(store.folder(str(cell["run_id"])), ignore_errors=True)
+                    for file in store.files(str(cell["run_id"])):
+                        file.path.unlink()
         return []
 
 
