@@ -7,7 +7,7 @@ never averages these uploads, so training is the same with and without recording
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -74,9 +74,8 @@ class Recorder:
     def damaged(self, until: int) -> dict[int, list[str]]:
         """The uploads of rounds before this one that are not there as they were recorded, by
         round."""
-        return {
-            round: names for round in range(until) if (names := self._names(round, self._is_damaged))
-        }
+        damaged = {r: list(filter(self._is_damaged, self._names(r))) for r in range(until)}
+        return {round: names for round, names in damaged.items() if names}
 
     def weights(self, round: int) -> Mapping[str, Tensor] | None:
         """The weights before a round, as they were recorded with its uploads; None where no header
@@ -89,9 +88,8 @@ class Recorder:
                 return TensorFile(upload.weights_path, WEIGHTS_FILE).tensors()
         return None
 
-    def _names(self, round: int, wanted: Callable[[str], bool] = bool) -> list[str]:
-        names = (name for probe, start in self.due(round) for name in self.names(probe, start, round))
-        return [name for name in names if wanted(name)]
+    def _names(self, round: int) -> list[str]:
+        return [name for due in self.due(round) for name in self.names(*due, round)]
 
     def _is_damaged(self, name: str) -> bool:
         """Whether a file of an upload, or of its weights, is missing or another one."""

@@ -42,6 +42,14 @@ def copied(recorded: Path, place: Path) -> Path:
     return place
 
 
+def flip(path: Path, bit: int) -> None:
+    """Turn one bit of a file over; a second call turns it back."""
+    content = bytearray(path.read_bytes())
+    bit %= 8 * len(content)
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
 def edit(folder: Path, name: str = NAME, **changes: Any) -> None:
     """Change fields of one header."""
     path = folder / f"{name}.json"

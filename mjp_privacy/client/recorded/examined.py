@@ -21,7 +21,7 @@ from mjp_privacy.client.recorded.header import HEADER, header_before_a_flip, hea
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.sealed import forget_seals
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.shown import first_of, shown
 from mjp_privacy.data.ids import is_usable
 
 NAMED = 10
@@ -54,16 +54,20 @@ class Examined:
     @property
     def remarks(self) -> list[str]:
         """What is said of the sound uploads, a sentence each."""
-        if not self.changed:
-            return []
-        names = ", ".join(map(shown, self.changed[:NAMED]))
-        more = ", …" if len(self.changed) > NAMED else ""
-        return [
-            f"{len(self.changed)} header(s) changed after they were recorded ({names}{more}): "
-            "their seals are of another content. They are read as they are; where you did not "
-            "change them, record or copy these uploads again. A header without its field `seal` is "
-            "not compared."
-        ]
+        lines = []
+        if self.changed:
+            lines.append(
+                f"{len(self.changed)} header(s) changed after they were recorded "
+                f"({first_of([*map(shown, self.changed)], NAMED)}): their seals are of another "
+                "content. They are read as they are; where you did not change them, record or copy "
+                "these uploads again. A header without its field `seal` is not compared."
+            )
+        if any(upload.name in self.refused for upload in self.known):
+            lines.append(
+                "refused uploads leave their series out; what is left of their lines is attacked "
+                "under another run_id until they are mended"
+            )
+        return lines
 
 
 def examine(folder: UploadFolder) -> Examined:
