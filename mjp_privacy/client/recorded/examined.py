@@ -83,11 +83,12 @@ def examine(folder: UploadFolder) -> Examined:
         for name in names:
             bar.advance()
             upload, error = _opened(folder, name)
-            known += [] if upload is None else [upload]
-            if error is not None:
+            if upload is None or error is not None:
                 refused[shown(name)] = (one_line(error, folder.root),)
-            elif upload is not None and (faults := examiner.faults(upload)):
+            elif faults := examiner.faults(upload):
                 refused[name] = tuple(faults)
+            if upload is not None and (name not in refused or _is_as_recorded(upload, error)):
+                known.append(upload)
     sound = [upload for upload in known if upload.name not in refused]
     refused |= {name: (reason,) for name, reason in contradictions(sound).items()}
     refused |= _with_their_series(known, refused)
@@ -113,22 +114,25 @@ def _opened(folder: UploadFolder, name: str) -> tuple[RecordedUpload | None, Use
     return upload, error
 
 
+def _is_as_recorded(upload: RecordedUpload, error: UserError | None) -> bool:
+    """Whether a refused upload's header tells where the upload stood: it did not change, or only by
+    the bit that `error` is about."""
+    return error is not None or not header_changed(upload.header_path)
+
+
 def _with_their_series(
     known: Sequence[RecordedUpload], refused: Mapping[str, object]
 ) -> dict[str, tuple[str]]:
     """Why the other uploads of a refused upload's series are left out: with fewer rounds they would
     be another series, in a line of its own. An upload whose header is lost is known by its name,
     which begins with that of its series."""
-    lost = refused.keys() - {upload.name for upload in known}
-    reasons = {}
+    lost = sorted(refused.keys() - {upload.name for upload in known})
+    reasons: dict[str, tuple[str]] = {}
     for series in series_of(known):
-        of_series = series.first.header.series
-        missing = [u.name for u in series.uploads if u.name in refused] or [
-            name for name in sorted(lost) if of_series and name.startswith(of_series)
-        ]
-        if missing:
-            reason = f"left out with {missing[0]}, an upload of its series that cannot be attacked"
-            reasons |= {u.name: (reason,) for u in series.uploads if u.name not in refused}
+        missing = [upload.name for upload in series.uploads if upload.name in refused]
+        if name := next(iter(missing), series.lacking(lost)):
+            reason = f"left out with {name}, an upload of its series that cannot be attacked"
+            reasons |= {u.name: (reason,) for u in series.uploads if u.name not in missing}
     return reasons
 
 
@@ -148,6 +152,11 @@ def check_some(examined: Examined, folder: UploadFolder) -> None:
 def known_uploads(folder: UploadFolder, refused: Mapping[str, str]) -> list[RecordedUpload]:
     """`examine(folder).known` of a folder that was examined before; of its refused uploads the
     headers alone are read."""
-    sound = {name: folder.upload(name) for name in folder.names() if shown(name) not in refused}
-    opened = (sound.get(name) or _opened(folder, name)[0] for name in folder.names())
-    return [upload for upload in opened if upload is not None]
+    known = []
+    for name in folder.names():
+        if shown(name) not in refused:
+            known.append(folder.upload(name))
+            continue
+        upload, error = _opened(folder, name)
+        known += [upload] if upload is not None and _is_as_recorded(upload, error) else []
+    return known

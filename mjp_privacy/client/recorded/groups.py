@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +55,13 @@ class Series:
     def first(self) -> RecordedUpload:
         """The upload of the earliest round."""
         return self.uploads[0]
+
+    def lacking(self, lost: Iterable[str]) -> str:
+        """Which of these uploads, whose headers nobody can read, is one of the series: its name
+        begins with the series' name. Empty if none is."""
+        series = self.first.header.series
+        known = (n for n in lost if series and n.startswith(series))
+        return next((n for n in known if not n[len(series or "") :][:1].isalnum()), "")
 
     @cached_property
     def records(self) -> tuple[ImageRecord, ...]:
@@ -120,7 +127,8 @@ def group_uploads(
     """
     if limit is not None and limit < 1:
         raise UserError(f"--limit: expected 1 or more images, got {limit}.")
-    lines = lines_of(series_of(uploads))
+    lost = set(refused) - {upload.name for upload in uploads}
+    lines = lines_of([each for each in series_of(uploads) if not each.lacking(lost)])
     names = _names([members[0].first.header for members in lines])
     sound = [
         [each for each in members if not any(u.name in refused for u in each.uploads)]
