@@ -19,12 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.blame import blamed, trace
-from mjp_privacy.core.budget import Budget, OverBudget, limited
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import ran_out
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.stops import stopped
+from attacks.budget import Budget, OverBudget, limited
+from mjp_privacy.core.errors import UserError, format_error, format_traceback
+from mjp_privacy.core.machine import out_of_memory
+from mjp_privacy.core.stop import interrupted
+from mjp_privacy.core.text import shown
 from mjp_privacy.interfaces import Attack, AttackerView, Reconstruction
 
 BREAKDOWN = (torch.linalg.LinAlgError, np.linalg.LinAlgError)
@@ -56,7 +55,7 @@ def in_smaller_pieces(
         try:
             results.append(attempt(piece))
         except Caught as error:
-            if stopped():
+            if interrupted():
                 raise
             parts = smaller(piece, error)
             if not parts:
@@ -97,7 +96,7 @@ def run_steps(
         return _run(attack, seen, len(piece) * batch, generator(piece.start), seconds)
 
     def smaller(piece: range, error: BaseException) -> list[range]:
-        if ran_out(error):
+        if out_of_memory(error):
             raise error
         return [range(s, s + 1) for s in piece] if divisible and len(piece) > 1 else []
 
@@ -137,8 +136,8 @@ def _reason(error: BaseException) -> tuple[str, dict[str, str]]:
         return str(error), {}
     if isinstance(error, BREAKDOWN):
         return f"the attack's linear algebra broke down: {error}", {}
-    reason = blamed(error)
-    return reason, {reason: trace(error)}
+    reason = format_error(error)
+    return reason, {reason: format_traceback(error)}
 
 
 def _of_all_steps(parts: Sequence[Done], batch: int, view: AttackerView) -> Done:

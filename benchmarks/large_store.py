@@ -22,12 +22,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import torch
-
-from mjp_privacy.core.files import write_json
-from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.compaction import compact
 from mjp_privacy.experiment.part_file import OWN, part_name, write_part
 from mjp_privacy.experiment.row_columns import CELL_COLUMNS, ROW_COLUMNS
+
+from mjp_privacy.core.files import write_json
+from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
 
 CELLS = 80

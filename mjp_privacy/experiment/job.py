@@ -21,9 +21,8 @@ import torch
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.json_files import read_json
-from mjp_privacy.core.shown import first_of
+from mjp_privacy.core.read import FileKind, read_json
+from mjp_privacy.core.text import first_of
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.source import UploadSource
 

@@ -29,8 +29,8 @@ from mjp_privacy.client.recorded.loading import (
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.client.recorded.truth import RecordedTruth
 from mjp_privacy.client.upload import weights_of
-from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import clock
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
 from mjp_privacy.experiment.forecast import RecordedForesight, lacking
@@ -246,7 +246,7 @@ class RecordedBlock:
             update = stacked([s.uploads[round] for s in series], names, device)
             updates.append(replace(update, weights_before=weights_of(model) if round else None))
         seconds = {"read": clock(device) - started}
-        return Observation(images, images, inputs, models, updates, labels, seconds)
+        return Observation(images, images, inputs, models, updates, labels, seconds=seconds)
 
     def _inputs(self, records: Sequence[ImageRecord], images: Tensor) -> ClientInput:
         """What the client fed in its first step. Inputs of later steps are not recorded, and

@@ -8,6 +8,7 @@ engine (`engines`), and tell what happens. Nobody else writes what is about the 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +19,13 @@ import torch
 from mjp_privacy.client.recorded.examined import check_some, examine
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import REFUSED, group_uploads
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder
-from mjp_privacy.core.lock import locked
-from mjp_privacy.core.progress import RunProgress
-from mjp_privacy.core.shown import first_of, shown
-from mjp_privacy.core.threads import one_thread
+from mjp_privacy.core.files import lock, output_folder
+from mjp_privacy.core.machine import one_thread
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import open_images
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import (
     SourceCode,
@@ -57,7 +57,7 @@ from mjp_privacy.experiment.summary import (
     failure_lines,
     failures_and_refusals,
 )
-from mjp_privacy.experiment.work import OpenModel, Progress, Worker
+from mjp_privacy.experiment.work import CellDone, OpenModel, Worker
 
 __all__ = ["EngineConfig", "RunSummary", "attack_uploads", "run_experiment"]
 
@@ -137,7 +137,10 @@ def run_experiment(
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
     )
-    return Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
+    summary = Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
+    if opened.altered.remark:  # of the files that were opened in this process
+        print(opened.altered.remark, file=sys.stderr)
+    return summary
 
 
 def attack_uploads(
@@ -208,7 +211,7 @@ class Run:
 
     def run(self) -> RunSummary:
         """Plan and work; a lock keeps other commands out of the folder."""
-        with locked(self.root):
+        with lock(self.root):
             self.store = RunStore(self.root)
             self.store.check_format()
             damaged = self.store.damaged()
@@ -228,7 +231,8 @@ class Run:
             self._write_cells()
             foreseen = forecast(self.plan, self.source)
             engine, remark = settled(self.engine, self.plan, foreseen, self.job.device)
-            with RunProgress(self.plan.units, self.root / LOG) as self.progress:
+            with Progress("attack", self.plan.units, "images", self.root / LOG) as progress:
+                self.progress = progress
                 self._say_start(damaged, absent, foreseen, engine, remark)
                 with one_thread():
                     done = self._here if engine.kind == "here" else self._elsewhere
@@ -239,7 +243,7 @@ class Run:
 
     def _here(
         self, finished: Finished, engine: EngineConfig, foreseen: Forecast
-    ) -> Iterator[Progress]:
+    ) -> Iterator[CellDone]:
         """Do everything that is not finished in this process."""
         shutil.rmtree(self.job.path.parent, ignore_errors=True)  # tells old workers to stop
         made_with = self.job.made_with
@@ -251,7 +255,7 @@ class Run:
 
     def _elsewhere(
         self, finished: Finished, engine: EngineConfig, foreseen: Forecast
-    ) -> Iterator[Progress | TaskLost]:
+    ) -> Iterator[CellDone | TaskLost]:
         """Have an engine do it. Each model is opened here as well, for only its weights tell which
         rows belong to a cell; its tasks are under way while the next one is opened."""
         on_gpu = torch.device(self.job.device).type == "cuda"
@@ -275,7 +279,7 @@ class Run:
                         if any(left):
                             tasks.append(Task(number, block.index, group))
                         else:
-                            yield Progress(0, model, len(block.records) * len(cells))
+                            yield CellDone(0, model, len(block.records) * len(cells))
                 del opened
                 coordinator.submit(tasks)
                 yield from coordinator.news()
@@ -426,7 +430,7 @@ class Run:
             "give this run an --out of its own"
         )
 
-    def _note(self, news: Progress | TaskLost) -> None:
+    def _note(self, news: CellDone | TaskLost) -> None:
         """Show and count what is told of a block."""
         if isinstance(news, TaskLost):
             *trace, reason = news.reason.splitlines()
@@ -464,6 +468,8 @@ class Run:
     def _summary(self, finished: Finished) -> RunSummary:
         """How the run ended, by its rows."""
         failures = [Failure(n.reason, image=n.record.image_id) for n in self.passed_over]
+        if not self.progress.fresh and self.progress.done == self.plan.units:
+            self.progress.say(f"all {self.plan.units} units are finished already; nothing to do")
         of_rows, refused = failures_and_refusals(self.store, self.plan, self.facts)
         failures += of_rows
         kept, unrecorded = self._made_by_others(finished)

@@ -42,10 +42,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import bring_to_disk, unmistakable, write_named
-from mjp_privacy.core.gate.file_kind import FileKind, is_there, reason
-from mjp_privacy.core.progress import LateBar
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.files import fsync, write_named
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.read import FileKind, is_there, reason
+from mjp_privacy.core.text import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,7 +132,8 @@ class RunStore:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", unmistakable(self.root))
+        if ":" in "".join(self.root.parts[:1]):  # run:1/rows would be an address to pyarrow
+            object.__setattr__(self, "root", self.root.absolute())
 
     def folder(self, run_id: str) -> Path:
         """The folder of one cell."""
@@ -196,7 +197,7 @@ class RunStore:
             write_pieces(self.folder(run_id), "all", [counting.piece(place) for place in places])
         for file in counting.files:
             file.path.unlink(missing_ok=True)
-        bring_to_disk(self.folder(run_id))
+        fsync(self.folder(run_id))
         return len(counting.files)
 
     # reading ------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ class RunStore:
         files = [file for folder in (self.root, *folders) for file in stored_files(folder)]
         with (
             ThreadPoolExecutor(4) as pool,
-            LateBar("reading what is stored", lambda: len(files)) as bar,
+            Progress("reading what is stored", lambda: len(files)) as bar,
         ):
             found = []
             for file, whole in zip(files, pool.map(_is_whole, files), strict=True):
@@ -301,7 +302,7 @@ class RunStore:
             target = self.root / ASIDE / path.relative_to(self.root)
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
-            bring_to_disk(path.parent)
+            fsync(path.parent)
 
     def without(self, paths: Iterable[Path]) -> RunStore:
         """The same folder for a reader that leaves these files out."""
@@ -457,7 +458,7 @@ def write_pieces(folder: Path, name: str, pieces: Sequence[pa.Table]) -> Path:
     attempt = 1 + max((file.attempt for file in stored_files(folder)), default=0)
     target = folder / f"{name}.{attempt:04d}.parquet"
     return write_named(
-        target, write, lambda t: f"{name}.{attempt:04d}.{digest_of(t)}.parquet", lasting=True
+        target, write, lambda t: f"{name}.{attempt:04d}.{digest_of(t)}.parquet", durable=True
     )
 
 

@@ -27,8 +27,8 @@ from mjp_privacy.client.recorded.loading import (
     stacked,
 )
 from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE, RecordedUpload
-from mjp_privacy.core.gate.json_files import json_value
-from mjp_privacy.core.shown import first_of, shown
+from mjp_privacy.core.read import json_value
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.experiment.diagnostics import shows_no_mask
 from mjp_privacy.experiment.forecast import lacking
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels

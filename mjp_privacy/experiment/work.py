@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from mjp_privacy.core.blame import blamed, trace
-from mjp_privacy.core.device import clock
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import ran_out
-from mjp_privacy.core.stops import stopped
+from mjp_privacy.core.errors import UserError, format_error, format_traceback
+from mjp_privacy.core.machine import clock, out_of_memory
+from mjp_privacy.core.stop import interrupted
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.cell import (
     CellResult,
@@ -47,7 +45,7 @@ Codes = Mapping[Cell, SourceCode]
 
 
 @dataclass(frozen=True)
-class Progress:
+class CellDone:
     """What is told of a cell's block once its rows are on disk."""
 
     units: int  # images that were attacked
@@ -86,10 +84,10 @@ class OpenModel:
         except UserError as error:
             reason = str(error)
         except Exception as error:
-            if stopped():
+            if interrupted():
                 raise
-            reason = NO_MEMORY if ran_out(error) else blamed(error)
-            traceback = trace(error)
+            reason = NO_MEMORY if out_of_memory(error) else format_error(error)
+            traceback = format_traceback(error)
         loaded = None if uploads is None else uploads.model
         facts = {
             cell: describe(cell, plan.experiment, plan.attacks[cell], source, loaded, reason)
@@ -131,7 +129,7 @@ class Worker:
 
     def work_block(
         self, opened: OpenModel, block: Block, cells: Sequence[Cell]
-    ) -> Iterator[Progress]:
+    ) -> Iterator[CellDone]:
         """Do what is not finished of one block in these cells of a model."""
         left = {
             cell: self.finished.left(
@@ -141,7 +139,7 @@ class Worker:
         }
         count = len(block.records)
         if done := sum(count - len(ids) for ids in left.values()):
-            yield Progress(0, opened.name, done)
+            yield CellDone(0, opened.name, done)
         pending = [cell for cell in cells if left[cell]]
         uploads: BlockUploads | None = None
         error: Exception | None = None
@@ -150,7 +148,7 @@ class Worker:
             try:
                 uploads, seconds = opened.block(block)
             except Exception as caught:  # other blocks still run
-                if stopped() or ran_out(caught):
+                if interrupted() or out_of_memory(caught):
                     raise
                 error = caught
         for cell in pending:
@@ -168,7 +166,7 @@ class Worker:
                     own.get(record.image_id, opened.reason) for record in block.records
                 ]
             self._write(opened.facts[cell], cell, block, notes, result, left[cell])
-            yield _progress(opened.facts[cell], block, result, len(left[cell]))
+            yield _cell_done(opened.facts[cell], block, result, len(left[cell]))
 
     def _work_cell(
         self, opened: OpenModel, uploads: BlockUploads, block: Block, cell: Cell
@@ -251,9 +249,9 @@ class Worker:
         self.finished.store.write(facts.run_id, block.index, rows, pictures, about)
 
 
-def _progress(facts: CellFacts, block: Block, result: CellResult, units: int) -> Progress:
+def _cell_done(facts: CellFacts, block: Block, result: CellResult, units: int) -> CellDone:
     where = f"{facts.model.label} {facts.setting} {facts.dtype}"
     messages = [(result.remark, "")] if result.remark else []
     for reason, text in result.traces.items():
         messages.append((f"{where}, block {block.index}: FAILED. {reason}.", text))
-    return Progress(units, where, messages=messages)
+    return CellDone(units, where, messages=messages)

@@ -19,12 +19,11 @@ from mjp_privacy.client.recorded.header import UploadHeader, header_changed
 from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.tensor_files import TensorFile
-from mjp_privacy.core.tensor_files import check_tensor_seal
 from mjp_privacy.data import spread_subset
 from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.task import Task
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.tensor_files import TensorFile, check_digest
 
 CLOSED_FORM = (
     "pos_embed",
@@ -84,7 +83,7 @@ class Recorder:
             with suppress(UserError):
                 upload = self.folder.upload(name)
                 upload.check_weights()
-                check_tensor_seal(upload.weights_path, WEIGHTS_FILE)
+                check_digest(upload.weights_path, WEIGHTS_FILE)
                 return TensorFile(upload.weights_path, WEIGHTS_FILE).tensors()
         return None
 
@@ -96,7 +95,7 @@ class Recorder:
         try:
             upload = self.folder.upload(name)
             upload.check_weights()
-            check_tensor_seal(upload.weights_path, WEIGHTS_FILE)
+            check_digest(upload.weights_path, WEIGHTS_FILE)
             upload.check_seals()
             upload.tensor_file()
             return upload.truth_file() is None or header_changed(upload.header_path)

@@ -21,15 +21,12 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.client.recorded.folder import UploadFolder, save_weights, weights_metadata
-from mjp_privacy.core.apart import keep_apart
-from mjp_privacy.core.device import pick_device
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder, write_json
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
-from mjp_privacy.core.gate.tensor_files import FLOATS, TensorFile
-from mjp_privacy.core.lock import locked
-from mjp_privacy.core.shown import first_of, shown
-from mjp_privacy.core.tensor_files import SEAL, check_tensor_seal
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.files import lock, output_folder, write_json
+from mjp_privacy.core.machine import pick_device
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.text import first_of, shown
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.recording import Recorder
 from mjp_privacy.federation.server import ServerState, Weights
@@ -44,6 +41,7 @@ from mjp_privacy.federation.stored import (
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest
 from mjp_privacy.training.journal import Journal
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
@@ -100,6 +98,8 @@ class Federation:
         recorded, wanted = len(self.recorder.places), self.config.record.images
         if recorded < wanted and self.config.record.rounds:
             self.journal.say(f"record.images: {recorded} are recorded; the data have no {wanted}")
+        if altered := self.task.train.source.altered.remark:
+            self.journal.say(altered)
         mended = self._mend_uploads()
         if self.round == self.config.rounds and is_there(self.out / MODEL):
             return self._finished(mended)
@@ -316,9 +316,9 @@ def check_model(task: Task, weights: Weights, path: Path) -> None:
     )
     if not same:
         raise FINAL.refusal(path, "other weights than the last checkpoint's")
-    check_tensor_seal(path, FINAL)
+    check_digest(path, FINAL)
     expected = weights_metadata(task.with_weights(weights), _facts(task))
-    said = {name: text for name, text in file.metadata.items() if name != SEAL}
+    said = file.metadata
     if not said.items() <= expected.items():
         raise FINAL.refusal(path, "metadata of another model")
 
@@ -341,5 +341,5 @@ def federate(
     task = Task.from_config(config, data, val, pick_device(device))
     keep_apart(out, {"--data": data, "--val": val})
     folder = output_folder(Path(out))
-    with locked(folder):
+    with lock(folder):
         return Federation(task, folder).run()

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import is_there, reason
-from mjp_privacy.core.shown import plain, shown
+from mjp_privacy.core.read import is_there, reason
+from mjp_privacy.core.text import plain, shown
 
 CELLS = "cells.json"
 """The file that makes a folder a run."""

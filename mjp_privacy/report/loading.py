@@ -9,9 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.client.recorded.groups import REFUSED
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import BadFile
-from mjp_privacy.core.sealed import forget_seals
+from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.damage import fault_lines, find_damage
 from mjp_privacy.experiment.damaged_lists import damaged_lists
@@ -45,7 +43,6 @@ class Loaded:
 def load_runs(runs: Sequence[Path]) -> Loaded:
     """Lines of all runs, concatenated in the order given."""
     check_folders(runs)
-    forget_seals()
     lines: list[Line] = []
     timings, remarks = [], []
     for run, name in zip(runs, run_names(runs), strict=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from mjp_privacy.experiment.identity import cell_key, run_id
 from torch import Tensor
 
 from attacks import ATTACKS
@@ -21,7 +22,6 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import shared_truth, simulated
 from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.identity import cell_key, run_id
 from mjp_privacy.experiment.simulated import moved
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models.jigsaw import shuffle_patches

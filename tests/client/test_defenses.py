@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from mjp_privacy.experiment.identity import cell_key
 from torch import Tensor
 
 from mjp_privacy.client.config import ClientConfig
@@ -16,7 +17,6 @@ from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.identity import cell_key
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from tests.helpers.models import some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model

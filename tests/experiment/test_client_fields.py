@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from mjp_privacy.experiment.identity import cell_key, run_id
 
 from mjp_privacy.client.config import ClientConfig, client_identity, client_recipe
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.experiment.cell_facts import ClientFacts, columns_of
 from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.identity import cell_key, run_id
 from mjp_privacy.experiment.simulated import federation_key
 from mjp_privacy.experiment.store import CELL_COLUMNS
 from tests.helpers.runs import one_cell

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mjp_privacy.experiment.provenance import write_provenance
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import Experiment, expand
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.overrides import with_gamma, with_weights
-from mjp_privacy.experiment.provenance import write_provenance
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.zoo import NAMED_MODELS
 from mjp_privacy.report.published import published_row

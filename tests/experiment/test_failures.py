@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from mjp_privacy.experiment.failures import Failure, failure_lines
 
 from attacks.april import April
 from mjp_privacy.cli import main
 from mjp_privacy.core.files import write_json
-from mjp_privacy.experiment.failures import Failure, failure_lines
 from tests.helpers.runs import TINY, photographs, tiny
 
 

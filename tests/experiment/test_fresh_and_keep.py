@@ -67,7 +67,7 @@ def dying(at: int) -> Callable[..., None]:
         calls[0] += 1
         if calls[0] == at:
             raise Killed
-        write(path, content, lasting=lasting)
+        write(path, content, durable=lasting)
 
     return mortal
 
@@ -113,7 +113,7 @@ def second_block(images: Path, run: Path, tmp_path: Path, suffix: str) -> int:
 
         def noted(path: Path, content: Callable[[Path], object], *, lasting: bool = False) -> None:
             paths.append(path)
-            write(path, content, lasting=lasting)
+            write(path, content, durable=lasting)
 
         for module in (files, sealed, checked_lines):
             patch.setattr(module, "write_atomically", noted)
@@ -152,7 +152,7 @@ def test_kept_results_stay_and_are_said_at_the_end(
         "1 of 2 cells holds results made by other code, which were kept; --fresh makes them again"
         in said
     )
-    assert "all 12 units are finished already, 6 of them by other code; nothing to do" in said
+    assert "all 12 units are finished already; nothing to do" in said
     assert "1 of 2 cells holds" in refusal(images, run)
 
 

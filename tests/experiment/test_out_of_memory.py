@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from mjp_privacy.core import memory
+from mjp_privacy.core import machine
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment import in_parts
 from mjp_privacy.experiment.cell import CellRows, CellWork
@@ -132,8 +132,8 @@ def test_a_block_is_split_before_memory_runs_out(
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
-    assert not memory.ran_out(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not memory.ran_out(ValueError("DefaultCPUAllocator"))
+    assert not machine.out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not machine.out_of_memory(ValueError("DefaultCPUAllocator"))
 
 
 def test_free_memory_is_less_than_a_containers_limit(
@@ -142,8 +142,8 @@ def test_free_memory_is_less_than_a_containers_limit(
     limit, used = tmp_path / "max", tmp_path / "current"
     limit.write_text("3000000\n")
     used.write_text("1000000\n")
-    monkeypatch.setattr(memory, "CGROUPS", ((str(limit), str(used)),))
-    assert memory.free_bytes(torch.device("cpu")) == 2_000_000
+    monkeypatch.setattr(machine, "CGROUPS", ((str(limit), str(used)),))
+    assert machine.free_bytes(torch.device("cpu")) == 2_000_000
     limit.write_text("max\n")
-    unlimited = memory.free_bytes(torch.device("cpu"))
+    unlimited = machine.free_bytes(torch.device("cpu"))
     assert unlimited is None or unlimited > 2_000_000

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mjp_privacy.experiment.conditions import decided
+from mjp_privacy.experiment.run_folder import run_folder
 from safetensors.torch import save_file
 
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.conditions import decided
 from mjp_privacy.experiment.config import Experiment, expand
 from mjp_privacy.experiment.config_files import find_config, load_experiment
 from mjp_privacy.experiment.overrides import with_gamma, with_model_fields, with_weights
-from mjp_privacy.experiment.run_folder import run_folder
 from tests.helpers.runs import TINY, cells, photographs
 
 FACTS = {"mean": 0.5, "std": 0.5, "num_heads": 3}

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from mjp_privacy.experiment.own_fields import unreached
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.own_fields import unreached
 
 PLAIN: Mapping[str, Any] = {"models": ["ViT"], "settings": ["a"]}
 

@@ -14,11 +14,11 @@ from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import group_uploads
 from mjp_privacy.client.recorded.loading import load_recorded
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from tests.helpers.federations import MJP, config, images, run, task
 from tests.helpers.uploads import ATTACKS, NAME, attacked, edit, edit_all
 
@@ -163,7 +163,7 @@ def test_a_mended_truth_or_header_is_attacked_anew(folder: Path) -> None:
     path = folder / "truth" / f"{NAME}.safetensors"
     right = path.read_bytes()
     with safe_open(path, "pt") as file:
-        metadata = {k: v for k, v in file.metadata().items() if k != SEAL}
+        metadata = {k: v for k, v in file.metadata().items() if k != DIGEST_KEY}
     tensors = load_file(path)
     save_file({**tensors, "images": tensors["images"].flip(-1).contiguous()}, path, metadata)
     assert min(psnr_of_gradient(folder)) < 40

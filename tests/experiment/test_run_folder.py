@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from mjp_privacy.experiment.run_folder import run_folder
 from safetensors.torch import save_file
 
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.run_folder import run_folder
 from tests.helpers.runs import TINY, cells, photographs
 
 FACTS = {"mean": 0.5, "std": 0.5, "num_heads": 3}

@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER
 
 from mjp_privacy import load_model, score
 from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import shared_truth
-from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER
 from mjp_privacy.experiment.store import CELL_COLUMNS, ROW_COLUMNS, RunStore
 from mjp_privacy.metrics import METRICS
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
@@ -336,7 +336,7 @@ def test_images_csv_says_what_each_image_was(run: Path) -> None:
 def test_the_device_that_is_not_there(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mjp_privacy.core.device import pick_device
+    from mjp_privacy.core.machine import pick_device
     from mjp_privacy.experiment.run import run_experiment
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

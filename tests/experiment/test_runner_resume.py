@@ -105,7 +105,7 @@ def killing(at: int, *, before: bool) -> Callable[..., None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.with_name(f".{path.name}.1.tmp").write_bytes(b"half")
             raise Killed
-        write(path, content, lasting=lasting)
+        write(path, content, durable=lasting)
         if calls[0] == at:
             raise Killed
 

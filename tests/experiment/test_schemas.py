@@ -11,7 +11,7 @@ import pytest
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse
+from mjp_privacy.core.schema import parse
 from mjp_privacy.experiment.config import (
     AttackConfig,
     ClassChoice,

@@ -15,10 +15,10 @@ from mjp_privacy.client.recorded.examined import examine
 from mjp_privacy.client.recorded.folder import UploadFolder, _holds
 from mjp_privacy.core import files
 from mjp_privacy.core.sealed import FIELD, read_seal, seal_now
-from mjp_privacy.core.tensor_files import SEAL, save_tensors
 from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.tensor_files import DIGEST_KEY, save_tensors
 from tests.helpers.runs import TINY
 from tests.helpers.uploads import NAME, ONE, attacked, edit, edit_all
 
@@ -40,7 +40,7 @@ def flip_last(path: Path) -> None:
 def unsealed(path: Path) -> dict[str, str]:
     """The metadata of a file without its seal."""
     with safe_open(path, "pt") as file:
-        return {k: v for k, v in file.metadata().items() if k != SEAL}
+        return {k: v for k, v in file.metadata().items() if k != DIGEST_KEY}
 
 
 def weights_of(folder: Path) -> Path:
@@ -60,7 +60,7 @@ def test_every_file_is_brought_to_the_disk(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brought: list[Path] = []
-    monkeypatch.setattr(files, "bring_to_disk", brought.append)
+    monkeypatch.setattr(files, "fsync", brought.append)
     UploadFolder(tmp_path / "new").record_weights(load_model(**TINY))
     assert any(path.name.endswith(".tmp") for path in brought)
     assert tmp_path / "new" / "weights" in brought
@@ -95,7 +95,7 @@ def test_no_flipped_bit_goes_unnoticed(folder: Path) -> None:
     header = 8 * (8 + int.from_bytes(whole[:8], "little"))
     bits = [draw.randrange(8 * len(whole)) for _ in range(40)]
     bits += [draw.randrange(header) for _ in range(40)]
-    seal = 8 * whole.index(SEAL.encode())
+    seal = 8 * whole.index(DIGEST_KEY.encode())
     bits += range(seal, seal + 8 * 24, 5)  # its name, and how the digest begins
     for bit in bits:
         flip(path, bit)

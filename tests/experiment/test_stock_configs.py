@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from mjp_privacy.experiment.identity import cell_key, run_id
 
 from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.identity import cell_key, run_id
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TRAINED_HERE = "results/training/vit_tiny_mjp/model.safetensors"

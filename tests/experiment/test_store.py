@@ -289,17 +289,17 @@ def test_images_are_packed_without_loss() -> None:
 
 
 def test_a_second_process_is_refused_and_leftovers_are_swept(tmp_path: Path) -> None:
-    from mjp_privacy.core.lock import locked
+    from mjp_privacy.core.files import lock
 
     leftover = tmp_path / "rows" / "x" / ".00000.parquet.1.tmp"
     leftover.parent.mkdir(parents=True)
     leftover.touch()
-    with locked(tmp_path):
+    with lock(tmp_path):
         assert not leftover.exists()
         other = pytest.raises(UserError, match="Another process is working in")
-        with other, locked(tmp_path):
+        with other, lock(tmp_path):
             pass
-    with locked(tmp_path):
+    with lock(tmp_path):
         pass
 
 

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.experiment.check_uploads import check_uploads
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from tests.helpers.federations import run
 
 NAME = "b1s1_r00001_000_at00001"
@@ -34,7 +34,7 @@ def other_weights(folder: Path) -> None:
     for path in folder.glob("weights/*.safetensors"):
         tensors = load_file(path)
         with safe_open(path, "pt") as file:
-            metadata = {k: v for k, v in file.metadata().items() if k != SEAL}
+            metadata = {k: v for k, v in file.metadata().items() if k != DIGEST_KEY}
         tensors["head.weight"] = 2 * tensors["head.weight"].flip(0).contiguous()
         save_file(tensors, path, metadata)
     for path in folder.glob("*.json"):

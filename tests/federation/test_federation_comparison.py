@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from mjp_privacy.experiment.score_table import MemoryTable
 from scipy.stats import binomtest
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
-from mjp_privacy.experiment.score_table import MemoryTable
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.comparison import defence_text, wilson
 from mjp_privacy.federation.config import plain

@@ -158,6 +158,7 @@ def _report(folder: Path) -> Any:
 def _mending(folder: Path) -> Any:
     """As a run that goes on does."""
     from mjp_privacy.experiment.damage import find_damage
+
     from mjp_privacy.experiment.store import RunStore
 
     store = RunStore(folder / "run")
@@ -228,8 +229,9 @@ def _job(folder: Path) -> Any:
 
 
 def _message(folder: Path) -> Any:
-    from mjp_privacy.core.errors import UserError
     from mjp_privacy.experiment.messages import message_of
+
+    from mjp_privacy.core.errors import UserError
 
     try:
         return message_of((folder / "message").read_bytes().decode("utf-8", "replace"))

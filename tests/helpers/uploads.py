@@ -14,11 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.scores import long_rows
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 
 NAME = "b1s1_r00001_000_at00001"
 """One of the four uploads: the first image in the first of two rounds."""
@@ -65,7 +65,7 @@ def edit_all(folder: Path, **changes: Any) -> None:
 def change(path: Path, altered: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> None:
     """Write a safetensors file again with other tensors and the same metadata, but for its seal."""
     with safe_open(path, "pt") as file:
-        metadata = {k: v for k, v in (file.metadata() or {}).items() if k != SEAL}
+        metadata = {k: v for k, v in (file.metadata() or {}).items() if k != DIGEST_KEY}
     save_file(dict(altered(load_file(path))), path, metadata or None)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from tests.inputs.case import Case
 from tests.inputs.forks import Job, Outcome
 from tests.inputs.shared import shared_table

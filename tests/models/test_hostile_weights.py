@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.models import load_model
 from mjp_privacy.models.outline import outline_model
+from mjp_privacy.models.tensor_files import save_tensors
 from tests.helpers.models import KNOWN, State, saved, state_of
 
 
@@ -195,7 +195,7 @@ def test_paths_that_are_none(name: str) -> None:
 
 def test_what_this_package_sealed_is_known_when_a_bit_changed(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
-    save_tensors(path, state_of(), {}, sealed=True)
+    save_tensors(path, state_of(), {}, digest=True)
     assert load_model(checkpoint=path, **KNOWN).embed_dim == 24
     content = bytearray(path.read_bytes())
     content[-30] ^= 1

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-
 from mjp_privacy.experiment.compaction import compact
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.timings import Timings
+
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import chosen_attacks, method, samples
 from mjp_privacy.report.charts import ridges
 from mjp_privacy.report.contents import read_contents

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.models import load_model
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.run import train
 from mjp_privacy.training.segmentation.stored import load_segmentation
@@ -42,7 +42,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 def rewritten(path: Path, recipe: Any = None, **tensors: torch.Tensor | None) -> Path:
     """A copy without a seal whose metadata states another recipe; None takes a tensor out."""
-    metadata = {key: value for key, value in metadata_of(path).items() if key != SEAL}
+    metadata = {key: value for key, value in metadata_of(path).items() if key != DIGEST_KEY}
     if recipe is not None:
         metadata["recipe"] = json.dumps(recipe)
     with safe_open(path, "pt") as file:
@@ -62,7 +62,7 @@ def test_tasks_in_the_files_of_others_mean_nothing(tmp_path: Path) -> None:
     )
     with safe_open(own, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}
-    stated = {key: value for key, value in metadata_of(own).items() if key != SEAL}
+    stated = {key: value for key, value in metadata_of(own).items() if key != DIGEST_KEY}
     theirs = tmp_path / "theirs.safetensors"
     for task in ("image-classification", "segmentation", '"image-segmentation"'):
         save_file(tensors, theirs, {**stated, "task": task})

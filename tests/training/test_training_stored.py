@@ -11,8 +11,8 @@ import torch
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.models import load_model
+from mjp_privacy.models.tensor_files import save_tensors
 from mjp_privacy.training.run import train
 from tests.helpers.training import class_folders, curve, small
 
@@ -50,7 +50,7 @@ def flipped(path: Path, place: float) -> None:
 def other_weights(path: Path) -> None:
     model = load_model(checkpoint=path)
     tensors = {name: p.detach() + 1 for name, p in model.named_parameters()}
-    save_tensors(path, tensors, {}, sealed=True)
+    save_tensors(path, tensors, {}, digest=True)
 
 
 LOST: list[tuple[Change, str]] = [

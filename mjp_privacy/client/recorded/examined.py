@@ -20,8 +20,7 @@ from mjp_privacy.client.recorded.groups import series_of
 from mjp_privacy.client.recorded.header import HEADER, header_before_a_flip, header_changed
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.sealed import forget_seals
-from mjp_privacy.core.shown import first_of, shown
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data.ids import is_usable
 
 NAMED = 10
@@ -72,14 +71,13 @@ class Examined:
 
 def examine(folder: UploadFolder) -> Examined:
     """Examine every upload of a folder. All of its files are read, one tensor at a time."""
-    from mjp_privacy.core.progress import LateBar
+    from mjp_privacy.core.progress import Progress
 
-    forget_seals()
     examiner = Examiner()
     known: list[RecordedUpload] = []
     refused: dict[str, tuple[str, ...]] = {}
     names = folder.names()
-    with LateBar("reading uploads", lambda: len(names)) as bar:
+    with Progress("reading uploads", lambda: len(names)) as bar:
         for name in names:
             bar.advance()
             upload, error = _opened(folder, name)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import MIB, BadFile, FileKind
-from mjp_privacy.core.gate.tensor_files import TensorFile
-from mjp_privacy.core.shown import cut
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import MIB, FileKind
+from mjp_privacy.core.text import cut
 from mjp_privacy.data import ImageRecord
+from mjp_privacy.models.tensor_files import TensorFile
 
 PART = FileKind("a file of an upload", "Copy it again, or take the upload's files out.", 1 << 40)
 

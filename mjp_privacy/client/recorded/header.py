@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -21,7 +20,9 @@ from pydantic import Field
 
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.client.recorded.model_arguments import ModelArguments
-from mjp_privacy.core.bounds import (
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import FileKind, json_value, read_json_value, typed
+from mjp_privacy.core.schema import (
     Label,
     Many,
     Mean,
@@ -31,13 +32,11 @@ from mjp_privacy.core.bounds import (
     Spread,
     Switch,
     Whole,
+    parse,
+    schema,
 )
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse, schema
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind
-from mjp_privacy.core.gate.json_files import json_value, read_json_value, typed
-from mjp_privacy.core.sealed import BLANK, FIELD, read_seal
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
+from mjp_privacy.models.tensor_files import BLANK_DIGEST, DIGEST, check_digest, write_with_digest
 
 HEADER = FileKind(
     "the JSON header of an upload, with fields such as label and weights",
@@ -49,8 +48,6 @@ HEADER = FileKind(
 MOST_IMAGES = 10_000
 """In one step of a client."""
 
-SEALED = re.compile(rb'"mjp-seal:([0-9a-f]{64})"')
-DIGITS = 64
 MOST_FLIPPED = 1 << 13
 """Bytes of a header in which a flipped bit is looked for; that takes 10 ms for 500."""
 
@@ -149,7 +146,7 @@ def read_header(path: Path) -> UploadHeader:
 
 def _header(content: Any, path: Path) -> UploadHeader:
     if isinstance(content, dict):
-        content.pop(FIELD, None)
+        content.pop("seal", None)
     header = typed(content, path, HEADER, UploadHeader, {"model": ModelArguments})
     check_header(header, path)
     return header
@@ -159,10 +156,13 @@ def header_changed(path: Path) -> bool:
     """Whether a header is not as it was recorded: a person changed it, which is allowed, or a bit
     of it flipped. One that never had a seal did not change."""
     content = read_json_value(path, HEADER)
-    if not isinstance(content, dict) or FIELD not in content:
+    if not isinstance(content, dict) or "seal" not in content:
         return False
-    with HEADER.reading(path):
-        return not read_seal(path).whole
+    try:
+        check_digest(path, HEADER, needed=True)
+    except BadFile:
+        return True
+    return False
 
 
 def header_before_a_flip(path: Path) -> UploadHeader | None:
@@ -173,8 +173,8 @@ def header_before_a_flip(path: Path) -> UploadHeader | None:
         return None
     for bit in range(8 * len(content)):
         content[bit // 8] ^= 1 << bit % 8
-        if (seal := SEALED.search(content)) is not None:
-            zeros = content[: seal.start(1)] + b"0" * DIGITS + content[seal.end(1) :]
+        if (seal := DIGEST.search(content)) is not None:
+            zeros = content[: seal.start(1)] + b"0" * 64 + content[seal.end(1) :]
             if hashlib.sha256(zeros).hexdigest().encode() == seal[1]:
                 return _header(json_value(content.decode(), path, HEADER), path)
         content[bit // 8] ^= 1 << bit % 8
@@ -214,9 +214,9 @@ def header_refusal(path: Path, field: str, expected: str, got: str) -> BadFile:
     return dataclasses.replace(HEADER, expected=expected).refusal(path, got.rstrip("."), field)
 
 
-def header_text(header: UploadHeader) -> str:
-    """The header as JSON, with a place for its seal before it; most fields are left out where they
-    have their default."""
+def write_header(path: Path, header: UploadHeader) -> None:
+    """Write the header as JSON with its digest; most fields are left out where they have their
+    default."""
     fields = {field.name: field for field in dataclasses.fields(header)}
     always = ("label", "weights", "mean", "std", "format", "round", "client", "kind")
     content: Mapping[str, Any] = {
@@ -224,8 +224,9 @@ def header_text(header: UploadHeader) -> str:
         for name, value in dataclasses.asdict(header).items()
         if name in always or value != _default(fields[name])
     }
-    sealed = {FIELD: BLANK, **content}
-    return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    content = {"seal": BLANK_DIGEST, **content}
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_with_digest(path, lambda file: file.write_bytes(text.encode()))
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

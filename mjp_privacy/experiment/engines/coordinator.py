@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Protocol
 
 from mjp_privacy.core.errors import StorageError
-from mjp_privacy.core.files import check_disk
-from mjp_privacy.core.held import check_folder
+from mjp_privacy.core.files import check_disk, check_folder
 from mjp_privacy.experiment.job import Job, Task, TaskReport
-from mjp_privacy.experiment.work import Progress
+from mjp_privacy.experiment.work import CellDone
 
 ATTEMPTS = 3  # times that a task is given to a worker
 
@@ -93,7 +92,7 @@ class Coordinator:
         self._open |= {task.key: task for task in tasks}
         self.engine.submit(tasks)
 
-    def wait(self) -> Iterator[Progress | TaskLost]:
+    def wait(self) -> Iterator[CellDone | TaskLost]:
         """What is told until all tasks are over."""
         while self._open:
             news = list(self.news())
@@ -101,7 +100,7 @@ class Coordinator:
             if not news:
                 time.sleep(self.engine.interval)
 
-    def news(self) -> Iterator[Progress | TaskLost]:
+    def news(self) -> Iterator[CellDone | TaskLost]:
         """What is told since the last call."""
         check_folder(self.folder)
         lost = self.engine.lost()  # asked first: what they told before is read below
@@ -132,7 +131,7 @@ class Coordinator:
         self._read[path] = state
         return TaskReport.read(path)
 
-    def _since(self, task: Task, report: TaskReport) -> Progress:
+    def _since(self, task: Task, report: TaskReport) -> CellDone:
         """What a report tells beyond the last one of the task; a second start finds finished what
         the first one did."""
         before = self._known.get(task.key, TaskReport())
@@ -140,7 +139,7 @@ class Coordinator:
         done = max(0, report.units + report.finished - before.units - before.finished)
         units = min(done, max(0, report.units - before.units))
         messages = [m for m in report.messages if m not in before.messages]
-        return Progress(units, report.where, done - units, messages)
+        return CellDone(units, report.where, done - units, messages)
 
     def _given_again(self, lost: Sequence[tuple[Task, str]]) -> Iterator[TaskLost]:
         if lost:  # a worker whose disk is full cannot say so

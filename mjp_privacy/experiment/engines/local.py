@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue, SimpleQueue
 
-from mjp_privacy.core.threads import one_thread_environment
+from mjp_privacy.core.machine import one_thread_environment
 from mjp_privacy.experiment.job import Task
 
 ENDED = "ended"

@@ -20,12 +20,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mjp_privacy.core.bounds import Label, Many, Text
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse, schema
-from mjp_privacy.core.gate.yaml_files import read_mapping
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.core.registry import did_you_mean
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.schema import Label, Many, Text, parse, schema
+from mjp_privacy.core.text import shown
 
 Kind = Literal["auto", "here", "local", "ray", "slurm"]
 SUMMARIES: Mapping[Kind, str] = {

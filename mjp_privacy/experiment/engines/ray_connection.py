@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mjp_privacy.core import stops
 from mjp_privacy.core.errors import UserError
 
 INSTALL = (
@@ -58,8 +58,10 @@ class RayConnection:
             }
         logging.getLogger("ray").setLevel(logging.ERROR)  # `ray.init` speaks before it reads this
         try:
-            with stops.kept():  # Ray takes SIGTERM for itself
-                ray.init(logging_level="ERROR", **options)
+            handler = signal.getsignal(signal.SIGTERM)
+            ray.init(logging_level="ERROR", **options)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # Ray takes SIGTERM for itself
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise UserError(_refused(address, error)) from error
         return RayConnection(ray.get_runtime_context().gcs_address, True)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import torch
 
-from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import free_bytes
+from mjp_privacy.core.machine import free_bytes, pick_device
 from mjp_privacy.experiment.engines.coordinator import Engine
 from mjp_privacy.experiment.engines.options import EngineConfig, visible_gpus, workers_here
 from mjp_privacy.experiment.forecast import Forecast

@@ -18,13 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from queue import Queue
 
-from mjp_privacy.core.device import pick_device
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.held import places
-from mjp_privacy.core.lock import watch_folder
-from mjp_privacy.core.memory import ran_out
-from mjp_privacy.core.storage import at_the_door
-from mjp_privacy.core.threads import one_thread
+from mjp_privacy.core.errors import UserError, storage_error
+from mjp_privacy.core.files import watch_folder, working_folders
+from mjp_privacy.core.machine import one_thread, out_of_memory, pick_device
 from mjp_privacy.experiment.code import code_of_cells
 from mjp_privacy.experiment.engines.local import ENDED
 from mjp_privacy.experiment.job import Job, Task, TaskReport
@@ -66,9 +62,9 @@ def _ended_by(error: Exception) -> tuple[str, int]:
     number where a disk is the cause."""
     if isinstance(error, UserError):  # the worker lacks something that the command found
         return " ".join(str(error).splitlines()), 0
-    if storage := at_the_door(error, places()):
+    if storage := storage_error(error, folders=working_folders()):
         return storage.what, storage.errno or 0
-    if ran_out(error):
+    if out_of_memory(error):
         return f"memory ran out ({' '.join(str(error).split()) or 'MemoryError'})", 0
     return traceback.format_exc(), 0
 

@@ -27,23 +27,6 @@ def plain(text: str, keep: str = "") -> str:
     )
 
 
-def first_of(names: Sequence[object], most: int) -> str:
-    """The first names: first_of(["a", "b", "c"], 2) == "a, b, …"."""
-    return ", ".join(map(str, names[:most])) + (", …" if len(names) > most else "")
-
-
-def undirected(text: str) -> str:
-    """The text with characters that turn the direction of what follows written out, for pages:
-    "a\\u202egpj.png", which would be read as agnp.jpg, becomes "a⟨U+202E⟩gpj.png"."""
-    return text.translate(_DIRECTIONS)
-
-
-_DIRECTIONS = {
-    code: f"⟨U+{code:04X}⟩"
-    for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-}
-
-
 def cut(text: str, limit: int) -> str:
     """At most `limit` characters, the first and the last ones."""
     if len(text) <= limit:
@@ -52,6 +35,19 @@ def cut(text: str, limit: int) -> str:
     return f"{text[:half]}...{text[-half:]}"
 
 
+def first_of(names: Sequence[object], most: int) -> str:
+    """The first names: first_of(["a", "b", "c"], 2) == "a, b, …"."""
+    return ", ".join(map(str, names[:most])) + (", …" if len(names) > most else "")
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun: counted(1, "image") is "1 image", counted(3, "image") "3 images"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """What an error says, in one line; nothing where its own text fails."""
+    try:
+        return shown(" ".join(str(error).split()), limit)
+    except Exception:
+        return ""

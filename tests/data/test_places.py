@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.cli import main
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.data.places import keep_apart
 from tests.helpers.image_files import make_images
 
 
@@ -76,32 +76,3 @@ def test_no_command_writes_among_what_it_reads(
     error = capsys.readouterr().err
     assert "lies inside --" in error
     assert sorted(photos.rglob("*")) == before
-
-
-@pytest.mark.parametrize("empty", ["", " "])
-@pytest.mark.parametrize("command", ["attack", "sample", "score", "train", "federate", "fit-prior"])
-def test_no_option_is_an_empty_text(
-    command: str, empty: str, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = commands(photos, "out")[command]
-    argv[argv.index("--out") + 1] = empty
-    assert main(argv) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: --out: expected a value, got an empty text")
-
-
-@pytest.mark.parametrize(
-    ("argv", "option"),
-    [
-        (["attack", "demo", "--images", ""], "--images"),
-        (["attack", "demo", "--images="], "--images"),
-        (["attack", "demo", "--weights", "a", ""], "--weights"),
-        (["report", "", "--out", "x"], "the command line"),
-        (["check", ""], "the command line"),
-    ],
-)
-def test_the_empty_option_is_named(
-    argv: list[str], option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(argv) == 2
-    assert capsys.readouterr().err.startswith(f"error: {option}: expected a value, got an empty")

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib whose words come from strangers: a text is a text, never a formula.
+"""What all pictures by matplotlib share: colours, and words of strangers as texts, never formulas.
 
 @plain_texts()
 def draw(...): ...      # labels go through drawn(label)
@@ -12,10 +12,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mjp_privacy.core.shown import cut, plain
+from mjp_privacy.core.text import cut, plain
 
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#882255")
+"""Most colour-blind readers can tell them apart (Okabe and Ito)."""
 LONGEST = 80
 """Letters of a label in a picture."""
+
+
+def colour(number: int) -> str:
+    """The colour of line `number`, counted from 0; after the last colour they start over."""
+    return COLOURS[number % len(COLOURS)]
 
 
 @contextmanager
