@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from mjp_privacy.core.sealed import FIELD, read_seal, seal_now
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mjp_privacy.client.recorded.examined import examine
 from mjp_privacy.client.recorded.folder import UploadFolder, _holds
 from mjp_privacy.core import files
-from mjp_privacy.core.sealed import FIELD, read_seal, seal_now
 from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
