@@ -85,13 +85,14 @@ class Job:
         return Simulated(self.experiment, opened, chosen, torch.device(self.device))
 
     def _recorded(self) -> UploadSource:
-        from mjp_privacy.client.recorded.examined import of_names
+        from mjp_privacy.client.recorded.examined import known_uploads
         from mjp_privacy.client.recorded.folder import UploadFolder
         from mjp_privacy.client.recorded.groups import group_uploads
         from mjp_privacy.experiment.recorded import Recorded
 
         folder = Path(str(self.uploads))
-        groups = group_uploads(of_names(UploadFolder(folder), self.refused), self.limit)
+        known = known_uploads(UploadFolder(folder), self.refused)
+        groups = group_uploads(known, self.limit, self.refused)
         by_name = {group.name: group for group in groups}
         return Recorded(folder, by_name, torch.device(self.device), self.refused)
 

@@ -8,6 +8,7 @@ engine (`engines`), and tell what happens. Nobody else writes what is about the 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,7 +137,10 @@ def run_experiment(
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
     )
-    return Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
+    summary = Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
+    if opened.altered.remark:  # of the files that were opened in this process
+        print(opened.altered.remark, file=sys.stderr)
+    return summary
 
 
 def attack_uploads(
@@ -165,7 +169,8 @@ def attack_uploads(
     uploads = UploadFolder(Path(folder))
     examined = examine(uploads)
     check_some(examined, uploads)
-    groups = {group.name: group for group in group_uploads(examined.sound, limit)}
+    found = group_uploads(examined.known, limit, examined.refused)
+    groups = {group.name: group for group in found}
     images = len({record.image_id for group in groups.values() for record in group.records})
     root = output_folder(Path(out))
     workers = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})

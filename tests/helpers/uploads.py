@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.scores import long_rows
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.tensor_files import DIGEST_KEY
 
@@ -39,6 +40,14 @@ def copied(recorded: Path, place: Path) -> Path:
     """A copy of the uploads to spoil."""
     shutil.copytree(recorded, place)
     return place
+
+
+def flip(path: Path, bit: int) -> None:
+    """Turn one bit of a file over; a second call turns it back."""
+    content = bytearray(path.read_bytes())
+    bit %= 8 * len(content)
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
 
 
 def edit(folder: Path, name: str = NAME, **changes: Any) -> None:
@@ -85,7 +94,7 @@ def attacked(folder: Path, **changes: Any) -> Any:
     summary = attack_uploads(load_experiment(ATTACKS | changes), folder, out, device="cpu")
     store = RunStore(out)
     cells = store.read_cells()
-    rows = pd.concat([store.read_rows(cell["run_id"]) for cell in cells])
+    rows = pd.concat([long_rows(store, cell["run_id"], cell) for cell in cells])
     titles = {cell["run_id"]: cell["attack"] for cell in cells}
     rows = rows.assign(title=rows["run_id"].map(titles))
     return summary, rows[(rows["metric"] == "psnr") & (rows["variant"] == "standard")], rows
