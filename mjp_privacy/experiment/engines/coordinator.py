@@ -10,12 +10,13 @@ is done shows in the run folder: a task that is given again finds what is there.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.core.files import check_disk
@@ -24,6 +25,14 @@ from mjp_privacy.experiment.job import Job, Task, TaskReport
 from mjp_privacy.experiment.work import Progress
 
 ATTEMPTS = 3  # times that a task is given to a worker
+
+
+class Lost(NamedTuple):
+    """A task whose worker has ended, and what became of it."""
+
+    task: Task
+    reason: str
+    wait: float = 0.0  # seconds in which its answer may still be on its way through a file system
 
 
 class Engine(Protocol):
@@ -36,11 +45,9 @@ class Engine(Protocol):
     def submit(self, tasks: Sequence[Task]) -> None:
         """Have these tasks done, together with those that were given before."""
 
-    def lost(self) -> Sequence[tuple[Task, str]]:
-        """Tasks that ended without an answer since the last call, and what became of their worker.
-
-        A task may be named that did answer: what it told counts.
-        """
+    def lost(self) -> Sequence[Lost]:
+        """Tasks whose worker ended since the last call. One may be named that did answer: what it
+        told counts."""
 
     def close(self) -> None:
         """Stop all workers; tasks that are not done stay undone."""
@@ -67,9 +74,13 @@ class Coordinator:
     job: Job
     models: Sequence[str]  # of the plan, in order
     engine: Engine
-    _open: dict[tuple[int, int, int], Task] = field(default_factory=dict, init=False)
-    _known: dict[tuple[int, int, int], TaskReport] = field(default_factory=dict, init=False)
-    _read: dict[Path, tuple[int, int, int]] = field(default_factory=dict, init=False)
+    _open: dict[str, Task] = field(default_factory=dict, init=False)  # by the name of their file
+    _lost: dict[str, tuple[float, str]] = field(default_factory=dict, init=False)
+    """When open tasks without a worker are given again, and what became of it."""
+    _counted: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False)
+    """The images of each task that were passed on, however often it started."""
+    _said: set[tuple[str, str]] = field(default_factory=set, init=False)
+    _read: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False)
     """The state in which a task's file was read last."""
 
     @property
@@ -90,8 +101,9 @@ class Coordinator:
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Have these tasks done."""
-        self._open |= {task.key: task for task in tasks}
-        self.engine.submit(tasks)
+        self._open |= {task.file_name: task for task in tasks}
+        if tasks:
+            self.engine.submit(tasks)
 
     def wait(self) -> Iterator[Progress | TaskLost]:
         """What is told until all tasks are over."""
@@ -104,59 +116,69 @@ class Coordinator:
     def news(self) -> Iterator[Progress | TaskLost]:
         """What is told since the last call."""
         check_folder(self.folder)
-        lost = self.engine.lost()  # asked first: what they told before is read below
-        for task in list(self._open.values()):
-            path = self.folder / task.file_name
-            report = self._new(path)
-            if report is None:
+        now = time.monotonic()
+        for task, reason, wait in self.engine.lost():  # asked first: what they told is read below
+            self._lost.setdefault(task.file_name, (now + wait, reason))
+        for entry in list(os.scandir(self.folder)):
+            task = self._open.get(entry.name)
+            if task is None or (report := self._new(entry)) is None:
                 continue
             yield self._since(task, report)
             if report.ended:
-                del self._open[task.key]
-                path.unlink()
+                del self._open[entry.name]
+                Path(entry).unlink()
                 if report.storage:
                     raise StorageError(report.error, report.storage)
                 if report.error:
                     yield self._failed(task, report.error.strip())
-        yield from self._given_again(lost)
+        yield from self._given_again(now)
 
-    def _new(self, path: Path) -> TaskReport | None:
+    def _new(self, entry: os.DirEntry[str]) -> TaskReport | None:
         """What a file tells, if it changed since it was read last."""
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            return None
+        status = entry.stat()
         state = status.st_ino, status.st_mtime_ns, status.st_size
-        if self._read.get(path) == state:
+        if self._read.get(entry.name) == state:
             return None
-        self._read[path] = state
-        return TaskReport.read(path)
+        self._read[entry.name] = state
+        return TaskReport.read(Path(entry))
 
     def _since(self, task: Task, report: TaskReport) -> Progress:
-        """What a report tells beyond the last one of the task; a second start finds finished what
+        """What a report tells beyond earlier ones of the task; a second start finds finished what
         the first one did."""
-        before = self._known.get(task.key, TaskReport())
-        self._known[task.key] = report
-        done = max(0, report.units + report.finished - before.units - before.finished)
-        units = min(done, max(0, report.units - before.units))
-        messages = [m for m in report.messages if m not in before.messages]
-        return Progress(units, report.where, done - units, messages)
+        total, before = report.units + report.finished, self._counted.get(task.key, 0)
+        self._counted[task.key] = max(total, before)
+        new = max(0, total - before)
+        units = min(new, report.units)
+        messages = [message for message in report.messages if message not in self._said]
+        self._said.update(messages)
+        return Progress(units, report.where, new - units, messages)
 
-    def _given_again(self, lost: Sequence[tuple[Task, str]]) -> Iterator[TaskLost]:
-        if lost:  # a worker whose disk is full cannot say so
+    def _given_again(self, now: float) -> Iterator[TaskLost]:
+        """Give tasks again whose worker is gone and whose answer has not come."""
+        due = {name: reason for name, (at, reason) in self._lost.items() if at <= now}
+        if due:  # a worker whose disk is full cannot say so
             check_disk(self.folder)
         again = []
-        for task, reason in lost:
-            if self._open.get(task.key) != task:
+        for name, reason in due.items():
+            del self._lost[name]
+            if (task := self._open.pop(name, None)) is None:
                 continue
-            if task.attempt >= ATTEMPTS:
-                del self._open[task.key]
+            if task.attempt < ATTEMPTS:
+                again.append(task.once_more())
+            else:
                 yield self._failed(task, f"{reason}, {ATTEMPTS} times")
-                continue
-            self._open[task.key] = task.once_more()
-            again.append(self._open[task.key])
-        if again:
-            self.engine.submit(again)
+        self.submit(again)
 
     def _failed(self, task: Task, reason: str) -> TaskLost:
         return TaskLost(self.models[task.model], task.block, reason)
+
+
+def last_words(log: Path) -> str:
+    """The last line that a worker wrote to its log, as ": KeyError: 'x'"; "" if there is none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
+    except OSError:
+        return ""
+    said = [line.strip() for line in lines if line.strip()]
+    own = [line for line in said if not line.startswith(("srun:", "slurmstepd", "submitit "))]
+    return f": {(own or said)[-1]}" if said else ""

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, Queue, SimpleQueue
 
 from mjp_privacy.core.threads import one_thread_environment
+from mjp_privacy.experiment.engines.coordinator import Lost, last_words
 from mjp_privacy.experiment.job import Task
 
 ENDED = "ended"
@@ -23,63 +23,91 @@ class LocalEngine:
     """LocalEngine(job.path, workers=2).submit(tasks)
 
     gpus: the CUDA devices that workers share, one after the other; none: they use the CPU
-
-    Tasks wait in a Queue, not a SimpleQueue: CPython's `SimpleQueue.get(timeout=…)` can wait for
-    ever where another thread takes the item and the time runs out meanwhile (seen in 3.11.7).
     """
 
     job_file: Path
     workers: int
     gpus: Sequence[str] = ()
     interval: float = 0.05
-    _waiting: Queue[Task] = field(default_factory=Queue, init=False)
-    _lost: SimpleQueue[tuple[Task, str]] = field(default_factory=SimpleQueue, init=False)
+    _waiting: list[Task] = field(default_factory=list, init=False)
+    _last: dict[int, tuple[int, int]] = field(default_factory=dict, init=False)
+    """The model and the block that each worker has in memory."""
+    _lost: list[Lost] = field(default_factory=list, init=False)
     _processes: dict[int, subprocess.Popen[str]] = field(default_factory=dict, init=False)
     _threads: list[threading.Thread] = field(default_factory=list, init=False)
-    _closed: threading.Event = field(default_factory=threading.Event, init=False)
+    _closed: bool = field(default=False, init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    """Held by whoever reads or changes what is above."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Queue the tasks; the first call starts as many workers as there is work for."""
-        for task in tasks:
-            self._waiting.put(task)
-        for number in range(len(self._threads), min(self.workers, self._waiting.qsize())):
-            thread = threading.Thread(target=self._serve, args=(number,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        """Queue the tasks; as many workers are started as there was work for."""
+        with self._changed:
+            self._waiting += tasks
+            most = min(self.workers, len(self._threads) + len(tasks))
+            for number in range(len(self._threads), most):
+                thread = threading.Thread(target=self._serve, args=(number,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify_all()
 
-    def lost(self) -> Sequence[tuple[Task, str]]:
+    def lost(self) -> Sequence[Lost]:
         """Tasks whose worker died."""
-        lost = []
-        while not self._lost.empty():
-            lost.append(self._lost.get())
+        with self._changed:
+            lost, self._lost = self._lost, []
         return lost
 
     def close(self) -> None:
         """Kill the workers and wait for them."""
-        self._closed.set()
-        for process in list(self._processes.values()):
-            process.kill()
+        with self._changed:
+            self._closed = True
+            for process in self._processes.values():
+                process.kill()
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 
     def _serve(self, number: int) -> None:
         """Keep one worker busy; if it dies, its task is lost and another one takes its place."""
-        while not self._closed.is_set():
+        while (task := self._next(number)) is not None:
             try:
-                task = self._waiting.get(timeout=self.interval)
-            except Empty:
-                continue
+                process = self._process(number)
+            except OSError as error:  # no memory or no process left
+                reason = f"worker {number} could not be started: {error}"
+            else:
+                if self._answered(process, task):
+                    continue
+                reason = _death(process.wait(), number, self._log(number))
+            with self._changed:
+                self._lost.append(Lost(task, reason))
+
+    def _next(self, number: int) -> Task | None:
+        """The worker's next task, once there is one: of the block or else the model that it has in
+        memory, or of a model that no other worker has; None: the engine is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            last = self._last.pop(number, (-1, -1))
+            taken = {model for model, _ in self._last.values()}
+
+            def nearness(task: Task) -> tuple[bool, bool, bool]:
+                here = task.model, task.block
+                return here == last, task.model == last[0], task.model not in taken
+
+            task = max(self._waiting, key=nearness)  # of equal ones the first
+            self._waiting.remove(task)
+            self._last[number] = task.model, task.block
+            return task
+
+    def _process(self, number: int) -> subprocess.Popen[str]:
+        """The worker's process, started if there is none or it died."""
+        with self._changed:
             process = self._processes.get(number)
             if process is None or process.poll() is not None:
-                try:
-                    process = self._processes[number] = self._started(number)
-                except OSError as error:  # no memory or no process left
-                    self._lost.put((task, f"worker {number} could not be started: {error}"))
-                    continue
-                if self._closed.is_set():  # `close` may have looked before this one was there
+                process = self._processes[number] = self._started(number)
+                if self._closed:  # `close` looked before this one was there
                     process.kill()
-            if not self._answered(process, task):
-                self._lost.put((task, _death(process.wait(), number, self._log(number))))
+            return process
 
     def _started(self, number: int) -> subprocess.Popen[str]:
         environment = {**os.environ, **one_thread_environment()}
@@ -115,6 +143,4 @@ def _death(code: int, number: int, log: Path) -> str:
     if code < 0:
         hint = ", as a system does that is out of memory" if code == -9 else ""
         return f"worker {number} was killed by signal {-code}{hint}"
-    last = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    words = next((f": {line.strip()}" for line in reversed(last) if line.strip()), "")
-    return f"worker {number} ended with code {code}{words}"
+    return f"worker {number} ended with code {code}{last_words(log)}"

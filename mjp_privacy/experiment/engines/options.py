@@ -5,16 +5,19 @@
       partition: gpu
       gpus_per_task: 1
 
-Options on the command line go before those of the file. Each worker computes with one thread, and none
-of the options changes a number of the run.
+Options on the command line go before those of the file. Each worker computes with one thread, and
+none of the options changes a number of the run. Nothing large is imported here: what is wrong with
+the options is said at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +32,7 @@ from mjp_privacy.core.shown import shown
 
 Kind = Literal["auto", "here", "local", "ray", "slurm"]
 SUMMARIES: Mapping[Kind, str] = {
-    "auto": "a process for each core or GPU of this machine, or this one for small runs; the default",
+    "auto": "a process for each core or GPU here, or this one for small runs; the default",
     "here": "this process alone, as for a debugger",
     "local": "several processes of this machine",
     "ray": "a Ray cluster, or Ray on this machine",
@@ -41,26 +44,8 @@ Minutes = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Gpus = Annotated[float, Field(strict=True, ge=0, le=1024)]
 SlurmNumber = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 Gigabytes = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
-
-OF_KIND: Mapping[str, tuple[str, ...]] = {
-    "auto": ("workers",),
-    "here": (),
-    "local": ("workers",),
-    "ray": ("workers", "address", "gpus_per_task"),
-    "slurm": (
-        "workers",
-        "gpus_per_task",
-        "partition",
-        "account",
-        "qos",
-        "minutes",
-        "memory_gb",
-        "blocks_per_task",
-        "slurm_options",
-        "setup",
-    ),
-}
-"""The options that each engine knows."""
+PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
+SHORTEST = 5  # minutes that a Slurm task may have: it is warned 90 s before its end, and starts
 
 
 @schema
@@ -89,8 +74,8 @@ class EngineOptions:
 
     engine: str | None = None
     """Who does the work: auto (a process for each core or GPU; the default), here (this process, as
-    for a debugger), local, ray, slurm, or a site's YAML file with a section `engine`. Each works with
-    one thread, and it changes no row."""
+    for a debugger), local, ray, slurm, or a site's YAML file with a section `engine`. Each works
+    with one thread, and it changes no row."""
     workers: int | None = None
     """How many work at once; auto and local: as many as there are cores or GPUs."""
     address: str | None = None
@@ -107,8 +92,21 @@ class EngineOptions:
     """Blocks of images that a task does one after the other."""
 
     def config(self) -> EngineConfig:
-        """The engine of these options."""
-        return engine_config(self.engine or "auto", {k: v for k, v in vars(self).items() if k != "engine"})
+        """The engine of these options; UserError where it is not to be had here."""
+        config = engine_config(self.engine or "auto", {k: getattr(self, k, None) for k in OPTIONS})
+        check_engine(config)
+        return config
+
+
+OPTIONS = tuple(f.name for f in dataclasses.fields(EngineConfig) if f.name != "kind")
+OF_KIND: Mapping[Kind, Sequence[str]] = {
+    "auto": ("workers",),
+    "here": (),
+    "local": ("workers",),
+    "ray": ("workers", "address", "gpus_per_task"),
+    "slurm": [name for name in OPTIONS if name != "address"],
+}
+"""The options that each engine knows."""
 
 
 def engine_config(engine: str | None, options: Mapping[str, Any]) -> EngineConfig:
@@ -148,18 +146,42 @@ def _section(engine: str) -> tuple[Mapping[str, Any], str]:
 
 def _refuse_idle(config: EngineConfig, where: str) -> None:
     """Raise for options that this engine does not know."""
-    default = EngineConfig()
-    known = OF_KIND[config.kind]
-    idle = [
-        f.name
-        for f in dataclasses.fields(EngineConfig)
-        if f.name not in ("kind", *known) and getattr(config, f.name) != getattr(default, f.name)
-    ]
-    if idle:
+    default, known = EngineConfig(), OF_KIND[config.kind]
+    given = [name for name in OPTIONS if getattr(config, name) != getattr(default, name)]
+    if idle := [name for name in given if name not in known]:
         able = [kind for kind in KINDS if idle[0] in OF_KIND[kind]]
         raise UserError(
             f"{where}: `{idle[0]}` says nothing to the engine `{config.kind}`; expected "
             f"{', '.join(known) or 'no options'}. It belongs to {' or '.join(able)}."
+        )
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Raise where this engine cannot do what it is asked for, or not from this machine."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if config.kind == "slurm" and missing:
+        raise UserError(
+            f"--engine slurm: expected Slurm's commands on this machine; `{missing[0]}` is not "
+            "here. Run the command on a machine from which jobs are submitted, try it on a cluster "
+            "of its own with tools/slurm-here, or take --engine local."
+        )
+    package = {"ray": "ray", "slurm": "submitit"}.get(config.kind)
+    if package and find_spec(package) is None:
+        raise UserError(
+            f"--engine {config.kind}: expected the package {package}, which is not installed here. "
+            f"Install it: pip install 'mjp-privacy[{config.kind}]'."
+        )
+    if config.kind != "slurm":
+        return
+    if (config.gpus_per_task or 0) % 1:
+        raise UserError(
+            "--engine slurm: expected a whole number of GPUs for each task, got "
+            f"gpus_per_task={config.gpus_per_task}."
+        )
+    if config.minutes is not None and config.minutes < SHORTEST:
+        raise UserError(
+            f"--engine slurm: expected {SHORTEST} minutes or more for a task, got "
+            f"minutes={config.minutes}. A task stops 90 seconds before its limit."
         )
 
 

@@ -4,7 +4,7 @@
 
 reads one task a line from its input ("3 0 2 1": model, block, group, attempt) and answers each with
 a line. It ends when its input does. Engines that start functions in place of processes call
-`do_task`.
+`do_task`. A process keeps the plan, the model and the block that it had last.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ from mjp_privacy.experiment.work import Worker
 
 
 def do_task(job_file: str, model: int, block: int, group: int, attempt: int = 1) -> None:
-    """Do one task. What is done, and an error that ended it, is told in the task's file."""
-    task = Task(model, block, group, attempt)
-    path = Path(job_file).parent / task.file_name
+    """Do one task. What is done, and an error that ended it, is told in the task's file.
+
+    A FileNotFoundError says that this machine does not see the run folder."""
+    written_at = Path(job_file).stat().st_mtime_ns
+    path = Path(job_file).parent / Task(model, block, group, attempt).file_name
     report = TaskReport()
     report.write(path)
     try:
-        worker = _worker(job_file, Path(job_file).stat().st_mtime_ns)
+        worker = _worker(job_file, written_at)
         if attempt > 1:  # rows may be there that were not when this process began
             worker.finished = Finished(worker.finished.store, worker.finished.again)
         name = list(worker.plan.blocks)[model]

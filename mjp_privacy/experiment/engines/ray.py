@@ -1,0 +1,200 @@
+"""Workers of a Ray cluster: each task is a remote function, given a path and numbers.
+
+    --engine ray                        start Ray on this machine, and stop it at the end
+    --engine ray --address auto         the cluster that this machine is part of
+    --engine ray --address HOST:PORT    the cluster whose head listens there
+
+The command runs on a machine of the cluster. All machines see the run folder, images and weights by
+the same paths, and have this package installed for the same Python; no code is sent. Ray gives
+nothing again by itself, so that a lost worker is the same with every engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import exceptions
+
+from mjp_privacy.core import stops
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.engines.coordinator import Lost
+from mjp_privacy.experiment.engines.options import EngineConfig, visible_gpus, workers_here
+from mjp_privacy.experiment.engines.worker import do_task
+from mjp_privacy.experiment.job import Task
+
+WAIT = 3.0  # seconds in which a cluster's head answers
+LOOK = 5.0  # seconds between two looks at the cluster's machines
+PATIENCE = 60.0  # seconds that a cluster may be without a machine that fits
+SETTLE = 30.0  # seconds after which a finished task's words are on every file system
+OBJECT_STORE = 80_000_000  # bytes; tasks give nothing back, so the least that Ray allows is enough
+DEATHS = {
+    exceptions.OutOfMemoryError: "its worker was ended because its machine was out of memory",
+    exceptions.NodeDiedError: "its machine died",
+    exceptions.WorkerCrashedError: "its worker was killed",
+    exceptions.TaskCancelledError: "it was cancelled",
+}
+CAUSES = {
+    FileNotFoundError: "its machine does not see the run folder: expected a file system that all "
+    "machines of the cluster share",
+    ImportError: "its machine cannot import mjp_privacy: expected the same installation on all "
+    "machines of the cluster",
+}
+
+
+@dataclass
+class RayEngine:
+    """RayEngine.of(EngineConfig("ray", workers=4), job.path, on_gpu=False).submit(tasks)
+
+    workers: tasks under way at a time; None: as many as the cluster takes
+    """
+
+    job_file: Path
+    gpus: float  # of a task, which has one CPU
+    workers: int | None
+    head: str  # HOST:PORT
+    connected_here: bool  # False: whoever calls had connected to it before
+    interval: float = 0.1
+    _waiting: deque[Task] = field(default_factory=deque, init=False)
+    _running: dict[Any, Task] = field(default_factory=dict, init=False)
+    _room: int = field(default=1, init=False)
+    _looked: float = field(default=0.0, init=False)
+    _fitted: float = field(default_factory=time.monotonic, init=False)
+
+    @classmethod
+    def of(cls, config: EngineConfig, job_file: Path, on_gpu: bool) -> RayEngine:
+        """The engine of these options, connected to its cluster."""
+        if config.gpus_per_task and not on_gpu:
+            raise UserError(
+                "gpus_per_task: this command computes on the CPU, so its tasks would hold GPUs "
+                "and not use them. Leave it out, or give the command on a machine with a GPU."
+            )
+        gpus = (config.gpus_per_task or 1.0) if on_gpu else 0.0
+        known = ray.is_initialized()
+        if not known:
+            _connect(config.address, workers_here(config, on_gpu), on_gpu)
+        head = ray.get_runtime_context().gcs_address
+        return cls(job_file, gpus, config.workers, head, not known)
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Queue the tasks."""
+        self._waiting.extend(tasks)
+        self._look()
+        self._start_more()
+
+    def lost(self) -> Sequence[Lost]:
+        """Tasks that ended by an error, and those that ended: their words may never come."""
+        running = list(self._running)
+        over = ray.wait(running, num_returns=len(running), timeout=0)[0] if running else []
+        lost = []
+        for reference in over:
+            task = self._running.pop(reference)
+            try:
+                ray.get(reference)
+                lost.append(Lost(task, CAUSES[FileNotFoundError], SETTLE))
+            except Exception as error:  # whatever became of a worker, the run goes on
+                lost.append(Lost(task, death(error)))
+        if self._waiting or self._running:
+            self._look()
+            self._start_more()
+        return lost
+
+    def close(self) -> None:
+        """Stop what is under way and leave the cluster; one that was started here ends."""
+        if not _answers(self.head):
+            return
+        for reference in self._running:
+            ray.cancel(reference, force=True)
+        if self._running:
+            ray.wait(list(self._running), num_returns=len(self._running), timeout=WAIT)
+        if self.connected_here:
+            ray.shutdown()
+
+    def _start_more(self) -> None:
+        """Give the cluster as many tasks as are to be under way."""
+        options = {"num_cpus": 1, "num_gpus": self.gpus, "max_retries": 0, "max_calls": 0}
+        remote = ray.remote(**options)(do_task)  # its processes and their model are kept
+        while self._waiting and len(self._running) < (self.workers or self._room):
+            task = self._waiting.popleft()
+            numbers = task.model, task.block, task.group, task.attempt
+            self._running[remote.remote(str(self.job_file), *numbers)] = task
+
+    def _look(self) -> None:
+        """See now and then what machines there are; UserError if there is none for the tasks."""
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        if not _answers(self.head):
+            raise UserError(
+                f"The Ray cluster at {self.head} is gone: its head no longer answers. "
+                "What was done is kept; start a cluster and give the same command again."
+            )
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        self._room = 1 + int(sum(2 * node.get("CPU", 0) for node in alive))  # Ray queues the others
+        if any(n.get("CPU", 0) >= 1 and n.get("GPU", 0) >= self.gpus for n in alive):
+            self._fitted = now
+        elif now - self._fitted >= PATIENCE:
+            raise UserError(
+                f"No machine of the Ray cluster has had a CPU and {self.gpus:g} GPU(s) for "
+                f"{PATIENCE:.0f} s, which a task needs. Give a smaller --gpus-per-task, or add a "
+                "machine; what was done is kept."
+            )
+
+
+def death(error: Exception) -> str:
+    """What became of a task, in words: what Ray raised when it was asked for its result."""
+    for kind, text in DEATHS.items():
+        if isinstance(error, kind):
+            return text
+    if not isinstance(error, exceptions.RayTaskError):
+        return f"Ray ended it with {type(error).__name__}"
+    said = next((text for kind, text in CAUSES.items() if isinstance(error.cause, kind)), "")
+    return said or f"its worker ended with {type(error.cause).__name__}: {error.cause}"
+
+
+def _connect(address: str | None, cpus: int, on_gpu: bool) -> None:
+    """Connect to the cluster of this address, or start one on this machine, which ends with this
+    process; UserError where there is none."""
+    if address not in (None, "auto"):
+        host, _, port = address.rpartition(":")
+        if not host or "/" in host or not port.isdigit():
+            raise UserError(
+                f"--address: expected auto or HOST:PORT of a Ray cluster's head, got {address!r}. "
+                "Without it, Ray is started on this machine."
+            )
+    own: dict[str, Any] = {"num_cpus": cpus, "num_gpus": len(visible_gpus()) if on_gpu else 0}
+    own |= {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of it
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it asks for the network
+    logging.getLogger("ray").setLevel(logging.ERROR)  # `ray.init` speaks before it reads this
+    options: dict[str, Any] = own if address is None else {}
+    try:
+        if address not in (None, "auto") and not _answers(address):  # Ray would try for minutes
+            raise ConnectionError("no answer")
+        with stops.kept():  # Ray takes SIGTERM for itself
+            ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        where = f"--address {address}" if address else "--engine ray"
+        raise UserError(
+            f"{where}: no Ray cluster could be used ({' '.join(str(error).split()[:40])}). "
+            "Expected a cluster of the same versions of Ray and Python, and this command on one of "
+            "its machines (`ray start --address HOST:PORT`); without --address, Ray is started here."
+        ) from error
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=WAIT).close()
+    except OSError:
+        return False
+    return True
