@@ -25,6 +25,7 @@ from mjp_privacy.experiment.job import Job, Task, TaskReport
 from mjp_privacy.experiment.work import Progress
 
 ATTEMPTS = 3  # times that a task is given to a worker
+SHARED = "expected a file system that all machines share"
 
 
 class Lost(NamedTuple):
@@ -120,9 +121,14 @@ class Coordinator:
         for task, reason, wait in self.engine.lost():  # asked first: what they told is read below
             self._lost.setdefault(task.file_name, (now + wait, reason))
         for entry in list(os.scandir(self.folder)):
-            task = self._open.get(entry.name)
-            if task is None or (report := self._new(entry)) is None:
+            if (task := self._open.get(entry.name)) is None:
                 continue
+            status = entry.stat()
+            state = status.st_ino, status.st_mtime_ns, status.st_size
+            if self._read.get(entry.name) == state:
+                continue
+            self._read[entry.name] = state
+            report = TaskReport.read(Path(entry))
             yield self._since(task, report)
             if report.ended:
                 del self._open[entry.name]
@@ -132,15 +138,6 @@ class Coordinator:
                 if report.error:
                     yield self._failed(task, report.error.strip())
         yield from self._given_again(now)
-
-    def _new(self, entry: os.DirEntry[str]) -> TaskReport | None:
-        """What a file tells, if it changed since it was read last."""
-        status = entry.stat()
-        state = status.st_ino, status.st_mtime_ns, status.st_size
-        if self._read.get(entry.name) == state:
-            return None
-        self._read[entry.name] = state
-        return TaskReport.read(Path(entry))
 
     def _since(self, task: Task, report: TaskReport) -> Progress:
         """What a report tells beyond earlier ones of the task; a second start finds finished what

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray import exceptions
 
 from mjp_privacy.core import stops
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.engines.coordinator import Lost
+from mjp_privacy.experiment.engines.coordinator import SHARED, Lost
 from mjp_privacy.experiment.engines.options import EngineConfig, visible_gpus, workers_here
 from mjp_privacy.experiment.engines.worker import do_task
 from mjp_privacy.experiment.job import Task
@@ -36,18 +35,6 @@ LOOK = 5.0  # seconds between two looks at the cluster's machines
 PATIENCE = 60.0  # seconds that a cluster may be without a machine that fits
 SETTLE = 30.0  # seconds after which a finished task's words are on every file system
 OBJECT_STORE = 80_000_000  # bytes; tasks give nothing back, so the least that Ray allows is enough
-DEATHS = {
-    exceptions.OutOfMemoryError: "its worker was ended because its machine was out of memory",
-    exceptions.NodeDiedError: "its machine died",
-    exceptions.WorkerCrashedError: "its worker was killed",
-    exceptions.TaskCancelledError: "it was cancelled",
-}
-CAUSES = {
-    FileNotFoundError: "its machine does not see the run folder: expected a file system that all "
-    "machines of the cluster share",
-    ImportError: "its machine cannot import mjp_privacy: expected the same installation on all "
-    "machines of the cluster",
-}
 
 
 @dataclass
@@ -99,7 +86,7 @@ class RayEngine:
             task = self._running.pop(reference)
             try:
                 ray.get(reference)
-                lost.append(Lost(task, CAUSES[FileNotFoundError], SETTLE))
+                lost.append(Lost(task, f"what its worker wrote is not here: {SHARED}", SETTLE))
             except Exception as error:  # whatever became of a worker, the run goes on
                 lost.append(Lost(task, death(error)))
         if self._waiting or self._running:
@@ -152,25 +139,14 @@ class RayEngine:
 
 def death(error: Exception) -> str:
     """What became of a task, in words: what Ray raised when it was asked for its result."""
-    for kind, text in DEATHS.items():
-        if isinstance(error, kind):
-            return text
-    if not isinstance(error, exceptions.RayTaskError):
-        return f"Ray ended it with {type(error).__name__}"
-    said = next((text for kind, text in CAUSES.items() if isinstance(error.cause, kind)), "")
-    return said or f"its worker ended with {type(error.cause).__name__}: {error.cause}"
+    cause = getattr(error, "cause", None) or error  # what the task raised, or Ray
+    said = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
+    return f"its worker ended: {cause if isinstance(cause, UserError) else said}"
 
 
 def _connect(address: str | None, cpus: int, on_gpu: bool) -> None:
     """Connect to the cluster of this address, or start one on this machine, which ends with this
     process; UserError where there is none."""
-    if address not in (None, "auto"):
-        host, _, port = address.rpartition(":")
-        if not host or "/" in host or not port.isdigit():
-            raise UserError(
-                f"--address: expected auto or HOST:PORT of a Ray cluster's head, got {address!r}. "
-                "Without it, Ray is started on this machine."
-            )
     own: dict[str, Any] = {"num_cpus": cpus, "num_gpus": len(visible_gpus()) if on_gpu else 0}
     own |= {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of it
@@ -186,15 +162,17 @@ def _connect(address: str | None, cpus: int, on_gpu: bool) -> None:
         where = f"--address {address}" if address else "--engine ray"
         raise UserError(
             f"{where}: no Ray cluster could be used ({' '.join(str(error).split()[:40])}). "
-            "Expected a cluster of the same versions of Ray and Python, and this command on one of "
-            "its machines (`ray start --address HOST:PORT`); without --address, Ray is started here."
+            "Expected auto or HOST:PORT of the head of a cluster with the same versions of Ray and "
+            "Python, and this command on one of its machines (`ray start --address HOST:PORT`); "
+            "without --address, Ray is started on this machine."
         ) from error
 
 
 def _answers(address: str) -> bool:
+    """Whether somebody listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=WAIT).close()
-    except OSError:
+    except (OSError, ValueError):
         return False
     return True

@@ -31,13 +31,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from submitit import SlurmExecutor
+from submitit import Job, SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import DelayedSubmission, clean_env
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.threads import one_thread_environment
-from mjp_privacy.experiment.engines.coordinator import Lost, last_words
+from mjp_privacy.experiment.engines.coordinator import SHARED, Lost, last_words
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.engines.worker import do_task
 from mjp_privacy.experiment.job import Task
@@ -51,58 +51,41 @@ LOOKS = (2.0, 30.0)  # seconds between two questions to Slurm: soon after news, 
 LAST_BREATH = 15.0  # seconds that jobs have to stop
 TIMEOUT = 60.0  # seconds that a command may take; a busy controller answers late
 
-ENDED = {
-    "BOOT_FAIL": "had a node that did not start",
-    "CANCELLED": "was cancelled",
-    "COMPLETED": "ended without an answer",
-    "DEADLINE": "missed its deadline",
-    "FAILED": "failed",
-    "NODE_FAIL": "lost its node",
-    "OUT_OF_MEMORY": "took more memory than it had (option memory_gb)",
-    "REVOKED": "was taken by another cluster",
-    "TIMEOUT": "ran out of time (option minutes)",
-    "": "is not known to Slurm any more",
+OVER = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("REVOKED", "TIMEOUT", "UNKNOWN"),
 }
-"""States in which a job is over, and what became of it. A preempted one may come back until Slurm
-has forgotten it, which is the state "". """
+"""States in which a job does nothing more. A preempted one may come back until Slurm has forgotten
+it: it is UNKNOWN then."""
 NEVER = re.compile(
     "BadConstraints|DependencyNeverSatisfied|Invalid(Account|QOS)|JobHoldMaxRequeue|"
     "Partition(Node|Time)Limit|launch failed requeued held"
 )
 """Reasons for which a job would wait for ever."""
+HINTS = {"TIMEOUT": " (option minutes)", "OUT_OF_MEMORY": " (option memory_gb)"}
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What a job does: Chunk("RUN/work/job.json", "RUN/work/slurm/x", [(0, 3, 1, 1)])() does a task
-    of the first model. submitit carries it to the node in a pickle file."""
+    """What a job does: Chunk("RUN/work/job.json", "RUN/work/slurm/x", [Task(0, 3, 1)])(). submitit
+    carries it to the node in a pickle file."""
 
     job_file: str
     folder: str  # of the submission; when it is gone, the command that gave the work is over
-    tasks: Sequence[tuple[int, int, int, int]]  # model, block, group, attempt
+    tasks: Sequence[Task]
     starts: int = 1
 
     def __call__(self) -> None:
         """Do the tasks, one after the other."""
         for task in self.tasks:
             if Path(self.folder).is_dir():
-                do_task(self.job_file, *task)
+                do_task(self.job_file, *task.key, task.attempt)
 
     def checkpoint(self) -> DelayedSubmission:
         """What goes on after a preemption or the time limit; called by submitit on a signal."""
         if self.starts >= STARTS:
             sys.exit(f"it was not done in {STARTS} starts: give it more time (option minutes)")
         return DelayedSubmission(replace(self, starts=self.starts + 1))
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """A job of an array."""
-
-    id: str  # such as "1234_5"
-    tasks: Sequence[Task]
-    log: Path  # what it writes to stderr
-    result: Path  # is there when it ended by itself
 
 
 @dataclass
@@ -116,7 +99,8 @@ class SlurmEngine:
     longest: int  # jobs that an array may have
     interval: float = 0.5
     _waiting: list[list[Task]] = field(default_factory=list, init=False)
-    _jobs: dict[str, Submitted] = field(default_factory=dict, init=False)  # not known to be over
+    _jobs: list[tuple[Job[None], list[Task]]] = field(default_factory=list, init=False)
+    """Those that are not known to be over."""
     _states: Mapping[str, tuple[str, str]] = field(default_factory=dict, init=False)
     _looked: float = field(default=0.0, init=False)
     _news: float = field(default=0.0, init=False)  # when something was last seen to change
@@ -160,22 +144,24 @@ class SlurmEngine:
             return []
         if states != self._states:
             self._states, self._news = states, now
-        lost = []
-        for job in list(self._jobs.values()):
+        lost, jobs = [], self._jobs
+        self._jobs = []
+        for job, tasks in jobs:
             # those that were cancelled before they started have one state, their array's
-            array = job.id.partition("_")[0]
-            state, reason = states.get(job.id) or states.get(array) or ("", "")
-            in_vain = state == "PENDING" and bool(NEVER.fullmatch(reason))
-            if state in ENDED or in_vain:
-                del self._jobs[job.id]
-                if in_vain:
-                    output("scancel", "--quiet", job.id)
-                words = f"would wait for ever ({reason})" if in_vain else ENDED[state]
-                said = last_words(job.log)
-                if state == "FAILED" and not job.log.exists():
-                    said = f": it left no log, as if its node did not see {self.folder}"
-                wait = GRACE if state in ("", "COMPLETED") else 0.0
-                lost += [Lost(task, f"a Slurm task {words}{said}", wait) for task in job.tasks]
+            array, unknown = job.job_id.partition("_")[0], ("UNKNOWN", "")
+            state, reason = states.get(job.job_id) or states.get(array) or unknown
+            if state == "PENDING" and NEVER.fullmatch(reason):
+                output("scancel", "--quiet", job.job_id)
+                words = f"would wait for ever ({reason})"
+            elif state in OVER:
+                words = f"ended as {state}{HINTS.get(state, '')}{last_words(job.paths.stderr)}"
+                if state == "FAILED" and not job.paths.stderr.exists():
+                    words += f": no log in {self.folder}, which its node may not see: {SHARED}"
+            else:
+                self._jobs.append((job, tasks))
+                continue
+            wait = GRACE if state in ("UNKNOWN", "COMPLETED") else 0.0
+            lost += [Lost(task, f"a Slurm task {words}", wait) for task in tasks]
         self._send()
         return lost
 
@@ -185,12 +171,12 @@ class SlurmEngine:
         if not self._jobs:
             return
         time.sleep(self.interval)  # whoever has done all of its tasks ends by itself
-        if not all(job.result.exists() for job in self._jobs.values()):
+        if not all(job.paths.result_pickle.exists() for job, _ in self._jobs):
             cancel(self.name)
         deadline = time.monotonic() + LAST_BREATH
         while time.monotonic() < deadline:
             states = states_of(self.name)
-            if states is not None and all(state in ENDED for state, _ in states.values()):
+            if states is not None and all(state in OVER for state, _ in states.values()):
                 return
             time.sleep(self.interval)
         cancel(self.name)
@@ -204,22 +190,22 @@ class SlurmEngine:
                 room = min(room, self.config.workers - len(self._jobs))
             if room <= 0:
                 return
+            chunks = self._waiting[:room]
             try:
-                jobs = self._array(self._waiting[:room])
+                jobs = self._array(chunks)
             except (FailedJobError, FailedSubmissionError) as error:
                 if self._jobs:
                     return
-                lines = [line for line in str(error).splitlines() if "error:" in line] or [""]
                 raise UserError(
                     "--engine slurm: expected sbatch to take the tasks; it says: "
-                    f"{lines[-1].rpartition('error:')[2].strip() or error}. Correct the engine's "
-                    "options; `sinfo` lists partitions and their limits."
+                    f"{str(error).rpartition('error:')[2].strip()}. Correct the engine's options; "
+                    "`sinfo` lists partitions and their limits."
                 ) from error
             del self._waiting[:room]
-            self._jobs |= {job.id: job for job in jobs}
+            self._jobs += zip(jobs, chunks, strict=True)
             self._news = time.monotonic()
 
-    def _array(self, chunks: Sequence[Sequence[Task]]) -> list[Submitted]:
+    def _array(self, chunks: Sequence[Sequence[Task]]) -> Sequence[Job[None]]:
         """Submit an array with a job for each chunk. Where this process is part of a job itself,
         its jobs do not inherit its shape."""
         conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
@@ -227,15 +213,8 @@ class SlurmEngine:
             os.environ.update(conf)
             executor = SlurmExecutor(self.folder, max_num_timeout=REQUEUES)
             executor.update_parameters(**self._parameters())
-            jobs = executor.submit_array([self._chunk(chunk) for chunk in chunks])
-        return [
-            Submitted(job.job_id, chunk, job.paths.stderr, job.paths.result_pickle)
-            for job, chunk in zip(jobs, chunks, strict=True)
-        ]
-
-    def _chunk(self, tasks: Sequence[Task]) -> Chunk:
-        numbers = [(task.model, task.block, task.group, task.attempt) for task in tasks]
-        return Chunk(str(self.job_file), str(self.folder), numbers)
+            paths = str(self.job_file), str(self.folder)
+            return executor.submit_array([Chunk(*paths, chunk) for chunk in chunks])
 
     def _parameters(self) -> Mapping[str, Any]:
         """What submitit writes into the batch script."""
@@ -279,7 +258,7 @@ def states_of(name: str) -> Mapping[str, tuple[str, str]] | None:
 
 
 def cancel(name: str) -> None:
-    """Have all jobs of this name stop; running ones at once, for submitit has them ignore SIGTERM."""
+    """Stop all jobs of this name; running ones at once, for submitit has them ignore SIGTERM."""
     output("scancel", "--quiet", "--signal=INT", "--state=RUNNING", *_mine(name))
     output("scancel", "--quiet", *_mine(name))
 

@@ -1,5 +1,5 @@
-"""From options to a running engine: where it computes, how many work, and what it needs; an engine's
-packages are imported where it is asked for."""
+"""From options to a running engine: where it computes and how many work. An engine's packages are
+imported where it is asked for."""
 
 from __future__ import annotations
 

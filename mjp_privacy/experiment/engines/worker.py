@@ -10,6 +10,7 @@ a line. It ends when its input does. Engines that start functions in place of pr
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import traceback
@@ -26,6 +27,7 @@ from mjp_privacy.core.memory import ran_out
 from mjp_privacy.core.storage import at_the_door
 from mjp_privacy.core.threads import one_thread
 from mjp_privacy.experiment.code import code_of_cells
+from mjp_privacy.experiment.engines.coordinator import SHARED
 from mjp_privacy.experiment.engines.local import ENDED
 from mjp_privacy.experiment.job import Job, Task, TaskReport
 from mjp_privacy.experiment.plan import Finished, make_plan
@@ -34,15 +36,14 @@ from mjp_privacy.experiment.work import Worker
 
 
 def do_task(job_file: str, model: int, block: int, group: int, attempt: int = 1) -> None:
-    """Do one task. What is done, and an error that ended it, is told in the task's file.
-
-    A FileNotFoundError says that this machine does not see the run folder."""
-    written_at = Path(job_file).stat().st_mtime_ns
+    """Do one task. What is done, and an error that ended it, is told in the task's file."""
+    if not Path(job_file).is_file():
+        raise UserError(f"{socket.gethostname()} does not see {job_file}: {SHARED}")
     path = Path(job_file).parent / Task(model, block, group, attempt).file_name
     report = TaskReport()
     report.write(path)
     try:
-        worker = _worker(job_file, written_at)
+        worker = _worker(job_file, Path(job_file).stat().st_mtime_ns)
         if attempt > 1:  # rows may be there that were not when this process began
             worker.finished = Finished(worker.finished.store, worker.finished.again)
         name = list(worker.plan.blocks)[model]
