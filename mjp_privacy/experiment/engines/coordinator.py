@@ -1,54 +1,48 @@
-"""Hands out a run's tasks to an engine and watches what their workers tell.
+"""Gives a run's tasks to workers, one at a time each, and watches what they tell.
 
-    Engine.submit(tasks)      somebody does them, in any order
-    RUN/work/M-B-G.K.json     each worker tells here what is done (`job.TaskReport`)
-    Engine.lost()             tasks whose worker is gone: they are given again
+    Engine.start([3])           somebody starts worker 3, anywhere
+    RUN/work/worker-3.task      its task, or `end`: written here, read by the worker
+    RUN/work/M-B-G.K.json       what it tells of the task (`job.TaskReport`)
+    Engine.gone()               workers that are no more: their tasks are given again
 
-Nothing else goes between the two, so an engine needs to carry paths and numbers alone. That a task
-is done shows in the run folder: a task that is given again finds what is there.
+Nothing else goes between the two, so an engine needs to start processes and to know which have
+ended. That a task is done shows in the run folder: a task given again finds what is there.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from mjp_privacy.core.errors import StorageError
-from mjp_privacy.core.files import check_disk
+from mjp_privacy.core.files import check_disk, write_atomically
 from mjp_privacy.core.held import check_folder
-from mjp_privacy.experiment.job import Job, Task, TaskReport
+from mjp_privacy.experiment.job import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.work import Progress
 
 ATTEMPTS = 3  # times that a task is given to a worker
-SHARED = "expected a file system that all machines share"
-
-
-class Lost(NamedTuple):
-    """A task whose worker has ended, and what became of it."""
-
-    task: Task
-    reason: str
-    wait: float = 0.0  # seconds in which its answer may still be on its way through a file system
 
 
 class Engine(Protocol):
-    """Does tasks somewhere. Methods return at once."""
+    """Starts workers somewhere, each of which calls `worker.serve`. Methods return at once."""
+
+    @property
+    def most(self) -> int:
+        """How many workers there may be at a time."""
 
     @property
     def interval(self) -> float:
         """Seconds between two looks at what workers tell."""
 
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Have these tasks done, together with those that were given before."""
+    def start(self, workers: Sequence[int]) -> None:
+        """Start workers of these numbers, whose first tasks are written."""
 
-    def lost(self) -> Sequence[Lost]:
-        """Tasks whose worker ended since the last call. One may be named that did answer: what it
-        told counts."""
+    def gone(self) -> Mapping[int, str]:
+        """The workers that ended since the last call, and how, in words."""
 
     def close(self) -> None:
         """Stop all workers; tasks that are not done stay undone."""
@@ -64,6 +58,16 @@ class TaskLost:
 
 
 @dataclass
+class GivenOut:
+    """A worker's task and what is known of it."""
+
+    task: Task  # the last one that it was given
+    busy: bool = True
+    ending: bool = False  # it was told to end
+    seen: tuple[int, int, int] = (0, 0, 0)  # the state in which the task's file was read
+
+
+@dataclass
 class Coordinator:
     """One run's tasks and what was told of them.
 
@@ -75,14 +79,11 @@ class Coordinator:
     job: Job
     models: Sequence[str]  # of the plan, in order
     engine: Engine
-    _open: dict[str, Task] = field(default_factory=dict, init=False)  # by the name of their file
-    _lost: dict[str, tuple[float, str]] = field(default_factory=dict, init=False)
-    """When open tasks without a worker are given again, and what became of it."""
+    _waiting: list[Task] = field(default_factory=list, init=False)
+    _workers: dict[int, GivenOut] = field(default_factory=dict, init=False)
     _counted: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False)
     """The images of each task that were passed on, however often it started."""
     _said: set[tuple[str, str]] = field(default_factory=set, init=False)
-    _read: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False)
-    """The state in which a task's file was read last."""
 
     @property
     def folder(self) -> Path:
@@ -101,43 +102,49 @@ class Coordinator:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Have these tasks done."""
-        self._open |= {task.file_name: task for task in tasks}
-        if tasks:
-            self.engine.submit(tasks)
+        """Have these tasks done, together with those that were given before."""
+        self._waiting += tasks
+        self._give_out()
 
     def wait(self) -> Iterator[Progress | TaskLost]:
         """What is told until all tasks are over."""
-        while self._open:
+        while self._waiting or any(worker.busy for worker in self._workers.values()):
             news = list(self.news())
             yield from news
+            for number, worker in self._workers.items():
+                if not (worker.busy or worker.ending or self._waiting):
+                    worker.ending = True  # a machine of a cluster is not to wait for the last task
+                    self._write(number, END)
             if not news:
                 time.sleep(self.engine.interval)
 
     def news(self) -> Iterator[Progress | TaskLost]:
         """What is told since the last call."""
         check_folder(self.folder)
-        now = time.monotonic()
-        for task, reason, wait in self.engine.lost():  # asked first: what they told is read below
-            self._lost.setdefault(task.file_name, (now + wait, reason))
-        for entry in list(os.scandir(self.folder)):
-            if (task := self._open.get(entry.name)) is None:
-                continue
-            status = entry.stat()
-            state = status.st_ino, status.st_mtime_ns, status.st_size
-            if self._read.get(entry.name) == state:
-                continue
-            self._read[entry.name] = state
-            report = TaskReport.read(Path(entry))
-            yield self._since(task, report)
-            if report.ended:
-                del self._open[entry.name]
-                Path(entry).unlink()
+        gone = self.engine.gone()  # asked first: what they told before is read below
+        for worker in self._workers.values():
+            if worker.busy and (report := self._report(worker)) is not None:
+                yield self._since(worker.task, report)
+                worker.busy = not report.ended
                 if report.storage:
                     raise StorageError(report.error, report.storage)
                 if report.error:
-                    yield self._failed(task, report.error.strip())
-        yield from self._given_again(now)
+                    yield self._failed(worker.task, report.error.strip())
+        yield from self._lost(gone)
+        self._give_out()
+
+    def _report(self, worker: GivenOut) -> TaskReport | None:
+        """What the file of a worker's task tells, if it changed since it was read last."""
+        path = self.folder / worker.task.file_name
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        state = status.st_ino, status.st_mtime_ns, status.st_size
+        if worker.seen == state:
+            return None
+        worker.seen = state
+        return TaskReport.read(path)
 
     def _since(self, task: Task, report: TaskReport) -> Progress:
         """What a report tells beyond earlier ones of the task; a second start finds finished what
@@ -150,21 +157,46 @@ class Coordinator:
         self._said.update(messages)
         return Progress(units, report.where, new - units, messages)
 
-    def _given_again(self, now: float) -> Iterator[TaskLost]:
-        """Give tasks again whose worker is gone and whose answer has not come."""
-        due = {name: reason for name, (at, reason) in self._lost.items() if at <= now}
-        if due:  # a worker whose disk is full cannot say so
-            check_disk(self.folder)
-        again = []
-        for name, reason in due.items():
-            del self._lost[name]
-            if (task := self._open.pop(name, None)) is None:
+    def _lost(self, gone: Mapping[int, str]) -> Iterator[TaskLost]:
+        """Queue the tasks again of workers that are gone before they were done."""
+        for number, reason in gone.items():
+            worker = self._workers.pop(number, None)
+            if worker is None or not worker.busy:
                 continue
-            if task.attempt < ATTEMPTS:
-                again.append(task.once_more())
+            check_disk(self.folder)  # a worker whose disk is full cannot say so
+            if worker.task.attempt < ATTEMPTS:
+                self._waiting.append(worker.task.once_more())
             else:
-                yield self._failed(task, f"{reason}, {ATTEMPTS} times")
-        self.submit(again)
+                yield self._failed(worker.task, f"{reason}, {ATTEMPTS} times")
+
+    def _give_out(self) -> None:
+        """Give tasks to the workers that are free, and start others as far as tasks are left."""
+        for number, worker in self._workers.items():
+            if self._waiting and not (worker.busy or worker.ending):
+                self._workers[number] = self._given(number, worker.task)
+        free = (n for n in range(self.engine.most) if n not in self._workers)
+        started = [number for number, _ in zip(free, list(self._waiting), strict=False)]
+        for number in started:
+            self._workers[number] = self._given(number, None)
+        if started:
+            self.engine.start(started)
+
+    def _given(self, number: int, last: Task | None) -> GivenOut:
+        """Give a worker the task that is nearest to its last one: of the same block, else of the
+        same model, else of a model that nobody has in memory; of several the first."""
+        models = {worker.task.model for worker in self._workers.values()}
+
+        def nearness(task: Task) -> tuple[bool, bool, bool]:
+            same = last is not None and task.model == last.model
+            return same and task.block == last.block, same, task.model not in models
+
+        task = max(self._waiting, key=nearness)
+        self._waiting.remove(task)
+        self._write(number, " ".join(map(str, (*task.key, task.attempt))))
+        return GivenOut(task)
+
+    def _write(self, number: int, text: str) -> None:
+        write_atomically(task_file(self.job.path, number), lambda path: path.write_text(text))
 
     def _failed(self, task: Task, reason: str) -> TaskLost:
         return TaskLost(self.models[task.model], task.block, reason)

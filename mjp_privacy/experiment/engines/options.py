@@ -61,7 +61,6 @@ class EngineConfig:
     qos: Label | None = None
     minutes: Minutes | None = None
     memory_gb: Gigabytes | None = None
-    blocks_per_task: Workers | None = None
     slurm_options: Annotated[dict[Label, Label | SlurmNumber], Many] = field(default_factory=dict)
     """Further options of sbatch by name, such as {"constraint": "a100"}."""
     setup: Annotated[tuple[Text, ...], Many] = ()
@@ -88,8 +87,6 @@ class EngineOptions:
     minutes: int | None = None
     """The time limit of a task."""
     memory_gb: float | None = None
-    blocks_per_task: int | None = None
-    """Blocks of images that a task does one after the other."""
 
     def config(self) -> EngineConfig:
         """The engine of these options; UserError where it is not to be had here."""

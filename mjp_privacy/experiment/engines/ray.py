@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster: each task is a remote function, given a path and numbers.
+"""Workers of a Ray cluster: each is a remote function, given a path and its number.
 
     --engine ray                        start Ray on this machine, and stop it at the end
     --engine ray --address auto         the cluster that this machine is part of
@@ -15,8 +15,7 @@ import logging
 import os
 import socket
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,34 +24,26 @@ import ray
 
 from mjp_privacy.core import stops
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.engines.coordinator import SHARED, Lost
 from mjp_privacy.experiment.engines.options import EngineConfig, visible_gpus, workers_here
-from mjp_privacy.experiment.engines.worker import do_task
-from mjp_privacy.experiment.job import Task
+from mjp_privacy.experiment.engines.worker import serve
 
 WAIT = 3.0  # seconds in which a cluster's head answers
 LOOK = 5.0  # seconds between two looks at the cluster's machines
 PATIENCE = 60.0  # seconds that a cluster may be without a machine that fits
-SETTLE = 30.0  # seconds after which a finished task's words are on every file system
-OBJECT_STORE = 80_000_000  # bytes; tasks give nothing back, so the least that Ray allows is enough
+OBJECT_STORE = 80_000_000  # bytes; workers give nothing back, so the least that Ray allows
 
 
 @dataclass
 class RayEngine:
-    """RayEngine.of(EngineConfig("ray", workers=4), job.path, on_gpu=False).submit(tasks)
-
-    workers: tasks under way at a time; None: as many as the cluster takes
-    """
+    """RayEngine.of(EngineConfig("ray", workers=4), job.path, on_gpu=False).start([0, 1])"""
 
     job_file: Path
-    gpus: float  # of a task, which has one CPU
+    gpus: float  # of a worker, which has one CPU
     workers: int | None
     head: str  # HOST:PORT
     connected_here: bool  # False: whoever calls had connected to it before
     interval: float = 0.1
-    _waiting: deque[Task] = field(default_factory=deque, init=False)
-    _running: dict[Any, Task] = field(default_factory=dict, init=False)
-    _room: int = field(default=1, init=False)
+    _running: dict[Any, int] = field(default_factory=dict, init=False)
     _looked: float = field(default=0.0, init=False)
     _fitted: float = field(default_factory=time.monotonic, init=False)
 
@@ -71,28 +62,25 @@ class RayEngine:
         head = ray.get_runtime_context().gcs_address
         return cls(job_file, gpus, config.workers, head, not known)
 
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Queue the tasks."""
-        self._waiting.extend(tasks)
-        self._look()
-        self._start_more()
+    @property
+    def most(self) -> int:
+        """As many workers as were asked for, or as the cluster has CPUs or GPUs for."""
+        has = ray.cluster_resources() if self.workers is None else {}
+        room = has.get("GPU", 0) / self.gpus if self.gpus else has.get("CPU", 0)
+        return self.workers or max(1, int(room))
 
-    def lost(self) -> Sequence[Lost]:
-        """Tasks that ended by an error, and those that ended: their words may never come."""
+    def start(self, workers: Sequence[int]) -> None:
+        """Start a function for each worker, where there is room for it."""
+        remote = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=0)(serve)
+        for number in workers:
+            self._running[remote.remote(str(self.job_file), number)] = number
+
+    def gone(self) -> Mapping[int, str]:
+        """Workers that ended, by themselves or by an error; UserError if the cluster is gone."""
+        self._look()
         running = list(self._running)
         over = ray.wait(running, num_returns=len(running), timeout=0)[0] if running else []
-        lost = []
-        for reference in over:
-            task = self._running.pop(reference)
-            try:
-                ray.get(reference)
-                lost.append(Lost(task, f"what its worker wrote is not here: {SHARED}", SETTLE))
-            except Exception as error:  # whatever became of a worker, the run goes on
-                lost.append(Lost(task, death(error)))
-        if self._waiting or self._running:
-            self._look()
-            self._start_more()
-        return lost
+        return {self._running.pop(reference): death(reference) for reference in over}
 
     def close(self) -> None:
         """Stop what is under way and leave the cluster; one that was started here ends."""
@@ -104,15 +92,6 @@ class RayEngine:
             ray.wait(list(self._running), num_returns=len(self._running), timeout=WAIT)
         if self.connected_here:
             ray.shutdown()
-
-    def _start_more(self) -> None:
-        """Give the cluster as many tasks as are to be under way."""
-        options = {"num_cpus": 1, "num_gpus": self.gpus, "max_retries": 0, "max_calls": 0}
-        remote = ray.remote(**options)(do_task)  # its processes and their model are kept
-        while self._waiting and len(self._running) < (self.workers or self._room):
-            task = self._waiting.popleft()
-            numbers = task.model, task.block, task.group, task.attempt
-            self._running[remote.remote(str(self.job_file), *numbers)] = task
 
     def _look(self) -> None:
         """See now and then what machines there are; UserError if there is none for the tasks."""
@@ -126,7 +105,6 @@ class RayEngine:
                 "What was done is kept; start a cluster and give the same command again."
             )
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        self._room = 1 + int(sum(2 * node.get("CPU", 0) for node in alive))  # Ray queues the others
         if any(n.get("CPU", 0) >= 1 and n.get("GPU", 0) >= self.gpus for n in alive):
             self._fitted = now
         elif now - self._fitted >= PATIENCE:
@@ -137,22 +115,27 @@ class RayEngine:
             )
 
 
-def death(error: Exception) -> str:
-    """What became of a task, in words: what Ray raised when it was asked for its result."""
-    cause = getattr(error, "cause", None) or error  # what the task raised, or Ray
-    said = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
-    return f"its worker ended: {cause if isinstance(cause, UserError) else said}"
+def death(reference: Any) -> str:
+    """What became of a worker, in words: what Ray raises when it is asked for its result."""
+    try:
+        ray.get(reference)
+    except Exception as error:  # whatever it is, the run goes on
+        cause = getattr(error, "cause", None) or error  # what the worker raised, or Ray
+        said = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
+        return f"its worker ended: {cause if isinstance(cause, UserError) else said}"
+    return "its worker ended without an answer"
 
 
 def _connect(address: str | None, cpus: int, on_gpu: bool) -> None:
     """Connect to the cluster of this address, or start one on this machine, which ends with this
     process; UserError where there is none."""
-    own: dict[str, Any] = {"num_cpus": cpus, "num_gpus": len(visible_gpus()) if on_gpu else 0}
-    own |= {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    options: dict[str, Any] = {}
+    if address is None:
+        options = {"num_cpus": cpus, "num_gpus": len(visible_gpus()) if on_gpu else 0}
+        options |= {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it asks for the network
     logging.getLogger("ray").setLevel(logging.ERROR)  # `ray.init` speaks before it reads this
-    options: dict[str, Any] = own if address is None else {}
     try:
         if address not in (None, "auto") and not _answers(address):  # Ray would try for minutes
             raise ConnectionError("no answer")

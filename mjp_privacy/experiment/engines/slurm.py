@@ -1,22 +1,21 @@
-"""Workers of a Slurm cluster: tasks are submitted as job arrays, by way of submitit.
+"""Workers of a Slurm cluster: each is a job of an array, submitted by way of submitit.
 
-    RUN/work/slurm/NAME/     what submitit writes, and the tasks' logs; NAME is the jobs' name
+    RUN/work/slurm/NAME/     what submitit writes, and the workers' logs; NAME is the jobs' name
 
-submitit pickles what it calls into this folder, which leaves with the run's end; the call holds
-paths and numbers alone (`Chunk`). Nodes must see the run folder, the images, the weights and this
-Python environment under the same paths. submitit reads states by `sacct`, which many clusters do
-not have; `squeue` is asked here.
+submitit pickles what it calls into this folder, which leaves with the run's end; the call holds a
+path and numbers alone (`SlurmWorker`). Nodes must see the run folder, the images, the weights and
+this Python environment under the same paths. submitit reads states by `sacct`, which many clusters
+do not have; `squeue` is asked here.
 
 A job that is preempted or comes to its time limit is requeued and goes on with what is not
-finished. One that ends otherwise is lost, and the coordinator gives its tasks again, each alone;
-others go on. When the command ends, what is left of its jobs is cancelled; those of a command that
-was killed are cancelled by the next one on the same folder.
+finished. One that ends otherwise is gone, and the coordinator gives its task again. When the
+command ends, what is left of its jobs is cancelled; those of a command that was killed are
+cancelled by the next one on the same folder.
 """
 
 from __future__ import annotations
 
 import getpass
-import math
 import os
 import re
 import secrets
@@ -24,10 +23,9 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +35,15 @@ from submitit.helpers import DelayedSubmission, clean_env
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.threads import one_thread_environment
-from mjp_privacy.experiment.engines.coordinator import SHARED, Lost, last_words
+from mjp_privacy.experiment.engines.coordinator import last_words
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.engines.worker import do_task
-from mjp_privacy.experiment.job import Task
+from mjp_privacy.experiment.engines.worker import serve
+from mjp_privacy.experiment.job import task_file
 
-SHARES, MOST = 4, 16  # jobs for each worker, and tasks of a job, where no number is given
 MINUTES = 60  # time limit of a job, where none is given
-STARTS = 5  # times that a job may be requeued before its tasks are given again, each alone
+STARTS = 5  # starts in a row with the same task, by preemption or time limit, before it is lost
 REQUEUES = 10**6  # submitit's own limit, which raises an error that an attack may catch
-GRACE = 60.0  # seconds until an answer that is not seen is taken for none; NFS may take so long
-LOOKS = (2.0, 30.0)  # seconds between two questions to Slurm: soon after news, and later
+LOOK = 5.0  # seconds between two questions to Slurm
 LAST_BREATH = 15.0  # seconds that jobs have to stop
 TIMEOUT = 60.0  # seconds that a command may take; a busy controller answers late
 
@@ -66,31 +62,31 @@ HINTS = {"TIMEOUT": " (option minutes)", "OUT_OF_MEMORY": " (option memory_gb)"}
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """What a job does: Chunk("RUN/work/job.json", "RUN/work/slurm/x", [Task(0, 3, 1)])(). submitit
-    carries it to the node in a pickle file."""
+class SlurmWorker:
+    """What a job does: SlurmWorker("RUN/work/job.json", 3)(). submitit carries it to the node in a
+    pickle file."""
 
     job_file: str
-    folder: str  # of the submission; when it is gone, the command that gave the work is over
-    tasks: Sequence[Task]
-    starts: int = 1
+    number: int
+    task: str = ""  # the one that it had when it was last requeued
+    starts: int = 1  # with this task
 
     def __call__(self) -> None:
-        """Do the tasks, one after the other."""
-        for task in self.tasks:
-            if Path(self.folder).is_dir():
-                do_task(self.job_file, *task.key, task.attempt)
+        """Do tasks until there are none."""
+        serve(self.job_file, self.number, interval=1.0)
 
     def checkpoint(self) -> DelayedSubmission:
         """What goes on after a preemption or the time limit; called by submitit on a signal."""
-        if self.starts >= STARTS:
-            sys.exit(f"it was not done in {STARTS} starts: give it more time (option minutes)")
-        return DelayedSubmission(replace(self, starts=self.starts + 1))
+        task = task_file(Path(self.job_file), self.number).read_text(encoding="ascii")
+        starts = self.starts + 1 if task == self.task else 1
+        if starts >= STARTS:
+            sys.exit(f"its task was not done in {STARTS} starts: give more time (option minutes)")
+        return DelayedSubmission(SlurmWorker(self.job_file, self.number, task, starts))
 
 
 @dataclass
 class SlurmEngine:
-    """SlurmEngine.of(config, job.path, on_gpu=False).submit(tasks)"""
+    """SlurmEngine.of(config, job.path, on_gpu=False).start([0, 1])"""
 
     job_file: Path
     name: str  # of the jobs
@@ -98,12 +94,9 @@ class SlurmEngine:
     on_gpu: bool
     longest: int  # jobs that an array may have
     interval: float = 0.5
-    _waiting: list[list[Task]] = field(default_factory=list, init=False)
-    _jobs: list[tuple[Job[None], list[Task]]] = field(default_factory=list, init=False)
-    """Those that are not known to be over."""
-    _states: Mapping[str, tuple[str, str]] = field(default_factory=dict, init=False)
+    _waiting: list[int] = field(default_factory=list, init=False)
+    _jobs: dict[int, Job[None]] = field(default_factory=dict, init=False)
     _looked: float = field(default=0.0, init=False)
-    _news: float = field(default=0.0, init=False)  # when something was last seen to change
 
     @classmethod
     def of(cls, config: EngineConfig, job_file: Path, on_gpu: bool) -> SlurmEngine:
@@ -122,56 +115,52 @@ class SlurmEngine:
         return cls(job_file, name, config, on_gpu, max(1, int(longest[1])) if longest else 1)
 
     @property
-    def folder(self) -> Path:
-        """Where submitit writes; jobs stop when it is gone."""
-        return self.job_file.parent / "slurm" / self.name
+    def most(self) -> int:
+        """As many workers as were asked for, or as an array may have."""
+        return self.config.workers or self.longest
 
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Submit the tasks in chunks, as far as there is room for them."""
-        workers, size = self.config.workers, self.config.blocks_per_task
-        share = len(tasks) / (SHARES * workers) if workers else 1
-        self._waiting += chunks_of(tasks, size or max(1, min(MOST, math.ceil(share))))
-        self._send()
+    def start(self, workers: Sequence[int]) -> None:
+        """Submit a job for each worker."""
+        self._waiting += workers
+        self._submit()
 
-    def lost(self) -> Sequence[Lost]:
-        """Tasks whose job is over, also of those that did answer; Slurm is asked now and then."""
-        now = time.monotonic()
-        pause = min(LOOKS[1], max(LOOKS[0], (now - self._news) / 4))
-        if not self._jobs or now - self._looked < pause:
-            return []
-        self._looked = now
-        if (states := states_of(self.name)) is None:
-            return []
-        if states != self._states:
-            self._states, self._news = states, now
-        lost, jobs = [], self._jobs
-        self._jobs = []
-        for job, tasks in jobs:
-            # those that were cancelled before they started have one state, their array's
-            array, unknown = job.job_id.partition("_")[0], ("UNKNOWN", "")
-            state, reason = states.get(job.job_id) or states.get(array) or unknown
-            if state == "PENDING" and NEVER.fullmatch(reason):
-                output("scancel", "--quiet", job.job_id)
-                words = f"would wait for ever ({reason})"
-            elif state in OVER:
-                words = f"ended as {state}{HINTS.get(state, '')}{last_words(job.paths.stderr)}"
-                if state == "FAILED" and not job.paths.stderr.exists():
-                    words += f": no log in {self.folder}, which its node may not see: {SHARED}"
-            else:
-                self._jobs.append((job, tasks))
-                continue
-            wait = GRACE if state in ("UNKNOWN", "COMPLETED") else 0.0
-            lost += [Lost(task, f"a Slurm task {words}", wait) for task in tasks]
-        self._send()
-        return lost
+    def gone(self) -> Mapping[int, str]:
+        """Workers whose job is over; Slurm is asked now and then."""
+        if not self._jobs or time.monotonic() - self._looked < LOOK:
+            return {}
+        self._looked = time.monotonic()
+        states = states_of(self.name)
+        if states is None:
+            return {}
+        words = {number: self._fate(job, states) for number, job in self._jobs.items()}
+        gone = {number: fate for number, fate in words.items() if fate}
+        for number in gone:
+            del self._jobs[number]
+        self._submit()
+        return gone
+
+    def _fate(self, job: Job[None], states: Mapping[str, tuple[str, str]]) -> str:
+        """What became of a job that is over, in words; "" of one that waits or runs."""
+        # those that were cancelled before they started have one state, their array's
+        array, log = job.job_id.partition("_")[0], job.paths.stderr
+        state, reason = states.get(job.job_id) or states.get(array) or ("UNKNOWN", "")
+        if state == "PENDING" and NEVER.fullmatch(reason):
+            output("scancel", "--quiet", job.job_id)
+            return f"a Slurm job would wait for ever ({reason})"
+        if state not in OVER:
+            return ""
+        said = last_words(log)
+        if state == "FAILED" and not log.exists():
+            said = f": it left no log, as if its node did not see {log.parent}"
+        return f"a Slurm job ended as {state}{HINTS.get(state, '')}{said}"
 
     def close(self) -> None:
         """Cancel what is queued and what runs, and wait for it a little."""
         self._waiting.clear()
         if not self._jobs:
             return
-        time.sleep(self.interval)  # whoever has done all of its tasks ends by itself
-        if not all(job.paths.result_pickle.exists() for job, _ in self._jobs):
+        time.sleep(2 * self.interval)  # whoever was told to end does
+        if not all(job.paths.result_pickle.exists() for job in self._jobs.values()):
             cancel(self.name)
         deadline = time.monotonic() + LAST_BREATH
         while time.monotonic() < deadline:
@@ -181,18 +170,13 @@ class SlurmEngine:
             time.sleep(self.interval)
         cancel(self.name)
 
-    def _send(self) -> None:
-        """Submit what is waiting, as long as fewer jobs are queued than there are workers. What
-        sbatch refuses, as where a user may have only so many jobs, waits until others are over."""
+    def _submit(self) -> None:
+        """Submit the workers that wait. What sbatch refuses, as where a user may have only so many
+        jobs, waits until others are over."""
         while self._waiting:
-            room = self.longest
-            if self.config.workers:
-                room = min(room, self.config.workers - len(self._jobs))
-            if room <= 0:
-                return
-            chunks = self._waiting[:room]
+            numbers = self._waiting[: self.longest]
             try:
-                jobs = self._array(chunks)
+                jobs = self._array([SlurmWorker(str(self.job_file), n) for n in numbers])
             except (FailedJobError, FailedSubmissionError) as error:
                 if self._jobs:
                     return
@@ -201,20 +185,19 @@ class SlurmEngine:
                     f"{str(error).rpartition('error:')[2].strip()}. Correct the engine's options; "
                     "`sinfo` lists partitions and their limits."
                 ) from error
-            del self._waiting[:room]
-            self._jobs += zip(jobs, chunks, strict=True)
-            self._news = time.monotonic()
+            del self._waiting[: self.longest]
+            self._jobs |= zip(numbers, jobs, strict=True)
 
-    def _array(self, chunks: Sequence[Sequence[Task]]) -> Sequence[Job[None]]:
-        """Submit an array with a job for each chunk. Where this process is part of a job itself,
-        its jobs do not inherit its shape."""
+    def _array(self, workers: Sequence[SlurmWorker]) -> Sequence[Job[None]]:
+        """Submit an array. Where this process is part of a job itself, its jobs do not inherit its
+        shape."""
         conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
         with clean_env() if "SLURM_JOB_ID" in os.environ else nullcontext():
             os.environ.update(conf)
-            executor = SlurmExecutor(self.folder, max_num_timeout=REQUEUES)
+            folder = self.job_file.parent / "slurm" / self.name
+            executor = SlurmExecutor(folder, max_num_timeout=REQUEUES)
             executor.update_parameters(**self._parameters())
-            paths = str(self.job_file), str(self.folder)
-            return executor.submit_array([Chunk(*paths, chunk) for chunk in chunks])
+            return executor.submit_array(workers)
 
     def _parameters(self) -> Mapping[str, Any]:
         """What submitit writes into the batch script."""
@@ -236,14 +219,6 @@ class SlurmEngine:
             "wckey": None,
             "additional_parameters": {"requeue": True, **config.slurm_options},
         }
-
-
-def chunks_of(tasks: Sequence[Task], size: int) -> Iterator[list[Task]]:
-    """The tasks in groups of one model, so that it is loaded once a group. One that is given again
-    is alone: whatever killed its worker is not to take others along."""
-    for (_, attempt), group in groupby(tasks, key=lambda task: (task.model, task.attempt)):
-        same, step = list(group), size if attempt == 1 else 1
-        yield from (same[start : start + step] for start in range(0, len(same), step))
 
 
 def states_of(name: str) -> Mapping[str, tuple[str, str]] | None:
