@@ -120,10 +120,6 @@ class Task:
         """The file in which its worker tells what is done."""
         return f"{self.model}-{self.block}-{self.group}.{self.attempt}.json"
 
-    def once_more(self) -> Task:
-        """The task as it is given again after its worker was lost."""
-        return dataclasses.replace(self, attempt=self.attempt + 1)
-
 
 @dataclass(frozen=True)
 class TaskReport:

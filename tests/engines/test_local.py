@@ -38,6 +38,7 @@ def test_a_killed_worker_changes_nothing(
     assert sorted(out.glob("rows/*/*")) == before  # nothing was left to be done
 
 
+@pytest.mark.nightly
 def test_a_block_that_always_kills_its_worker_is_given_up(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
 ) -> None:
@@ -56,25 +57,6 @@ def test_a_block_that_always_kills_its_worker_is_given_up(
     trap.reset()
     assert attack(nine_photographs, out, config).exit_code == 0
     assert len(trap.attacked()) == 1
-
-
-def test_what_ended_a_worker_is_told(
-    nine_photographs: Path, tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One ends by itself; no worker can be started; an attack that workers do not know."""
-    config = {**CONFIG, "attacks": [{"name": "trap"}], "dtypes": ["float32"]}
-    trap.quit_at(*range(10))
-    summary = attack(nine_photographs, tmp_path / "a", config, limit=3, engine=ONE)
-    assert "the last words of a worker" in summary.not_done[0]
-    trap.reset()
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", str(tmp_path / "python"))
-        summary = attack(nine_photographs, tmp_path / "b", config, limit=3, engine=ONE)
-        assert "could not be started" in summary.not_done[0]
-    monkeypatch.delenv("PYTHONPATH")
-    summary = attack(nine_photographs, tmp_path / "c", config, limit=3, engine=ONE)
-    assert "'trap'" in summary.not_done[0]
-    assert "fault" not in summary.not_done[0]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +114,10 @@ def test_a_worker_is_killed_at_any_moment(
     same_rows(here, out)
 
 
-def test_each_worker_has_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that print what they were given stand in for Python."""
+def test_each_worker_has_a_gpu_and_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that print what they were given stand in for Python; then there are none."""
     program = tmp_path / "python"
     program.write_text('#!/bin/sh\necho "GPU $CUDA_VISIBLE_DEVICES, $OMP_NUM_THREADS thread"\n')
     program.chmod(0o755)
@@ -147,3 +131,7 @@ def test_each_worker_has_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         1: "GPU GPU-7f, 1 thread",
         2: "GPU 2, 1 thread",
     }
+    program.unlink()
+    engine.start([1])
+    [words] = engine.gone().values()
+    assert "could not be started" in words

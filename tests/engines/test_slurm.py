@@ -22,7 +22,6 @@ from tests.helpers.slurm import FakeSlurm, arrays, engine_in
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.setattr(slurm_module, "LOOK", 0.0)
-    monkeypatch.setattr(slurm_module, "LAST_BREATH", 0.0)
     return FakeSlurm.installed(tmp_path / "slurm", monkeypatch)
 
 
@@ -202,17 +201,13 @@ def test_a_folder_that_slurm_takes_for_a_pattern_is_refused(
 
 
 @pytest.mark.parametrize("ended", [0, 1, 2])
-def test_what_is_left_at_the_end_is_cancelled(
-    slurm: FakeSlurm, tmp_path: Path, ended: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_at_the_end_is_cancelled(slurm: FakeSlurm, tmp_path: Path, ended: int) -> None:
     """Jobs that have ended by themselves are left to it."""
-    monkeypatch.setattr(slurm_module, "LAST_BREATH", 5.0)
     engine = engine_in(tmp_path)
     engine.start([0, 1])
     for number in range(ended):
         folder = tmp_path / "my run" / "work" / "slurm" / engine.name
         (folder / f"1_{number}_0_result.pkl").touch()
-    slurm.say({"1_0": "COMPLETED", "1_1": "COMPLETED"})
     engine.close()
     cancelled = [call for call in slurm.calls("scancel") if f"--name={engine.name}" in call]
     assert bool(cancelled) == (ended < 2)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -164,8 +164,9 @@ class Coordinator:
             if worker is None or not worker.busy:
                 continue
             check_disk(self.folder)  # a worker whose disk is full cannot say so
-            if worker.task.attempt < ATTEMPTS:
-                self._waiting.append(worker.task.once_more())
+            attempt = worker.task.attempt
+            if attempt < ATTEMPTS:
+                self._waiting.append(replace(worker.task, attempt=attempt + 1))
             else:
                 yield self._failed(worker.task, f"{reason}, {ATTEMPTS} times")
 

@@ -44,7 +44,6 @@ MINUTES = 60  # time limit of a job, where none is given
 STARTS = 5  # starts in a row with the same task, by preemption or time limit, before it is lost
 REQUEUES = 10**6  # submitit's own limit, which raises an error that an attack may catch
 LOOK = 5.0  # seconds between two questions to Slurm
-LAST_BREATH = 15.0  # seconds that jobs have to stop
 TIMEOUT = 60.0  # seconds that a command may take; a busy controller answers late
 
 OVER = {
@@ -155,20 +154,11 @@ class SlurmEngine:
         return f"a Slurm job ended as {state}{HINTS.get(state, '')}{said}"
 
     def close(self) -> None:
-        """Cancel what is queued and what runs, and wait for it a little."""
-        self._waiting.clear()
-        if not self._jobs:
-            return
-        time.sleep(2 * self.interval)  # whoever was told to end does
+        """Cancel what is queued and what runs, apart from whoever was told to end and does."""
+        if self._jobs:
+            time.sleep(2 * self.interval)
         if not all(job.paths.result_pickle.exists() for job in self._jobs.values()):
             cancel(self.name)
-        deadline = time.monotonic() + LAST_BREATH
-        while time.monotonic() < deadline:
-            states = states_of(self.name)
-            if states is not None and all(state in OVER for state, _ in states.values()):
-                return
-            time.sleep(self.interval)
-        cancel(self.name)
 
     def _submit(self) -> None:
         """Submit the workers that wait. What sbatch refuses, as where a user may have only so many
