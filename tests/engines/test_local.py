@@ -11,14 +11,14 @@ import pytest
 
 from mjp_privacy.experiment.engines.local import LocalEngine
 from mjp_privacy.experiment.engines.options import EngineConfig
-from tests.engines.conftest import CONFIG, all_rows, same_rows
 from tests.helpers.background import Background
 from tests.helpers.command import attack_command
+from tests.helpers.engine_runs import CONFIG, all_rows, same_rows
 from tests.helpers.runs import attack
 from tests.helpers.trap import Trap, is_running, until
 
 ONE, TWO = EngineConfig("local", workers=1), EngineConfig("local", workers=2)
-OPTIONS = ["--engine", "local", "--workers", "2"]
+OPTIONS = ["--engine", "local", "--workers", "1"]
 
 
 def test_a_killed_worker_changes_nothing(
@@ -73,7 +73,7 @@ def test_workers_end_with_their_command(
     out = tmp_path / "run"
     trap.hold()
     with attack_command(CONFIG, nine_photographs, out, OPTIONS, trap.environment) as running:
-        workers = trap.victims(2)
+        workers = trap.victims(1)
         os.kill(running.pid, number)
         assert running.wait(30) == code
         until(lambda: not any(map(is_running, workers)), 15)

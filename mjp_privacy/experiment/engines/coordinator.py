@@ -186,10 +186,11 @@ class Coordinator:
         """Give a worker the task that is nearest to its last one: of the same block, else of the
         same model, else of a model that nobody has in memory; of several the first."""
         models = {worker.task.model for worker in self._workers.values()}
+        model, block = (last.model, last.block) if last else (-1, -1)
 
         def nearness(task: Task) -> tuple[bool, bool, bool]:
-            same = last is not None and task.model == last.model
-            return same and task.block == last.block, same, task.model not in models
+            same = task.model == model
+            return same and task.block == block, same, task.model not in models
 
         task = max(self._waiting, key=nearness)
         self._waiting.remove(task)

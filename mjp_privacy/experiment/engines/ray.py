@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +25,11 @@ import ray
 
 from mjp_privacy.core import stops
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.engines.options import EngineConfig, visible_gpus, workers_here
+from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.engines.worker import serve
 
 WAIT = 3.0  # seconds in which a cluster's head answers
-LOOK = 5.0  # seconds between two looks at the cluster's machines
-PATIENCE = 60.0  # seconds that a cluster may be without a machine that fits
+LOOK = 5.0  # seconds between two questions whether the cluster is there
 OBJECT_STORE = 80_000_000  # bytes; workers give nothing back, so the least that Ray allows
 
 
@@ -44,8 +44,8 @@ class RayEngine:
     connected_here: bool  # False: whoever calls had connected to it before
     interval: float = 0.1
     _running: dict[Any, int] = field(default_factory=dict, init=False)
+    _room: int = field(default=1, init=False)
     _looked: float = field(default=0.0, init=False)
-    _fitted: float = field(default_factory=time.monotonic, init=False)
 
     @classmethod
     def of(cls, config: EngineConfig, job_file: Path, on_gpu: bool) -> RayEngine:
@@ -58,16 +58,15 @@ class RayEngine:
         gpus = (config.gpus_per_task or 1.0) if on_gpu else 0.0
         known = ray.is_initialized()
         if not known:
-            _connect(config.address, workers_here(config, on_gpu), on_gpu)
+            _connect(config.address, config.workers)
         head = ray.get_runtime_context().gcs_address
         return cls(job_file, gpus, config.workers, head, not known)
 
     @property
     def most(self) -> int:
         """As many workers as were asked for, or as the cluster has CPUs or GPUs for."""
-        has = ray.cluster_resources() if self.workers is None else {}
-        room = has.get("GPU", 0) / self.gpus if self.gpus else has.get("CPU", 0)
-        return self.workers or max(1, int(room))
+        self._look()
+        return self.workers or self._room
 
     def start(self, workers: Sequence[int]) -> None:
         """Start a function for each worker, where there is room for it."""
@@ -83,18 +82,22 @@ class RayEngine:
         return {self._running.pop(reference): death(reference) for reference in over}
 
     def close(self) -> None:
-        """Stop what is under way and leave the cluster; one that was started here ends."""
-        if not _answers(self.head):
-            return
-        for reference in self._running:
-            ray.cancel(reference, force=True)
-        if self._running:
+        """Stop what is under way and leave the cluster, which may be gone; one that was started
+        here ends."""
+        leaving = threading.Thread(target=self._leave, daemon=True)
+        leaving.start()
+        leaving.join(3 * WAIT)
+
+    def _leave(self) -> None:
+        if self._running and _answers(self.head):
+            for reference in self._running:
+                ray.cancel(reference, force=True)
             ray.wait(list(self._running), num_returns=len(self._running), timeout=WAIT)
         if self.connected_here:
             ray.shutdown()
 
     def _look(self) -> None:
-        """See now and then what machines there are; UserError if there is none for the tasks."""
+        """See now and then what the cluster has; UserError if it is gone or has nothing."""
         now = time.monotonic()
         if now - self._looked < LOOK:
             return
@@ -104,14 +107,13 @@ class RayEngine:
                 f"The Ray cluster at {self.head} is gone: its head no longer answers. "
                 "What was done is kept; start a cluster and give the same command again."
             )
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if any(n.get("CPU", 0) >= 1 and n.get("GPU", 0) >= self.gpus for n in alive):
-            self._fitted = now
-        elif now - self._fitted >= PATIENCE:
+        has = ray.cluster_resources()
+        self._room = int(has.get("GPU", 0) / self.gpus if self.gpus else has.get("CPU", 0))
+        if self._room < 1:
             raise UserError(
-                f"No machine of the Ray cluster has had a CPU and {self.gpus:g} GPU(s) for "
-                f"{PATIENCE:.0f} s, which a task needs. Give a smaller --gpus-per-task, or add a "
-                "machine; what was done is kept."
+                f"No machine of the Ray cluster at {self.head} has a CPU and {self.gpus:g} GPU(s), "
+                "which a task needs. Give a smaller --gpus-per-task, or add a machine; what was "
+                "done is kept."
             )
 
 
@@ -126,13 +128,11 @@ def death(reference: Any) -> str:
     return "its worker ended without an answer"
 
 
-def _connect(address: str | None, cpus: int, on_gpu: bool) -> None:
+def _connect(address: str | None, workers: int | None) -> None:
     """Connect to the cluster of this address, or start one on this machine, which ends with this
     process; UserError where there is none."""
-    options: dict[str, Any] = {}
-    if address is None:
-        options = {"num_cpus": cpus, "num_gpus": len(visible_gpus()) if on_gpu else 0}
-        options |= {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    own = {"num_cpus": workers, "object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    options: dict[str, Any] = own if address is None else {}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it asks for the network
     logging.getLogger("ray").setLevel(logging.ERROR)  # `ray.init` speaks before it reads this
@@ -140,7 +140,9 @@ def _connect(address: str | None, cpus: int, on_gpu: bool) -> None:
         if address not in (None, "auto") and not _answers(address):  # Ray would try for minutes
             raise ConnectionError("no answer")
         with stops.kept():  # Ray takes SIGTERM for itself
-            ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **options)
+            ray.init(
+                address or "local", log_to_driver=False, logging_level=logging.ERROR, **options
+            )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = f"--address {address}" if address else "--engine ray"
         raise UserError(
