@@ -31,6 +31,16 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray`
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 
 
+def victims(trap: Trap, count: int, *before: int) -> list[int]:
+    """Processes that wait in the attack, apart from those before; clusters start them slowly."""
+
+    def others() -> list[int]:
+        pids = {pid for pid, _ in trap.attacked()} - {*before}
+        return [pid for pid in pids if is_running(pid)]
+
+    return until(lambda: pids if len(pids := others()) >= count else None, 300)
+
+
 def by(engine: EngineConfig, images: Path, out: Path) -> Background[RunSummary]:
     return Background(lambda: attack(images, out, CONFIG, engine=engine), 300)
 
@@ -39,7 +49,7 @@ def broken_off(images: Path, out: Path, trap: Trap, options: list[str], number: 
     """Send a signal to a command while two of its workers attack; its workers and their kin."""
     trap.hold()
     with attack_command(CONFIG, images, out, options, trap.environment) as running:
-        started = [*trap.victims(2), *children_of(running.pid)]
+        started = [*victims(trap, 2), *children_of(running.pid)]
         os.kill(running.pid, number)
         assert running.wait(60) == dict(SIGNALS)[signal.Signals(number)]
         assert "Traceback" not in running.errors()
@@ -73,9 +83,9 @@ def test_a_ray_node_dies(
     trap.hold()
     engine = EngineConfig("ray", address=ray_cluster.address)
     with by(engine, nine_photographs, tmp_path / "run") as run:
-        victims = trap.victims(2)
+        first = victims(trap, 2)
         ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
-        until(lambda: [pid for pid in victims if not is_running(pid)])
+        until(lambda: [pid for pid in first if not is_running(pid)])
         trap.release()
         assert run.result().exit_code == 0
     same_rows(here, tmp_path / "run")
@@ -92,7 +102,7 @@ def test_the_ray_cluster_goes_and_the_run_says_so(
     options = ["--engine", "ray", "--address", ray_cluster.address]
     out = tmp_path / "run"
     with attack_command(CONFIG, nine_photographs, out, options, trap.environment) as running:
-        trap.victims(2)
+        victims(trap, 2)
         for node in ray_cluster.list_all_nodes():
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=False)
         assert running.wait(60) == 2
@@ -177,19 +187,16 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
     """One worker is killed, one is warned and requeued, and then a node dies."""
     trap.hold()
     with by(SLURM, nine_photographs, tmp_path / "run") as run:
-        killed, warned = trap.victims(2)
+        killed, warned = victims(trap, 2)
         os.kill(killed, signal.SIGKILL)
-        until(lambda: len(set(trap.victims(1)) - {killed, warned}) == 1, 120)
-        jobs = running_jobs()
-        assert len(jobs) == 2
+        [again] = victims(trap, 1, killed, warned)
+        assert len(jobs := running_jobs()) == 2
         subprocess.run(["scancel", "--signal=USR2", *jobs], check=True)
-        before = {pid for pid, _ in trap.attacked()}
-        until(lambda: len(set(trap.victims(2)) - before) == 2, 180)
-        before = {pid for pid, _ in trap.attacked()}
+        requeued = victims(trap, 2, killed, warned, again)
         kill_node(slurm_cluster, "here1")
         until(lambda: list(squeue().values()).count("PENDING") == 1, 90)
         slurm_cluster.start_node("here1")
-        until(lambda: set(trap.victims(2)) - before, 180)
+        victims(trap, 1, killed, warned, again, *requeued)
         trap.release()
         assert run.result().exit_code == 0
     same_rows(here, tmp_path / "run")
@@ -211,12 +218,12 @@ def test_a_command_that_is_broken_off_leaves_no_job_for_the_next(
     """Ctrl-C and SIGTERM cancel its jobs; those of a killed command are cancelled by the next."""
     out, options = tmp_path / "run", ["--engine", "slurm", "--workers", "2"]
     broken_off(nine_photographs, out, trap, options, number)
-    victims = {pid for pid, _ in trap.attacked()}
+    started = [pid for pid, _ in trap.attacked()]
     if number != signal.SIGKILL:
-        until(lambda: not any(map(is_running, victims)), 15)
+        until(lambda: not any(map(is_running, started)), 15)
         assert not squeue("--states=PENDING,RUNNING")
     with by(SLURM, nine_photographs, out) as run:
-        until(lambda: not any(map(is_running, victims)), 60)
+        until(lambda: not any(map(is_running, started)), 60)
         trap.release()
         assert run.result().exit_code == 0
     same_rows(here, out)

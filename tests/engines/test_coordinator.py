@@ -80,10 +80,11 @@ class Played:
         task = Task(*map(int, text.split()))
         if worker.task != task:
             worker.task = task
+            worker.report = TaskReport()  # it tells this first, and then what it finds
+            self.tell(worker)
             worker.report = TaskReport(finished=self.rows[task.key], where="ViT a float32")
             self.tried.append(task)
             self.tried_by.setdefault(number, []).append(task)
-            self.tell(worker)
         return worker
 
     def tell(self, worker: Worker) -> None:

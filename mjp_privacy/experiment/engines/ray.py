@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,11 @@ class RayEngine:
         leaving.join(3 * WAIT)
 
     def _leave(self) -> None:
-        if self._running and _answers(self.head):
-            for reference in self._running:
+        with suppress(Exception):  # the cluster may go meanwhile
+            running = list(self._running) if _answers(self.head) else []
+            for reference in running:
                 ray.cancel(reference, force=True)
-            ray.wait(list(self._running), num_returns=len(self._running), timeout=WAIT)
+            ray.wait(running, num_returns=len(running), timeout=WAIT)
         if self.connected_here:
             ray.shutdown()
 
