@@ -190,7 +190,8 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
         killed, warned = victims(trap, 2)
         os.kill(killed, signal.SIGKILL)
         [again] = victims(trap, 1, killed, warned)
-        assert len(jobs := running_jobs()) == 2
+        jobs = running_jobs()
+        assert len(jobs) == 2
         subprocess.run(["scancel", "--signal=USR2", *jobs], check=True)
         requeued = victims(trap, 2, killed, warned, again)
         kill_node(slurm_cluster, "here1")

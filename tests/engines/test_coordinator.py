@@ -108,13 +108,20 @@ class Played:
         self.dead[number] = reason
 
 
+class Unwritten(Job):
+    """Nobody reads its file."""
+
+    def write(self) -> None:
+        pass
+
+
 class Run(RuleBasedStateMachine):
     """Workers begin, write, tell, end, fail and die in any order, between looks of the command."""
 
     def __init__(self) -> None:
         super().__init__()
         self.root = tempfile.TemporaryDirectory()
-        self.job = Job(self.root.name, EXPERIMENT, "cpu", False, self.root.name, {})
+        self.job = Unwritten(self.root.name, EXPERIMENT, "cpu", False, self.root.name, {})
         self.engine = Played(self.job.path.parent)
         self.coordinator = Coordinator(self.job, MODELS, self.engine)
         self.coordinator.__enter__()
@@ -259,6 +266,34 @@ def test_what_a_worker_told_before_it_died_counts(job: Job) -> None:
         engine.die(0)
         assert sum(p.units for p in coordinator.wait() if isinstance(p, Progress)) == UNITS
     assert len(engine.tried) == 1
+
+
+def test_a_second_start_counts_what_the_first_did_not_tell(job: Job) -> None:
+    """The first one told of two rows, one after the other, and wrote a third one."""
+    engine = Played(job.path.parent)
+    heard: list[tuple[int, int]] = []
+    with Coordinator(job, MODELS, engine) as coordinator:
+
+        def hear() -> None:
+            news = [each for each in coordinator.news() if isinstance(each, Progress)]
+            heard.extend((each.units, each.finished) for each in news)
+
+        coordinator.submit([Task(0, 0, 0)])
+        for tells in (True, True, False):
+            worker = engine.look(0)
+            assert worker is not None
+            engine.write_row(worker)
+            if tells:
+                engine.tell(worker)
+            hear()
+        engine.die(0)
+        hear()
+        worker = engine.look(0)
+        assert worker is not None
+        hear()
+        engine.end(worker)
+        hear()
+    assert heard == [(1, 0), (1, 0), (0, 0), (0, 1)]
 
 
 def test_messages_are_said_once(job: Job) -> None:

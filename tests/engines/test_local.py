@@ -84,36 +84,6 @@ def test_workers_end_with_their_command(
     same_rows(here, out)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_number_of_workers_changes_nothing(
-    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, workers: int
-) -> None:
-    engine = EngineConfig("local", workers=workers)
-    assert attack(nine_photographs, tmp_path / "run", CONFIG, engine=engine).exit_code == 0
-    same_rows(here, tmp_path / "run")
-
-
-@pytest.mark.nightly
-def test_a_worker_is_killed_at_any_moment(
-    nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap
-) -> None:
-    """Every worker that shows up in the first minute is killed a little later than the last one."""
-    out = tmp_path / "run"
-    with Background(lambda: attack(nine_photographs, out, CONFIG, engine=TWO)) as run:
-        killed: set[int] = set()
-        while run.thread.is_alive() and len(killed) < 4:
-            for pid in {pid for pid, _ in trap.attacked()} - killed:
-                run.thread.join(0.05 * len(killed))
-                if is_running(pid):
-                    os.kill(pid, signal.SIGKILL)
-                killed.add(pid)
-            run.thread.join(0.01)
-        run.result()
-    assert attack(nine_photographs, out, CONFIG).exit_code == 0
-    same_rows(here, out)
-
-
 def test_each_worker_has_a_gpu_and_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,31 +176,22 @@ def test_where_memory_does_not_hold_them_fewer_start_and_it_is_said(
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-@pytest.mark.parametrize(
-    ("name", "gpus", "there"),
-    [
-        ("auto", None, "cpu"),
-        ("auto", 0, "cpu"),
-        ("auto", 1, "cuda"),
-        ("cuda", None, "cuda"),
-        ("cpu", 1, "cpu"),
-    ],
-)
-def test_slurms_tasks_compute_where_the_options_say(
-    has_gpu: bool, name: str, gpus: float | None, there: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    engine = EngineConfig("slurm", gpus_per_task=gpus)
-    assert devices(name, engine) == (torch.device("cpu"), torch.device(there))
-
-
-@pytest.mark.parametrize("has_gpu", [False, True])
-def test_others_compute_where_the_command_does(
+def test_where_the_command_and_its_workers_compute(
     has_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Slurm's jobs where the options say, all others where the command does."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    device = torch.device("cuda" if has_gpu else "cpu")
-    assert devices("auto", LOCAL) == (device, device)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for name, gpus, there in [
+        ("auto", None, cpu),
+        ("auto", 0, cpu),
+        ("auto", 1, cuda),
+        ("cuda", None, cuda),
+        ("cpu", 1, cpu),
+    ]:
+        assert devices(name, EngineConfig("slurm", gpus_per_task=gpus)) == (cpu, there)
+    here = cuda if has_gpu else cpu
+    assert devices("auto", LOCAL) == (here, here)
     if not has_gpu:
         with pytest.raises(UserError, match="cuda"):
             devices("cuda", LOCAL)
