@@ -28,6 +28,8 @@ Key = tuple[str, str]
 
 UNREADABLE = "unreadable"
 DIAGNOSTIC = "diagnostic"
+STAGE = "stage_seconds."
+"""How the names of columns begin that say how long a stage took for an image."""
 AT_ONCE = 50_000
 """Rows up to which all metrics of a cell are read together."""
 NO_LABELS = "the images carry no true labels"
@@ -172,7 +174,7 @@ def cell_scores(store: RunStore, run_id: str) -> CellScores:
     """The scores of a cell of a run folder."""
     of_image = store.read(run_id, ["image_id", "status", "reason", "code", "group"])
     names = store.cell(run_id).columns
-    scores = [name for name in names if "." in name and not name.startswith("stage_seconds.")]
+    scores = [name for name in names if "." in name and not name.startswith(STAGE)]
     if len(of_image) <= AT_ONCE:
         known = store.read(run_id, scores)
         named = _computed(known)
@@ -187,7 +189,7 @@ def cell_scores(store: RunStore, run_id: str) -> CellScores:
 def _computed(rows: pd.DataFrame) -> list[str]:
     """The columns of metrics that some image has. Whether the model was right is one of them where
     no image has a label: then there are rows that say so."""
-    names = [name for name in rows if "." in name and not name.startswith("stage_seconds.")]
+    names = [name for name in rows if "." in name and not name.startswith(STAGE)]
     return [n for n in names if n.startswith("top1.") or not rows[n].isna().all()]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from mjp_privacy.experiment.score_table import MemoryTable
+from mjp_privacy.experiment.scores import MemoryTable
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.curves import MOST_STEPS, ecdf, success
