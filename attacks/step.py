@@ -1,4 +1,5 @@
-"""Runs an attack on client steps: within its time, with its answer checked and its faults kept apart.
+"""Runs an attack on client steps: within its time, with its answer checked and its faults kept
+apart.
 
     done = run_steps(attack, view, count=20, generator=lambda step: ...)
     done.reconstruction, done.failed     {place of an image: why it has no reconstruction}
@@ -108,7 +109,7 @@ def run_steps(
         return Done(Reconstruction(None), dict.fromkeys(places, reason), traced)
 
     parts = in_smaller_pieces([range(steps)], attempt, smaller, give_up)
-    return parts[0] if len(parts) == 1 else _joined(parts, batch, view)
+    return parts[0] if len(parts) == 1 else _of_all_steps(parts, batch, view)
 
 
 def _run(
@@ -140,7 +141,7 @@ def _reason(error: BaseException) -> tuple[str, dict[str, str]]:
     return reason, {reason: trace(error)}
 
 
-def _joined(parts: Sequence[Done], batch: int, view: AttackerView) -> Done:
+def _of_all_steps(parts: Sequence[Done], batch: int, view: AttackerView) -> Done:
     """The results of single steps as those of all."""
     size = view.pixels.size
     nothing = torch.full((batch, len(view.pixels.mean), size, size), torch.nan)
@@ -207,7 +208,7 @@ def _joined(parts: Sequence[Tensor | None], counts: Sequence[int], missing: floa
     return torch.cat([part.cpu() for part in filled])
 
 
-# whether an answer is one ---------------------------------------------------------------------------
+# whether an answer is one -------------------------------------------------------------------------
 
 
 class WrongAnswer(ValueError):

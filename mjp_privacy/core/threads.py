@@ -1,4 +1,4 @@
-"""Small matrices in parallel: one matrix a thread, instead of all threads on one matrix."""
+"""How many threads compute: one for a run, or one for each of many small matrices."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import torch
-
-
 def for_each_in_threads(work: Callable[[int], None], number: int) -> None:
     """Does work(0), ..., work(number - 1), as many at a time as torch may use threads.
 
     Each runs with one thread of its own, so that the results are the same bits whatever the number
     of threads. Decompositions of matrices of a few hundred rows gain nothing from a second one.
     """
+    import torch
+
     threads = min(torch.get_num_threads(), number)
     with one_thread():
         if threads <= 1:
@@ -32,6 +31,8 @@ def one_thread() -> Iterator[None]:
 
     torch.set_num_threads holds for the calling thread in torch, and for all of them in MKL.
     """
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,13 +1,14 @@
 """One cell on one block of images: observe the uploads, attack them, score the reconstructions.
 
-    attack_cell(CellTask(...), records, together) -> CellResult    a row for each image, and pictures
+    attack_cell(CellTask(...), records, together) -> CellResult   a row for each image, and pictures
 
     work_block ─ attack_cell ─ in_smaller_pieces ─ CellTask.run ─ run_steps ─ Attack.run
 
-A block is attacked at once. Where memory does not hold it, it is halved; where something else fails,
-each client step is attacked alone, so that what one image, attack or defence breaks stays with it.
-Rows of a block that was halved carry the diagnostic `images_together`: each image's upload is the
-same up to rounding, and random choices of an attack are drawn for the first image of a piece.
+A block is attacked at once. Where memory does not hold it, it is halved; where something else
+fails, each client step is attacked alone, so that what one image, attack or defence breaks stays
+with it. Rows of a block that was halved carry the diagnostic `images_together`: each image's
+upload is the same up to rounding, and random choices of an attack are drawn for the first image of
+a piece.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks.step import OVER, Done, checked_reconstruction, in_smaller_pieces, run_steps
@@ -55,6 +57,7 @@ NO_PICTURE = "the attack names the masked positions and makes no picture"
 TOGETHER = "images_together"
 COPIES = 6  # of an image's uploads that are alive at once, counted in the attack's float64
 SHARE = 0.5  # of the free memory that uploads may take
+Floats = NDArray[np.float64]
 PLACE = "matched_place"
 """Diagnostic: the place, from 0, at which the attack returned this image's reconstruction in its
 pool."""
@@ -161,20 +164,21 @@ class CellTask:
     def _scored(self, scene: Scene, records: Sequence[ImageRecord], done: Done) -> CellResult:
         """A row for every image: its scores, or the reason why it has none."""
         made, known = done.reconstruction, self.uploads.scored
-        rows = without_scores(records, "ok", "").rows
-        for status, reasons in (("unsupported", made.inapplicable), ("failed", done.failed)):
-            for at, reason in reasons.items():
-                rows.loc[at, ["status", "reason"]] = status, reason
-        places = np.flatnonzero(rows["status"] == "ok").tolist()
+        status, reason = ["ok"] * len(records), [""] * len(records)
+        for word, reasons in (("unsupported", made.inapplicable), ("failed", done.failed)):
+            for at, why in reasons.items():
+                status[at], reason[at] = word, why
+        rows = pd.DataFrame({"status": status, "reason": reason})
+        places: list[int] = np.flatnonzero(rows["status"] == "ok").tolist()
         if not places:
             return CellResult(rows)
         diagnostics: dict[str, Tensor] = dict(made.diagnostics)
         tensors: dict[str, Tensor] = {}
-        columns: dict[str, np.ndarray] = {}
+        columns: dict[str, Floats] = {}
         if made.images is None:  # an attack that only names the masked positions
             agreement = mask_agreement(made.mask, scene.inputs) if known else {}
             diagnostics |= {**agreement, **unshuffled_uploads(scene.view, self.cell.gamma)}
-            rows.loc[places, ["status", "reason"]] = "unscored", NO_PICTURE
+            rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_PICTURE
         elif known:
             # The scored images are exactly the stored ones, float32, so that scores can be
             # recomputed from the files.
@@ -187,7 +191,7 @@ class CellTask:
             if made.mask is not None:
                 tensors["named_mask"] = made.mask.cpu()
             diagnostics |= unshuffled_uploads(scene.view, self.cell.gamma)
-            rows.loc[places, ["status", "reason"]] = "unscored", NO_TRUTH.text
+            rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_TRUTH.text
         for name, values in diagnostics.items():
             columns[f"{name}.diagnostic"] = values.cpu().double().numpy()[places]
         for name, of_images in columns.items():
@@ -204,8 +208,8 @@ class CellTask:
         scene: Scene,
         records: Sequence[ImageRecord],
         images: Tensor,
-        places: Sequence[int],
-    ) -> dict[str, np.ndarray]:
+        places: list[int],
+    ) -> dict[str, Floats]:
         """The scores of the images at these places, and whether the model classified their inputs
         correctly: NaN where an image of the block has no label."""
         memo, target, device = self.uploads.memo, scene.target, self.model.like.device
@@ -267,9 +271,7 @@ def attack_cell(
             result = replace(result, rows=rows.assign(**{f"{TOGETHER}.diagnostic": marked}))
         return result
 
-    def smaller(
-        piece: Sequence[ImageRecord], error: BaseException
-    ) -> list[Sequence[ImageRecord]]:
+    def smaller(piece: Sequence[ImageRecord], error: BaseException) -> list[Sequence[ImageRecord]]:
         nonlocal cause
         if undivided or len(piece) == batch:
             return []
@@ -298,9 +300,9 @@ def attack_cell(
         return result
     facts, held = task.facts, together.get(run_id, number)
     remark = (
-        f"{facts.model.label} {facts.setting} {facts.attack.title} {facts.dtype}: {cause}, computed "
-        f"{held} at a time. Their rows say so ({TOGETHER}): float32 APRIL and random choices of an "
-        "attack may differ from those of a whole block"
+        f"{facts.model.label} {facts.setting} {facts.attack.title} {facts.dtype}: {cause}, "
+        f"computed {held} at a time. Their rows say so ({TOGETHER}): float32 APRIL and random "
+        "choices of an attack may differ from those of a whole block"
     )
     return replace(result, remark=remark)
 
@@ -319,7 +321,8 @@ def failed(records: Sequence[ImageRecord], error: BaseException) -> CellResult:
 
 
 def in_the_order_of(target: Tensor, done: Done, pool: int) -> Done:
-    """What an attack on batches returned, reordered so that place i belongs to the target's image i.
+    """What an attack on batches returned, reordered so that place i belongs to the target's image
+    i.
 
     An attack on a batch cannot say which of its pictures is which image: before they are scored,
     they are assigned one to one within each pool, and rows say from which place each one came.

@@ -227,7 +227,7 @@ def _read(kind: type[T], columns: Mapping[str, Any]) -> T:
     return kind(**{**values, **lists})
 
 
-# describing a cell ---------------------------------------------------------------------------------
+# describing a cell --------------------------------------------------------------------------------
 
 
 def describe(
@@ -337,9 +337,7 @@ def _attack_facts(cell: Cell, experiment: Experiment, attack: Attack | Control) 
     )
 
 
-# identity -------------------------------------------------------------------------------------------
-
-
+# identity -----------------------------------------------------------------------------------------
 
 
 def cell_key(cell: Cell, experiment: Experiment) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from attacks.step import BREAKDOWN
 from mjp_privacy.client.recorded.examined import Examined, examine
 from mjp_privacy.client.recorded.faults import one_line
 from mjp_privacy.client.recorded.folder import UploadFolder
@@ -12,7 +13,6 @@ from mjp_privacy.client.recorded.groups import Group, group_uploads
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.shown import shown
 from mjp_privacy.experiment.recorded import load_group
-from attacks.step import BREAKDOWN
 from mjp_privacy.experiment.upload_remarks import applicability, remarks
 
 

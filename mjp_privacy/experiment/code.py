@@ -1,4 +1,5 @@
-"""Which code, software and machine make a result: digests that rows carry, and what a run says of it.
+"""Which code, software and machine make a result: digests that rows carry, and what a run says of
+it.
 
     SourceReader().code_of("masked_span", ["top_k 0.1"]).files
         {"attacks/__init__.py (masked_span)": "83…",   its line in the registry
@@ -7,8 +8,8 @@
          "mjp_privacy/client/defenses/compression.py": "4d…", …}
 
 Sources are read, never imported. Imports are followed within `attacks` and `client/defenses`, and
-within the package of an attack or defence that stands elsewhere. A command that finds finished units
-which other code made stops before it computes anything; `stale` decides what happens then.
+within the package of an attack or defence that stands elsewhere. A command that finds finished
+units which other code made stops before it computes anything; `stale` decides what happens then.
 """
 
 from __future__ import annotations
@@ -228,8 +229,8 @@ def _sha256(text: str) -> str:
 
 
 def normal_form(tree: ast.AST) -> str:
-    """A source as a text that is the same for sources that do the same: comments, docstrings and the
-    way lines are broken do not count, and Python 3.10 to 3.13 agree.
+    """A source as a text that is the same for sources that do the same: comments, docstrings and
+    the way lines are broken do not count, and Python 3.10 to 3.13 agree.
 
     normal_form(ast.parse("a = 1  # one")) == normal_form(ast.parse("a=1"))
     """
@@ -287,7 +288,7 @@ def _joined(parts: Sequence[object]) -> Iterator[object]:
         yield text
 
 
-# results of other code ---------------------------------------------------------------------------------
+# results of other code ----------------------------------------------------------------------------
 
 
 def stale_choice(fresh: bool, keep: bool) -> Stale:
@@ -325,7 +326,8 @@ def code_of_cells(plan: Plan, *, with_defenses: bool) -> dict[Cell, SourceCode]:
 def refuse_other_code(
     plan: Plan, run_ids: Mapping[Cell, str], codes: Mapping[Cell, SourceCode], finished: Finished
 ) -> None:
-    """Raise UserError if other code made finished units of this plan, naming the files that differ."""
+    """Raise UserError if other code made finished units of this plan, naming the files that
+    differ."""
     cells = 0
     differing: dict[str, None] = {}  # an ordered set
     for cell, run_id in run_ids.items():
@@ -333,7 +335,9 @@ def refuse_other_code(
         made = {d for b in blocks for d in finished.of_other_code(run_id, b, code.digest)}
         made -= {UNRECORDED}
         cells += bool(made)
-        recorded = {d: f for a in finished.store.about(run_id) for d, f in a.get("code", {}).items()}
+        recorded = {
+            d: f for a in finished.store.about(run_id) for d, f in a.get("code", {}).items()
+        }
         for digest in sorted(made):
             differing |= dict.fromkeys(differences(recorded.get(digest), code.files))
     if cells:
@@ -362,7 +366,7 @@ def differences(made: Mapping[str, str] | None, now: Mapping[str, str]) -> list[
     return [f"{name} {words[name]}" for name in sorted(words)]
 
 
-# software and machine -------------------------------------------------------------------------------
+# software and machine -----------------------------------------------------------------------------
 
 
 def provenance(device: torch.device) -> dict[str, str | int]:

@@ -224,7 +224,7 @@ def undeclared_error(view: AttackerView) -> dict[str, Tensor]:
     return {"undeclared_error": per_image(view, torch.stack(known).any(0).double())}
 
 
-# the gradient residual: || g(x) - g || / || g ||, g = dL/dW of the patch embedding -------------------
+# the gradient residual: || g(x) - g || / || g ||, g = dL/dW of the patch embedding ----------------
 #
 # A check of a reconstruction x that needs no truth: does it have the gradient g that was uploaded?
 # g(x) is computed like the client's, with the weights, labels and precision of the round.
@@ -278,13 +278,13 @@ def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:
     return located(view, update)
 
 
-# uploads in which nothing was shuffled ----------------------------------------------------------------
+# uploads in which nothing was shuffled ------------------------------------------------------------
 #
-# MJP leaves steps unshuffled by its recipe (`plain_share`), or because a mask turned out empty. Such
-# an upload is that of a plain client, and scores must be read with that in mind. Every masked patch
-# leaves a zero row in the gradient of the position table, so an upload without such a row masked
-# nothing. Noise fills zero rows; quantisation, dropped entries and the rounding of weights empty rows
-# that were not masked: of such uploads nothing is said.
+# MJP leaves steps unshuffled by its recipe (`plain_share`), or because a mask turned out empty.
+# Such an upload is that of a plain client, and scores must be read with that in mind. Every masked
+# patch leaves a zero row in the gradient of the position table, so an upload without such a row
+# masked nothing. Noise fills zero rows; quantisation, dropped entries and the rounding of weights
+# empty rows that were not masked: of such uploads nothing is said.
 
 
 def shows_no_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:

@@ -1,5 +1,5 @@
-"""The private images of a run: which are attacked, how they are prepared, and whether they are still
-the ones that a run folder was made with."""
+"""The private images of a run: which are attacked, how they are prepared, and whether they are
+still the ones that a run folder was made with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def chosen_images(
     that say so.
     """
     records = source.records
-    if (choice := experiment.classes) is not None:  # an image without a label belongs to every class
+    if (
+        choice := experiment.classes
+    ) is not None:  # an image without a label belongs to every class
         records = tuple(r for r in records if r.label is None or choice.holds(r.label))
         if not records:
             raise UserError(
@@ -88,9 +90,7 @@ def _relabelled(known: Mapping[str, object] | None, record: ImageRecord) -> bool
     return int(str(known["label"])) != record.label
 
 
-def _changed(
-    known: Mapping[str, object] | None, record: ImageRecord, source: ImageSource
-) -> bool:
+def _changed(known: Mapping[str, object] | None, record: ImageRecord, source: ImageSource) -> bool:
     if known is None:
         return False
     try:

@@ -5,9 +5,9 @@
                             far at the K-th try; it is written anew with every cell
     RUN/work/*.log          what workers printed
 
-The folder is removed when the run ends. Weights and images are read by their paths, so whoever works
-must see the same files as the process that planned the run. Rows and pictures never go this way:
-they are in the run folder before a task's file tells of them.
+The folder is removed when the run ends. Weights and images are read by their paths, so whoever
+works must see the same files as the process that planned the run. Rows and pictures never go this
+way: they are in the run folder before a task's file tells of them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class Job:
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """One block of images of one model, in a group of its cells; the unit that workers are given."""
+    """One block of images of one model, in a group of its cells; the unit that workers are
+    given."""
 
     model: int  # its number among the plan's models
     block: int

@@ -66,7 +66,6 @@ class Plan:
                     raise
         return list(dict.fromkeys([*names, RESIDUAL_OVER]))
 
-
     def _upload(self, cell: Cell) -> tuple[Any, ...]:
         """What cells that attack the same uploads have in common."""
         attack = self.attacks[cell]

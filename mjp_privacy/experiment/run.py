@@ -1,8 +1,8 @@
 """The way in: from a config and images, or from recorded uploads, to a finished run folder.
 
 `run_experiment` simulates the clients, `attack_uploads` reads recorded uploads; they differ only in
-the source of uploads. Both look at the folder, plan, have the work done here (`work`) or by an engine
-(`engines`), and tell what happens. Nobody else writes what is about the whole run.
+the source of uploads. Both look at the folder, plan, have the work done here (`work`) or by an
+engine (`engines`), and tell what happens. Nobody else writes what is about the whole run.
 """
 
 from __future__ import annotations
@@ -189,7 +189,8 @@ def _job(
 
 @dataclass
 class Run:
-    """What a command asks for, and what is known of it so far: Run(root, job, source, ...).run()."""
+    """What a command asks for, and what is known of it so far: Run(root, job, source,
+    ...).run()."""
 
     root: Path  # the run folder, as the command named it
     job: Job
@@ -245,9 +246,7 @@ class Run:
         for model, blocks in self.plan.blocks.items():
             self._note_model(worker.open(model), foreseen)
             for block in blocks:
-                yield from worker.work_block(
-                    worker.open(model), block, self.plan.cells_of(model)
-                )
+                yield from worker.work_block(worker.open(model), block, self.plan.cells_of(model))
 
     def _elsewhere(
         self, finished: Finished, engine: EngineConfig, foreseen: Forecast
@@ -315,10 +314,16 @@ class Run:
             return listed
         for columns in stored:
             key = str(columns.get("cell_key"))
-            gone = self.job.uploads is not None and key not in listed and (
-                columns.get("model") == REFUSED
-                or (columns.get("data") == self.source.data
-                    and columns.get("model") not in experiment.models)
+            gone = (
+                self.job.uploads is not None
+                and key not in listed
+                and (
+                    columns.get("model") == REFUSED
+                    or (
+                        columns.get("data") == self.source.data
+                        and columns.get("model") not in experiment.models
+                    )
+                )
             )
             if not gone:
                 listed[key] = {**listed.get(key, {}), **columns}
@@ -339,8 +344,8 @@ class Run:
         progress = self.progress
         if damaged:
             progress.say(
-                f"{len(damaged)} file(s) are not as they were written: they are moved into damaged, "
-                "their images are attacked again by the command that plans them"
+                f"{len(damaged)} file(s) are not as they were written: they go into damaged, "
+                "and the command that plans them attacks their images again"
             )
         for path in damaged[:NAMED]:
             progress.say(f"  damaged: {shown(path.relative_to(self.store.root))}")
@@ -416,8 +421,8 @@ class Run:
             f"{opened.name}: {len(lost)} finished cell(s) of {self.root} leave its tables, because "
             "this run has another model or other options under the same name: "
             f"{first_of(list(titles), REPLACED)}, made of {'; '.join(made_of)}. Their rows stay in "
-            f"{self.root / 'rows'}; the command that made them shows them again. To have both, give "
-            "this run an --out of its own"
+            f"{self.root / 'rows'}; the command that made them shows them again. To have both, "
+            "give this run an --out of its own"
         )
 
     def _note(self, news: Progress | TaskLost) -> None:

@@ -548,8 +548,11 @@ def _packed(
             small = [np.clip(np.round(p * np.float32(255)), 0, 255).astype(np.uint8) for p in parts]
             if all(map(np.array_equal, map(_scaled, small), parts)):
                 parts, metadata = small, {**metadata, "dtype": "uint8", "scale": "1/255"}
-        cells = {n: p[at].tobytes() for (names, _), p in zip(having, parts, strict=True)
-                 for at, n in enumerate(names)}
+        cells = {
+            n: p[at].tobytes()
+            for (names, _), p in zip(having, parts, strict=True)
+            for at, n in enumerate(names)
+        }
         size = int(np.prod(parts[0].shape[1:])) * parts[0].dtype.itemsize
         columns[name] = pa.array([cells.get(n) for n in ids], pa.binary(size)), metadata
     return columns

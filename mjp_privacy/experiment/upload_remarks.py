@@ -29,8 +29,8 @@ from mjp_privacy.client.recorded.loading import (
 from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE, RecordedUpload
 from mjp_privacy.core.gate.json_files import json_value
 from mjp_privacy.core.shown import first_of, shown
-from mjp_privacy.experiment.forecast import lacking
 from mjp_privacy.experiment.diagnostics import shows_no_mask
+from mjp_privacy.experiment.forecast import lacking
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import read_metadata

@@ -2,9 +2,9 @@
 
     open the model -> read a block's images -> in every cell: attack and score (`cell`), write
 
-A unit, one image in one cell, is finished when its row is on disk. The config fixes the blocks, so a
-run that was killed goes on where it stopped and ends with the same rows: a block is attacked whole,
-even where some of its images are finished, and the rows of the others are written.
+A unit, one image in one cell, is finished when its row is on disk. The config fixes the blocks, so
+a run that was killed goes on where it stopped and ends with the same rows: a block is attacked
+whole, even where some of its images are finished, and the rows of the others are written.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Progress:
 
 @dataclass
 class OpenModel:
-    """A model of the plan, loaded or not, the facts of its cells, and its block that was read last."""
+    """A model of the plan, loaded or not, the facts of its cells, and its block that was read
+    last."""
 
     name: str
     uploads: ModelUploads | None  # None: it could not be loaded

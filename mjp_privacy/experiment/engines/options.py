@@ -108,7 +108,9 @@ class EngineOptions:
 
     def config(self) -> EngineConfig:
         """The engine of these options."""
-        return engine_config(self.engine or "auto", {k: v for k, v in vars(self).items() if k != "engine"})
+        return engine_config(
+            self.engine or "auto", {k: v for k, v in vars(self).items() if k != "engine"}
+        )
 
 
 def engine_config(engine: str | None, options: Mapping[str, Any]) -> EngineConfig:
