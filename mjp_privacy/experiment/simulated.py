@@ -7,7 +7,7 @@ share are computed once (`memo`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ class Simulated:
     images: ImageSource
     chosen: Sequence[ImageRecord]  # those of `images` that are attacked
     device: torch.device
+    _foreseen: dict[str, SimulatedForesight] = field(default_factory=dict, compare=False)
 
     @property
     def data(self) -> str:
@@ -76,8 +77,11 @@ class Simulated:
 
     def foresee(self, model: str) -> SimulatedForesight:
         """What the header of the model's weights and its clients' config tell."""
-        config = self.experiment.models[model]
-        return SimulatedForesight.of(outline_model(config.model, whole=True, **config.loading()))
+        if model not in self._foreseen:
+            config = self.experiment.models[model]
+            outline = outline_model(config.model, whole=True, **config.loading())
+            self._foreseen[model] = SimulatedForesight.of(outline)
+        return self._foreseen[model]
 
     def check_models(self) -> None:
         """Raise before any work where none of the grid's models can be loaded. Where some can, the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def _name_of(key: object) -> str:
     return str(key) if isinstance(key, int) and abs(key) < MOST_NUMBER else type(key).__name__
 
 
+@lru_cache(maxsize=MOST_TENSORS)  # a run opens the same file several times
 def _prefix(name: str) -> str | None:
     """What stands before the patch embedding's weight, in any layout; None for other names."""
     prefix = PREFIX.match(name)[0]  # type: ignore[index]
