@@ -171,26 +171,35 @@ class CellScores:
 
 
 def cell_scores(store: RunStore, run_id: str) -> CellScores:
-    """The scores of a cell of a run folder."""
-    of_image = store.read(run_id, ["image_id", "status", "reason", "code", "group"])
-    names = store.cell(run_id).columns
-    scores = [name for name in names if "." in name and not name.startswith(STAGE)]
-    if len(of_image) <= AT_ONCE:
-        known = store.read(run_id, scores)
-        named = _computed(known)
-        return CellScores(of_image, named, lambda n: known[n].to_numpy() if n in named else None)
+    """The scores of a cell of a run folder; where a run writes rows meanwhile, those of now."""
+    of_image = ["image_id", "status", "reason", "code", "group"]
+    scores = [name for name in store.cell(run_id).columns if is_score(name)]
+    if sum(map(len, store.cell(run_id).ids)) <= AT_ONCE:
+        rows = store.read(run_id, [*of_image, *scores])
+        return CellScores.of_table(rows)
+    rows = store.read(run_id, of_image)
 
     def read(name: str) -> NDArray[np.float64] | None:
-        return store.read(run_id, [name])[name].to_numpy(np.float64) if name in scores else None
+        if name not in scores:
+            return None
+        now = store.read(run_id, ["image_id", name])
+        if not now["image_id"].equals(rows["image_id"]):
+            now = now.set_index("image_id").reindex(rows["image_id"])
+        return now[name].to_numpy(np.float64)
 
-    return CellScores(of_image, scores, read)
+    return CellScores(rows, scores, read)
 
 
 def _computed(rows: pd.DataFrame) -> list[str]:
     """The columns of metrics that some image has. Whether the model was right is one of them where
     no image has a label: then there are rows that say so."""
-    names = [name for name in rows if "." in name and not name.startswith(STAGE)]
+    names = [name for name in map(str, rows) if is_score(name)]
     return [n for n in names if n.startswith("top1.") or not rows[n].isna().all()]
+
+
+def is_score(column: str) -> bool:
+    """Whether a column is that of a metric."""
+    return "." in column and not column.startswith(STAGE)
 
 
 def split(column: str) -> Key:
@@ -209,7 +218,8 @@ def standard_keys() -> list[Key]:
 
 def long_rows(store: RunStore, run_id: str, facts: Mapping[str, Any]) -> pd.DataFrame:
     """A row for each image, metric and variant of a cell, with the facts of the cell as columns."""
-    table, of_image = cell_scores(store, run_id), store.read(run_id)
+    of_image = store.read(run_id)
+    table = CellScores.of_table(of_image)
     order = {key: place for place, key in enumerate([*standard_keys(), *table.keys])}
     parts = []
     for metric, variant in sorted(table.keys, key=lambda key: order[key]):
