@@ -137,9 +137,9 @@ def write_compacted(
     for first, last in portions(len(ids), PIECE):
         block = (np.arange(first, last) // BLOCK).astype(np.int32)
         rows = image_rows(number, first, ids[first:last]).assign(block=block)
-        table = pa.Table.from_pandas(rows, preserve_index=False)
-        pieces.append(table.replace_schema_metadata({ABOUT: json.dumps(about, default=str)}))
-    write_pieces(store.folder(run_id), "all", pieces)
+        pieces.append(pa.Table.from_pandas(rows, preserve_index=False))
+    schema = pieces[0].schema.with_metadata({ABOUT: json.dumps(about, default=str)})
+    write_pieces(store.folder(run_id), "all", [], schema, pieces)
 
 
 def main() -> None:

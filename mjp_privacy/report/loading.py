@@ -89,7 +89,7 @@ def _damaged_lists(store: RunStore) -> Iterator[str]:
     """A sentence for each damaged file beside the rows."""
     for path in sorted(store.left_out):
         if path.parent == store.root:
-            yield f"{shown(path.name)}: its cells are those that rows tell of; a run lists them again"
+            yield f"{shown(path.name)}: cells are those that rows tell of; a run lists them again"
     for path in (store.root / "experiment.yaml", *sorted((store.root / "experiments").glob("*"))):
         try:
             if is_there(path):

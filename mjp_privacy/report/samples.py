@@ -1,7 +1,7 @@
 """Every stored row beside a report: as CSV for a small run, else where and how to read them.
 
 A score takes 0.35 kB as a row of CSV and 8 bytes in the run's own files, so 10⁸ of them would be
-35 GB that no spreadsheet opens; from 200,000 on `samples.txt` says how to query the files themselves.
+35 GB that no spreadsheet opens; from 200,000 on `samples.txt` says how to query the files.
 """
 
 from __future__ import annotations

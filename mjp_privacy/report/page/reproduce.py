@@ -95,9 +95,7 @@ def provenance(runs: Sequence[Path], lines: Sequence[Line]) -> tuple[tuple[str, 
 def _images_digest(lines: Sequence[Line]) -> str:
     """The SHA-256 of the names of a run's images and of their hashes; "" where no row has any."""
     hashes: dict[str, str] = {}
-    for line in lines:
-        if line.images.names <= hashes.keys():
-            continue
+    for line in {line.images: line for line in lines}.values():  # equal images are one object
         rows = line.store.read(line.run_id, ["image_id", "sha256", "pixel_sha256"])
         if {"sha256", "pixel_sha256"} <= set(rows):
             both = rows["sha256"].fillna("") + " " + rows["pixel_sha256"].fillna("")
