@@ -91,9 +91,14 @@ def run_steps(
     divisible = view.pool == batch  # else images of several steps cannot be told apart
 
     def attempt(piece: range) -> Done:
-        whole = len(piece) == steps
-        seen = view if whole else view.part(piece.start)
-        return _run(attack, seen, len(piece) * batch, generator(piece.start), seconds)
+        seen = view if len(piece) == steps else view.part(piece.start)
+        images = len(piece) * batch
+        with nullcontext() if seconds is None else limited(seconds, images) as budget:
+            answer = attack.run(seen, generator=generator(piece.start))
+        made = checked_reconstruction(answer, seen, images)
+        if budget is not None:
+            made = replace(made, diagnostics={**made.diagnostics, **_told(budget, images)})
+        return Done(made, without_reconstruction(made, images))
 
     def smaller(piece: range, error: BaseException) -> list[range]:
         if ran_out(error):
@@ -111,23 +116,10 @@ def run_steps(
     return parts[0] if len(parts) == 1 else _joined(parts, batch, view)
 
 
-def _run(
-    attack: Attack,
-    view: AttackerView,
-    count: int,
-    generator: torch.Generator,
-    seconds: float | None,
-) -> Done:
-    """The attack's answer, checked; with the time that it had, where that is limited."""
-    budget: Budget | None
-    with nullcontext() if seconds is None else limited(seconds, count) as budget:
-        answer = attack.run(view, generator=generator)
-    made = checked_reconstruction(answer, view, count)
-    if budget is not None:
-        cut = torch.tensor([place in budget.cut for place in range(count)], dtype=torch.float64)
-        had = torch.full((count,), budget.seconds, dtype=torch.float64)
-        made = replace(made, diagnostics={**made.diagnostics, SECONDS: had, OVER: cut})
-    return Done(made, without_reconstruction(made, count))
+def _told(budget: Budget, images: int) -> dict[str, Tensor]:
+    """The diagnostics of images that had so much time."""
+    cut = torch.tensor([place in budget.cut for place in range(images)], dtype=torch.float64)
+    return {SECONDS: torch.full((images,), budget.seconds, dtype=torch.float64), OVER: cut}
 
 
 def _reason(error: BaseException) -> tuple[str, dict[str, str]]:

@@ -212,7 +212,7 @@ class CellTask:
         make: Callable[[], References] = partial(prepare, target, device=device)
         references: References = memo.recent("references", memo.content(target), make)
         every = len(places) == len(images)
-        scores = score(images[places], references if every else references.at(places))
+        scores = score(images[places], references if every else references.at(list(places)))
         columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}
         labelled = all(record.label is not None for record in records)
         seen = memo.content(scene.inputs.images), memo.content(scene.inputs.mask)
