@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from mjp_privacy.experiment.cell_list import SEALED, UNSEALED
+from mjp_privacy.experiment.compaction import compact
+from mjp_privacy.experiment.mending import Examination
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mjp_privacy.core.sealed import read_seal
-from mjp_privacy.experiment.cell_list import SEALED, UNSEALED
-from mjp_privacy.experiment.compaction import compact
-from mjp_privacy.experiment.mending import Examination
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import load_runs
 from tests.helpers.runs import attack, one_cell, rows, same_rows, written

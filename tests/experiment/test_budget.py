@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from mjp_privacy.experiment.compaction import compact
 
 from attacks import ATTACKS
 from mjp_privacy.core.budget import OverBudget, image, limited, over_budget, seconds_in, spent
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment.compaction import compact
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.faulty_attacks import WHERE
 from tests.helpers.runs import attack, cells, one_cell, photographs, rows, same_rows, written

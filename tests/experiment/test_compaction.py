@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.compaction import compact, compact_cell
 from mjp_privacy.experiment.finished import Finished
 from mjp_privacy.experiment.part_file import PartTable
 from mjp_privacy.experiment.row_columns import CELL_COLUMNS, ROW_COLUMNS
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.store import RunStore
 
 METRICS = (("psnr", "standard"), ("psnr", "paper"), ("zero_rows", "diagnostic"))

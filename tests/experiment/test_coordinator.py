@@ -7,12 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-from mjp_privacy.core.errors import StorageError
-from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.engines.coordinator import Coordinator, TaskLost
-from mjp_privacy.experiment.engines.worker import do_task
-from mjp_privacy.experiment.job import Job, Task
 from mjp_privacy.experiment.messages import (
     BlockSkipped,
     CellDone,
@@ -21,6 +15,12 @@ from mjp_privacy.experiment.messages import (
     TaskEnded,
     line_of,
 )
+
+from mjp_privacy.core.errors import StorageError
+from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.engines.coordinator import Coordinator, TaskLost
+from mjp_privacy.experiment.engines.worker import do_task
+from mjp_privacy.experiment.job import Job, Task
 from tests.helpers.runs import tiny
 
 OPENED = ModelOpened("ViT", [], None, "a test")

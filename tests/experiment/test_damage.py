@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-
-from mjp_privacy.core import sealed
 from mjp_privacy.experiment.compaction import compact
 from mjp_privacy.experiment.damage import find_damage
 from mjp_privacy.experiment.mending import Examination
+
+from mjp_privacy.core import sealed
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.write import write_report

@@ -10,15 +10,15 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from mjp_privacy.experiment.block_file import PICTURES
+from mjp_privacy.experiment.compaction import compact_cell
+from mjp_privacy.experiment.damage import find_damage
+from mjp_privacy.experiment.row_columns import CELL_COLUMNS, ROW_COLUMNS
 from pyarrow import parquet
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.gate.file_kind import Unreadable
 from mjp_privacy.experiment import damage
-from mjp_privacy.experiment.block_file import PICTURES
-from mjp_privacy.experiment.compaction import compact_cell
-from mjp_privacy.experiment.damage import find_damage
-from mjp_privacy.experiment.row_columns import CELL_COLUMNS, ROW_COLUMNS
 from mjp_privacy.experiment.store import RunStore
 
 CELL = "cell"

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER, gradient_residual
 from torch import Tensor
 
 from attacks.controls import mean_image
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.experiment import diagnostics
-from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER, gradient_residual
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.jigsaw import (
     direct_accuracy,

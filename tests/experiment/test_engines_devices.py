@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from mjp_privacy.experiment.engines.devices import devices
+from mjp_privacy.experiment.provenance import provenance
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.engines.devices import devices
 from mjp_privacy.experiment.engines.options import EngineConfig, engine_config
-from mjp_privacy.experiment.provenance import provenance
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from mjp_privacy.experiment.block import Block, ImageNote
+from mjp_privacy.experiment.finished import Finished
+from mjp_privacy.experiment.inventory import Inventory, check_labels, pixel_sha256
 from PIL import Image
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord, open_images
-from mjp_privacy.experiment.block import Block, ImageNote
-from mjp_privacy.experiment.finished import Finished
-from mjp_privacy.experiment.inventory import Inventory, check_labels, pixel_sha256
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.models import tiny
 from tests.helpers.runs import attack, cell, one_cell, photographs

@@ -1,7 +1,6 @@
 """What a block's cells share: by key, by the content of tensors, the last two of large values."""
 
 import torch
-
 from mjp_privacy.experiment.memo import Memo
 
 

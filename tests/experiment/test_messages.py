@@ -1,7 +1,6 @@
 """Lines between the processes of a run: what is none is a ValueError, whatever stands in it."""
 
 import pytest
-
 from mjp_privacy.experiment.messages import message_of
 
 NO_MESSAGES = (

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from mjp_privacy.experiment.messages import message_of
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.experiment import save
 from mjp_privacy.experiment.engines.worker import do_task
 from mjp_privacy.experiment.job import Job, Task
-from mjp_privacy.experiment.messages import message_of
 from mjp_privacy.federation import campaign as campaigns
 from tests.helpers import federations
 from tests.helpers.runs import attack, one_cell, photographs, same_results

@@ -9,12 +9,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.compaction import compact_cell, take_out
 from mjp_privacy.experiment.open_rows import Replaced, open_rows
 from mjp_privacy.experiment.part_file import PartGone, PartTable
 from mjp_privacy.experiment.row_columns import CELL_COLUMNS, ROW_COLUMNS
+
+from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.store import RunStore
 
 Read = Callable[[RunStore], set[str]]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from mjp_privacy.experiment.other_code import code_of_cells, differences
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.other_code import code_of_cells, differences
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.run import attack_uploads
 from tests.helpers.edited_code import TWO, Workbench, refusal

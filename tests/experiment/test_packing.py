@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import safetensors
 import torch
+from mjp_privacy.experiment.packing import pack, unpack
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mjp_privacy.experiment.packing import pack, unpack
 from mjp_privacy.experiment.store import RunStore
 
 SCALES = {"1": 1.0, "1/255": 1 / 255}

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from mjp_privacy.experiment.places import check_places
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.places import check_places
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import load_runs
 from tests.helpers.runs import attack, one_cell, same_rows

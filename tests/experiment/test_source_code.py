@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mjp_privacy.experiment.normal_form import normal_form
+from mjp_privacy.experiment.source_code import NO_SOURCE, SourceReader
 
 from attacks import ATTACKS
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment import source_code
-from mjp_privacy.experiment.normal_form import normal_form
-from mjp_privacy.experiment.source_code import NO_SOURCE, SourceReader
 from tests.helpers.edited_code import Workbench, workbench
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-
 from mjp_privacy.experiment.step_by_step import joined, reconstruct, without_reconstruction
+
 from mjp_privacy.interfaces import (
     AttackerView,
     ClientInput,

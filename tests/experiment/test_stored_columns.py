@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-
-from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.compaction import compact_cell
 from mjp_privacy.experiment.part_file import PartTable
 from mjp_privacy.experiment.row_columns import CELL_COLUMNS, ROW_COLUMNS
+
+from mjp_privacy.experiment import row_files
 from mjp_privacy.experiment.store import RunStore
 from tests.experiment.test_compaction import block_rows
 

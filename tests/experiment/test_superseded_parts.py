@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-
-from mjp_privacy.experiment import compaction
 from mjp_privacy.experiment.compaction import compact_cell
 from mjp_privacy.experiment.damage import find_damage
 from mjp_privacy.experiment.part_file import PartTable
+
+from mjp_privacy.experiment import compaction
 from mjp_privacy.experiment.store import RunStore
 from tests.experiment.test_compaction import block_rows, psnr
 
@@ -125,8 +125,9 @@ def test_pictures_of_a_block_stay_named_by_what_is_left_of_it(store: RunStore) -
 
 def test_seconds_are_read_where_scores_say_another_reason(tmp_path: Path) -> None:
     """Uploads without private images: the scores are `unscored`, diagnostics alone were late."""
-    from mjp_privacy.core.budget import over_budget
     from mjp_privacy.experiment.stored_units import read_units
+
+    from mjp_privacy.core.budget import over_budget
 
     store = RunStore(tmp_path)
     rows = own_rows({"a": 1.0, "b": 2.0, "c": 3.0})

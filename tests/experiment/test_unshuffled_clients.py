@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from mjp_privacy.experiment.unshuffled import shows_no_mask, unshuffled_uploads
 
 from attacks.equations.names import TABLE
 from mjp_privacy.client.config import ClientConfig
@@ -15,7 +16,6 @@ from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.experiment.unshuffled import shows_no_mask, unshuffled_uploads
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.report.contents import read_contents

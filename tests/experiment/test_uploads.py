@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from mjp_privacy.experiment.identity import cell_key, run_id
 
 from attacks import ATTACKS
 from mjp_privacy.client.config import ClientConfig
@@ -13,7 +14,6 @@ from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.identity import cell_key, run_id
 from mjp_privacy.experiment.overrides import with_gamma
 from mjp_privacy.interfaces import Reconstruction
 from mjp_privacy.models.jigsaw import draw_masks
