@@ -171,13 +171,13 @@ def joined(parts: Sequence[Reconstruction]) -> Reconstruction:
     starts = [sum(counts[:at]) for at in range(len(counts))]
     names = dict.fromkeys(name for part in parts for name in part.diagnostics)
     diagnostics = {
-        name: _joined([part.diagnostics.get(name) for part in parts], counts, torch.nan)
+        name: _filled([part.diagnostics.get(name) for part in parts], counts, torch.nan)
         for name in names
     }
     return Reconstruction(
-        _joined([part.images for part in parts], counts, torch.nan),
-        _joined([part.mask for part in parts], counts, False),
-        _joined([part.permutation for part in parts], counts, 0),
+        _filled([part.images for part in parts], counts, torch.nan),
+        _filled([part.mask for part in parts], counts, False),
+        _filled([part.permutation for part in parts], counts, 0),
         {name: values for name, values in diagnostics.items() if values is not None},
         {
             start + place: reason
@@ -187,7 +187,7 @@ def joined(parts: Sequence[Reconstruction]) -> Reconstruction:
     )
 
 
-def _joined(parts: Sequence[Tensor | None], counts: Sequence[int], missing: float) -> Tensor | None:
+def _filled(parts: Sequence[Tensor | None], counts: Sequence[int], missing: float) -> Tensor | None:
     """The parts as one tensor (m, ...), a missing part filled with `missing`; None if all miss."""
     example = next((part for part in parts if part is not None), None)
     if example is None:
