@@ -259,6 +259,8 @@ def attack_cell(
     cause = "" if number == len(records) else "memory holds fewer images"
 
     def attempt(piece: Sequence[ImageRecord]) -> CellResult:
+        if len(piece) > together.get(run_id, len(piece)) and not undivided:
+            raise MemoryError  # as an earlier piece has found out
         result = task.run(piece)
         if cause and len(piece) < len(records):
             _forget(task)
@@ -276,7 +278,8 @@ def attack_cell(
         size = batch
         if ran_out(error):
             cause = f"out of memory with {len(piece)} images"
-            size = together[run_id] = max(len(piece) // batch // 2, 1) * batch
+            half = max(len(piece) // batch // 2, 1) * batch
+            size = together[run_id] = min(half, together.get(run_id, half))
             _forget(task)
         return [piece[at : at + size] for at in range(0, len(piece), size)]
 
