@@ -44,6 +44,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from attacks.budget import seconds_in
 from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
 from mjp_privacy.core.files import fsync, write_named
 from mjp_privacy.core.progress import Progress
@@ -247,14 +248,11 @@ class RunStore:
 
     def finished(self, run_id: str) -> dict[str, Unit]:
         """The images of a cell that need not be attacked again."""
-        late = "attack_seconds.diagnostic", "over_budget.diagnostic"
-        rows = self.read(run_id, ["image_id", "status", "code", *late])
-        done = rows[~rows["status"].isin(NOT_DONE)]
-        codes = done["code"].fillna("").tolist()
-        if not set(late) <= set(rows):
-            return dict(zip(done["image_id"], map(Unit, codes), strict=True))
-        seconds = done[late[0]].where(done[late[1]] == 1, 0.0).fillna(0.0).tolist()
-        return dict(zip(done["image_id"], map(Unit, codes, seconds), strict=True))
+        rows = self.read(run_id, ["image_id", "status", "code", "reason"])
+        done = rows[~rows["status"].isin(NOT_DONE)].fillna({"code": "", "reason": ""})
+        seconds = {reason: seconds_in(reason) for reason in done["reason"].unique()}
+        late = done["reason"].map(seconds).tolist()
+        return dict(zip(done["image_id"], map(Unit, done["code"], late), strict=True))
 
     def about(self, run_id: str) -> list[dict[str, Any]]:
         """What the files of a cell say of it in their metadata, later tries last."""

@@ -45,10 +45,10 @@ class Pair:
     def _decoded(self, files: Files) -> Image.Image:
         where = shown(files.path / self.name)
         try:
-            picture, *how = decoded(files.read(self.name))
+            picture, turn, animated = decoded(files.read(self.name))
         except ImageError as error:
             raise ImageError(error.reason, where) from error
-        self.altered.note(where, *how)
+        self.altered.note(where, turn, animated)
         return picture
 
 
