@@ -17,7 +17,7 @@ from mjp_privacy.core.errors import StorageError
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.engines.coordinator import ATTEMPTS, Coordinator, TaskLost
 from mjp_privacy.experiment.job import END, Job, Task, TaskReport, task_file
-from mjp_privacy.experiment.work import Progress
+from mjp_privacy.experiment.work import CellDone
 from tests.helpers.runs import tiny
 
 EXPERIMENT = load_experiment(tiny())
@@ -170,7 +170,7 @@ class Run(RuleBasedStateMachine):
     def news(self) -> None:
         self.hear(list(self.coordinator.news()))
 
-    def hear(self, news: Sequence[Progress | TaskLost]) -> None:
+    def hear(self, news: Sequence[CellDone | TaskLost]) -> None:
         for each in news:
             if isinstance(each, TaskLost):
                 self.lost.append(each)
@@ -219,7 +219,7 @@ def job(tmp_path: Path) -> Job:
     return Job(str(tmp_path), EXPERIMENT, "cpu", False, str(tmp_path), {})
 
 
-def run(job: Job, engine: Played, tasks: Sequence[Task]) -> list[Progress | TaskLost]:
+def run(job: Job, engine: Played, tasks: Sequence[Task]) -> list[CellDone | TaskLost]:
     """What is told of tasks whose workers work."""
     engine.working = True
     with Coordinator(job, MODELS, engine) as coordinator:
@@ -264,7 +264,7 @@ def test_what_a_worker_told_before_it_died_counts(job: Job) -> None:
         assert worker is not None
         engine.end(worker)
         engine.die(0)
-        assert sum(p.units for p in coordinator.wait() if isinstance(p, Progress)) == UNITS
+        assert sum(p.units for p in coordinator.wait() if isinstance(p, CellDone)) == UNITS
     assert len(engine.tried) == 1
 
 
@@ -275,7 +275,7 @@ def test_a_second_start_counts_what_the_first_did_not_tell(job: Job) -> None:
     with Coordinator(job, MODELS, engine) as coordinator:
 
         def hear() -> None:
-            news = [each for each in coordinator.news() if isinstance(each, Progress)]
+            news = [each for each in coordinator.news() if isinstance(each, CellDone)]
             heard.extend((each.units, each.finished) for each in news)
 
         coordinator.submit([Task(0, 0, 0)])
