@@ -66,8 +66,8 @@ class ImageSource:
         """
         content = self.read_bytes(record)
         try:
-            picture, *how = decoded(content, min_side=min_side)
+            found = decoded(content, min_side=min_side)
         except ImageError as error:
             raise ImageError(error.reason, record.image_id) from error
-        self.altered.note(record.image_id, *how)
-        return picture
+        self.altered.note(record.image_id, found.turn, found.animated)
+        return found.picture

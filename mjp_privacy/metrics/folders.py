@@ -45,11 +45,11 @@ class Pair:
     def _decoded(self, files: Files) -> Image.Image:
         where = shown(files.path / self.name)
         try:
-            picture, *how = decoded(files.read(self.name))
+            found = decoded(files.read(self.name))
         except ImageError as error:
             raise ImageError(error.reason, where) from error
-        self.altered.note(where, *how)
-        return picture
+        self.altered.note(where, found.turn, found.animated)
+        return found.picture
 
 
 def pair_folders(
