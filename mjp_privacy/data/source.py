@@ -66,8 +66,8 @@ class ImageSource:
         """
         content = self.read_bytes(record)
         try:
-            found = decoded(content, min_side=min_side)
+            picture, turn, animated = decoded(content, min_side=min_side)
         except ImageError as error:
             raise ImageError(error.reason, record.image_id) from error
-        self.altered.note(record.image_id, found.turn, found.animated)
-        return found.picture
+        self.altered.note(record.image_id, turn, animated)
+        return picture

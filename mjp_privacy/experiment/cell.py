@@ -219,7 +219,7 @@ class CellTask:
         make: Callable[[], References] = partial(prepare, target, device=device)
         references: References = memo.recent("references", memo.content(target), make)
         every = len(places) == len(images)
-        scores = score(images[places], references if every else references.at(places))
+        scores = score(images[places], references if every else references.at(list(places)))
         columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}
         labelled = all(record.label is not None for record in records)
         seen = memo.content(scene.inputs.images), memo.content(scene.inputs.mask)
@@ -269,6 +269,8 @@ def attack_cell(
     cause = "" if number == len(records) else "memory holds fewer images"
 
     def attempt(piece: Sequence[ImageRecord]) -> CellResult:
+        if len(piece) > together.get(run_id, len(piece)) and not undivided:
+            raise MemoryError  # as an earlier piece has found out
         result = task.run(piece)
         if cause and len(piece) < len(records):
             _forget(task)
@@ -284,7 +286,8 @@ def attack_cell(
         size = batch
         if out_of_memory(error):
             cause = f"out of memory with {len(piece)} images"
-            size = together[run_id] = max(len(piece) // batch // 2, 1) * batch
+            half = max(len(piece) // batch // 2, 1) * batch
+            size = together[run_id] = min(half, together.get(run_id, half))
             _forget(task)
         return [piece[at : at + size] for at in range(0, len(piece), size)]
 

@@ -45,11 +45,11 @@ class Pair:
     def _decoded(self, files: Files) -> Image.Image:
         where = shown(files.path / self.name)
         try:
-            found = decoded(files.read(self.name))
+            picture, turn, animated = decoded(files.read(self.name))
         except ImageError as error:
             raise ImageError(error.reason, where) from error
-        self.altered.note(where, found.turn, found.animated)
-        return found.picture
+        self.altered.note(where, turn, animated)
+        return picture
 
 
 def pair_folders(

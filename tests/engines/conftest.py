@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.helpers.engine_runs import CONFIG
 
+from tests.helpers.engine_runs import CONFIG
 from tests.helpers.runs import attack
 from tests.helpers.trap import Trap
 

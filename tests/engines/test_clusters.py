@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.engine_runs import CONFIG, same_rows
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import RunSummary
 from tests.helpers.background import Background
 from tests.helpers.command import attack_command
+from tests.helpers.engine_runs import CONFIG, same_rows
 from tests.helpers.runs import attack
 from tests.helpers.slurm_cluster import kill_node, slurm_here
 from tests.helpers.trap import Trap, children_of, is_running, until

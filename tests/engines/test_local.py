@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.helpers.engine_runs import CONFIG, all_rows, same_rows
 
 from mjp_privacy.experiment.engines.local import LocalEngine
 from mjp_privacy.experiment.engines.options import EngineConfig
 from tests.helpers.background import Background
 from tests.helpers.command import attack_command
+from tests.helpers.engine_runs import CONFIG, all_rows, same_rows
 from tests.helpers.runs import attack
 from tests.helpers.trap import Trap, is_running, until
 

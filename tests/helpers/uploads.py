@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -16,9 +15,8 @@ from torch import Tensor
 
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.experiment.scores import long_rows
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.tensor_files import DIGEST_KEY
+from tests.helpers.runs import rows
 
 NAME = "b1s1_r00001_000_at00001"
 """One of the four uploads: the first image in the first of two rounds."""
@@ -92,9 +90,5 @@ def attacked(folder: Path, **changes: Any) -> Any:
     """The summary of a run, its rows of standard PSNR with the attack's title, and all rows."""
     out = folder.parent / "run"
     summary = attack_uploads(load_experiment(ATTACKS | changes), folder, out, device="cpu")
-    store = RunStore(out)
-    cells = store.read_cells()
-    rows = pd.concat([long_rows(store, cell["run_id"], cell) for cell in cells])
-    titles = {cell["run_id"]: cell["attack"] for cell in cells}
-    rows = rows.assign(title=rows["run_id"].map(titles))
-    return summary, rows[(rows["metric"] == "psnr") & (rows["variant"] == "standard")], rows
+    found = rows(out).assign(title=lambda table: table["attack"])
+    return summary, found[(found["metric"] == "psnr") & (found["variant"] == "standard")], found

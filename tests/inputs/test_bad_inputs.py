@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from mjp_privacy.cli import COMMANDS
-from mjp_privacy.core.text import shown
 from tests.inputs.case import Case
 from tests.inputs.forks import Job, Outcome
 from tests.inputs.shared import shared_table

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.store.material import CELL, flip, rows_of, same_pictures, scores, tensors_of, write
 
 from mjp_privacy import cli
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import store as store_module
 from mjp_privacy.experiment.scores import cell_scores, long_rows
 from mjp_privacy.experiment.store import CONVERT, RunStore, digest_of, stored_files
+from tests.store.material import CELL, flip, rows_of, same_pictures, scores, tensors_of, write
 
 OLD_RUN = Path(__file__).parents[1] / "golden" / "oracle" / "old_run.zip"
 

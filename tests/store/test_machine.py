@@ -15,10 +15,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.store.material import CELL, flip, same_pictures, scores, write
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore, stored_files
+from tests.store.material import CELL, flip, same_pictures, scores, write
 
 IMAGES = ("a.png", "class_1/b.png", "c:d", "e~1", "nan", "ü\n")
 Key = tuple[str, str]  # a cell and an image

@@ -1,4 +1,6 @@
-"""What a run leaves: rows, tensors, cells; and that every number can be made again from them."""
+"""What a run leaves, from which every number can be made again; and that whoever works makes it."""
+
+from __future__ import annotations
 
 import shutil
 from pathlib import Path
@@ -7,17 +9,23 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER
 
+from attacks import ATTACKS
 from mjp_privacy import load_model, score
 from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment import shared_truth
-from mjp_privacy.experiment.store import CELL_COLUMNS, ROW_COLUMNS, RunStore
+from mjp_privacy.core.registry import Entry
+from mjp_privacy.experiment import cell as cells_of_blocks
+from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
+from mjp_privacy.experiment.engines.options import EngineConfig
+from mjp_privacy.experiment.run import run_experiment
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics import METRICS
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
-from mjp_privacy.report.write import write_report
+from tests.helpers.faulty_attacks import FRAMES
+from tests.helpers.rounds_attack import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import (
+    KEYS,
     MJP,
     PATCH,
     SIDE,
@@ -29,40 +37,37 @@ from tests.helpers.runs import (
     one_cell,
     photographs,
     rows,
+    same_results,
     same_rows,
     tensors,
     tiny,
     values,
-    written,
 )
 
-SCORES = {(METRICS[key].name, METRICS[key].variant) for key in METRICS}
-TOP1 = {("top1", "intact"), ("top1", "altered")}
+BOTH = ["float32", "float64"]
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photographs(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
-def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The five cells of `tiny` in both precisions."""
-    out = tmp_path_factory.mktemp("run")
-    summary = attack(images, out, tiny(dtypes=["float32", "float64"]))
-    assert (summary.exit_code, summary.cells, summary.images) == (0, 10, 6)
-    return out
+def run(images: Path, whole: Path) -> Path:
+    """The five cells of `tiny` in both precisions; nobody changes it."""
+    return whole
 
 
 # rows ---------------------------------------------------------------------------------------------
 
 
+SCORES = {(METRICS[key].name, METRICS[key].variant) for key in METRICS}
+
+
+TOP1 = {("top1", "intact"), ("top1", "altered")}
+
+
 def test_every_image_has_every_score_in_every_cell(run: Path) -> None:
     found = rows(run)
-    assert list(found.columns) == [*ROW_COLUMNS, *CELL_COLUMNS, "group"]
     assert set(found["status"]) == {"ok"}
     assert set(found["reason"]) == {""}
-    assert not found.duplicated(["run_id", "image_id", "metric", "variant"]).any()
+    assert set(found["label_source"]) == {"csv"}
+    assert not found.duplicated(KEYS).any()
     for entry in cells(run):
         own = found[found["run_id"] == entry["run_id"]]
         for image_id, part in own.groupby("image_id"):
@@ -71,14 +76,20 @@ def test_every_image_has_every_score_in_every_cell(run: Path) -> None:
         assert sorted(own["image_id"].unique()) == names(6)
 
 
-def test_the_constant_columns_of_a_row_are_those_of_its_cell(run: Path) -> None:
-    found = rows(run)
+def test_rows_say_what_each_image_was(run: Path) -> None:
     for entry in cells(run):
-        own = found[found["run_id"] == entry["run_id"]]
-        for column in {*ROW_COLUMNS, *CELL_COLUMNS} & entry.keys() - {"status", "reason"}:
-            stored = set(own[column].map(lambda v: None if pd.isna(v) else v))
-            assert stored == {entry[column]}, column
-        assert set(own["label_source"]) == {"csv"}
+        known = RunStore(run).read(entry["run_id"]).set_index("image_id")
+        assert [known.loc[name, "label"] for name in names(6)] == [0, 1, 2, 3, 4, 5]
+        for column in ("sha256", "pixel_sha256"):
+            assert known[column].str.fullmatch("[0-9a-f]{64}").all()
+            assert known[column].is_unique
+
+
+def test_stages_of_the_work_are_timed(run: Path) -> None:
+    found = RunStore(run).read(cells(run)[0]["run_id"])
+    stages = {name for name in found if name.startswith("stage_seconds.")}
+    assert {"stage_seconds.decode", "stage_seconds.gradient", "stage_seconds.attack"} <= stages
+    assert (found[sorted(stages)].fillna(0) >= 0).all(axis=None)
 
 
 def test_image_ids_are_paths_inside_the_folder_and_inside_the_zip(tmp_path: Path) -> None:
@@ -93,14 +104,16 @@ def test_image_ids_are_paths_inside_the_folder_and_inside_the_zip(tmp_path: Path
 
 
 def test_stored_tensors_give_the_stored_scores(run: Path) -> None:
-    found = rows(run).set_index(["run_id", "image_id", "metric", "variant"])["value"]
-    files = sorted(run.glob("reconstructions/*/*.safetensors"))
-    assert len(files) == 10 * 2
-    for path in files:
-        stored, image_ids = RunStore(run).pictures.read(path)
-        for (metric, variant), again in score(stored["images"], stored["target"]).items():
-            for image_id, value in zip(image_ids, again, strict=True):
-                assert found[path.parent.name, image_id, metric, variant] == value
+    found = rows(run).set_index(KEYS)["value"]
+    for run_id in (entry["run_id"] for entry in cells(run)):
+        stored = tensors(run, run_id)
+        assert sorted(stored) == names(6)
+        for block in (list(stored)[:3], list(stored)[3:]):  # LPIPS moves with the batch
+            images, targets = (
+                torch.stack([stored[i][n] for i in block]) for n in ("images", "target")
+            )
+            for (metric, variant), again in score(images, targets).items():
+                assert again.tolist() == [found[run_id, i, metric, variant] for i in block]
 
 
 def test_accuracy_is_that_of_the_models_on_the_rows_own_input(run: Path) -> None:
@@ -122,7 +135,7 @@ def test_accuracy_is_taken_with_the_mask_that_the_client_used(
         asked.append((x, mask))
         return predict(model, x, mask)
 
-    monkeypatch.setattr(shared_truth, "predict", noted)
+    monkeypatch.setattr(cells_of_blocks, "predict", noted)
     grid = [{"models": ["MJP"], "settings": ["a", "b"], "gammas": [0.5]}]
     attack(images, tmp_path, tiny(grid=grid), limit=3)
     stored = tensors(tmp_path, cell(tmp_path, setting="b")["run_id"]).values()
@@ -212,26 +225,7 @@ def test_masks_are_those_of_seed_and_image_alone(images: Path, tmp_path: Path) -
     assert [puzzles[0][i][1] for i in ids] == drawn[1].tolist()
 
 
-# runs ---------------------------------------------------------------------------------------------
-
-
-def test_the_same_command_again_does_nothing(
-    run: Path, images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before, files, table = rows(run), written(run), (run / "cells.json").read_text()
-    monkeypatch.setattr(FedSGDClient, "update", lambda *_, **__: pytest.fail("computed again"))
-    summary = attack(images, run, tiny(dtypes=["float32", "float64"]))
-    assert summary.exit_code == 0
-    assert written(run) == files
-    assert (run / "cells.json").read_text() == table
-    pd.testing.assert_frame_equal(rows(run), before, check_exact=True)
-    assert "finished already" in capsys.readouterr().err
-
-
-def test_a_run_has_the_same_rows_in_another_folder(run: Path, images: Path, tmp_path: Path) -> None:
-    moved = shutil.copytree(images, tmp_path / "elsewhere")
-    attack(moved, tmp_path / "out", tiny(dtypes=["float32", "float64"]))
-    same_rows(run, tmp_path / "out")
+# cells --------------------------------------------------------------------------------------------
 
 
 def run_id(images: Path, out: Path, config: dict[str, Any], **arguments: Any) -> str:
@@ -298,7 +292,7 @@ def test_cells_stand_in_table_order_and_those_of_other_commands_stay(
 def test_a_cell_given_twice_is_refused(images: Path, tmp_path: Path) -> None:
     entry = {"models": ["ViT"], "settings": ["a"]}
     for again in (entry, entry | {"note": "again"}, entry | {"paper_setting": "b"}):
-        with pytest.raises(UserError, match="twice"):
+        with pytest.raises(UserError, match="ViT"):
             attack(images, tmp_path, tiny(grid=[entry, again]))
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
@@ -306,77 +300,43 @@ def test_a_cell_given_twice_is_refused(images: Path, tmp_path: Path) -> None:
 def test_two_labels_of_one_checkpoint_keep_rows_and_lines_of_their_own(
     images: Path, tmp_path: Path
 ) -> None:
-    config = one_cell(
-        models={"first": TINY, "second": TINY},
-        grid=[{"models": ["first", "second"], "settings": ["a"]}],
-    )
-    attack(images, tmp_path / "run", config)
-    assert len({entry["run_id"] for entry in cells(tmp_path / "run")}) == 2
-    for label in ("first", "second"):
-        entry = cell(tmp_path / "run", model=label)
-        assert set(rows(tmp_path / "run", [entry["run_id"]])["model"]) == {label}
-    first, second = (values(tmp_path / "run", model=label) for label in ("first", "second"))
-    pd.testing.assert_series_equal(first, second, check_exact=True)
-    write_report([tmp_path / "run"], tmp_path / "report")
-    table = pd.read_csv(tmp_path / "report" / "table.csv")
-    assert list(table["model"]) == ["first", "second"] * 2
-    samples = pd.read_csv(tmp_path / "report" / "samples.csv")
-    assert list(samples["model"].unique()) == ["first", "second"]
-
-
-def test_images_csv_says_what_each_image_was(run: Path) -> None:
-    known = pd.read_csv(run / "images.csv", keep_default_na=False).set_index("image_id")
-    assert sorted(known.index) == names(6)
-    assert list(known.loc[names(6), "label"]) == [0, 1, 2, 3, 4, 5]
-    assert set(known["status"]) == {"ok"}
-    assert known["sha256"].str.fullmatch("[0-9a-f]{64}").all()
-    assert known["pixel_sha256"].str.fullmatch("[0-9a-f]{64}").all()
+    grid = [{"models": ["first", "second"], "settings": ["a"]}]
+    attack(images, tmp_path, one_cell(models={"first": TINY, "second": TINY}, grid=grid))
+    first, second = (cell(tmp_path, model=label) for label in ("first", "second"))
+    assert first["run_id"] != second["run_id"]
+    one, other = (values(tmp_path, model=label) for label in ("first", "second"))
+    pd.testing.assert_series_equal(one, other, check_exact=True)
 
 
 def test_the_device_that_is_not_there(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mjp_privacy.core.machine import pick_device
-    from mjp_privacy.experiment.run import run_experiment
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"no CUDA device here\. Use --device cpu or auto"):
-        run_experiment(tiny(), images=images, out=tmp_path, device="cuda")
-    with pytest.raises(UserError, match="expected auto, cpu or cuda, got 'gpu'"):
-        pick_device("gpu")
-    assert pick_device("auto").type == "cpu"
+    for name, named in (("cuda", "--device"), ("gpu", "'gpu'")):
+        with pytest.raises(UserError, match=named):
+            run_experiment(tiny(), images=images, out=tmp_path, device=name)
 
 
 # labels and the client ----------------------------------------------------------------------------
 
 
-def test_without_labels_the_label_is_the_models_own_prediction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_labels_the_label_is_the_models_own_prediction(tmp_path: Path) -> None:
     folder = photographs(tmp_path / "images", 3, labelled=False)
-    used: dict[str, int] = {}
-    update = FedSGDClient.update
-
-    def noted(self: FedSGDClient, inputs: Any, **arguments: Any) -> Any:
-        used.update(zip(inputs.image_ids, inputs.labels.tolist(), strict=True))
-        return update(self, inputs, **arguments)
-
-    monkeypatch.setattr(FedSGDClient, "update", noted)
-    config = tiny(grid=[{"models": ["MJP"], "settings": ["b"], "gammas": [0.5]}])
-    assert attack(folder, tmp_path / "run", config).exit_code == 0
-    model = load_model(**{**MJP, "seed": 0})
-    for image_id, stored in tensors(tmp_path / "run", cells(tmp_path / "run")[0]["run_id"]).items():
-        assert used[image_id] == predict(model, stored["plain"][None], None).item()
+    config = mjp("b", rounds(rounds=1))
+    with ATTACKS.registered("rounds", ROUNDS):
+        assert attack(folder, tmp_path / "run", config).exit_code == 0
+    model, entry = load_model(**{**MJP, "seed": 0}), cells(tmp_path / "run")[0]
+    order = RunStore(tmp_path / "run").read(entry["run_id"])["image_id"]
+    stored = tensors(tmp_path / "run", entry["run_id"])
+    expected = [predict(model, stored[name]["plain"][None], None).item() for name in order]
+    assert SEEN[-1].labels.tolist() == expected  # type: ignore[union-attr]
     found = rows(tmp_path / "run")
     assert set(found["label_source"]) == {"prediction"}
     top1 = found[found["metric"] == "top1"]
     assert set(top1["status"]) == {"unscored"}
-    assert set(top1["reason"]) == {"the images carry no true labels"}
     assert top1["value"].isna().all()
     assert set(found.loc[found["metric"] != "top1", "status"]) == {"ok"}
-    assert not cells(tmp_path / "run")[0]["true_labels"]
-    notes = write_report([tmp_path / "run"], tmp_path / "report", everything=True)
-    assert "No true labels" in (tmp_path / "report" / "table.md").read_text(), notes
+    assert not entry["true_labels"]
 
 
 def test_labels_that_come_later_are_cells_of_their_own(images: Path, tmp_path: Path) -> None:
@@ -406,34 +366,36 @@ def test_dal_is_in_the_loss_only_where_there_is_a_regressor(images: Path, tmp_pa
     assert same == {"ViT": True, "MJP": False}
 
 
-def test_april_is_not_applicable_to_steps_of_two_images(images: Path, tmp_path: Path) -> None:
-    config = one_cell(client={"batch": 2}, block=4)
-    assert attack(images, tmp_path, config).exit_code == 0
-    found = rows(tmp_path)
-    assert set(found["status"]) == {"unsupported"}
-    assert set(found["reason"]) == {"APRIL is for batch 1; the client's batch is 2"}
-    assert set(found["batch"]) == {2}
-    assert set(zip(found["metric"], found["variant"], strict=True)) == SCORES | TOP1
-    assert sorted(found["image_id"].unique()) == names(6)
+def test_a_config_attacks_the_classes_it_names(images: Path, tmp_path: Path) -> None:
+    summary = attack(images, tmp_path, one_cell(classes={"modulo": 3, "remainders": [1]}))
+    assert summary.images == 2
+    assert set(rows(tmp_path)["image_id"]) == {"1.png", "4.png"}
+    with pytest.raises(UserError, match="7"):
+        attack(images, tmp_path, one_cell(classes={"modulo": 10, "remainders": [7]}))
+    with pytest.raises(UserError, match="modulo"):
+        attack(images, tmp_path, one_cell(classes={"modulo": 1, "remainders": [0]}))
 
 
-def test_images_that_do_not_fill_the_clients_steps_are_refused(
-    images: Path, tmp_path: Path
-) -> None:
-    config = one_cell(client={"batch": 2}, block=4)
-    with pytest.raises(
-        UserError, match=r"do not fill the client steps of .*multiple of 2.*--limit 2"
-    ):
-        attack(images, tmp_path, config, limit=3)
+# who works ----------------------------------------------------------------------------------------
 
 
-def test_strict_models_are_not_applicable_and_no_failure(images: Path, tmp_path: Path) -> None:
-    config = one_cell(models={"ViT": {**TINY, "position_embedding": "strict"}})
-    summary = attack(images, tmp_path, config)
-    assert (summary.exit_code, summary.failures) == (0, ())
-    found = rows(tmp_path)
-    assert set(found["status"]) == {"unsupported"}
-    assert found["reason"].str.contains("no position embeddings").all()
-    files = written(tmp_path)
-    attack(images, tmp_path, config)
-    assert written(tmp_path) == files
+def test_one_and_two_workers_make_the_rows_of_this_process(images: Path, tmp_path: Path) -> None:
+    config = one_cell(dtypes=BOTH)
+    attack(images, tmp_path / "here", config)
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        engine = EngineConfig("local", workers=workers)
+        assert attack(images, out, config, engine=engine).exit_code == 0
+        same_results(tmp_path / "here", out)
+        assert not (out / "work").exists()
+
+
+MOST_FRAMES = 12
+
+
+def test_few_functions_stand_between_the_way_in_and_an_attack(images: Path, tmp_path: Path) -> None:
+    with ATTACKS.registered("frames", Entry("tests.helpers.faulty_attacks:Frames")):
+        attack(images, tmp_path, one_cell(attacks=[{"name": "frames"}]), limit=1)
+    print(*FRAMES, sep="\n")
+    assert FRAMES[0] == "run_experiment"
+    assert len(FRAMES) <= MOST_FRAMES
