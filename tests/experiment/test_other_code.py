@@ -20,7 +20,7 @@ from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.experiment.store import RunStore, write_table
+from mjp_privacy.experiment.store import RunStore, write_pieces
 from tests.helpers.edited_code import TWO, Workbench, refusal
 from tests.helpers.runs import (
     KEYS,
@@ -291,7 +291,8 @@ def old_run(images: Path, out: Path, limit: int) -> Path:
             column = pa.nulls(len(table), pa.string())
             table = table.set_column(table.column_names.index("code"), "code", column)
             table = table.replace_schema_metadata(None)
-            write_table(store.folder(run_id), path.block, table)
+            folder, files = store.folder(run_id), store.files(run_id)
+            write_pieces(folder, path.block, files, table.schema, [table])
             path.path.unlink()
     return out
 
