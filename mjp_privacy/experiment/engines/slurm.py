@@ -75,9 +75,8 @@ class SlurmWorker:
     def __call__(self) -> None:
         """Do tasks until there are none. The main thread only waits: what a signal raises in it is
         not to be taken for an attack's own error."""
-        work = ThreadPoolExecutor(1).submit(serve, self.job_file, self.number, 1.0)
         try:
-            work.result()
+            ThreadPoolExecutor(1).submit(serve, self.job_file, self.number, 1.0).result()
         except BaseException as error:
             if not isinstance(error, SystemExit) or isinstance(error.code, str):
                 print(*traceback.format_exception_only(error), sep="", file=sys.stderr, flush=True)
