@@ -200,7 +200,7 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
         assert run.result().exit_code == 0
     same_rows(here, tmp_path / "run")
     assert len(trap.attacked()) == BLOCKS + 4
-    assert not squeue("--states=PENDING,RUNNING")
+    until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
 
 
 @pytest.mark.nightly
@@ -219,7 +219,7 @@ def test_a_command_that_is_broken_off_leaves_no_job_for_the_next(
     started = [pid for pid, _ in trap.attacked()]
     if number != signal.SIGKILL:
         until(lambda: not any(map(is_running, started)), 15)
-        assert not squeue("--states=PENDING,RUNNING")
+        until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
     with by(SLURM, nine_photographs, out) as run:
         until(lambda: not any(map(is_running, started)), 60)
         trap.release()
