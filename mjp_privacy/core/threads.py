@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+
 def for_each_in_threads(work: Callable[[int], None], number: int) -> None:
     """Does work(0), ..., work(number - 1), as many at a time as torch may use threads.
 

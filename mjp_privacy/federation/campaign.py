@@ -12,11 +12,11 @@ from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.gate.file_kind import is_there
 from mjp_privacy.core.held import held_folder
 from mjp_privacy.core.shown import shown
+from mjp_privacy.experiment.code import Stale
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.config_files import check_attacks
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.engines.start import check_engine
-from mjp_privacy.experiment.code import Stale
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.engines import ENGINES
