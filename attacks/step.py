@@ -1,4 +1,5 @@
-"""Runs an attack on client steps: within its time, with its answer checked and its faults kept apart.
+"""Runs an attack on client steps: within its time, with its answer checked and its faults kept
+apart.
 
     done = run_steps(attack, view, count=20, generator=lambda step: ...)
     done.reconstruction, done.failed     {place of an image: why it has no reconstruction}
@@ -18,12 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.blame import blamed, trace
-from mjp_privacy.core.budget import Budget, OverBudget, limited
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import ran_out
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.stops import stopped
+from attacks.budget import Budget, OverBudget, limited
+from mjp_privacy.core.errors import UserError, format_error, format_traceback
+from mjp_privacy.core.machine import out_of_memory
+from mjp_privacy.core.stop import interrupted
+from mjp_privacy.core.text import shown
 from mjp_privacy.interfaces import Attack, AttackerView, Reconstruction
 
 BREAKDOWN = (torch.linalg.LinAlgError, np.linalg.LinAlgError)
@@ -55,7 +55,7 @@ def in_smaller_pieces(
         try:
             results.append(attempt(piece))
         except Caught as error:
-            if stopped():
+            if interrupted():
                 raise
             parts = smaller(piece, error)
             if not parts:
@@ -101,7 +101,7 @@ def run_steps(
         return Done(made, without_reconstruction(made, images))
 
     def smaller(piece: range, error: BaseException) -> list[range]:
-        if ran_out(error):
+        if out_of_memory(error):
             raise error
         return [range(s, s + 1) for s in piece] if divisible and len(piece) > 1 else []
 
@@ -113,7 +113,7 @@ def run_steps(
         return Done(Reconstruction(None), dict.fromkeys(places, reason), traced)
 
     parts = in_smaller_pieces([range(steps)], attempt, smaller, give_up)
-    return parts[0] if len(parts) == 1 else _joined(parts, batch, view)
+    return parts[0] if len(parts) == 1 else _of_all_steps(parts, batch, view)
 
 
 def _told(budget: Budget, images: int) -> dict[str, Tensor]:
@@ -128,11 +128,11 @@ def _reason(error: BaseException) -> tuple[str, dict[str, str]]:
         return str(error), {}
     if isinstance(error, BREAKDOWN):
         return f"the attack's linear algebra broke down: {error}", {}
-    reason = blamed(error)
-    return reason, {reason: trace(error)}
+    reason = format_error(error)
+    return reason, {reason: format_traceback(error)}
 
 
-def _joined(parts: Sequence[Done], batch: int, view: AttackerView) -> Done:
+def _of_all_steps(parts: Sequence[Done], batch: int, view: AttackerView) -> Done:
     """The results of single steps as those of all."""
     size = view.pixels.size
     nothing = torch.full((batch, len(view.pixels.mean), size, size), torch.nan)
@@ -199,7 +199,7 @@ def _filled(parts: Sequence[Tensor | None], counts: Sequence[int], missing: floa
     return torch.cat([part.cpu() for part in filled])
 
 
-# whether an answer is one ---------------------------------------------------------------------------
+# whether an answer is one -------------------------------------------------------------------------
 
 
 class WrongAnswer(ValueError):

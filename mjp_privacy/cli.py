@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mjp_privacy.core.command import ANEW, BAD_USAGE, DONE, GOES_ON, Usage, answered
+from mjp_privacy.core.machine import one_thread_environment
 from mjp_privacy.core.registry import Entry, did_you_mean
 
 
@@ -16,10 +18,13 @@ class CommandEntry(Entry):
 
     example: str = ""  # without the leading `mjp`
     again: str = ANEW  # what the same command does after it was stopped
+    one_thread: bool = False  # whether each of its processes computes with one thread
 
 
-def _entry(where: str, summary: str, example: str, again: str = ANEW) -> CommandEntry:
-    return CommandEntry(where, summary, example=example, again=again)
+def _entry(
+    where: str, summary: str, example: str, again: str = ANEW, *, one_thread: bool = False
+) -> CommandEntry:
+    return CommandEntry(where, summary, example=example, again=again, one_thread=one_thread)
 
 
 COMMANDS: Mapping[str, CommandEntry] = {
@@ -28,6 +33,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "attack a folder of images, or recorded uploads, as a config says",
         "attack configs/demo.yaml --out results/demo",
         GOES_ON,
+        one_thread=True,
     ),
     "report": _entry(
         "mjp_privacy.report.commands:report",
@@ -116,6 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(name: str, argv: list[str], prog: str) -> int:
     """Run a registered command; its help and messages call it `prog`."""
     command = COMMANDS[name]
+    if command.one_thread and "torch" not in sys.modules:
+        os.environ.update(one_thread_environment())
     return answered(command.load, argv, Usage(prog, f"mjp {command.example}", command.again))
 
 

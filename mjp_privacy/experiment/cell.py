@@ -1,13 +1,14 @@
 """One cell on one block of images: observe the uploads, attack them, score the reconstructions.
 
-    attack_cell(CellTask(...), records, together) -> CellResult    a row for each image, and pictures
+    attack_cell(CellTask(...), records, together) -> CellResult   a row for each image, and pictures
 
     work_block ─ attack_cell ─ in_smaller_pieces ─ CellTask.run ─ run_steps ─ Attack.run
 
-A block is attacked at once. Where memory does not hold it, it is halved; where something else fails,
-each client step is attacked alone, so that what one image, attack or defence breaks stays with it.
-Rows of a block that was halved carry the diagnostic `images_together`: each image's upload is the
-same up to rounding, and random choices of an attack are drawn for the first image of a piece.
+A block is attacked at once. Where memory does not hold it, it is halved; where something else
+fails, each client step is attacked alone, so that what one image, attack or defence breaks stays
+with it. Rows of a block that was halved carry the diagnostic `images_together`: each image's
+upload is the same up to rounding, and random choices of an attack are drawn for the first image of
+a piece.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from attacks.budget import over_budget
 from attacks.step import OVER, Done, checked_reconstruction, in_smaller_pieces, run_steps
 from attacks.step import without_reconstruction as unfinished
 from mjp_privacy.client.gradients import predict
-from mjp_privacy.core.blame import blamed, trace
-from mjp_privacy.core.budget import over_budget
-from mjp_privacy.core.device import clock
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import free_bytes, give_back, ran_out
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.errors import UserError, format_error, format_traceback
+from mjp_privacy.core.machine import (
+    clock,
+    free_bytes,
+    out_of_memory,
+    release_memory,
+    torch_generator,
+)
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
@@ -55,6 +60,7 @@ NO_PICTURE = "the attack names the masked positions and makes no picture"
 TOGETHER = "images_together"
 COPIES = 6  # of an image's uploads that are alive at once, counted in the attack's float64
 SHARE = 0.5  # of the free memory that uploads may take
+Floats = NDArray[np.float64]
 PLACE = "matched_place"
 """Diagnostic: the place, from 0, at which the attack returned this image's reconstruction in its
 pool."""
@@ -161,20 +167,21 @@ class CellTask:
     def _scored(self, scene: Scene, records: Sequence[ImageRecord], done: Done) -> CellResult:
         """A row for every image: its scores, or the reason why it has none."""
         made, known = done.reconstruction, self.uploads.scored
-        rows = without_scores(records, "ok", "").rows
-        for status, reasons in (("unsupported", made.inapplicable), ("failed", done.failed)):
-            for at, reason in reasons.items():
-                rows.loc[at, ["status", "reason"]] = status, reason
-        places = np.flatnonzero(rows["status"] == "ok").tolist()
+        status, reason = ["ok"] * len(records), [""] * len(records)
+        for word, reasons in (("unsupported", made.inapplicable), ("failed", done.failed)):
+            for at, why in reasons.items():
+                status[at], reason[at] = word, why
+        rows = pd.DataFrame({"status": status, "reason": reason})
+        places: list[int] = np.flatnonzero(rows["status"] == "ok").tolist()
         if not places:
             return CellResult(rows)
         diagnostics: dict[str, Tensor] = dict(made.diagnostics)
         tensors: dict[str, Tensor] = {}
-        columns: dict[str, np.ndarray] = {}
+        columns: dict[str, Floats] = {}
         if made.images is None:  # an attack that only names the masked positions
             agreement = mask_agreement(made.mask, scene.inputs) if known else {}
             diagnostics |= {**agreement, **unshuffled_uploads(scene.view, self.cell.gamma)}
-            rows.loc[places, ["status", "reason"]] = "unscored", NO_PICTURE
+            rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_PICTURE
         elif known:
             # The scored images are exactly the stored ones, float32, so that scores can be
             # recomputed from the files.
@@ -187,7 +194,7 @@ class CellTask:
             if made.mask is not None:
                 tensors["named_mask"] = made.mask.cpu()
             diagnostics |= unshuffled_uploads(scene.view, self.cell.gamma)
-            rows.loc[places, ["status", "reason"]] = "unscored", NO_TRUTH.text
+            rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_TRUTH.text
         for name, values in diagnostics.items():
             columns[f"{name}.diagnostic"] = values.cpu().double().numpy()[places]
         for name, of_images in columns.items():
@@ -204,8 +211,8 @@ class CellTask:
         scene: Scene,
         records: Sequence[ImageRecord],
         images: Tensor,
-        places: Sequence[int],
-    ) -> dict[str, np.ndarray]:
+        places: list[int],
+    ) -> dict[str, Floats]:
         """The scores of the images at these places, and whether the model classified their inputs
         correctly: NaN where an image of the block has no label."""
         memo, target, device = self.uploads.memo, scene.target, self.model.like.device
@@ -220,7 +227,10 @@ class CellTask:
             if block0 == "april_block" and scene.view.model.family != "vit":
                 continue  # only a plain ViT has a block 0 to alter
             correct = np.full(len(images), np.nan)
-            if labelled:
+            own = not isinstance(self.attack, Control) and self.attack.victim == block0
+            if labelled and own and scene.classes is not None:
+                correct = (scene.classes == scene.inputs.labels).double().numpy()
+            elif labelled:
                 predicted = memo.once(
                     ("prediction", block0, self.cell.client.positions, *seen),
                     partial(self._predicted, block0, scene),
@@ -269,14 +279,12 @@ def attack_cell(
             result = replace(result, rows=rows.assign(**{f"{TOGETHER}.diagnostic": marked}))
         return result
 
-    def smaller(
-        piece: Sequence[ImageRecord], error: BaseException
-    ) -> list[Sequence[ImageRecord]]:
+    def smaller(piece: Sequence[ImageRecord], error: BaseException) -> list[Sequence[ImageRecord]]:
         nonlocal cause
         if undivided or len(piece) == batch:
             return []
         size = batch
-        if ran_out(error):
+        if out_of_memory(error):
             cause = f"out of memory with {len(piece)} images"
             half = max(len(piece) // batch // 2, 1) * batch
             size = together[run_id] = min(half, together.get(run_id, half))
@@ -284,7 +292,7 @@ def attack_cell(
         return [piece[at : at + size] for at in range(0, len(piece), size)]
 
     def give_up(piece: Sequence[ImageRecord], error: BaseException) -> CellResult:
-        if ran_out(error):
+        if out_of_memory(error):
             _forget(task)
             free = (free_bytes(device) or 0) / 2**30
             return without_scores(
@@ -301,9 +309,9 @@ def attack_cell(
         return result
     facts, held = task.facts, together.get(run_id, number)
     remark = (
-        f"{facts.model.label} {facts.setting} {facts.attack.title} {facts.dtype}: {cause}, computed "
-        f"{held} at a time. Their rows say so ({TOGETHER}): float32 APRIL and random choices of an "
-        "attack may differ from those of a whole block"
+        f"{facts.model.label} {facts.setting} {facts.attack.title} {facts.dtype}: {cause}, "
+        f"computed {held} at a time. Their rows say so ({TOGETHER}): float32 APRIL and random "
+        "choices of an attack may differ from those of a whole block"
     )
     return replace(result, remark=remark)
 
@@ -316,13 +324,14 @@ def without_scores(records: Sequence[ImageRecord], status: str, reason: str) -> 
 def failed(records: Sequence[ImageRecord], error: BaseException) -> CellResult:
     """Rows of images that an error made fail, with its traceback where it is no user's mistake."""
     known = isinstance(error, UserError)
-    reason = str(error) if known else blamed(error)
+    reason = str(error) if known else format_error(error)
     result = without_scores(records, "failed", reason)
-    return result if known else replace(result, traces={reason: trace(error)})
+    return result if known else replace(result, traces={reason: format_traceback(error)})
 
 
 def in_the_order_of(target: Tensor, done: Done, pool: int) -> Done:
-    """What an attack on batches returned, reordered so that place i belongs to the target's image i.
+    """What an attack on batches returned, reordered so that place i belongs to the target's image
+    i.
 
     An attack on a batch cannot say which of its pictures is which image: before they are scored,
     they are assigned one to one within each pool, and rows say from which place each one came.
@@ -376,4 +385,4 @@ def _that_fit(task: CellTask, images: int) -> int:
 def _forget(task: CellTask) -> None:
     """Drop what cells of the block share; later cells compute it again."""
     task.uploads.memo.clear()
-    give_back(task.model.like.device)
+    release_memory(task.model.like.device)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mjp_privacy.client.config import ClientConfig, client_identity
-from mjp_privacy.core.gate.file_kind import FileKind, is_there
+from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _read(kind: type[T], columns: Mapping[str, Any]) -> T:
     return kind(**{**values, **lists})
 
 
-# describing a cell ---------------------------------------------------------------------------------
+# describing a cell --------------------------------------------------------------------------------
 
 
 def describe(
@@ -337,9 +337,7 @@ def _attack_facts(cell: Cell, experiment: Experiment, attack: Attack | Control) 
     )
 
 
-# identity -------------------------------------------------------------------------------------------
-
-
+# identity -----------------------------------------------------------------------------------------
 
 
 def cell_key(cell: Cell, experiment: Experiment) -> str:

@@ -1,4 +1,5 @@
-"""Which code, software and machine make a result: digests that rows carry, and what a run says of it.
+"""Which code, software and machine make a result: digests that rows carry, and what a run says of
+it.
 
     SourceReader().code_of("masked_span", ["top_k 0.1"]).files
         {"attacks/__init__.py (masked_span)": "83…",   its line in the registry
@@ -7,8 +8,8 @@
          "mjp_privacy/client/defenses/compression.py": "4d…", …}
 
 Sources are read, never imported. Imports are followed within `attacks` and `client/defenses`, and
-within the package of an attack or defence that stands elsewhere. A command that finds finished units
-which other code made stops before it computes anything; `stale` decides what happens then.
+within the package of an attack or defence that stands elsewhere. A command that finds finished
+units which other code made stops before it computes anything; `stale` decides what happens then.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from pydantic import TypeAdapter
 from attacks import ATTACKS, CONTROLS
 from mjp_privacy.client.defenses.registry import DEFENSES
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.core.sealed import BLANK, write_sealed_text
-from mjp_privacy.core.version import commit
 from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.plan import Finished, Plan
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.models.tensor_files import BLANK_DIGEST, write_with_digest
 
 ATTACK_HOME = "attacks"
 DEFENSE_HOME = "mjp_privacy.client.defenses"
@@ -228,8 +229,8 @@ def _sha256(text: str) -> str:
 
 
 def normal_form(tree: ast.AST) -> str:
-    """A source as a text that is the same for sources that do the same: comments, docstrings and the
-    way lines are broken do not count, and Python 3.10 to 3.13 agree.
+    """A source as a text that is the same for sources that do the same: comments, docstrings and
+    the way lines are broken do not count, and Python 3.10 to 3.13 agree.
 
     normal_form(ast.parse("a = 1  # one")) == normal_form(ast.parse("a=1"))
     """
@@ -287,7 +288,7 @@ def _joined(parts: Sequence[object]) -> Iterator[object]:
         yield text
 
 
-# results of other code ---------------------------------------------------------------------------------
+# results of other code ----------------------------------------------------------------------------
 
 
 def stale_choice(fresh: bool, keep: bool) -> Stale:
@@ -325,7 +326,8 @@ def code_of_cells(plan: Plan, *, with_defenses: bool) -> dict[Cell, SourceCode]:
 def refuse_other_code(
     plan: Plan, run_ids: Mapping[Cell, str], codes: Mapping[Cell, SourceCode], finished: Finished
 ) -> None:
-    """Raise UserError if other code made finished units of this plan, naming the files that differ."""
+    """Raise UserError if other code made finished units of this plan, naming the files that
+    differ."""
     cells = 0
     differing: dict[str, None] = {}  # an ordered set
     for cell, run_id in run_ids.items():
@@ -333,7 +335,9 @@ def refuse_other_code(
         made = {d for b in blocks for d in finished.of_other_code(run_id, b, code.digest)}
         made -= {UNRECORDED}
         cells += bool(made)
-        recorded = {d: f for a in finished.store.about(run_id) for d, f in a.get("code", {}).items()}
+        recorded = {
+            d: f for a in finished.store.about(run_id) for d, f in a.get("code", {}).items()
+        }
         for digest in sorted(made):
             differing |= dict.fromkeys(differences(recorded.get(digest), code.files))
     if cells:
@@ -362,7 +366,7 @@ def differences(made: Mapping[str, str] | None, now: Mapping[str, str]) -> list[
     return [f"{name} {words[name]}" for name in sorted(words)]
 
 
-# software and machine -------------------------------------------------------------------------------
+# software and machine -----------------------------------------------------------------------------
 
 
 def provenance(device: torch.device) -> dict[str, str | int]:
@@ -387,10 +391,10 @@ def write_experiment(
     """Write RUN/experiment.yaml, the complete experiment and the provenance of this command; and
     RUN/experiments/NAME.yaml, since a folder may be filled by several experiments."""
     content = {"experiment": _plain(experiment), "made_with": dict(made_with)}
-    text = f"# {BLANK}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}"
+    text = f"# {BLANK_DIGEST}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}"
     name = FILE_NAME.sub("_", experiment.name)
     for path in (store.root / "experiment.yaml", store.root / "experiments" / f"{name}.yaml"):
-        write_sealed_text(path, text)
+        write_with_digest(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def _plain(experiment: Experiment) -> dict[str, Any]:

@@ -1,9 +1,20 @@
-"""The command `mjp attack`."""
+"""The command `mjp attack`, and where a run goes if no folder is given.
+
+    results/NAME                  for a config that names its models
+    results/NAME/WEIGHTS          for one whose models are whatever the weights are, such as `own`
+    results/NAME/WEIGHTS-1f09c3   the same where that folder holds runs of another model
+
+Lines of a table are the same for every checkpoint, so two models in one folder would replace each
+other. The six digits are a digest of what makes a model another one: the same command finds its own
+folder again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +26,9 @@ import tyro
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import counted, plain
-from mjp_privacy.experiment.config import DtypeName, Experiment
+from mjp_privacy.core.text import counted, plain
+from mjp_privacy.experiment.cell_facts import CellFacts
+from mjp_privacy.experiment.config import DtypeName, Experiment, expand
 from mjp_privacy.experiment.config_files import (
     SUFFIXES,
     check_attacks,
@@ -24,10 +36,18 @@ from mjp_privacy.experiment.config_files import (
     find_config,
     load_experiment,
 )
-from mjp_privacy.experiment.engines.options import EngineOptions
+from mjp_privacy.experiment.engines.options import EngineConfig, EngineOptions
+from mjp_privacy.experiment.overrides import with_changes, with_weights
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.summary import RunSummary
+
+SHIPPED = ("packaged:", "timm:")
+GENERIC_STEMS = ("model", "pytorch_model", "open_clip_model")  # names that all weights have
+DIGITS = 6
+
+ModelKey = tuple[str, str, str, int, tuple[float, ...], tuple[float, ...]]
+"""A model's label, checkpoint sha256, architecture, image size, mean and std."""
 
 REASONS_SHOWN = 5  # reasons of failures that are printed
 MODEL_OPTIONS = ("model", "img_size", "mean", "std", "num_heads")
@@ -105,15 +125,20 @@ class AttackArguments:
 
 def attack(argv: list[str], usage: Usage) -> int:
     """`mjp attack`: run an experiment, or attack recorded uploads, and print what failed."""
-    if sum(a == "--weights" or a.startswith("--weights=") for a in argv) > 1:
-        raise UserError(
-            "--weights is given more than once, and only the last one would be used. Expected it "
-            "once, followed by all checkpoints: --weights NAME=PATH NAME=PATH."
-        )
-    arguments = _parse(argv, usage, _experiment_of(argv, usage))
+    named = _config_in(argv)
+    experiment = _blank() if named is None else load_experiment(named)
+    arguments = _parse(argv, usage, experiment)
+    if named is None or Path(named) != arguments.config:  # an option's value looked like a config
+        named = str(arguments.config)
+        experiment = load_experiment(named)
+        arguments = _parse(argv, usage, experiment)
+    engine = arguments.by.config()  # a mistake in it is told before anything is read
+    configured = experiment
     changes = {f.name: getattr(arguments.overrides, f.name) for f in dataclasses.fields(Overrides)}
-    experiment = dataclasses.replace(load_experiment(arguments.config), **changes)
-    check_experiment(experiment, str(arguments.config))
+    experiment = dataclasses.replace(experiment, **changes)
+    check_experiment(experiment, named)
+    if arguments.uploads is not None:
+        _refuse_idle_options(arguments, configured, arguments.uploads)
     if arguments.published_only:
         from mjp_privacy.experiment.overrides import with_published_attacks
 
@@ -123,7 +148,7 @@ def attack(argv: list[str], usage: Usage) -> int:
 
         for note in unreached(argv, experiment):
             print(note, file=sys.stderr)
-    summary = _run(arguments, experiment)
+    summary = _run(arguments, experiment, engine)
     of = f"{counted(summary.images, 'image')} in {counted(summary.cells, 'cell')}"
     print(f"{of}: {summary.out}")
     if summary.inapplicable:
@@ -149,7 +174,7 @@ def _shown(reasons: Sequence[str]) -> list[str]:
     return [f"  {plain(line)}" for line in (*reasons[:REASONS_SHOWN], *rest)]
 
 
-def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
+def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfig) -> RunSummary:
     if arguments.uploads is None:
         from mjp_privacy.data.places import check_place
 
@@ -157,13 +182,15 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
     from mjp_privacy.experiment.code import stale_choice
     from mjp_privacy.experiment.run import attack_uploads, run_experiment
 
-    if arguments.uploads is not None:
-        _refuse_idle_options(arguments, arguments.uploads)
     check_attacks(experiment.attacks, str(arguments.config))
     fields = {name: getattr(arguments, name) for name in MODEL_OPTIONS}
-    out = arguments.out or _default_folder(arguments, experiment, fields)
+    out = arguments.out
+    if out is None:
+        weights, gamma = arguments.weights, arguments.gamma
+        out, remark = run_folder(experiment, weights, gamma=gamma, model=fields)
+        if remark:
+            print(remark, file=sys.stderr)
     stale = stale_choice(arguments.fresh, arguments.keep)
-    engine = arguments.by.config()
     if arguments.uploads is None:
         return run_experiment(
             experiment,
@@ -191,34 +218,24 @@ def _run(arguments: AttackArguments, experiment: Experiment) -> RunSummary:
     )
 
 
-def _default_folder(
-    arguments: AttackArguments, experiment: Experiment, fields: Mapping[str, Any]
-) -> Path:
-    """The folder of a command without --out; says so where it is not the one of the weights'
-    name."""
-    from mjp_privacy.experiment.run_folder import run_folder
-
-    folder = run_folder(experiment, arguments.weights, gamma=arguments.gamma, model=fields)
-    if folder.remark:
-        print(folder.remark, file=sys.stderr)
-    return folder.path
-
-
-def _refuse_idle_options(arguments: AttackArguments, uploads: Path) -> None:
+def _refuse_idle_options(arguments: AttackArguments, configured: Experiment, uploads: Path) -> None:
     """Raise for options that have no effect with --uploads, because the headers decide."""
-    configured = load_experiment(arguments.config).client
+    changed = arguments.overrides
     options = {
+        "images": arguments.images not in (None, configured.images),
         "weights": bool(arguments.weights),
         "labels": arguments.labels is not None,
         "gamma": arguments.gamma is not None,
         **{name: bool(getattr(arguments, name)) for name in MODEL_OPTIONS},
-        "client": arguments.overrides.client != configured,
+        "client": changed.client != configured.client,
+        "dtypes": changed.dtypes != configured.dtypes,
+        "data-is-papers": changed.data_is_papers != configured.data_is_papers,
     }
     if idle := [name for name, is_given in options.items() if is_given]:
         raise UserError(
             f"--{idle[0].replace('_', '-')} says nothing of recorded uploads: their headers state "
-            "weights, model, labels, gamma and the client's recipe. Leave it out, or correct the "
-            f"headers in {uploads}."
+            "pictures, precision, weights, model, labels, gamma and the client's recipe. Leave it "
+            f"out, or correct the headers in {uploads}."
         )
 
 
@@ -231,20 +248,127 @@ def _parse(argv: list[str], usage: Usage, experiment: Experiment) -> AttackArgum
     return usage.parse(AttackArguments, argv, default, both_ways=True)
 
 
-def _experiment_of(argv: list[str], usage: Usage) -> Experiment:
-    """The config that the command line names, or a blank one for --help without a config."""
-    blank = load_experiment(
+def _blank() -> Experiment:
+    """An experiment for --help without a config, or until the command line is parsed."""
+    return load_experiment(
         {"name": "none", "models": {"none": {}}, "grid": [{"models": ["none"], "settings": ["a"]}]}
     )
-    if not {"-h", "--help"} & set(argv):
-        return load_experiment(_parse(argv, usage, blank).config)
-    named = [a for a in argv if not a.startswith("-") and _is_config(a)]
-    return load_experiment(named[0]) if named else blank
 
 
-def _is_config(argument: str) -> bool:
-    """Whether an argument names a config: a YAML file, or a stock config."""
-    with contextlib.suppress(UserError):
-        path = find_config(argument)
-        return path.is_file() and path.suffix in SUFFIXES
-    return False
+def _config_in(argv: Sequence[str]) -> str | None:
+    """The config that the command line names, found before it is parsed: the config's values are
+    the defaults of its options."""
+    for before, word in zip(["", *argv], argv, strict=False):
+        if word.startswith("-") or before == "--engine":
+            continue
+        with contextlib.suppress(UserError):
+            path = find_config(word)
+            if path.is_file() and path.suffix in SUFFIXES:
+                return word
+    return None
+
+
+# where a run goes ---------------------------------------------------------------------------------
+
+
+def run_folder(
+    experiment: Experiment,
+    weights: Sequence[str] = (),
+    *,
+    gamma: float | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> tuple[Path, str]:
+    """The folder of a command that gives none, and a sentence if it is not the one that the
+    weights' name says: run_folder(load_experiment("own"), ["vit.safetensors"])[0] is
+    results/own/vit.
+
+    A file called model.safetensors, as trainings write it, is known by its folder's name.
+    """
+    plain = _folder_named_after(experiment, weights)
+    if plain == Path("results") / experiment.name:
+        return plain, ""
+    held = _models_in(plain)
+    siblings = list(plain.parent.glob(f"{plain.name}-{'[0-9a-f]' * DIGITS}"))
+    if not (held or siblings):
+        return plain, ""
+    changed = with_changes(experiment, weights=weights, gamma=gamma, model=model)
+    models, gammas = _models_of(changed), _gammas_of(changed)
+    text = json.dumps([sorted(models), sorted(gammas)])
+    own = plain.with_name(f"{plain.name}-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}")
+    if own in siblings:
+        return own, (f"this run's folder is {own}; {plain} was that of another model")
+    if not held or (held <= models and gammas <= _gammas_in(plain)):
+        return plain, ""
+    return (
+        own,
+        f"{plain} holds another model or gamma ({_described(plain)}): this run goes to {own}",
+    )
+
+
+def _folder_named_after(experiment: Experiment, weights: Sequence[str]) -> Path:
+    """results/NAME, or results/NAME/WEIGHTS where only the weights say what the models are."""
+    folder = Path("results") / experiment.name
+    if any(model.model or model.checkpoint for model in experiment.models.values()):
+        return folder
+    checkpoints = {m.checkpoint for m in with_weights(experiment, tuple(weights)).models.values()}
+    name = next(iter(checkpoints), None) if len(checkpoints) == 1 else None
+    if name is None:
+        return folder
+    if name.startswith(SHIPPED):
+        return folder / name.partition(":")[2]
+    path = Path(name).resolve()
+    return folder / (path.parent.name if path.stem in GENERIC_STEMS else path.stem)
+
+
+# what is to be run --------------------------------------------------------------------------------
+
+
+def _models_of(experiment: Experiment) -> set[ModelKey]:
+    """The experiment's models, loaded one after the other, for only then all of this is known."""
+    from mjp_privacy.models import load_model
+
+    keys: set[ModelKey] = set()
+    for label, config in experiment.models.items():
+        card = load_model(config.model, **config.loading()).card
+        sha = card.checkpoint.sha256
+        keys.add((label, sha, card.architecture, card.img_size, card.mean, card.std))
+    return keys
+
+
+def _gammas_of(experiment: Experiment) -> set[float]:
+    from mjp_privacy.experiment.overrides import decided
+
+    return {cell.gamma for cell in expand(decided(experiment)[0]) if cell.gamma}
+
+
+# what a folder holds ------------------------------------------------------------------------------
+
+
+def _models_in(folder: Path) -> set[ModelKey]:
+    """The models that a run of this folder opened; empty for a folder that holds none."""
+    return {
+        (m.label, m.checkpoint_sha, m.architecture or "", m.size or 0, m.mean or (), m.std or ())
+        for m in (facts.model for facts in _cells_in(folder))
+        if m.checkpoint_sha
+    }
+
+
+def _gammas_in(folder: Path) -> set[float]:
+    return {facts.gamma for facts in _cells_in(folder) if facts.gamma}
+
+
+def _described(folder: Path) -> str:
+    """Its models and the gammas of its cells: vit.safetensors, sha256 1f09…, 56 px, gamma 0.27."""
+    models = [facts.model for facts in _cells_in(folder) if facts.model.checkpoint_sha]
+    words = [f"{m.checkpoint}, sha256 {str(m.checkpoint_sha)[:12]}, {m.size} px" for m in models]
+    words += [f"gamma {gamma:g}" for gamma in sorted(_gammas_in(folder))]
+    return ", ".join(dict.fromkeys(words))
+
+
+def _cells_in(folder: Path) -> list[CellFacts]:
+    from mjp_privacy.experiment.store import RunStore
+
+    try:
+        return [CellFacts.read(columns) for columns in RunStore(folder).read_cells()]
+    except UserError:
+        return []

@@ -58,6 +58,7 @@ class Scene:
     target: Tensor  # (m, C, S, S), what a reconstruction is compared with
     models: Sequence[LoadedModel]  # that the client trained, one for each upload
     view: AttackerView
+    classes: Tensor | None = None  # (m,) predicted by the client's own forward pass
 
     @classmethod
     def of(cls, observation: Observation, cell: Cell, model: LoadedModel) -> Scene:
@@ -68,7 +69,9 @@ class Scene:
         pixels = Pixels(card.img_size, card.mean, card.std)
         models, updates, labels = observation.models, observation.updates, observation.labels
         view = AttackerView(models[0], updates, pixels, labels, setting.against)
-        return cls(observation.photographs, plain, inputs, target, models, view)
+        return cls(
+            observation.photographs, plain, inputs, target, models, view, observation.classes
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are stored beside the reconstruction."""
@@ -224,7 +227,7 @@ def undeclared_error(view: AttackerView) -> dict[str, Tensor]:
     return {"undeclared_error": per_image(view, torch.stack(known).any(0).double())}
 
 
-# the gradient residual: || g(x) - g || / || g ||, g = dL/dW of the patch embedding -------------------
+# the gradient residual: || g(x) - g || / || g ||, g = dL/dW of the patch embedding ----------------
 #
 # A check of a reconstruction x that needs no truth: does it have the gradient g that was uploaded?
 # g(x) is computed like the client's, with the weights, labels and precision of the round.
@@ -278,13 +281,13 @@ def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:
     return located(view, update)
 
 
-# uploads in which nothing was shuffled ----------------------------------------------------------------
+# uploads in which nothing was shuffled ------------------------------------------------------------
 #
-# MJP leaves steps unshuffled by its recipe (`plain_share`), or because a mask turned out empty. Such
-# an upload is that of a plain client, and scores must be read with that in mind. Every masked patch
-# leaves a zero row in the gradient of the position table, so an upload without such a row masked
-# nothing. Noise fills zero rows; quantisation, dropped entries and the rounding of weights empty rows
-# that were not masked: of such uploads nothing is said.
+# MJP leaves steps unshuffled by its recipe (`plain_share`), or because a mask turned out empty.
+# Such an upload is that of a plain client, and scores must be read with that in mind. Every masked
+# patch leaves a zero row in the gradient of the position table, so an upload without such a row
+# masked nothing. Noise fills zero rows; quantisation, dropped entries and the rounding of weights
+# empty rows that were not masked: of such uploads nothing is said.
 
 
 def shows_no_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:

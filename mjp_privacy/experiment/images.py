@@ -1,10 +1,11 @@
-"""The private images of a run: which are attacked, how they are prepared, and whether they are still
-the ones that a run folder was made with."""
+"""The private images of a run: which are attacked, how they are prepared, and whether they are
+still the ones that a run folder was made with."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from PIL import Image
@@ -30,7 +31,9 @@ def chosen_images(
     that say so.
     """
     records = source.records
-    if (choice := experiment.classes) is not None:  # an image without a label belongs to every class
+    if (
+        choice := experiment.classes
+    ) is not None:  # an image without a label belongs to every class
         records = tuple(r for r in records if r.label is None or choice.holds(r.label))
         if not records:
             raise UserError(
@@ -67,9 +70,9 @@ def check_same_images(
 
 
 def _known_images(store: RunStore) -> dict[str, Mapping[str, object]]:
-    """The images of the folder that could be read, with their hashes, and with the label that any of
-    its cells has of them: some may be of the time before there were labels."""
-    known: dict[str, dict[str, object]] = {}
+    """The images of the folder that could be read, with their hashes, and with the label that any
+    of its cells has of them: some may be of the time before there were labels."""
+    known: dict[str, dict[str, Any]] = {}
     for run_id in store.stored_cells():
         ids = {name for names in store.cell(run_id).ids for name in names}
         told = {name for name, of_image in known.items() if not pd.isna(of_image["label"])}
@@ -92,9 +95,7 @@ def _relabelled(known: Mapping[str, object] | None, record: ImageRecord) -> bool
     return int(str(known["label"])) != record.label
 
 
-def _changed(
-    known: Mapping[str, object] | None, record: ImageRecord, source: ImageSource
-) -> bool:
+def _changed(known: Mapping[str, object] | None, record: ImageRecord, source: ImageSource) -> bool:
     if known is None:
         return False
     try:

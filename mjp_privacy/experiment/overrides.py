@@ -1,5 +1,5 @@
-"""What is changed in an experiment before its cells are made: by the command line, and by conditions in
-its grid (`decided`), whose models' headers are read for it.
+"""What is changed in an experiment before its cells are made: by the command line, and by
+conditions in its grid (`decided`), whose models' headers are read for it.
 
     only_with: unknown_embedding   leaves out models that cannot mask
     trained_gamma: true            takes the shuffle ratio that a model was trained with
@@ -17,7 +17,7 @@ from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig, client_identity
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.core.shown import plain
+from mjp_privacy.core.text import plain
 from mjp_privacy.experiment.config import (
     AttackConfig,
     Experiment,
@@ -163,12 +163,12 @@ def _model_of(item: str, labels: list[str]) -> str | None:
     raise UserError(f"--weights {item}: not a file, and read as NAME=PATH: {unknown}")
 
 
-# options that entries of the grid do not take --------------------------------------------------------
+# options that entries of the grid do not take -----------------------------------------------------
 
 
 def unreached(argv: Sequence[str], experiment: Experiment) -> list[str]:
-    """A note for each option, such as --client.batch, that some entries of the grid do not take because
-    they set their own value: nobody shall take a figure of batch 1 for one of batch 4.
+    """A note for each option, such as --client.batch, that some entries of the grid do not take
+    because they set their own value: nobody shall take a figure of batch 1 for one of batch 4.
 
     Raises where no entry takes it, because the option would change nothing. `experiment` is the
     one that the options have changed already.
@@ -233,7 +233,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-# conditions ---------------------------------------------------------------------------------------------
+# conditions ---------------------------------------------------------------------------------------
 
 
 def decided(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:

@@ -15,7 +15,7 @@ from typing import Any
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
@@ -65,7 +65,6 @@ class Plan:
                 if attack is self.attacks[cell]:  # another's mistake is that one's own failure
                     raise
         return list(dict.fromkeys([*names, RESIDUAL_OVER]))
-
 
     def _upload(self, cell: Cell) -> tuple[Any, ...]:
         """What cells that attack the same uploads have in common."""

@@ -1,14 +1,15 @@
 """The way in: from a config and images, or from recorded uploads, to a finished run folder.
 
 `run_experiment` simulates the clients, `attack_uploads` reads recorded uploads; they differ only in
-the source of uploads. Both look at the folder, plan, have the work done here (`work`) or by an engine
-(`engines`), and tell what happens. Nobody else writes what is about the whole run.
+the source of uploads. Both look at the folder, plan, have the work done here (`work`) or by an
+engine (`engines`), and tell what happens. Nobody else writes what is about the whole run.
 """
 
 from __future__ import annotations
 
 import errno
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +20,13 @@ import torch
 from mjp_privacy.client.recorded.examined import check_some, examine
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import REFUSED, group_uploads
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import StorageError, UserError
-from mjp_privacy.core.files import output_folder
-from mjp_privacy.core.lock import locked
-from mjp_privacy.core.progress import RunProgress
-from mjp_privacy.core.shown import first_of, shown
-from mjp_privacy.core.threads import one_thread
+from mjp_privacy.core.files import lock, output_folder
+from mjp_privacy.core.machine import one_thread
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import open_images
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import (
     SourceCode,
@@ -58,7 +58,7 @@ from mjp_privacy.experiment.summary import (
     failure_lines,
     failures_and_refusals,
 )
-from mjp_privacy.experiment.work import OpenModel, Progress, Worker
+from mjp_privacy.experiment.work import CellDone, OpenModel, Worker
 
 __all__ = ["EngineConfig", "RunSummary", "attack_uploads", "run_experiment"]
 
@@ -138,7 +138,10 @@ def run_experiment(
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
     )
-    return Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
+    summary = Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
+    if opened.altered.remark:  # of the files that were opened in this process
+        print(opened.altered.remark, file=sys.stderr)
+    return summary
 
 
 def attack_uploads(
@@ -167,7 +170,8 @@ def attack_uploads(
     uploads = UploadFolder(Path(folder))
     examined = examine(uploads)
     check_some(examined, uploads)
-    groups = {group.name: group for group in group_uploads(examined.sound, limit)}
+    found = group_uploads(examined.known, limit, examined.refused)
+    groups = {group.name: group for group in found}
     images = len({record.image_id for group in groups.values() for record in group.records})
     root = output_folder(Path(out))
     workers = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
@@ -190,7 +194,8 @@ def _job(
 
 @dataclass
 class Run:
-    """What a command asks for, and what is known of it so far: Run(root, job, source, ...).run()."""
+    """What a command asks for, and what is known of it so far: Run(root, job, source,
+    ...).run()."""
 
     root: Path  # the run folder, as the command named it
     job: Job
@@ -207,7 +212,7 @@ class Run:
 
     def run(self) -> RunSummary:
         """Plan and work; a lock keeps other commands out of the folder."""
-        with locked(self.root):
+        with lock(self.root):
             self.store = RunStore(self.root)
             self.store.check_format()
             damaged = self.store.damaged()
@@ -229,7 +234,8 @@ class Run:
             self._write_cells()
             foreseen = forecast(self.plan, self.source)
             engine, remark = settled(self.engine, self.plan, foreseen, self.job.device)
-            with RunProgress(self.plan.units, self.root / LOG) as self.progress:
+            with Progress("attack", self.plan.units, "images", self.root / LOG) as progress:
+                self.progress = progress
                 self._say_start(damaged, absent, foreseen, engine, remark)
                 with one_thread():
                     done = self._here if engine.kind == "here" else self._elsewhere
@@ -241,7 +247,7 @@ class Run:
 
     def _here(
         self, finished: Finished, engine: EngineConfig, foreseen: Forecast
-    ) -> Iterator[Progress]:
+    ) -> Iterator[CellDone]:
         """Do everything that is not finished in this process."""
         shutil.rmtree(self.job.path.parent, ignore_errors=True)  # tells old workers to stop
         made_with = self.job.made_with
@@ -249,13 +255,11 @@ class Run:
         for model, blocks in self.plan.blocks.items():
             self._note_model(worker.open(model), foreseen)
             for block in blocks:
-                yield from worker.work_block(
-                    worker.open(model), block, self.plan.cells_of(model)
-                )
+                yield from worker.work_block(worker.open(model), block, self.plan.cells_of(model))
 
     def _elsewhere(
         self, finished: Finished, engine: EngineConfig, foreseen: Forecast
-    ) -> Iterator[Progress | TaskLost]:
+    ) -> Iterator[CellDone | TaskLost]:
         """Have an engine do it. Each model is opened here as well, for only its weights tell which
         rows belong to a cell; its tasks are under way while the next one is opened."""
         on_gpu = torch.device(self.job.device).type == "cuda"
@@ -279,7 +283,7 @@ class Run:
                         if any(left):
                             tasks.append(Task(number, block.index, group))
                         else:
-                            yield Progress(0, model, len(block.records) * len(cells))
+                            yield CellDone(0, model, len(block.records) * len(cells))
                 del opened
                 coordinator.submit(tasks)
                 yield from coordinator.news()
@@ -330,10 +334,16 @@ class Run:
             return listed
         for columns in stored:
             key = str(columns.get("cell_key"))
-            gone = self.job.uploads is not None and key not in listed and (
-                columns.get("model") == REFUSED
-                or (columns.get("data") == self.source.data
-                    and columns.get("model") not in experiment.models)
+            gone = (
+                self.job.uploads is not None
+                and key not in listed
+                and (
+                    columns.get("model") == REFUSED
+                    or (
+                        columns.get("data") == self.source.data
+                        and columns.get("model") not in experiment.models
+                    )
+                )
             )
             if not gone:
                 listed[key] = {**listed.get(key, {}), **columns}
@@ -354,8 +364,8 @@ class Run:
         progress = self.progress
         if damaged:
             progress.say(
-                f"{len(damaged)} file(s) are not as they were written: they are moved into damaged, "
-                "their images are attacked again by the command that plans them"
+                f"{len(damaged)} file(s) are not as they were written: they go into damaged, "
+                "and the command that plans them attacks their images again"
             )
         for path in damaged[:NAMED]:
             progress.say(f"  damaged: {shown(path.relative_to(self.store.root))}")
@@ -431,11 +441,11 @@ class Run:
             f"{opened.name}: {len(lost)} finished cell(s) of {self.root} leave its tables, because "
             "this run has another model or other options under the same name: "
             f"{first_of(list(titles), REPLACED)}, made of {'; '.join(made_of)}. Their rows stay in "
-            f"{self.root / 'rows'}; the command that made them shows them again. To have both, give "
-            "this run an --out of its own"
+            f"{self.root / 'rows'}; the command that made them shows them again. To have both, "
+            "give this run an --out of its own"
         )
 
-    def _note(self, news: Progress | TaskLost) -> None:
+    def _note(self, news: CellDone | TaskLost) -> None:
         """Show and count what is told of a block."""
         if isinstance(news, TaskLost):
             *trace, reason = news.reason.splitlines()
@@ -486,6 +496,8 @@ class Run:
     def _summary(self, finished: Finished) -> RunSummary:
         """How the run ended, by its rows."""
         failures = [Failure(n.reason, image=n.record.image_id) for n in self.passed_over]
+        if not self.progress.fresh and self.progress.done == self.plan.units:
+            self.progress.say(f"all {self.plan.units} units are finished already; nothing to do")
         of_rows, refused = failures_and_refusals(self.store, self.plan, self.facts)
         failures += of_rows
         kept, unrecorded = self._made_by_others(finished)

@@ -1,4 +1,4 @@
-"""The scores of one cell by metric, as numbers: what is computed with when there are millions of them.
+"""The scores of one cell by metric, as numbers: computed with when there are millions of them.
 
     table = cell_scores(store, "0b3a689adbb159cb")
     scores = table.column("psnr", "standard")
@@ -13,21 +13,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from itertools import islice
+from operator import lt
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.core.budget import over_budget
-from mjp_privacy.experiment.store import RunStore
+from attacks.budget import over_budget
+from mjp_privacy.core.errors import NoFile, Unreadable
+from mjp_privacy.experiment.store import OF_IMAGE, RunStore
 from mjp_privacy.metrics.coded import Coded, Images
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Key = tuple[str, str]
 """Metric and variant."""
 
 UNREADABLE = "unreadable"
 DIAGNOSTIC = "diagnostic"
+STAGE = "stage_seconds."
+"""How the names of columns begin that say how long a stage took for an image."""
 AT_ONCE = 50_000
 """Rows up to which all metrics of a cell are read together."""
 NO_LABELS = "the images carry no true labels"
@@ -93,10 +101,13 @@ class CellScores:
         columns: Sequence[str],
         read: Callable[[str], NDArray[np.float64] | None],
     ) -> None:
-        self._order = np.argsort(rows["image_id"].to_numpy(dtype=object), kind="stable")
-        rows = rows.iloc[self._order]
-        self.images = Images.of(rows["image_id"])
-        self._read = read
+        ids = rows["image_id"].tolist()
+        self._order: NDArray[np.int64] | None = None  # of the rows by image; None: they stand so
+        if not all(map(lt, ids, islice(ids, 1, None))):
+            self._order = np.argsort(rows["image_id"].to_numpy(dtype=object), kind="stable")
+            rows = rows.iloc[self._order]
+        self.images = Images.of(ids)
+        self._stored = read
         self._statuses = coded(rows["status"])
         self._reasons = coded(rows["reason"])
         self._done = self._statuses.equal("ok")
@@ -117,6 +128,8 @@ class CellScores:
 
     def _photographs(self, rows: pd.DataFrame) -> Coded | None:
         """The photograph that each image was cut from; None where each is its own."""
+        if rows["group"].isna().all():
+            return None
         said = rows["group"].where(rows["group"].notna(), rows["image_id"])
         return None if (said == rows["image_id"]).all() else coded(said)
 
@@ -135,12 +148,17 @@ class CellScores:
         if (metric, variant) not in self.keys:
             return None
         stored = self._read(f"{metric}.{variant}")
-        values = np.full(len(self.images), np.nan) if stored is None else stored[self._order]
+        values = np.full(len(self.images), np.nan) if stored is None else stored
         if variant == DIAGNOSTIC:
-            at = np.flatnonzero(~np.isnan(values)).astype(np.int32)
-            statuses = Coded.equal_words("ok", len(at))
-            late = self._late[at]
-            return Column(at, values[at], statuses, Coded.of(late.tolist()))
+            known = ~np.isnan(values)
+            at = np.flatnonzero(known).astype(np.int32)
+            every = len(at) == len(values)
+            return Column(
+                self.images.everywhere if every else at,
+                values if every else values[at],
+                Coded.equal_words("ok", len(at)),
+                Coded.equal_words("", len(at)) if self._late is None else self._late[at],
+            )
         statuses, reasons = self._statuses, self._reasons
         if metric == "top1" and (unknown := self._done & np.isnan(values)).any():
             if stored is None or not np.isnan(self._other_accuracy(variant)[unknown]).all():
@@ -155,40 +173,69 @@ class CellScores:
     def _other_accuracy(self, variant: str) -> NDArray[np.float64]:
         """Whether the intact model was right, NaN where nobody knows the label."""
         intact = None if variant == "intact" else self._read("top1.intact")
-        return np.full(len(self.images), np.nan) if intact is None else intact[self._order]
+        return np.full(len(self.images), np.nan) if intact is None else intact
+
+    def _read(self, name: str) -> NDArray[np.float64] | None:
+        """A stored column in the order of the images; None where there is none."""
+        stored = self._stored(name)
+        return stored if stored is None or self._order is None else stored[self._order]
 
     @cached_property
-    def _late(self) -> NDArray[np.object_]:
-        """The reason of images whose attack was ended for lack of time, "" of the others."""
-        told = np.full(len(self.images), "", dtype=object)
+    def _late(self) -> Coded | None:
+        """The reason of images whose attack was ended for lack of time, "" of the others; None
+        where no attack was."""
         over, seconds = (self._read(f"{n}.diagnostic") for n in ("over_budget", "attack_seconds"))
-        if over is not None and seconds is not None:
-            for at in np.flatnonzero(over[self._order] == 1):
-                told[at] = over_budget(float(seconds[self._order][at]))
-        return told
+        if over is None or seconds is None or not (over == 1).any():
+            return None
+        cut = zip((over == 1).tolist(), seconds.tolist(), strict=True)
+        return Coded.of([over_budget(had) if late else "" for late, had in cut])
 
 
 def cell_scores(store: RunStore, run_id: str) -> CellScores:
-    """The scores of a cell of a run folder."""
-    of_image = store.read(run_id, ["image_id", "status", "reason", "code", "group"])
-    names = store.cell(run_id).columns
-    scores = [name for name in names if "." in name and not name.startswith("stage_seconds.")]
-    if len(of_image) <= AT_ONCE:
-        known = store.read(run_id, scores)
-        named = _computed(known)
-        return CellScores(of_image, named, lambda n: known[n].to_numpy() if n in named else None)
+    """The scores of a cell of a run folder; where a run writes rows meanwhile, those of now."""
+    cell = store.cell(run_id)
+    scores = [name for name in cell.columns if is_score(name)]
+    if sum(map(len, cell.ids)) <= AT_ONCE:
+        return CellScores.of_table(store.read(run_id, [*OF_IMAGE, *scores]))
+    cell, table = store.settled(run_id, lambda rows: (rows, rows.read(OF_IMAGE)))
+    rows = _images(table)
 
     def read(name: str) -> NDArray[np.float64] | None:
-        return store.read(run_id, [name])[name].to_numpy(np.float64) if name in scores else None
+        if name not in scores:
+            return None
+        try:
+            stored = cell.read([name])[name].to_numpy()
+        except (NoFile, Unreadable):  # its file was replaced
+            now = store.read(run_id, ["image_id", name]).set_index("image_id")
+            stored = now[name].reindex(rows["image_id"]).to_numpy()
+        return np.asarray(stored, dtype=np.float64)
 
-    return CellScores(of_image, scores, read)
+    return CellScores(rows, scores, read)
+
+
+def _images(table: pa.Table) -> pd.DataFrame:
+    """What a cell says of its images, with words that few have as categories."""
+    from pyarrow import compute, nulls
+
+    if compute.all(compute.equal(table["group"], table["image_id"])).as_py() in (True, None):
+        place = table.column_names.index("group")
+        table = table.set_column(place, "group", nulls(len(table)))
+    for name in ("status", "reason", "code", "group"):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table[name].dictionary_encode())
+    return table.unify_dictionaries().to_pandas()
 
 
 def _computed(rows: pd.DataFrame) -> list[str]:
     """The columns of metrics that some image has. Whether the model was right is one of them where
     no image has a label: then there are rows that say so."""
-    names = [name for name in rows if "." in name and not name.startswith("stage_seconds.")]
+    names = [name for name in map(str, rows) if is_score(name)]
     return [n for n in names if n.startswith("top1.") or not rows[n].isna().all()]
+
+
+def is_score(column: str) -> bool:
+    """Whether a column is that of a metric."""
+    return "." in column and not column.startswith(STAGE)
 
 
 def split(column: str) -> Key:
@@ -207,7 +254,8 @@ def standard_keys() -> list[Key]:
 
 def long_rows(store: RunStore, run_id: str, facts: Mapping[str, Any]) -> pd.DataFrame:
     """A row for each image, metric and variant of a cell, with the facts of the cell as columns."""
-    table, of_image = cell_scores(store, run_id), store.read(run_id)
+    of_image = store.read(run_id)
+    table = CellScores.of_table(of_image)
     order = {key: place for place, key in enumerate([*standard_keys(), *table.keys])}
     parts = []
     for metric, variant in sorted(table.keys, key=lambda key: order[key]):

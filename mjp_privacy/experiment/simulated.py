@@ -7,7 +7,7 @@ share are computed once (`memo`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.client.upload import make_upload
-from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.machine import clock
+from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource
 from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.forecast import SimulatedForesight
@@ -47,6 +47,7 @@ class Simulated:
     images: ImageSource
     chosen: Sequence[ImageRecord]  # those of `images` that are attacked
     device: torch.device
+    _foreseen: dict[str, SimulatedForesight] = field(default_factory=dict, compare=False)
 
     @property
     def data(self) -> str:
@@ -76,8 +77,11 @@ class Simulated:
 
     def foresee(self, model: str) -> SimulatedForesight:
         """What the header of the model's weights and its clients' config tell."""
-        config = self.experiment.models[model]
-        return SimulatedForesight.of(outline_model(config.model, whole=True, **config.loading()))
+        if model not in self._foreseen:
+            config = self.experiment.models[model]
+            outline = outline_model(config.model, whole=True, **config.loading())
+            self._foreseen[model] = SimulatedForesight.of(outline)
+        return self._foreseen[model]
 
     def check_models(self) -> None:
         """Raise before any work where none of the grid's models can be loaded. Where some can, the
@@ -181,9 +185,10 @@ class SimulatedBlock:
             )
         self._gradient_seconds = 0.0
         models = self._models(cell, attack, first)
-        updates = self._updates(cell, attack, names, rounds, models)
+        updates, classes = self._updates(cell, attack, names, rounds, models)
         seconds = {"gradient": self._gradient_seconds} if self._gradient_seconds else {}
-        return Observation(photographs, plain, first[0], models, updates, first[0].labels, seconds)
+        labels = first[0].labels
+        return Observation(photographs, plain, first[0], models, updates, labels, classes, seconds)
 
     # inputs -----------------------------------------------------------------------------------
 
@@ -243,17 +248,24 @@ class SimulatedBlock:
         names: Sequence[str],
         rounds: Sequence[Sequence[ClientInput]],
         models: Sequence[LoadedModel],
-    ) -> list[ClientUpdate]:
-        """The client's upload in each round; a round has one input for every local step."""
-        updates = []
+    ) -> tuple[list[ClientUpdate], Tensor | None]:
+        """The client's upload in each round, which has one input for every local step; and what the
+        client's model took the inputs of the first round for, where its own pass showed it."""
+        updates: list[ClientUpdate] = []
+        classes: list[Tensor | None] = []
         for round, (model, steps) in enumerate(zip(models, rounds, strict=True)):
             parameters = {name for name, _ in model.named_parameters()}
             wanted = [name for name in names if name in parameters]
             options = {"names": wanted, "round": round, "seed": self.seed}
             make = partial(make_upload, model, steps, cell.client, **options)  # type: ignore[arg-type]
             key = ("update", federation_key(cell, attack.victim), steps[0].image_ids, round)
-            updates.append(self._timed(key, make))
-        return updates
+            client = cell.client
+            plain = client.mode == "eval" and client.one_plain_step and not client.defenses
+            shows = plain and FedSGDClient(model, client).in_one_pass(wanted)
+            update, seen = self._timed(key, partial(_with_classes, model, make, shows))
+            updates.append(update)
+            classes.append(seen)
+        return updates, classes[0]
 
     def _timed(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What `make` returns, computed once; the time counts for the first cell that needs it."""
@@ -266,6 +278,23 @@ class SimulatedBlock:
             return value
 
         return self.memo.once(key, timed)
+
+
+def _with_classes(
+    model: LoadedModel, make: Callable[[], ClientUpdate], shows: bool
+) -> tuple[ClientUpdate, Tensor | None]:
+    """An upload, and the classes that its forward pass predicted; None where that is not one pass
+    of the images as they are (`shows`)."""
+    if not shows:
+        return make(), None
+    classes: list[Tensor] = []
+    hook = model.register_forward_hook(
+        lambda _, inputs, logits: classes.append(logits.detach().argmax(-1))
+    )
+    try:
+        return make(), torch.cat(classes).cpu()
+    finally:
+        hook.remove()
 
 
 @dataclass(frozen=True)

@@ -1,52 +1,55 @@
 """A run's folder: one parquet file for each block of a cell, named by the digest of its content.
 
-    RUN/rows/CELL/BLOCK.TRY.DIGEST.parquet   a row for each image of the block, its pictures included
-    RUN/cells.TRY.DIGEST.parquet             a row for each cell: all that its rows have in common
-    RUN/experiment.yaml, experiments/        the resolved experiments that filled the folder
-    RUN/damaged/                             files whose content is not the one they are named after
+    RUN/rows/CELL/BLOCK.TRY.DIGEST.parquet  a row for each image of the block, with its pictures
+    RUN/cells.TRY.DIGEST.parquet            a row for each cell: all that its rows have in common
+    RUN/experiment.yaml, experiments/       the resolved experiments that filled the folder
+    RUN/damaged/                            files whose content is not the one they are named after
 
-CELL is the cell's run_id, DIGEST the first 16 digits of the file's SHA-256. A file is written aside,
-brought to the disk and renamed, so that rows and pictures are there together or not at all, whatever
-is killed. Of an image that stands in several files the one with the highest TRY counts. So nothing
-is ever changed in place, no worker waits for another, and a wrong bit is a name that does not fit.
+CELL is the cell's run_id, DIGEST the first 16 digits of the file's SHA-256. A file is written
+aside, brought to the disk and renamed: rows and pictures are there together or not at all, whatever
+is killed. Of an image that stands in several files the one with the highest TRY counts; when a run
+ends, each stands in one. So nothing is changed in place, no worker waits for another, and a wrong
+bit is a name that does not fit.
 
 The columns of a block's file:
 
-    image_id, label, label_source, group, sha256, pixel_sha256   the image
-    block, status, reason, code            ok, failed, unsupported, unscored, unreadable; why; by what code
-    psnr.standard, top1.intact, …          a column for each metric and variant; null: no score
-    ceiling_psnr.diagnostic, …             and for each diagnostic
-    stage_seconds.attack, …                what the block took, by stage, divided among its images
-    images, plain, input, target, mask, …  pictures as bytes; the field's metadata say shape and dtype
+    run_id, image_id, label, label_source, group, sha256, pixel_sha256   the image
+    block, status, reason, code     ok, failed, unsupported, unscored or unreadable; why; by what
+    psnr.standard, top1.intact, …   a column for each metric and variant; null: no score
+    ceiling_psnr.diagnostic, …      and for each diagnostic
+    stage_seconds.attack, …         what the block took, by stage, divided among its images
+    images, plain, input, …         pictures as bytes; the field's metadata say shape and dtype
 
-    SELECT attack, avg(least("psnr.standard", 100)) FROM read_parquet('RUN/rows/*/*.parquet',
-    union_by_name=true) JOIN read_parquet('RUN/cells.*.parquet') USING (run_id)
-    WHERE rows.status = 'ok' GROUP BY attack
+    SELECT cells.attack, avg(least("psnr.standard", 100)) AS psnr
+    FROM read_parquet('RUN/rows/**/*.parquet', union_by_name = true) AS images
+    JOIN read_parquet('RUN/cells.*.parquet') AS cells USING (run_id)
+    WHERE images.status = 'ok' GROUP BY cells.attack
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import re
+import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.core.budget import seconds_in
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import bring_to_disk, unmistakable, write_named
-from mjp_privacy.core.gate.file_kind import FileKind, is_there, reason
-from mjp_privacy.core.progress import LateBar
-from mjp_privacy.core.shown import shown
+from attacks.budget import seconds_in
+from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
+from mjp_privacy.core.files import fsync, write_named
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.text import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,21 +62,26 @@ its client step, is no image, so that nothing was attacked; such rows are in no 
 
 OF_IMAGE = ("image_id", "block", "status", "reason", "code", "group", "label_source")
 """Columns that every file has, apart from its scores."""
+OF_CELL = ("run_id", "model", "setting", "gamma", "attack", "dtype", "seed", "status")
+"""And those that the list of cells has, at least."""
+FACTS = "facts"  # column of the list of cells: all facts of a cell, as JSON
 ASIDE = "damaged"
 FEWEST_FILES = 50  # a cell with fewer files is not compacted
 MOST_BYTES = 64 << 20  # of the rows that compaction puts into one row group
+FULL = 256 << 20  # bytes of a file that compaction adds nothing to: damage costs no more than that
 READ_PICTURES = 256 << 20  # bytes of pictures that a reader keeps
 TRIES = 5  # how often a folder is read whose files are replaced meanwhile
 NAME = re.compile(r"([a-z0-9]+)\.([0-9]{4,9})\.([0-9a-f]{16})\.parquet")
 ABOUT = b"mjp_privacy"  # key of a file's metadata: the cell, the code, the machine, as JSON
-OLD_FOLDER = re.compile(r"([0-9]{5,}|part-[0-9]+)\.parquet")
-CONVERT = "python -m tools.convert_run"
+OLD_FILE = re.compile(r"([0-9]{5,}|part-[0-9]{5,})\.parquet")  # of versions with reconstructions/
+CONVERT = "python tools/convert_run.py"  # of the sources; it needs nothing else of them
 
 ROWS = FileKind("a run's rows", "Run the attack again, which makes them again.", 1 << 50)
-
+CELLS = FileKind("the list of a run's cells", "Run the attack again, which mends it.", 1 << 30)
 
 Pictures = tuple[Sequence[str], Mapping[str, "Tensor"]]
 """Ids of images, and the tensors (m, ...) to store of them."""
+T = TypeVar("T")
 
 
 class StoredFile(NamedTuple):
@@ -86,11 +94,14 @@ class StoredFile(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the content is the one that the file is named after."""
+        """Whether it is the file that was written here, bit for bit; one that is gone is."""
         try:
-            return digest_of(self.path) == self.digest
-        except FileNotFoundError:  # it was replaced just now
-            return True
+            whole = digest_of(self.path) == self.digest
+            return whole and (self.block == "cells" or _is_of(_schema(self.path), self.path))
+        except Unreadable:  # it may be sound
+            raise
+        except BadFile as error:
+            return isinstance(error, NoFile) and not self.path.is_symlink()
 
 
 class Unit(NamedTuple):
@@ -102,22 +113,18 @@ class Unit(NamedTuple):
 
 def digest_of(path: Path) -> str:
     """The first 16 digits of a file's SHA-256."""
-    ROWS.check(path)
-    digest = hashlib.sha256()
-    with ROWS.reading(path), path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()[:16]
+    return ROWS.sha256(path)[:16]
 
 
 def stored_files(folder: Path) -> list[StoredFile]:
     """The files of this folder that are named by their digest, later tries last."""
     try:
-        names = [(path, NAME.fullmatch(path.name)) for path in folder.iterdir()]
+        names = os.listdir(folder)  # noqa: PTH208 -- of ten thousand files, at every write
     except (FileNotFoundError, NotADirectoryError):
         return []
-    files = [StoredFile(path, m[1], int(m[2]), m[3]) for path, m in names if m]
-    return sorted(files, key=lambda file: (file.attempt, file.path.name))
+    found = [(int(m[2]), m) for name in names if (m := NAME.fullmatch(name))]
+    found.sort(key=lambda of_file: (of_file[0], of_file[1][0]))
+    return [StoredFile(folder / m[0], m[1], attempt, m[3]) for attempt, m in found]
 
 
 @dataclass(frozen=True)
@@ -128,12 +135,14 @@ class RunStore:
     left_out: frozenset[Path] = frozenset()
     """Damaged files, which do not count."""
     _cells: dict[str, CellRows] = field(default_factory=dict, compare=False, repr=False)
-    _pictures: OrderedDict[Path, pa.Table] = field(
+    _pictures: OrderedDict[tuple[Path, int], pa.Table] = field(
         default_factory=OrderedDict, compare=False, repr=False
     )
+    """The row groups of pictures that were read last, by their files and first rows."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", unmistakable(self.root))
+        if ":" in "".join(self.root.parts[:1]):  # run:1/rows would be an address to pyarrow
+            object.__setattr__(self, "root", self.root.absolute())
 
     def folder(self, run_id: str) -> Path:
         """The folder of one cell."""
@@ -164,71 +173,78 @@ class RunStore:
         """
         import pyarrow as pa
 
+        if rows["image_id"].duplicated().any():
+            raise ValueError(f"{run_id}, block {block}: an image twice")
         table = pa.Table.from_pandas(rows.assign(block=np.int32(block)), preserve_index=False)
         for name, (values, metadata) in _packed(rows["image_id"], pictures).items():
             table = table.append_column(pa.field(name, values.type, metadata=metadata), values)
         table = table.replace_schema_metadata({ABOUT: json.dumps(about or {}, default=str)})
-        written = write_table(self.folder(run_id), f"{block:05d}", table)
-        fresh = frozenset(rows["image_id"])
-        for file in self.files(run_id):  # what is wholly replaced goes
-            if file.block == f"{block:05d}" and file.path != written:
+        before = stored_files(self.folder(run_id))
+        written = write_pieces(self.folder(run_id), f"{block:05d}", before, table.schema, [table])
+        fresh = set(rows["image_id"])
+        for file in before:  # what is wholly replaced goes, but for what rotted meanwhile
+            if file.block == f"{block:05d}":
                 try:
-                    if fresh >= set(_read(file.path, ["image_id"])["image_id"].to_pylist()):
+                    if fresh.issuperset(_read(file.path, ["image_id"])["image_id"].to_pylist()):
                         file.path.unlink(missing_ok=True)
-                except FileNotFoundError:
+                except BadFile:
                     continue
         return written
 
     def compact(self, run_id: str, fewest_files: int = FEWEST_FILES) -> int:
-        """Put the files of a cell of very many blocks into few; how many were put together.
+        """Tidy a cell after a run; how many files were put into others.
 
-        Files of equal columns become one; its rows stand in row groups of about MOST_BYTES. No other
-        process may write rows of the cell meanwhile; whoever reads them reads either.
+        Very many small files become few, with row groups of about MOST_BYTES; rows that later ones
+        replaced go. No other process may write rows of the cell meanwhile; whoever reads them reads
+        either, and a kill leaves either or both.
         """
-        if len(self.files(run_id)) < fewest_files:
-            return 0
-        counting = self.cell(run_id)
-        by_schema: dict[Any, list[int]] = {}
-        for place, file in enumerate(counting.files):
-            if not file.is_whole:
-                raise ValueError(f"{shown(file.path)} changed after it was written")
-            by_schema.setdefault(_schema_key(file.path), []).append(place)
-        for places in by_schema.values():
-            write_pieces(self.folder(run_id), "all", [counting.piece(place) for place in places])
-        for file in counting.files:
-            file.path.unlink(missing_ok=True)
-        bring_to_disk(self.folder(run_id))
-        return len(counting.files)
+        rows, folder, total = self.cell(run_id), self.folder(run_id), 0
+        sizes = [file.path.stat().st_size for file in rows.files]
+        small = {at for at, size in enumerate(sizes) if size < FULL / 2}
+        small = small if len(small) >= fewest_files else set()
+        partly = {at for at, kept in enumerate(rows.kept) if kept is not None}
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for at in sorted(small | partly):
+            if not rows.files[at].is_whole:
+                raise ValueError(f"{shown(rows.files[at].path)} changed after it was written")
+            total += sizes[at]
+            together = _layout(_schema(rows.files[at].path)), total // FULL
+            key = ("all", *together) if at in small else (rows.files[at].block, at)
+            groups.setdefault(key, []).append(at)
+        for (name, *_), places in groups.items():
+            schema = _joined_schema([rows.files[at].path for at in places])
+            pieces = (rows.piece(at) for at in places)
+            write_pieces(folder, name, stored_files(folder), schema, pieces)
+        for at in small | partly:
+            rows.files[at].path.unlink(missing_ok=True)
+        if groups:
+            fsync(folder)
+        return len(small | partly)
 
     # reading ------------------------------------------------------------------------------------
 
     def cell(self, run_id: str) -> CellRows:
-        """The rows of a cell that count; read anew when its files are others."""
+        """What is in the files of a cell that count, as they are now."""
+        return self.settled(run_id, lambda rows: rows)
+
+    def settled(self, run_id: str, read: Callable[[CellRows], T]) -> T:
+        """What `read` makes of a cell's rows; read anew where files were replaced meanwhile, as by
+        a later try or by compaction."""
         for attempt in range(TRIES):
-            files = self.files(run_id)
-            known = self._cells.get(run_id)
-            if known is not None and known.files == files:
-                return known
+            known, files = self._cells.get(run_id), self.files(run_id)
             try:
-                self._cells[run_id] = CellRows.of(self.folder(run_id), files)
-                return self._cells[run_id]
-            except FileNotFoundError:  # a later try, or compaction, replaced a file
+                if known is None or known.files != files:
+                    known = self._cells[run_id] = CellRows.of(files, known)
+                return read(known)
+            except (NoFile, Unreadable):  # Unreadable: so does a network's file system tell it
                 if attempt == TRIES - 1:
                     raise
         raise AssertionError
 
     def read(self, run_id: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """A row for each image that counts, by block; all columns but pictures, or those named."""
-        return self.arrow(run_id, columns).to_pandas(integer_object_nulls=True)
-
-    def arrow(self, run_id: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The same as pyarrow's table."""
-        for _ in range(TRIES):
-            try:
-                return self.cell(run_id).read(columns)
-            except FileNotFoundError:
-                continue
-        return self.cell(run_id).read(columns)
+        table = self.settled(run_id, lambda rows: rows.read(columns))
+        return table.to_pandas(integer_object_nulls=True)  # type: ignore[no-any-return]
 
     def finished(self, run_id: str) -> dict[str, Unit]:
         """The images of a cell that need not be attacked again."""
@@ -240,55 +256,56 @@ class RunStore:
 
     def about(self, run_id: str) -> list[dict[str, Any]]:
         """What the files of a cell say of it in their metadata, later tries last."""
-        return [about_of(file.path) for file in self.files(run_id)]
+        return self.settled(
+            run_id, lambda rows: [about_of(_schema(file.path), file.path) for file in rows.files]
+        )
 
     # pictures -----------------------------------------------------------------------------------
 
     def pictured(self, run_id: str) -> list[str]:
         """The ids of the images whose reconstructions are stored, in stored order."""
         rows = self.cell(run_id)
-        return [image for place in range(len(rows.files)) for image in rows.pictured(place)]
+        return [name for at in range(len(rows.files)) for name in rows.pictured(at)]
 
     def pictures(self, run_id: str, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of one image in one cell, without the leading axis; None where there
         are none: `images` is the reconstruction, float32 in [0, 1]."""
-        for _ in range(TRIES):
-            rows = self.cell(run_id)
-            place = rows.place.get(image_id)
-            if place is None or image_id not in rows.pictured(place):
-                return None
-            try:
-                table = self._picture_table(rows.files[place].path)
-            except FileNotFoundError:
-                continue
-            at = rows.ids[place].index(image_id)
-            return _unpacked(table, at)
-        return None
 
-    def _picture_table(self, path: Path) -> pa.Table:
-        """The pictures of a file; those that were read last are kept."""
-        if path in self._pictures:
-            self._pictures.move_to_end(path)
-            return self._pictures[path]
-        schema = _open(path).schema_arrow
-        table = _read(path, [name for name in schema.names if _is_picture(schema.field(name))])
-        self._pictures[path] = table
+        def find(rows: CellRows) -> dict[str, Tensor] | None:
+            at, row = rows.place.get(image_id, (-1, 0))
+            if at < 0 or not rows.contents[at].has_picture[row]:
+                return None
+            return _unpacked(*self._picture_table(rows.files[at].path, row))
+
+        return self.settled(run_id, find)
+
+    def _picture_table(self, path: Path, row: int) -> tuple[pa.Table, int]:
+        """The pictures of the row group that holds a row, and the row's place in it; those that
+        were read last are kept, for a file never changes."""
+        for (held, first), table in list(self._pictures.items()):
+            if held == path and first <= row < first + len(table):
+                self._pictures[held, first] = self._pictures.pop((held, first), table)
+                return table, row - first
+        first, table = _read_pictures(path, row)
+        self._pictures[path, first] = table
         while sum(t.nbytes for t in self._pictures.values()) > READ_PICTURES > table.nbytes:
             self._pictures.popitem(last=False)
-        return table
+        return table, row - first
 
     # damage -------------------------------------------------------------------------------------
 
     def damaged(self, run_ids: Iterable[str] | None = None) -> list[Path]:
-        """Files of these cells, or of all, that are not as they were written; each is read whole."""
-        folders = [self.folder(run_id) for run_id in (run_ids or self.stored_cells())]
-        files = [file for folder in (self.root, *folders) for file in stored_files(folder)]
+        """Files of these cells, or of all, that are not as they were written; it reads all."""
+        cells = self.stored_cells() if run_ids is None else run_ids
+        folders = [self.root, *(self.folder(run_id) for run_id in cells)]
+        files = [file for folder in folders for file in stored_files(folder)]
         with (
             ThreadPoolExecutor(4) as pool,
-            LateBar("reading what is stored", lambda: len(files)) as bar,
+            Progress("reading what is stored", lambda: len(files)) as bar,
         ):
             found = []
-            for file, whole in zip(files, pool.map(_is_whole, files), strict=True):
+            wholes = pool.map(lambda file: file.is_whole, files)
+            for file, whole in zip(files, wholes, strict=True):
                 bar.advance()
                 found += [] if whole else [file.path]
         return found
@@ -299,7 +316,7 @@ class RunStore:
             target = self.root / ASIDE / path.relative_to(self.root)
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
-            bring_to_disk(path.parent)
+            fsync(path.parent)
 
     def without(self, paths: Iterable[Path]) -> RunStore:
         """The same folder for a reader that leaves these files out."""
@@ -310,18 +327,23 @@ class RunStore:
     def write_cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
         """Write the list of cells: the columns of every cell's facts."""
         before = [file for file in stored_files(self.root) if file.block == "cells"]
-        written = write_table(self.root, "cells", _as_table(cells))
+        table = _as_table(cells)
+        write_pieces(self.root, "cells", before, table.schema, [table])
         for file in before:
-            if file.path != written:
-                file.path.unlink(missing_ok=True)
+            file.path.unlink(missing_ok=True)
 
     def read_cells(self) -> list[dict[str, Any]]:
         """The cells of the folder, those of the last command first; where their list is damaged,
         those that rows tell of. `CellFacts.read` makes facts of one."""
         self.check_format()
-        for file in reversed(stored_files(self.root)):
-            if file.block == "cells" and file.path not in self.left_out and file.is_whole:
-                return _from_table(_read(file.path, None))
+        for _ in range(TRIES):
+            try:
+                for file in reversed(stored_files(self.root)):
+                    if file.block == "cells" and file.path not in self.left_out and file.is_whole:
+                        return _cells_in(file.path)
+                break
+            except NoFile:  # the next list has taken its place
+                continue
         told = [about[-1].get("cell") for r in self.stored_cells() if (about := self.about(r))]
         if not told:
             raise UserError(
@@ -332,12 +354,6 @@ class RunStore:
 
     def check_format(self) -> None:
         """Raise for a folder that an earlier version wrote, or with a file in place of a folder."""
-        if is_there(self.root / "cells.json"):
-            raise UserError(
-                f"{shown(self.root)} was written by an earlier version of mjp-privacy: expected "
-                f"cells.….parquet, got cells.json. `{CONVERT} {shown(self.root)} OUT` makes a folder "
-                "of this version from it, with equal numbers."
-            )
         places = [self.root / name for name in ("rows", "experiments", ASIDE)]
         places += (self.root / "rows").glob("*") if (self.root / "rows").is_dir() else []
         for path in places:
@@ -347,6 +363,48 @@ class RunStore:
                     "folder back if you have it; else take this file away, and the same attack "
                     "makes again what was in it."
                 )
+        if old := self._old_file():
+            raise UserError(
+                f"{shown(self.root)} was written by an earlier version of mjp-privacy: expected "
+                f"cells.….parquet, got {old}. `{CONVERT} {shown(self.root)} OUT`, a file of the "
+                "sources of mjp-privacy, makes a folder of this version of it, with equal numbers."
+            )
+
+    def _old_file(self) -> str:
+        """A file as an earlier version wrote it, in a folder without a list of cells; or ""."""
+        if any(file.block == "cells" for file in stored_files(self.root)):
+            return ""
+        if is_there(self.root / "cells.json"):
+            return "cells.json"
+        paths = (path for r in self.stored_cells() for path in self.folder(r).glob("*.parquet"))
+        return next((path.name for path in paths if OLD_FILE.fullmatch(path.name)), "")
+
+
+class FileContent(NamedTuple):
+    """What is known of a file of rows once it was opened."""
+
+    ids: list[str]  # its images, all of them
+    has_picture: list[bool]  # which of them have pictures
+    columns: tuple[str, ...]  # without pictures
+
+    @classmethod
+    def of(cls, path: Path) -> FileContent:
+        """Read it; a UserError where it is no file of a block, or of another cell."""
+
+        def read(file: Any) -> tuple[pa.Schema, pa.Table]:
+            schema = file.schema_arrow
+            names = [name for name in ("image_id", "has_picture") if name in schema.names]
+            return schema, file.read(names, use_threads=False)
+
+        schema, table = _opened(path, read)
+        check_columns(schema, path)
+        ids = table["image_id"].to_pylist()
+        if None in ids or len(set(ids)) < len(ids):
+            raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
+        ids = [sys.intern(name) for name in ids]  # the cells of a run have the same images
+        known = "has_picture" in table.column_names
+        has = table["has_picture"].to_pylist() if known else [False] * len(ids)
+        return cls(ids, has, tuple(n for n in schema.names if not _is_picture(schema.field(n))))
 
 
 @dataclass(frozen=True)
@@ -354,168 +412,216 @@ class CellRows:
     """The files of one cell, and which of their images count."""
 
     files: list[StoredFile]
-    ids: list[list[str]]  # the images of each file, all of them
-    kept: list[NDArray[np.bool_] | None]  # which of them count; None: all
+    contents: list[FileContent]
+    kept: list[NDArray[np.bool_] | None]  # which images of each file count; None: all
 
     @classmethod
-    def of(cls, folder: Path, files: list[StoredFile]) -> CellRows:
-        """Read the ids of every file; the last file that holds an image has it."""
-        ids = [_read(file.path, ["image_id"])["image_id"].to_pylist() for file in files]
-        for file, names in zip(files, ids, strict=True):
-            if None in names or len(set(names)) < len(names):
-                raise ROWS.refusal(file.path, "an image twice, or one without a name", "image_id")
+    def of(cls, files: list[StoredFile], before: CellRows | None = None) -> CellRows:
+        """Read the ids of every file; the last file that holds an image has it.
+
+        before: what was known of these files, which need not be opened again
+        """
+        known = {} if before is None else dict(zip(before.files, before.contents, strict=True))
+        contents = [known.get(file) or FileContent.of(file.path) for file in files]
         kept: list[NDArray[np.bool_] | None] = [None] * len(files)
         taken: set[str] = set()
-        for place in reversed(range(len(files))):
-            if not taken.isdisjoint(ids[place]):
-                kept[place] = np.array([name not in taken for name in ids[place]])
-            taken.update(ids[place])
-        return cls(files, ids, kept)
+        for at in reversed(range(len(files))):
+            names = contents[at].ids
+            if not taken.isdisjoint(names):
+                kept[at] = np.array([name not in taken for name in names], dtype=bool)
+            taken.update(names)
+        return cls(files, contents, kept)
 
     @cached_property
+    def place(self) -> dict[str, tuple[int, int]]:
+        """The file and the row of each image."""
+        ids = enumerate(self.ids)
+        return {name: (at, row) for at, names in ids for row, name in enumerate(names)}
+
+    @cached_property
+    def order(self) -> NDArray[np.int64] | None:
+        """The order of the rows by block; None where they stand in it."""
+        pieces = [self.piece(at, ["block"])["block"].to_numpy() for at in range(len(self.files))]
+        order = np.argsort(np.concatenate(pieces), kind="stable")
+        return None if (np.diff(order) == 1).all() else order
+
+    @property
+    def ids(self) -> list[list[str]]:
+        """The images of each file, all of them."""
+        return [content.ids for content in self.contents]
+
+    @property
     def columns(self) -> list[str]:
         """The names of all columns but pictures, as the files have them."""
-        schemas = [_open(file.path).schema_arrow for file in self.files]
-        names = (n for schema in schemas for n in schema.names if not _is_picture(schema.field(n)))
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(name for content in self.contents for name in content.columns))
 
-    @cached_property
-    def place(self) -> dict[str, int]:
-        """The file that has each image, by its place among the files."""
-        return {name: place for place, names in enumerate(self.ids) for name in names}
-
-    def pictured(self, place: int) -> list[str]:
+    def pictured(self, at: int) -> list[str]:
         """The images of a file that count and have pictures."""
-        if "images" not in _open(self.files[place].path).schema_arrow.names:
-            return []
-        has = _read(self.files[place].path, ["has_picture"])["has_picture"].to_pylist()
-        names = zip(self.ids[place], has, strict=True)
-        return [name for name, it_has in names if it_has and self.place[name] == place]
+        names = zip(self.contents[at].ids, self.contents[at].has_picture, strict=True)
+        return [name for name, has in names if has and self.place[name][0] == at]
 
-    def piece(self, place: int, columns: Sequence[str] | None = None) -> pa.Table:
+    def piece(self, at: int, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a file that count, with pictures unless columns are named."""
         import pyarrow as pa
 
-        table = _read(self.files[place].path, columns)
-        kept = self.kept[place]
+        table = _read(self.files[at].path, columns)
+        kept = self.kept[at]
         return table if kept is None else table.filter(pa.array(kept))
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of all files, by block: all columns but pictures, or those named that exist."""
         import pyarrow as pa
 
-        tables = []
-        for place, file in enumerate(self.files):
-            schema = _open(file.path).schema_arrow
-            checked(schema, file.path)
-            names = columns or [n for n in schema.names if not _is_picture(schema.field(n))]
-            wanted = dict.fromkeys(("block", *(name for name in names if name in schema.names)))
-            tables.append(self.piece(place, list(wanted)).replace_schema_metadata(None))
-        if not tables:
+        if not self.files:
             return pa.table({name: pa.array([], pa.string()) for name in columns or OF_IMAGE})
-        whole = pa.concat_tables(tables, promote_options="permissive")
-        order = np.argsort(whole["block"].to_numpy(), kind="stable")
-        whole = whole if (np.diff(order) == 1).all() else whole.take(order)
-        return whole if columns is None or "block" in columns else whole.drop_columns(["block"])
+        tables = []
+        for at, (file, content) in enumerate(zip(self.files, self.contents, strict=True)):
+            names = [n for n in columns or content.columns if n in content.columns]
+            table = self.piece(at, list(dict.fromkeys(names or ["block"])))
+            words = table["status"].unique().to_pylist() if "status" in names else []
+            if strange := [word for word in words if word not in STATUSES]:
+                raise ROWS.refusal(file.path, shown(strange[0], 40), "status")
+            tables.append(table.replace_schema_metadata(None))
+        with ROWS.reading(self.files[0].path.parent):
+            whole = pa.concat_tables(tables, promote_options="permissive")
+        whole = whole if self.order is None else whole.take(self.order)
+        wanted = columns is None or "block" in columns or "block" not in whole.column_names
+        return whole if wanted else whole.drop_columns(["block"])
 
 
 # files ------------------------------------------------------------------------------------------
 
 
-def write_table(folder: Path, name: str, table: pa.Table) -> Path:
-    """Write a table into a file NAME.TRY.DIGEST.parquet of this folder, whose try is the next."""
-    return write_pieces(folder, name, [table])
-
-
-def write_pieces(folder: Path, name: str, pieces: Sequence[pa.Table]) -> Path:
-    """The same for a table in pieces of equal columns; row groups hold MOST_BYTES or one piece."""
+def write_pieces(
+    folder: Path,
+    name: str,
+    before: Sequence[StoredFile],
+    schema: pa.Schema,
+    pieces: Iterable[pa.Table],
+) -> Path:
+    """Write a table into a file NAME.TRY.DIGEST.parquet of this folder, whose try is the next one
+    after those of the files before. The table's pieces may lack columns of the schema; row groups
+    hold MOST_BYTES or one piece."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    first = pieces[0]
-    floats = [n for n in first.column_names if _is_picture(first.schema.field(n))]
-    words = [n for n in first.column_names if pa.types.is_string(first.schema.field(n).type)]
-    plain = {n: "NONE" if n in floats else "ZSTD" for n in first.column_names}
-    abouts = [json.loads((piece.schema.metadata or {}).get(ABOUT, b"{}")) for piece in pieces]
-    about = {key: value for each in abouts for key, value in each.items()}
-    codes = {digest: of for each in abouts for digest, of in each.get("code", {}).items()}
-    metadata = {ABOUT.decode(): json.dumps({**about, **({"code": codes} if codes else {})})}
+    empty = schema.empty_table()
+    others = [f.name for f in schema if not _is_picture(f)]
+    layout: dict[str, Any] = {
+        "compression": {n: "ZSTD" if n in others else "NONE" for n in schema.names},
+        "use_dictionary": [f.name for f in schema if pa.types.is_string(f.type)],
+        "write_statistics": others,
+        "write_page_checksum": True,
+    }
 
     def write(path: Path) -> None:
-        schema = first.schema.with_metadata(metadata)
-        with ParquetWriter(path, schema, compression=plain, use_dictionary=words) as writer:
-            group: list[pa.Table] = []
+        with ParquetWriter(path, schema, **layout) as writer:
+            group, size = [empty], 0
             for piece in pieces:
-                if group and sum(t.nbytes for t in group) + piece.nbytes > MOST_BYTES:
-                    writer.write_table(pa.concat_tables(group))
-                    group = []
-                group.append(piece.replace_schema_metadata(metadata))
-            writer.write_table(pa.concat_tables(group))
+                if size and size + piece.nbytes > MOST_BYTES:
+                    writer.write_table(pa.concat_tables(group, promote_options="permissive"))
+                    group, size = [empty], 0
+                group.append(piece)
+                size += piece.nbytes
+            writer.write_table(pa.concat_tables(group, promote_options="permissive"))
 
-    attempt = 1 + max((file.attempt for file in stored_files(folder)), default=0)
-    target = folder / f"{name}.{attempt:04d}.parquet"
-    return write_named(
-        target, write, lambda t: f"{name}.{attempt:04d}.{digest_of(t)}.parquet", lasting=True
-    )
+    start = f"{name}.{1 + max((file.attempt for file in before), default=0):04d}"
+    target = folder / f"{start}.parquet"
+    return write_named(target, write, lambda t: f"{start}.{digest_of(t)}.parquet", durable=True)
 
 
-def about_of(path: Path) -> dict[str, Any]:
+def about_of(schema: pa.Schema, path: Path) -> dict[str, Any]:
     """What a file says of its cell, its code and its machine."""
-    stored = (_open(path).schema_arrow.metadata or {}).get(ABOUT, b"{}")
     with ROWS.reading(path):
-        about = json.loads(stored)
+        about = json.loads((schema.metadata or {}).get(ABOUT, b"{}"))
     return about if isinstance(about, dict) else {}
 
 
-def checked(schema: pa.Schema, path: Path) -> None:
-    """Raise a UserError unless a file has the columns of a block, of the kinds they should be."""
-    import pyarrow as pa
+def check_columns(schema: pa.Schema, path: Path) -> None:
+    """Raise a UserError unless a file has the columns of a block, of the kinds they should be, and
+    is of the cell in whose folder it lies."""
+    from pyarrow import types
 
     if missing := [name for name in OF_IMAGE if name not in schema.names]:
         raise ROWS.refusal(path, f"no column {', '.join(missing)}")
-    for name in schema.names:
-        kind = schema.field(name).type
-        if "." in name and not (pa.types.is_floating(kind) or pa.types.is_null(kind)):
-            raise ROWS.refusal(path, f"values of type {kind}", name)
+    for column in schema:
+        is_score = "." in column.name
+        right = types.is_floating if is_score else types.is_string
+        right = types.is_integer if column.name == "block" else right
+        may_be_null = column.name not in ("image_id", "block", "status")
+        is_right = right(column.type) or (may_be_null and types.is_null(column.type))
+        if not is_right and (is_score or column.name in OF_IMAGE):
+            raise ROWS.refusal(path, f"values of type {column.type}", column.name)
+    if not _is_of(schema, path):
+        raise ROWS.refusal(path, "rows of another cell")
 
 
-def _open(path: Path) -> Any:
-    """The metadata of a file: `.schema_arrow`."""
+def _is_of(schema: pa.Schema, path: Path) -> bool:
+    """Whether a file is of the cell in whose folder it lies, as far as it says."""
+    cell = about_of(schema, path).get("cell")
+    return not isinstance(cell, dict) or cell.get("run_id", path.parent.name) == path.parent.name
+
+
+def _opened(path: Path, use: Callable[[Any], T]) -> T:
+    """What a library reads of a file: NoFile where it is gone by now, a UserError where it is not
+    one; every page has a checksum of its own."""
     from pyarrow.parquet import ParquetFile
 
     ROWS.check(path)
-    with ROWS.reading(path), ParquetFile(path) as file:
-        return file
+    with ROWS.reading(path), ParquetFile(path, page_checksum_verification=True) as file:
+        return use(file)
+
+
+def _schema(path: Path) -> pa.Schema:
+    return _opened(path, lambda file: file.schema_arrow)
 
 
 def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """Columns of a file, as far as it has them; FileNotFoundError where it is gone."""
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            wanted = names if columns is None else [name for name in columns if name in names]
-            return file.read(wanted, use_threads=False)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        raise ROWS.refusal(path, reason(error)) from error
+    """Columns of a file, all of which it has."""
+    return _opened(path, lambda file: file.read(columns, use_threads=False))
 
 
-def _is_whole(file: StoredFile) -> bool:
-    return file.is_whole
+def _read_pictures(path: Path, row: int) -> tuple[int, pa.Table]:
+    """The pictures of the row group that holds a row, and that group's first row."""
+
+    def read(file: Any) -> tuple[int, pa.Table]:
+        names = [column.name for column in file.schema_arrow if _is_picture(column)]
+        first = 0
+        for group in range(file.num_row_groups):
+            count = file.metadata.row_group(group).num_rows
+            if row < first + count:
+                return first, file.read_row_group(group, names, use_threads=False)
+            first += count
+        raise ValueError(f"no row {row}")
+
+    return _opened(path, read)
 
 
-def _schema_key(path: Path) -> str:
-    return str(_open(path).schema_arrow.to_string(show_field_metadata=True))
+def _joined_schema(paths: Sequence[Path]) -> pa.Schema:
+    """The columns of several files, and what they say of their cell."""
+    import pyarrow as pa
+
+    schemas = [_schema(path) for path in paths]
+    abouts = [about_of(schema, path) for schema, path in zip(schemas, paths, strict=True)]
+    about = {key: value for each in abouts for key, value in each.items()}
+    about["code"] = {digest: of for each in abouts for digest, of in each.get("code", {}).items()}
+    bare = [schema.remove_metadata() for schema in schemas]
+    whole = pa.unify_schemas(bare, promote_options="permissive")
+    return whole.with_metadata({ABOUT: json.dumps(about)})
 
 
 # pictures as columns ------------------------------------------------------------------------------
 
 
-def _is_picture(field: pa.Field) -> bool:
-    return bool(field.metadata and b"shape" in field.metadata)
+def _is_picture(column: pa.Field) -> bool:
+    return bool(column.metadata and b"shape" in column.metadata)
+
+
+def _layout(schema: pa.Schema) -> tuple[Any, ...]:
+    """What the pictures of two files must have in common to stand in one."""
+    known = (b"shape", b"dtype", b"scale", b"same")
+    pictures = [column for column in schema if _is_picture(column)]
+    return tuple((c.name, *(c.metadata.get(key) for key in known)) for c in pictures)
 
 
 def _packed(
@@ -530,31 +636,47 @@ def _packed(
 
     if not groups:
         return {}
+    arrays = [{name: t.cpu().numpy() for name, t in tensors.items()} for _, tensors in groups]
     pictured = {image_id for names, _ in groups for image_id in names}
     columns: dict[str, tuple[Any, dict[str, str] | None]] = {
         "has_picture": (pa.array([image_id in pictured for image_id in ids]), None)
     }
-    for name in dict.fromkeys(name for _, tensors in groups for name in tensors):
-        having = [(names, tensors) for names, tensors in groups if name in tensors]
-        parts = [t[name].cpu().contiguous().numpy() for _, t in having]
+    for name in dict.fromkeys(name for of_group in arrays for name in of_group):
+        parts = [of_group[name] for of_group in arrays if name in of_group]
         metadata = {"shape": json.dumps(parts[0].shape[1:]), "dtype": str(parts[0].dtype)}
-        same = [n for n in ("plain", "input") if name == "target" and _equal(having, name, n)]
+        same = [n for n in ("plain", "input") if name == "target" and _equal(arrays, name, n)]
         if same:
             columns[name] = pa.nulls(len(columns["has_picture"][0])), {**metadata, "same": same[0]}
             continue
         if name != "images" and parts[0].dtype == np.float32:
-            small = [np.clip(np.round(p * np.float32(255)), 0, 255).astype(np.uint8) for p in parts]
-            if all(map(np.array_equal, map(_scaled, small), parts)):
+            small = [_as_bytes(part) for part in parts]
+            if all(map(_same_bits, map(_scaled, small), parts)):
                 parts, metadata = small, {**metadata, "dtype": "uint8", "scale": "1/255"}
-        cells = {n: p[at].tobytes() for (names, _), p in zip(having, parts, strict=True)
-                 for at, n in enumerate(names)}
+        having = [names for (names, _), known in zip(groups, arrays, strict=True) if name in known]
+        cells = {
+            image_id: part[at].tobytes()
+            for names, part in zip(having, parts, strict=True)
+            for at, image_id in enumerate(names)
+        }
         size = int(np.prod(parts[0].shape[1:])) * parts[0].dtype.itemsize
         columns[name] = pa.array([cells.get(n) for n in ids], pa.binary(size)), metadata
     return columns
 
 
-def _equal(groups: Sequence[Pictures], name: str, other: str) -> bool:
-    return all(other in t and t[name].equal(t[other]) for _, t in groups)
+def _equal(groups: Sequence[Mapping[str, NDArray[Any]]], name: str, other: str) -> bool:
+    """Whether every group has both tensors, or neither, and they are equal."""
+    having = [group for group in groups if name in group or other in group]
+    return all(name in g and other in g and _same_bits(g[name], g[other]) for g in having)
+
+
+def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    same_kind = one.dtype == other.dtype and one.shape == other.shape
+    return same_kind and one.tobytes() == other.tobytes()
+
+
+def _as_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    with np.errstate(invalid="ignore"):  # of what is no number
+        return np.clip(np.round(values * np.float32(255)), 0, 255).astype(np.uint8)
 
 
 def _scaled(values: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -575,34 +697,38 @@ def _unpacked(table: pa.Table, at: int) -> dict[str, Tensor]:
         cell = table[name][at].as_buffer()
         if cell is None:  # others of the block have it
             continue
-        shape = json.loads(known["shape"])
-        values = np.frombuffer(cell, known["dtype"]).reshape(shape)
+        values = np.frombuffer(cell, known["dtype"]).reshape(json.loads(known["shape"]))
         tensor = torch.from_numpy(values.copy())
         tensors[name] = tensor.float() / 255 if "scale" in known else tensor
     return {**tensors, **{name: tensors[other] for name, other in same.items() if other in tensors}}
 
 
-# cells as a table -----------------------------------------------------------------------------------
+# cells as a table ---------------------------------------------------------------------------------
 
 
 def _as_table(cells: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """A row for each cell; what is no number and no word, such as a list, is JSON."""
+    """A row for each cell: its facts as columns, and all of them as JSON, which is what is read."""
     import pyarrow as pa
 
-    columns, fields = [], []
+    columns = {}
     for name in dict.fromkeys(name for cell in cells for name in cell):
         values = [cell.get(name) for cell in cells]
-        as_json = any(isinstance(value, (list, tuple, dict)) for value in values)
-        if as_json:
-            values = [None if value is None else json.dumps(value) for value in values]
-        columns.append(pa.array(values))
-        fields.append(pa.field(name, columns[-1].type, metadata={"json": "1"} if as_json else None))
-    return pa.table(columns, schema=pa.schema(fields))
+        try:
+            columns[name] = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):  # words and numbers
+            columns[name] = pa.array([json.dumps(value) for value in values])
+    return pa.table({**columns, FACTS: [json.dumps(dict(cell)) for cell in cells]})
 
 
-def _from_table(table: pa.Table) -> list[dict[str, Any]]:
-    packed = {f.name for f in table.schema if f.metadata and b"json" in f.metadata}
-    return [
-        {n: json.loads(v) if n in packed and v is not None else v for n, v in row.items()}
-        for row in table.to_pylist()
-    ]
+def _cells_in(path: Path) -> list[dict[str, Any]]:
+    """The cells of a list; a UserError unless each has what a cell needs, and a name that is no
+    path."""
+    with CELLS.reading(path):
+        cells = [dict(json.loads(text)) for text in _read(path, [FACTS])[FACTS].to_pylist()]
+    for number, cell in enumerate(cells):
+        place = f"cell {number}"
+        if missing := [name for name in OF_CELL if name not in cell]:
+            raise CELLS.refusal(path, f"one without {', '.join(missing)}", place)
+        if cell["run_id"] != Path(str(cell["run_id"])).name:
+            raise CELLS.refusal(path, f"the run_id {shown(cell['run_id'], 60)!r}", place)
+    return cells

@@ -2,9 +2,9 @@
 
     open the model -> read a block's images -> in every cell: attack and score (`cell`), write
 
-A unit, one image in one cell, is finished when its row is on disk. The config fixes the blocks, so a
-run that was killed goes on where it stopped and ends with the same rows: a block is attacked whole,
-even where some of its images are finished.
+A unit, one image in one cell, is finished when its row is on disk. The config fixes the blocks, so
+a run that was killed goes on where it stopped and ends with the same rows: a block is attacked
+whole, even where some of its images are finished.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from attacks.step import OVER
-from mjp_privacy.core.blame import blamed, trace
-from mjp_privacy.core.device import clock
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import ran_out
-from mjp_privacy.core.stops import stopped
+from mjp_privacy.core.errors import UserError, format_error, format_traceback
+from mjp_privacy.core.machine import clock, out_of_memory
+from mjp_privacy.core.stop import interrupted
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.cell import (
     CellResult,
@@ -48,7 +46,7 @@ Codes = Mapping[Cell, SourceCode]
 
 
 @dataclass(frozen=True)
-class Progress:
+class CellDone:
     """What is told of a cell's block once its rows are on disk."""
 
     units: int  # images that were attacked
@@ -60,7 +58,8 @@ class Progress:
 
 @dataclass
 class OpenModel:
-    """A model of the plan, loaded or not, the facts of its cells, and its block that was read last."""
+    """A model of the plan, loaded or not, the facts of its cells, and its block that was read
+    last."""
 
     name: str
     uploads: ModelUploads | None  # None: it could not be loaded
@@ -86,10 +85,10 @@ class OpenModel:
         except UserError as error:
             reason = str(error)
         except Exception as error:
-            if stopped():
+            if interrupted():
                 raise
-            reason = NO_MEMORY if ran_out(error) else blamed(error)
-            traceback = trace(error)
+            reason = NO_MEMORY if out_of_memory(error) else format_error(error)
+            traceback = format_traceback(error)
         loaded = None if uploads is None else uploads.model
         facts = {
             cell: describe(cell, plan.experiment, plan.attacks[cell], source, loaded, reason)
@@ -131,7 +130,7 @@ class Worker:
 
     def work_block(
         self, opened: OpenModel, block: Block, cells: Sequence[Cell]
-    ) -> Iterator[Progress]:
+    ) -> Iterator[CellDone]:
         """Do what is not finished of one block in these cells of a model."""
         left = {
             cell: self.finished.left(
@@ -141,7 +140,7 @@ class Worker:
         }
         count = len(block.records)
         if done := sum(count - len(ids) for ids in left.values()):
-            yield Progress(0, opened.name, done)
+            yield CellDone(0, opened.name, done)
         pending = [cell for cell in cells if left[cell]]
         uploads: BlockUploads | None = None
         error: Exception | None = None
@@ -150,7 +149,7 @@ class Worker:
             try:
                 uploads, seconds = opened.block(block)
             except Exception as caught:  # other blocks still run
-                if stopped() or ran_out(caught):
+                if interrupted() or out_of_memory(caught):
                     raise
                 error = caught
         for cell in pending:
@@ -168,7 +167,7 @@ class Worker:
                     own.get(record.image_id, opened.reason) for record in block.records
                 ]
             self._write(opened.facts[cell], cell, block, notes, result, left[cell])
-            yield _progress(opened.facts[cell], block, result, len(left[cell]))
+            yield _cell_done(opened.facts[cell], block, result, len(left[cell]))
 
     def _work_cell(
         self, opened: OpenModel, uploads: BlockUploads, block: Block, cell: Cell
@@ -214,8 +213,8 @@ class Worker:
         result: CellResult,
         left: Sequence[str],
     ) -> None:
-        """Write the rows and pictures of the images that were left to be done, and of those that were
-        made again beside them."""
+        """Write the rows and pictures of the images that were left to be done, and of those that
+        were made again beside them."""
         by_record = {note.record: note for note in notes}
         known = [by_record.get(record) for record in block.records]
         records = block.records
@@ -250,8 +249,8 @@ class Worker:
     def _renewed(self, run_id: str, cell: Cell, block: Block, rows: pd.DataFrame) -> Iterator[str]:
         """The images that were finished by the same code and were made again as well as before.
 
-        Numbers move with the images they are computed with, so that all rows of a block should be of
-        one attack on it. What failed now, or was ended by less time, stays as it was.
+        Numbers move with the images they are computed with, so that all rows of a block should be
+        of one attack on it. What failed now, or was ended by less time, stays as it was.
         """
         known, late = self.finished.of(run_id), f"{OVER}.diagnostic"
         for at, record in enumerate(block.records):
@@ -261,9 +260,9 @@ class Worker:
                 yield record.image_id
 
 
-def _progress(facts: CellFacts, block: Block, result: CellResult, units: int) -> Progress:
+def _cell_done(facts: CellFacts, block: Block, result: CellResult, units: int) -> CellDone:
     where = f"{facts.model.label} {facts.setting} {facts.dtype}"
     messages = [(result.remark, "")] if result.remark else []
     for reason, text in result.traces.items():
         messages.append((f"{where}, block {block.index}: FAILED. {reason}.", text))
-    return Progress(units, where, messages=messages)
+    return CellDone(units, where, messages=messages)

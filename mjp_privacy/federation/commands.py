@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mjp_privacy.core.command import DONE, Usage, use_threads
+from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import use_threads
 from mjp_privacy.experiment.engines.options import EngineOptions
 
 
@@ -68,8 +69,8 @@ class CompareArguments:
 def federate(argv: list[str], usage: Usage) -> int:
     """`mjp federate`: train a federation, then attack its recorded uploads; the exit code."""
     arguments = usage.parse(FederateArguments, argv)
-    from mjp_privacy.experiment.config_files import check_attacks
     from mjp_privacy.experiment.code import stale_choice
+    from mjp_privacy.experiment.config_files import check_attacks
     from mjp_privacy.experiment.overrides import with_seconds
     from mjp_privacy.federation.campaign import campaign
     from mjp_privacy.federation.config_files import load_federation

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.tensor_files import MOST_AXES, MOST_NAME
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.layouts import LAYOUTS
+from mjp_privacy.models.tensor_files import MOST_AXES, MOST_NAME
 
 NESTED_KEYS = ("model", "state_dict", "module")
 PREFIX = re.compile(r"(?:model\.|module\.|_orig_mod\.)*")
@@ -57,6 +58,7 @@ def _name_of(key: object) -> str:
     return str(key) if isinstance(key, int) and abs(key) < MOST_NUMBER else type(key).__name__
 
 
+@lru_cache(maxsize=MOST_TENSORS)  # a run opens the same file several times
 def _prefix(name: str) -> str | None:
     """What stands before the patch embedding's weight, in any layout; None for other names."""
     prefix = PREFIX.match(name)[0]  # type: ignore[index]

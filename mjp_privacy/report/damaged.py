@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mjp_privacy.core.shown import first_of, shown
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.report.line import Line
 
 NAMED = 3
@@ -29,7 +29,7 @@ def _planned(line: Line) -> int:
 
 def damaged_notes(lines: Sequence[Line]) -> list[str]:
     """One sentence of how many units are damaged, and in which files."""
-    files = [line.store.place(path) for line in lines for path in sorted(line.left_out.because)]
+    files = [path.relative_to(line.store.root) for line in lines for path in line.left_out]
     if not files:
         return []
     lost, of = damaged_units(lines)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attacks import ATTACKS
-from mjp_privacy.core.budget import OverBudget, image, limited, over_budget, spent
+from attacks.budget import OverBudget, image, limited, over_budget, spent
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment.store import RunStore

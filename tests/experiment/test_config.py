@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse
+from mjp_privacy.core.schema import parse
 from mjp_privacy.experiment.code import write_experiment
 from mjp_privacy.experiment.config import (
     AttackConfig,

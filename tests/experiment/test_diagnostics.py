@@ -272,7 +272,7 @@ GOLDEN = {
     ("c", "masked_span"): (19.704, 0.6809),
     ("c", "grey"): (12.824, 0.1418),
 }
-"""PSNR, up to 100, and SSIM of 2.png in float64 with 2c88397, of a model whose numbers are drawn."""
+"""PSNR, up to 100, and SSIM of 2.png in float64 with 2c88397; the model's numbers are drawn."""
 
 
 def test_the_ladder_of_a_tiny_float64_model_is_as_it_was(three: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attacks import ATTACKS as ATTACKS_KNOWN
-from mjp_privacy.core import memory
+from mjp_privacy.core import machine
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment import cell
@@ -157,8 +157,8 @@ def test_memory_that_runs_out_in_an_attack_of_ones_own_splits_the_block(
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
-    assert not memory.ran_out(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not memory.ran_out(ValueError("DefaultCPUAllocator"))
+    assert not machine.out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not machine.out_of_memory(ValueError("DefaultCPUAllocator"))
 
 
 def test_free_memory_is_less_than_a_containers_limit(
@@ -167,8 +167,8 @@ def test_free_memory_is_less_than_a_containers_limit(
     limit, used = tmp_path / "max", tmp_path / "current"
     limit.write_text("3000000\n")
     used.write_text("1000000\n")
-    monkeypatch.setattr(memory, "CGROUPS", ((str(limit), str(used)),))
-    assert memory.free_bytes(torch.device("cpu")) == 2_000_000
+    monkeypatch.setattr(machine, "CGROUPS", ((str(limit), str(used)),))
+    assert machine.free_bytes(torch.device("cpu")) == 2_000_000
     limit.write_text("max\n")
-    unlimited = memory.free_bytes(torch.device("cpu"))
+    unlimited = machine.free_bytes(torch.device("cpu"))
     assert unlimited is None or unlimited > 2_000_000

@@ -132,7 +132,7 @@ def test_wrong_weights_are_named(weights: list[str], named: list[str]) -> None:
     assert all(name in str(caught.value) for name in named), caught.value
 
 
-# options that entries of the grid do not take -------------------------------------------------------
+# options that entries of the grid do not take ----------------------------------------------------
 
 
 PLAIN: Mapping[str, Any] = {"models": ["ViT"], "settings": ["a"]}

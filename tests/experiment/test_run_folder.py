@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
+from mjp_privacy.experiment.commands import run_folder
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.run_folder import run_folder
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import campaign as campaigns
 from tests.helpers import federations
@@ -81,7 +81,7 @@ def test_runs_have_a_folder(tmp_path: Path) -> None:
         "results/own/cifar_vit": run_folder(own_config, ["packaged:cifar_vit"]),
         "results/ladder": run_folder(ladder, ["vit.safetensors"]),
     }
-    assert {str(folder.path) for folder in folders.values()} == set(folders)
+    assert {str(folder[0]) for folder in folders.values()} == set(folders)
 
 
 def test_another_file_of_the_same_name_goes_elsewhere_and_is_found_again(
@@ -118,9 +118,9 @@ def test_the_same_file_as_another_model_goes_elsewhere(
     changed = {"--img-size": {"img_size": 64}, "--mean": {"mean": (0.4,)}}.get(options[0], {})
     gamma = float(options[1]) if options[0] == "--gamma" else None
     experiment = load_experiment("brief.yaml")
-    assert run_folder(experiment, [str(path)], gamma=gamma, model=changed).path == out
-    assert run_folder(experiment, [str(path)]).path == PLAIN
-    assert run_folder(experiment, [str(path)], gamma=0.27).path == PLAIN
+    assert run_folder(experiment, [str(path)], gamma=gamma, model=changed)[0] == out
+    assert run_folder(experiment, [str(path)])[0] == PLAIN
+    assert run_folder(experiment, [str(path)], gamma=0.27)[0] == PLAIN
 
 
 def test_gamma_is_nothing_to_a_model_that_cannot_mask(
@@ -128,7 +128,7 @@ def test_gamma_is_nothing_to_a_model_that_cannot_mask(
 ) -> None:
     path = weights(place / "mine.safetensors")
     assert run(path, capsys=capsys)[0] == PLAIN
-    assert run_folder(load_experiment("brief.yaml"), [str(path)], gamma=0.5).path == PLAIN
+    assert run_folder(load_experiment("brief.yaml"), [str(path)], gamma=0.5)[0] == PLAIN
 
 
 def test_files_known_by_their_folder_go_apart_too(
@@ -138,7 +138,7 @@ def test_files_known_by_their_folder_go_apart_too(
     one, two = (weights(path, seed) for seed, path in enumerate(places))
     assert run(one, capsys=capsys)[0] == Path("results/brief/checkpoints")
     experiment = load_experiment("brief.yaml")
-    assert run_folder(experiment, [str(two)]).path.name.startswith("checkpoints-")
+    assert run_folder(experiment, [str(two)])[0].name.startswith("checkpoints-")
 
 
 def test_cells_that_another_checkpoint_replaces_are_said(

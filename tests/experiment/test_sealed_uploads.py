@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from mjp_privacy.core.sealed import FIELD, read_seal, seal_now
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mjp_privacy.client.recorded.examined import examine
 from mjp_privacy.client.recorded.folder import UploadFolder, _holds
-from mjp_privacy.core.sealed import FIELD, read_seal, seal_now
-from mjp_privacy.core.tensor_files import SEAL, save_tensors
 from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.tensor_files import DIGEST_KEY, save_tensors
 from tests.helpers.federations import run
 from tests.helpers.runs import TINY, said
 from tests.helpers.uploads import NAME, ONE, attacked, copied, edit, edit_all
@@ -39,7 +39,7 @@ def flip_last(path: Path) -> None:
 def unsealed(path: Path) -> dict[str, str]:
     """The metadata of a file without its seal."""
     with safe_open(path, "pt") as file:
-        return {k: v for k, v in file.metadata().items() if k != SEAL}
+        return {k: v for k, v in file.metadata().items() if k != DIGEST_KEY}
 
 
 def weights_of(folder: Path) -> Path:
@@ -82,7 +82,7 @@ def test_no_flipped_bit_goes_unnoticed(folder: Path) -> None:
     header = 8 * (8 + int.from_bytes(whole[:8], "little"))
     bits = [draw.randrange(8 * len(whole)) for _ in range(15)]
     bits += [draw.randrange(header) for _ in range(15)]
-    seal = 8 * whole.index(SEAL.encode())
+    seal = 8 * whole.index(DIGEST_KEY.encode())
     bits += range(seal, seal + 8 * 24, 23)  # its name, and how the digest begins
     for bit in bits:
         flip(path, bit)
@@ -173,7 +173,7 @@ def other_weights(folder: Path) -> None:
     for path in folder.glob("weights/*.safetensors"):
         tensors = load_file(path)
         with safe_open(path, "pt") as file:
-            metadata = {k: v for k, v in file.metadata().items() if k != SEAL}
+            metadata = {k: v for k, v in file.metadata().items() if k != DIGEST_KEY}
         tensors["head.weight"] = 2 * tensors["head.weight"].flip(0).contiguous()
         save_file(tensors, path, metadata)
     for path in folder.glob("*.json"):
@@ -223,7 +223,10 @@ def test_attacks_are_asked_with_what_is_recorded(headed: Path) -> None:
         ({"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}, ["normalised", "mean"]),
         ({"kind": "weight_difference", "momentum": 0.9, "steps": 3}, ["approximate", "0.9"]),
         ({"kind": "weight_difference", "optimizer": "adamw"}, ["approximate", "adamw"]),
-        ({"kind": "weight_difference", "optimizer": "adamw", "steps": 2}, ["which holds no gradient"]),
+        (
+            {"kind": "weight_difference", "optimizer": "adamw", "steps": 2},
+            ["which holds no gradient"],
+        ),
         ({"kind": "weight_difference", "optimizer": "lion"}, ["which holds no gradient", "lion"]),
         ({"partial": False}, ["not uploaded"]),
     ],

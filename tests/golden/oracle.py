@@ -37,6 +37,7 @@ import torch
 from PIL import Image
 
 from mjp_privacy import cli
+from mjp_privacy.experiment.scores import long_rows
 from mjp_privacy.experiment.store import RunStore
 
 HOME = Path(__file__).parent / "oracle"
@@ -48,7 +49,7 @@ CELL = (
     *("position_noise", "server_lr", "upload", "lr", "weight_decay", "defenses", "steps"),
     *("optimizer", "momentum", "lora", "autocast", "pseudo_gradient", "round", "client_label"),
 )
-"""The columns of cells.json that tell the cells of a case apart and say what each is, as text."""
+"""The facts of a cell that tell the cells of a case apart and say what each is, as text."""
 IMAGE = ("image_id", "label_source", "group")
 ROW = (*IMAGE, "metric", "variant", "value", "status", "reason")
 CLOCK = ("seconds",)
@@ -164,7 +165,7 @@ def draw(folder: Path, count: int, side: int, labelled: bool, first: int = 0) ->
 def command(name: str, place: Path, out: Path, workers: int = 0) -> list[str]:
     """The words after `mjp`; workers: how many processes attack, 0: the command's own."""
     case, config = CASES.get(name, OLD_RUN), str(HOME / f"{name}.yaml")
-    by = {"engine": "local", "workers": str(workers), "threads": "1"} if workers else {}
+    by = {"engine": "local", "workers": str(workers)} if workers else {"engine": "here"}
     prefix = "attack." if case.federation else ""
     engine = [word for key, value in by.items() for word in (f"--{prefix}{key}", value)]
     common = [config, "--out", str(out), "--device", "cpu", *engine]
@@ -226,18 +227,18 @@ def has_rows(folder: Path) -> bool:
 
 
 def stored_cells(folder: Path) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """What cells.json says of each cell, and the cell's rows with the columns of ROW."""
+    """What the list of cells says of each cell, and the cell's rows with the columns of ROW."""
     store = RunStore(folder)
     for cell in store.read_cells():
-        yield cell, store.read_rows(cell["run_id"])
+        yield cell, long_rows(store, cell["run_id"], cell)
 
 
 def stored_pictures(folder: Path) -> Iterator[tuple[dict[str, Any], str, dict[str, torch.Tensor]]]:
-    """What cells.json says of a cell, an image's id, and its stored tensors."""
+    """What the list of cells says of a cell, an image's id, and its stored tensors."""
     store = RunStore(folder)
     for cell in store.read_cells():
-        for image_id in store.reconstructed(cell["run_id"]):
-            tensors = store.find_reconstruction(cell["run_id"], image_id)
+        for image_id in store.pictured(cell["run_id"]):
+            tensors = store.pictures(cell["run_id"], image_id)
             assert tensors is not None
             yield cell, image_id, tensors
 

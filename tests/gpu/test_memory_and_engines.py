@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from mjp_privacy.core.memory import free_bytes
+from mjp_privacy.core.machine import free_bytes
 from mjp_privacy.experiment import in_parts
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import run_experiment

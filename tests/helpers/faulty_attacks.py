@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 import attacks
-from mjp_privacy.core.budget import image, spent
+from attacks.budget import image, spent
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 

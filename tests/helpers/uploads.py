@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from tests.helpers.runs import rows
 
 NAME = "b1s1_r00001_000_at00001"
@@ -40,6 +40,14 @@ def copied(recorded: Path, place: Path) -> Path:
     return place
 
 
+def flip(path: Path, bit: int) -> None:
+    """Turn one bit of a file over; a second call turns it back."""
+    content = bytearray(path.read_bytes())
+    bit %= 8 * len(content)
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
 def edit(folder: Path, name: str = NAME, **changes: Any) -> None:
     """Change fields of one header."""
     path = folder / f"{name}.json"
@@ -55,7 +63,7 @@ def edit_all(folder: Path, **changes: Any) -> None:
 def change(path: Path, altered: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> None:
     """Write a safetensors file again with other tensors and the same metadata, but for its seal."""
     with safe_open(path, "pt") as file:
-        metadata = {k: v for k, v in (file.metadata() or {}).items() if k != SEAL}
+        metadata = {k: v for k, v in (file.metadata() or {}).items() if k != DIGEST_KEY}
     save_file(dict(altered(load_file(path))), path, metadata or None)
 
 

@@ -149,12 +149,12 @@ def test_crops_are_resampled_by_photograph(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run", tuple(values))
     plain = build_table([only_line(folder)], "standard").frame.iloc[0]
     store = RunStore(folder)
-    rows = store.read_rows("small")
+    rows = store.read("small")
     shutil.rmtree(folder / "rows")
-    store.write_rows("small", 0, rows.assign(group=rows["image_id"]))
+    store.write("small", 0, rows.assign(group=rows["image_id"]))
     assert only_line(folder).groups is None  # each its own photograph
     rows["group"] = [f"photo {int(name[1:9]) // 8}" for name in rows["image_id"]]
-    store.write_rows("small", 0, rows)
+    store.write("small", 0, rows)
     grouped = build_table([only_line(folder)], "standard").frame.iloc[0]
     assert grouped["psnr_mean"] == plain["psnr_mean"]
     widths = [row["psnr_hi"] - row["psnr_lo"] for row in (grouped, plain)]

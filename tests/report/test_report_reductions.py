@@ -230,10 +230,10 @@ def test_the_order_of_the_rows_does_not_show(tmp_path: Path) -> None:
     store = ladder_run(tmp_path / "run")
     before = derived_of(tmp_path / "run")
     for name in ("april", "patch_gradient", "masked_span"):
-        rows = store.read_rows(name).iloc[::-1].reset_index(drop=True)
+        rows = store.read(name).iloc[::-1].reset_index(drop=True)
         for path in (tmp_path / "run/rows" / name).glob("*.parquet"):
             path.unlink()
-        store.write_rows(name, 0, rows)
+        store.write(name, 0, rows)
     after = derived_of(tmp_path / "run")
     for label, line in before.items():
         left, right = (

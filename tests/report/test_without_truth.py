@@ -31,7 +31,7 @@ from mjp_privacy.report.tables.without_truth import (
 )
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.federations import MJP, run
-from tests.helpers.report_rows import cell, image_rows, row, write_rows
+from tests.helpers.report_rows import add_pictures, cell, image_rows, row, write_rows
 
 ATTACKS: dict[str, Any] = {
     "name": "attacks",
@@ -188,7 +188,7 @@ def planted(folder: Path, attacks: Mapping[str, Residuals], **changes: Any) -> l
         write_rows(store, entry, rows)
         if residuals:
             images = torch.rand(len(residuals), 3, 8, 8)
-            store.write_reconstructions(title, 0, {"images": images}, list(residuals))
+            add_pictures(store, title, {"images": images}, list(residuals))
     store.write_cells(cells)
     return list(load_runs([folder]).lines)
 
