@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from attacks.budget import over_budget
 from mjp_privacy import cli
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import store as store_module
@@ -173,8 +174,7 @@ def test_two_writers_never_delete_each_others_file(
 def test_finished_images_their_code_and_lack_of_time(store: RunStore) -> None:
     rows = rows_of({"a": 1, "b": 2, "c": 3})
     rows["status"] = ["ok", "unreadable", "unsupported"]
-    rows["attack_seconds.diagnostic"] = [2.0, np.nan, 3.0]
-    rows["over_budget.diagnostic"] = [1.0, np.nan, 0.0]
+    rows["reason"] = [over_budget(2.0), "", "it does not apply"]
     rows.loc[2, "code"] = None
     store.write("c1", 0, rows)
     assert store.finished("c1") == {"a": ("c0ffee", 2.0), "c": ("", 0.0)}
