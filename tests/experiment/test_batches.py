@@ -189,7 +189,7 @@ def test_what_leaves_no_two_batches_is_refused(eight: Path, tmp_path: Path) -> N
     check_client(ClientConfig(batch=2, partners="fresh"), None, "client")  # of one upload
 
 
-# labels of attacks, clients of entries -------------------------------------------------------------
+# labels of attacks, clients of entries ------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
