@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from mjp_privacy.core.blame import blamed
-from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.errors import UserError, format_error
 from mjp_privacy.core.registry import Entry, Registry, unknown_name
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 
 if TYPE_CHECKING:
     from mjp_privacy.interfaces import Attack, Control
@@ -245,7 +244,7 @@ def _build(name: str, entry: Entry, options: dict[str, Any]) -> Attack | Control
         _check_types(name, cls, options)
         raise UserError(
             f"Attack {name}: expected it to be made with the options {shown(options)}; got "
-            f"{blamed(error)}. Give other options, or mend its code."
+            f"{format_error(error)}. Give other options, or mend its code."
         ) from error
     _check_types(name, cls, options)
     return attack
@@ -259,8 +258,8 @@ def _loaded(name: str, entry: Entry) -> Any:
         raise
     except Exception as error:
         raise UserError(
-            f"Attack {name}: expected {entry.where} to be imported; got {blamed(error)}. Mend "
-            "that file, or install what it needs."
+            f"Attack {name}: expected {entry.where} to be imported; got {format_error(error)}. "
+            "Mend that file, or install what it needs."
         ) from error
     if not dataclasses.is_dataclass(cls):
         raise UserError(

@@ -28,6 +28,7 @@ import torch
 from pydantic import Field
 
 from attacks.batch_span import BatchSpanAttack
+from attacks.budget import image
 from attacks.equations.differences import too_few_uploads
 from attacks.equations.lattice_pictures import BatchPicture, LatticePictures
 from attacks.equations.layer_spans import layers_of
@@ -41,7 +42,6 @@ from attacks.equations.requirements import (
     needs_patch_system,
 )
 from attacks.equations.step_upload import StepUpload, client_model
-from mjp_privacy.core.budget import image
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 

@@ -24,6 +24,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from attacks.budget import image
 from attacks.equations.filling import wanted
 from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.patch_system import is_disturbed, patch_system
@@ -31,7 +32,6 @@ from attacks.equations.pictures import per_image, pictures_of
 from attacks.equations.requirements import lacks_patch_system
 from attacks.equations.superposition import superposed, too_many_pictures
 from attacks.masked_span import MaskedSpan
-from mjp_privacy.core.budget import image
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 

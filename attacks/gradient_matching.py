@@ -28,12 +28,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from attacks.budget import image
 from attacks.equations.clip_factor import clip_factors
 from attacks.equations.names import PATCH, SWIN_TABLE, TABLE, UNKNOWN
 from attacks.equations.patch_system import located, zero_rows
 from attacks.equations.pictures import to_unit_range
 from attacks.equations.requirements import lacks_positions, no_gradient
-from mjp_privacy.core.budget import image
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.equations.completion import field_energy
 from attacks.gradient_matching import GradientMatching, Number, Steps, is_number, match_each_step
 from attacks.jigsaw.consensus import in_the_order_of, placed_as, shifted_onto
 from attacks.prior.names import check_prior
-from mjp_privacy.core.budget import spent
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer

@@ -27,6 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.batch_span import BatchSpanAttack
+from attacks.budget import image
 from attacks.equations.completion import field_energy
 from attacks.equations.layer_search import LayerSearch
 from attacks.equations.layer_spans import FOUND, LayerSpans, lacks_layer_spans, layers_of
@@ -38,7 +39,6 @@ from attacks.equations.requirements import lacks_gradients, needs_patch_system
 from attacks.equations.step_upload import StepUpload, client_model
 from attacks.equations.superposition import Superposition, superposed
 from attacks.equations.token_search import TokenSearch
-from mjp_privacy.core.budget import image
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 

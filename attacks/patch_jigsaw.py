@@ -27,6 +27,7 @@ from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from attacks.budget import image
 from attacks.equations.least_squares import minimum_norm_solve
 from attacks.equations.patch_system import patch_system
 from attacks.equations.pictures import per_image, pictures
@@ -34,7 +35,6 @@ from attacks.equations.requirements import check_uploads, lacks_patch_system, ne
 from attacks.equations.solution import solution
 from attacks.jigsaw.borders import border_costs
 from attacks.jigsaw.solver import solve
-from mjp_privacy.core.budget import image
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images, to_patches

@@ -26,6 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from attacks.budget import image, spent
 from attacks.equations.filling import Completion, check_completion
 from attacks.equations.least_squares import condition_and_rank
 from attacks.equations.levels import normalisation, normalised
@@ -40,7 +41,6 @@ from attacks.lattice.frame import Reals
 from attacks.lattice.mosaic import FIXED, FREE
 from attacks.lattice.unmixing import Unmixed, unmix
 from attacks.masked_span import MaskedSpan
-from mjp_privacy.core.budget import image, spent
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images, to_patches

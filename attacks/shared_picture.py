@@ -28,6 +28,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from attacks.budget import image
 from attacks.equations.agreement import SharedPicture
 from attacks.equations.batch_requirements import lacks_shared_pictures
 from attacks.equations.batch_uploads import BatchUploads
@@ -38,7 +39,6 @@ from attacks.equations.pictures import to_unit_range
 from attacks.equations.requirements import check_uploads, needs_patch_system
 from attacks.equations.shared import Search
 from attacks.equations.superposition import superposed
-from mjp_privacy.core.budget import image
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images

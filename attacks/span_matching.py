@@ -25,6 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.batch_span import BatchSpanAttack
+from attacks.budget import image, spent
 from attacks.equations.completion import FieldEnergy, field_energy
 from attacks.equations.filling import wanted
 from attacks.equations.gradient_distance import GradientDistance
@@ -33,7 +34,6 @@ from attacks.equations.pictures import per_image, pictures_of
 from attacks.equations.step_upload import StepUpload, client_model
 from attacks.equations.superposition import Superposition, superposed
 from mjp_privacy.client.gradient_labels import labels_of_batch
-from mjp_privacy.core.budget import image, spent
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images

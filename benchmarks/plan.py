@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.json_files import read_json_lines
+from mjp_privacy.core.read import FileKind, json_lines
 from mjp_privacy.experiment.store import RunStore
 
 TIMINGS = FileKind("how long the stages of a run took", "Run the attack again.", 1 << 32)
@@ -89,7 +88,7 @@ def units_of(run: Path) -> dict[str, float]:
     store = RunStore(run)
     attacks = {cell["run_id"]: cell["attack"] for cell in store.read_cells()}
     each: defaultdict[str, list[float]] = defaultdict(list)
-    for line in read_json_lines(run / "timings.jsonl", TIMINGS):
+    for line in json_lines(run / "timings.jsonl", TIMINGS)[0]:
         stage = line["stage"]
         name = f"attack {attacks.get(line['run_id'])}" if stage == "attack" else stage
         each[name].append(line["seconds"] / line["images"])

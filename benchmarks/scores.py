@@ -113,7 +113,7 @@ def main(arguments: Arguments) -> None:
     }
     check({name: way() for name, way in ways.items()})
     facts, timings = machine(), alternate(ways, arguments.repeats)
-    print(f"{len(METRICS.names())} scores an image, {arguments.side}×{arguments.side}, one thread")
+    print(f"{len(list(METRICS))} scores an image, {arguments.side}×{arguments.side}, one thread")
     rows = []
     for name, timing in timings.items():
         times = ratio(timings["packages"], timing, "cpu")

@@ -25,8 +25,8 @@ import tyro
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import pick_device
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.examples import find_examples

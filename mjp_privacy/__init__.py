@@ -7,7 +7,7 @@ The public interface is these names: `attack_gradients`, `save_upload`, `load_mo
 
 from typing import TYPE_CHECKING
 
-from mjp_privacy.core.lazy import imported_on_use
+from mjp_privacy.core.registry import imported_on_use
 
 if TYPE_CHECKING:
     from mjp_privacy.data import load_images as load_images

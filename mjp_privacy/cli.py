@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mjp_privacy.core.command import ANEW, BAD_USAGE, DONE, GOES_ON, Usage, answered
+from mjp_privacy.core.machine import one_thread_environment
 from mjp_privacy.core.registry import Entry, did_you_mean
-from mjp_privacy.core.threads import one_thread_environment
 
 
 @dataclass(frozen=True)

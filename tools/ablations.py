@@ -35,8 +35,8 @@ import pandas as pd
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.lock import locked
-from mjp_privacy.core.version import short
+from mjp_privacy.core.files import lock
+from mjp_privacy.core.machine import short_commits
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "ladder_ablations.yaml"
@@ -163,7 +163,7 @@ def _digest(checkpoint: str) -> str:
 def _commits(run: Path) -> str:
     """The commits of the code that worked on a run, as the run's log has them."""
     events = map(json.loads, (run / "log.jsonl").read_text("utf-8").splitlines())
-    return ", ".join(dict.fromkeys(short(e["commit"]) for e in events if e.get("commit")))
+    return ", ".join(dict.fromkeys(short_commits(e["commit"]) for e in events if e.get("commit")))
 
 
 def _mjp(*arguments: str) -> None:
@@ -199,7 +199,7 @@ def main() -> None:
     limit = ["--limit", str(given.evaluate_limit)] if given.evaluate_limit else []
     choice = "_".join(sorted(given.only)) if given.only else "all"
     try:
-        with locked(out):
+        with lock(out):
             evaluation = evaluated(checkpoints, data, out, limit)
             run = attacked(config, checkpoints, data, out / choice, given.limit)
             publish(evaluation, run, given.publish, order)

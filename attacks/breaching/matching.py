@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.breaching.closed_form import server_payload
 from attacks.breaching.parts import breaching_folder, parts_of_breaching
-from mjp_privacy.core.budget import spent
+from attacks.budget import spent
 from mjp_privacy.interfaces import Grads, Pixels
 from mjp_privacy.models import MJPVisionTransformer
 

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.equations.norm_test import LatticeTest, NormTest
 from attacks.lattice.descent import Moves, short_vectors
 from attacks.lattice.frame import Reals
 from attacks.lattice.sums import sums_of
 from attacks.lattice.unmixing import Unmixed
-from mjp_privacy.core.budget import spent
 
 FURTHEST = 3  # steps between two patches of one position, at most
 LOOKS = 3  # at what is missing, with the differences that were found as further steps

@@ -18,10 +18,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.equations.span import Knowledge
 from attacks.prior import find_prior
 from attacks.prior.gaussian import JITTER, GaussianPrior, cosine_basis
-from mjp_privacy.core.budget import spent
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import to_images, to_patches
 

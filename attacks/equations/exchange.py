@@ -13,8 +13,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.equations.layer_search import rectangles
-from mjp_privacy.core.budget import spent
 
 EXCHANGES = 24  # at most
 AT_ONCE = 64  # pictures that the network sees together

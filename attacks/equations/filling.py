@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from attacks.budget import image
 from attacks.equations.completion import (
     FieldEnergy,
     complete,
@@ -22,7 +23,6 @@ from attacks.equations.pictures import per_image, pictures
 from attacks.equations.span import Knowledge, UploadSpan
 from attacks.equations.whole_picture import whole_picture
 from attacks.prior import find_prior
-from mjp_privacy.core.budget import image
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Pixels, Reconstruction
 

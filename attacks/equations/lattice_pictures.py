@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.equations.batch_patches import BatchPatches
 from attacks.equations.completion import complete, field_energy
 from attacks.equations.differences import differences
@@ -30,7 +31,6 @@ from attacks.equations.superposition import superposed
 from attacks.jigsaw.sheets import sorted_into_pictures
 from attacks.lattice.frame import Reals
 from attacks.lattice.unmixing import COARSE, unmix_differences
-from mjp_privacy.core.budget import spent
 from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.models.jigsaw import to_images
 

@@ -21,10 +21,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.equations.completion import FieldEnergy
 from attacks.equations.layer_spans import LayerSpans
 from attacks.equations.superposition import Superposition
-from mjp_privacy.core.budget import spent
 from mjp_privacy.models.jigsaw import to_images
 
 STAGES = ((1e-3, 60), (1e-5, 60), (0.0, 100))

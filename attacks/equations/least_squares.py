@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.threads import for_each_in_threads
+from mjp_privacy.core.machine import one_thread
 
 
 def pseudo_inverse(matrix: Tensor) -> Tensor:
@@ -84,3 +87,20 @@ def condition_and_rank(
         "nonzero_rows": nonzero.double(),
         "zero_rows": (a.shape[-2] - nonzero).double(),
     }
+
+
+def for_each_in_threads(work: Callable[[int], None], number: int) -> None:
+    """Does work(0), ..., work(number - 1), as many at a time as torch may use threads.
+
+    Each runs with one thread of its own, so that the results are the same bits whatever the number
+    of threads. Decompositions of matrices of a few hundred rows gain nothing from a second one.
+    """
+    threads = min(torch.get_num_threads(), number)
+    with one_thread():
+        if threads <= 1:
+            for index in range(number):
+                work(index)
+            return
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(work, range(number)):
+                pass  # reading the results raises what a thread raised

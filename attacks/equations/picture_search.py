@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.equations.completion import complete
 from attacks.equations.span import Knowledge
 from attacks.equations.token_links import linked
 from attacks.equations.token_search import Token, TokenSearch
-from mjp_privacy.core.budget import spent
 from mjp_privacy.models.jigsaw import to_images
 
 STARTS = 4  # at each position in each round

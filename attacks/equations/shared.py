@@ -17,10 +17,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.equations.agreement import Agreement, SharedPicture, agreement
 from attacks.equations.batch_span import BatchSpan
 from attacks.equations.meeting import Meeting, equations_left
-from mjp_privacy.core.budget import spent
 
 MOST_MEETINGS = 50_000
 """Sets of uploads that are solved before the search ends with what it has."""

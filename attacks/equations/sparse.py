@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.equations.levels import normalisation
 from attacks.equations.span import Knowledge
-from mjp_privacy.core.budget import spent
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import to_images, to_patches
 

@@ -23,10 +23,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from attacks.budget import spent
 from attacks.equations.completion import FieldEnergy
 from attacks.equations.layer_spans import LayerSpans, inputs_of
 from attacks.equations.superposition import Superposition
-from mjp_privacy.core.budget import spent
 from mjp_privacy.models.jigsaw import to_images
 from mjp_privacy.models.vit import Block
 

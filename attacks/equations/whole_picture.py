@@ -14,12 +14,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.equations.completion import FieldEnergy, complete
 from attacks.equations.levels import in_levels, normalised
 from attacks.equations.span import Knowledge
 from attacks.equations.sparse import fewest_steps
 from attacks.lattice.unmixing import Unmixed, unmix_differences
-from mjp_privacy.core.budget import spent
 from mjp_privacy.interfaces import Pixels
 
 NEAR = 0.2  # of a step: how far a guess may be from the lattice, along each step

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.jigsaw.borders import Cost, border_costs
-from mjp_privacy.core.budget import spent
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 
 Places = NDArray[np.int64]
 Costs = NDArray[np.float64]

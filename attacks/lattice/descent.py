@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from attacks.budget import spent
 from attacks.lattice.cost import GREY
 from attacks.lattice.frame import Frame, Reals
 from attacks.lattice.parts import KEPT, Border, Parts, Places, Singles
 from attacks.lattice.reduction import lll
 from attacks.lattice.search import GAIN, SWEEPS, exchanged, least
-from mjp_privacy.core.budget import spent
 
 Group = tuple[Any, Any, Any, float]  # rows first, second and third of the table, and a sign
 DEEP = 4  # times that a basis is deepened, at most

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from attacks.budget import spent
 from attacks.lattice.descent import Moves
 from attacks.lattice.frame import Frame, Reals
 from attacks.lattice.parts import Border, Parts, Places
-from mjp_privacy.core.budget import spent
 
 WEIGHT = 1.0  # of a step across a border, beside GRADIENT of one inside
 PATIENCE = 48  # unmoved patches in a row after which a round ends

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import qr
 
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 
 Reals = NDArray[np.float64]
 FIRST, STEP = 24, 6  # further pixels included at the beginning and in each round

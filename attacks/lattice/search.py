@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from attacks.budget import spent
 from attacks.lattice.frame import Reals
 from attacks.lattice.parts import KEPT, Parts, Places, Singles
-from mjp_privacy.core.budget import spent
 
 SWEEPS = 30  # at most
 GAIN = 1e-3  # a move must lower the cost by so much

@@ -31,13 +31,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attacks.budget import spent
 from attacks.lattice.bases import combination_basis, patch_basis
 from attacks.lattice.cost import GREY, precision
 from attacks.lattice.descent import Moves
 from attacks.lattice.frame import Frame, Reals
 from attacks.lattice.mosaic import FIXED, continued
 from attacks.lattice.reduction import FIRST, STEP, SpanLattice, order_of_pixels, span_lattice
-from mjp_privacy.core.budget import spent
 
 NOISES = (2e-5, 1e-4, 5e-4, 2e-3)
 """Grey levels that the span may be off, tried in turn. Smaller ones need fewer pixels; trained ViTs

@@ -10,7 +10,7 @@ numbers, no data) or the path of a fitted file.
 
 from typing import TYPE_CHECKING
 
-from mjp_privacy.core.lazy import imported_on_use
+from mjp_privacy.core.registry import imported_on_use
 
 if TYPE_CHECKING:
     from attacks.prior.files import find_prior as find_prior

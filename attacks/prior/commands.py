@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjp_privacy.core.apart import keep_apart
-from mjp_privacy.core.command import Usage, ended
+from mjp_privacy.core.command import Usage, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
+from mjp_privacy.data.places import keep_apart
 
 FEWEST_PIXELS = 2
 MOST_SIZE = 2048  # pixels a side: nine sums for each of its frequencies are kept
@@ -69,11 +69,11 @@ def fit(argv: list[str], usage: Usage) -> int:
     try:
         prior = fit_prior(pictures, patch=patch, size=size)
     except UserError:
-        ended(failed, "left out")
+        report_failed(failed, "left out")
         raise
     save_prior(prior, out)
     print(f"Wrote {shown(out)} ({out.stat().st_size / 1000:.0f} kB): {prior.description}.")
-    return ended(failed, "left out")
+    return report_failed(failed, "left out")
 
 
 def _pictures(

@@ -17,11 +17,9 @@ from torch import Tensor
 from attacks.prior.gaussian import GaussianPrior
 from attacks.prior.stationary import stationary_prior
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import FileKind, is_there
-from mjp_privacy.core.gate.json_files import typed
-from mjp_privacy.core.gate.tensor_files import FLOATS, TensorFile
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.tensor_files import save_tensors
+from mjp_privacy.core.read import FileKind, is_there, typed
+from mjp_privacy.core.text import shown
+from mjp_privacy.models.tensor_files import FLOATS, TensorFile, save_tensors
 
 SHIPPED = Path(__file__).parent / "assets"
 TENSORS = ("mean", "frequencies", "spectrum", "patch_mean", "patch_covariance")

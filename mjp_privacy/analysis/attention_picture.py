@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from mjp_privacy.analysis.analysed import Analysed
-from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.training.drawing import drawn, plain_texts
 
 MOST_HEADS = 8
 """Heads drawn; all enter the figures."""

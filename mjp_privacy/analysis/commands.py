@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mjp_privacy.analysis.arguments import AnalysisArguments
-from mjp_privacy.core.command import Usage, ended, use_threads
+from mjp_privacy.core.command import Usage, report_failed
+from mjp_privacy.core.machine import use_threads
 
 
 def analyse(argv: list[str], usage: Usage) -> int:
@@ -14,4 +15,4 @@ def analyse(argv: list[str], usage: Usage) -> int:
 
     outcome = write_analysis(arguments)
     print(outcome.text)
-    return ended(outcome.failed, "left out")
+    return report_failed(outcome.failed, "left out")

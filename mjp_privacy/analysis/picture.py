@@ -19,9 +19,8 @@ from mjp_privacy.analysis.position_table import Matrix, PositionTable
 from mjp_privacy.analysis.sentences import MOSTLY
 from mjp_privacy.analysis.similarity import as_map
 from mjp_privacy.analysis.spectrum import projection
-from mjp_privacy.core.colours import colour
-from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.training.drawing import colour, drawn, plain_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.models import MJPVisionTransformer
 
 Matrix = NDArray[np.float64]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mjp_privacy.analysis.position_table import Matrix, PositionTable
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 
 FOLDS = 5
 REPEATS = 10

@@ -15,7 +15,7 @@ from mjp_privacy.analysis.rows import NOISE, PAPER, Row, rows
 from mjp_privacy.analysis.sentences import sentences
 from mjp_privacy.analysis.spectrum import DIMENSIONS
 from mjp_privacy.core.files import write_atomically, write_json
-from mjp_privacy.core.spreadsheet import formula_free
+from mjp_privacy.metrics.spreadsheet import formula_free
 
 DASH = "–"
 COLUMNS: Mapping[str, tuple[str, int]] = {  # of a row: heading, decimals

@@ -14,11 +14,10 @@ from mjp_privacy.analysis.picture import draw_analysis, drawn_tables
 from mjp_privacy.analysis.position_table import position_table
 from mjp_privacy.analysis.report import console, write_tables
 from mjp_privacy.analysis.umap_picture import draw_umap, umap_library
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.data import (
     ImageError,
     ImageRecord,
@@ -27,6 +26,7 @@ from mjp_privacy.data import (
     open_images,
     spread_subset,
 )
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.earlier_table import keep_earlier

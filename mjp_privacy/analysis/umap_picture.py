@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.analysis.position_table import Matrix, PositionTable
-from mjp_privacy.core.drawing import plain_texts
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
+from mjp_privacy.training.drawing import plain_texts
 
 NEIGHBOURS = 15
 """Nearest patches that a patch is tied to: the library's own setting."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 
 SMALLEST_CROP = 0.7  # side of the smallest crop, relative to the image's
 MIXUP_ALPHA = 0.8  # the value that DeiT is trained with

@@ -9,11 +9,10 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mjp_privacy.client.defenses.registry import StepDefense, canonical, check_order, defense_of
-from mjp_privacy.core.bounds import Count, Many, NotNegative, Positive, Share, Switch
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import schema
-from mjp_privacy.core.gate.yaml_files import yaml_value
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import yaml_value
+from mjp_privacy.core.schema import Count, Many, NotNegative, Positive, Share, Switch, schema
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.low_rank import LowRank, PerhapsAdapters, low_rank
 
 MOST_STEPS = 1_000_000

@@ -12,7 +12,7 @@ from mjp_privacy.client.augmentation import augmented
 from mjp_privacy.client.config import ClientConfig, local_round
 from mjp_privacy.client.puzzles import step_puzzles
 from mjp_privacy.client.settings import SETTINGS
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import ClientInput
 
 

@@ -107,11 +107,15 @@ class FedSGDClient:
         """Gradients by parameter name, (n, *parameter.shape): one for each step."""
         wanted = self.wanted(names)
         steps = self.steps(inputs)
-        simple = self.model.family == "vit" and not self.localizes
-        simple = simple and all(is_simple(self.model, name) for name in wanted)
-        simple = simple and self.config.autocast == "none"
+        compute = self._per_image if self.in_one_pass(wanted) else self._per_step
         with self.differentiating():
-            return self._per_image(wanted, steps) if simple else self._per_step(wanted, steps)
+            return compute(wanted, steps)
+
+    def in_one_pass(self, names: Sequence[str]) -> bool:
+        """Whether these gradients take one forward and backward pass of all images together."""
+        one_loss = self.model.family == "vit" and not self.localizes
+        plain = one_loss and self.config.autocast == "none"
+        return plain and all(is_simple(self.model, name) for name in names)
 
     def mean_gradient(self, inputs: ClientInput) -> dict[str, Tensor]:
         """The gradient of the mean loss of all steps, for every parameter that is not withheld.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models import LoadedModel
 

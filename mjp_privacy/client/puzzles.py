@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models.jigsaw import shuffle_patches
 

@@ -1,39 +1,51 @@
-"""What all commands share: parsing the command line, and one clear message for a user's mistake."""
+"""What all commands share: the command line, exit codes, and one line for whatever went wrong."""
 
 from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
+import secrets
+import shlex
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from inspect import cleandoc
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mjp_privacy.core import stops, streams
-from mjp_privacy.core.errors import StorageError, UserError
-from mjp_privacy.core.memory import check_address_space, ran_out
-from mjp_privacy.core.shown import plain, shown
-from mjp_privacy.core.storage import GONE, at_the_door
+from mjp_privacy.core import stop
+from mjp_privacy.core.errors import (
+    GONE,
+    StorageError,
+    UserError,
+    format_traceback,
+    storage_error,
+)
+from mjp_privacy.core.machine import check_address_space, out_of_memory
+from mjp_privacy.core.text import one_line, plain, shown
 
 DONE, BAD_USAGE, SOME_FAILED = 0, 2, 3
 """Exit codes: everything done; a mistake in the command; some image, cell or upload failed."""
 FAULT, NO_MEMORY, NO_STORAGE = 70, 71, 74  # a bug of this package; memory; a disk
-CLOSED = 141  # nobody reads the output: 128 and the number of the signal, as stops have it
+CLOSED = 141  # nobody reads the output: 128 and the number of the signal, as with interruptions
 GOES_ON = "the same command goes on from here"
 ANEW = "the same command starts anew"
-NEW_LINE = "\n"
-MOST_THREADS = 4096
 MORE_MEMORY = "Close other programs or take less at once"
 REASONS_SHOWN = 5  # of images that failed; the others are counted
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # tab and the line's end are none
 LONGEST_WORD = 2000
 """Characters in one word of a command line. The parser would repeat it in a box of its own."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # tab and the line's end are none
 UNFIT = (*GONE, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 """Numbers of errors that say that a path is not what the command line takes it for."""
+PACKAGES = ("mjp-privacy", "torch", "numpy", "pandas", "pyarrow", "safetensors", "pydantic")
+"""Whose versions the report of a fault holds."""
 
 Arguments = TypeVar("Arguments")
 
@@ -57,31 +69,29 @@ class Usage:
         *,
         both_ways: bool = False,
     ) -> Arguments:
-        """Parse `argv` into the dataclass `kind`; `--help` prints its docstring and exits.
-
-        default    an instance whose values apply to options that are not given
-        both_ways  every switch exists as --name and --no-name, so that a default of True can be
-                   switched off
-        """
+        """Parse `argv` into the dataclass `kind`, whose values without an option are those of
+        `default`; `--help` prints its docstring and exits. both_ways: every switch exists as --name
+        and --no-name, so that a default of True can be switched off."""
         import tyro
 
-        _refuse_empty(argv)
-        _refuse_unreadable(argv)
-        argv = [_from_home(word) for word in argv]
+        _check_words(argv)
         defaults: dict[str, Any] = {} if default is None else {"default": default}
-        config = () if both_ways else (tyro.conf.FlagCreatePairsOff,)
         try:
             parsed: Arguments = tyro.cli(
                 kind,
-                args=argv,
+                args=[_from_home(word) for word in argv],
                 prog=self.prog,
                 description=f"Example: {self.example}\n\n{cleandoc(kind.__doc__ or '')}",
-                config=config,
+                config=() if both_ways else (tyro.conf.FlagCreatePairsOff,),
                 **defaults,
             )
         except SystemExit as end:  # of --help, or of a wrong option that it has named
             raise _Parsed(end.code) from None
         return parsed
+
+
+class _Parsed(SystemExit):
+    """The command line's parser ends the command; an exit from anywhere else is a fault."""
 
 
 def _from_home(word: str) -> str:
@@ -93,37 +103,25 @@ def _from_home(word: str) -> str:
     return os.path.expanduser(word) if word.startswith("~") else word  # noqa: PTH111
 
 
-def _refuse_empty(argv: Sequence[str]) -> None:
-    """Raise for an option without a word in it: as a path, no text is the folder one stands in."""
+def _check_words(argv: Sequence[str]) -> None:
+    """Raise for an option without a word in it, for as a path no text is the folder one stands in;
+    and for a word that nobody can read on a terminal."""
     option = ""
     for word in argv:
         name, equals, value = word.partition("=")
         if not word.strip() or (name.startswith("--") and equals and not value.strip()):
-            where = name if equals else option or "the command line"
             raise UserError(
-                f"{shown(where)}: expected a value, got an empty text, as an unset variable of a "
-                "shell gives. Name a value, or leave the option out."
+                f"{shown(name if equals else option or 'the command line')}: expected a value, got "
+                "an empty text, as an unset variable of a shell gives. Name a value, or leave the "
+                "option out."
+            )
+        if len(word) > LONGEST_WORD or CONTROL.search(word):
+            raise UserError(
+                f"{shown(word, 80)}: expected at most {LONGEST_WORD} characters and no control "
+                f"characters in a word of the command line, got {len(word)}. Give another, such as "
+                "a path from another folder."
             )
         option = word if word.startswith("-") else option
-
-
-def _refuse_unreadable(argv: Sequence[str]) -> None:
-    """Raise for a word that nobody can read on a terminal: too long, or with control characters."""
-    for word in argv:
-        if len(word) > LONGEST_WORD:
-            raise UserError(
-                f"{shown(word, 80)}: expected at most {LONGEST_WORD} characters, got {len(word)}. "
-                "Give a shorter word, or a path from another folder."
-            )
-        if CONTROL.search(word):
-            raise UserError(
-                f"{shown(word, 80)}: expected no control characters on the command line. Rename "
-                "the file, or leave them out."
-            )
-
-
-class _Parsed(SystemExit):
-    """The command line's parser ends the command; an exit from anywhere else is a fault."""
 
 
 Command = Callable[[list[str], Usage], int]
@@ -131,26 +129,30 @@ Command = Callable[[list[str], Usage], int]
 
 
 def answered(load: Callable[[], Command], argv: list[str], usage: Usage) -> int:
-    """Import a command, run it and return its exit code: the last door of every command.
+    """Import a command, run it and return its exit code.
 
-    Whatever it raises becomes one line on stderr: a user's mistake, a stop, a disk or a memory that
-    is full. All else is a fault of this package, and its traceback goes into a file.
+    Whatever it raises becomes one line on stderr: a user's mistake, an interruption, a disk or a
+    memory that is full. All else is a fault of this package, and its traceback goes into a file.
     """
-    stops.then(usage.again)
-    streams.bear_any_name()
+    stop.state.again = usage.again
+    for stream in (sys.stdout, sys.stderr):  # names of files may hold any bytes
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        _stand_somewhere()
+        _check_current_folder()
         check_address_space()
         code = load()(argv, usage)
         sys.stdout.flush()
         return code
-    except BaseException as error:
-        if isinstance(error, _Parsed) and not stops.stopped():
+    except _Parsed:
+        if not stop.interrupted():
             raise
-        return _code_of(error, argv, usage)
+        return stop.report()
+    except BaseException as error:
+        return _exit_code(error, argv, usage)
 
 
-def _stand_somewhere() -> None:
+def _check_current_folder() -> None:
     """Raise if the current folder was deleted: libraries that look for their files from there end
     the process."""
     try:
@@ -162,29 +164,29 @@ def _stand_somewhere() -> None:
         ) from None
 
 
-def _code_of(error: BaseException, argv: Sequence[str], usage: Usage) -> int:
-    """Say what ended a command; its exit code."""
-    if stops.stopped() or isinstance(error, KeyboardInterrupt):
-        return stops.told()
-    if isinstance(error, UserError):
-        return _said(f"error: {plain(str(error), keep=NEW_LINE)}", BAD_USAGE)
+def _exit_code(error: BaseException, argv: Sequence[str], usage: Usage) -> int:
+    """The exit code of a command that ended with this error, and a line that says why."""
+    if stop.interrupted() or isinstance(error, KeyboardInterrupt):
+        return stop.report()
     if isinstance(error, BrokenPipeError):  # whoever reads the output, such as `head`, saw enough
-        streams.drop_output()
+        _drop_output()
         return CLOSED
-    if mistake := _of_a_named_path(error, argv):
-        return _said(f"error: {mistake}", BAD_USAGE)
-    if storage := at_the_door(error):
-        streams.drop_output()  # it may be the output that has no room
-        return _said(f"error: {storage.what}. {storage.do}; then {usage.again}", NO_STORAGE)
-    if ran_out(error):
-        return _said(
-            f"error: memory ran out ({shown(' '.join(str(error).split()) or 'MemoryError', 200)}). "
-            f"{getattr(error, 'advice', MORE_MEMORY)}; then {usage.again}",
-            NO_MEMORY,
-        )
-    from mjp_privacy.core.faults import fault_line
-
-    return _said(fault_line(error, [*usage.prog.split(), *argv]), FAULT)
+    if isinstance(error, UserError):
+        line, code = f"error: {plain(str(error), keep=chr(10))}", BAD_USAGE
+    elif mistake := _of_a_named_path(error, argv):
+        line, code = f"error: {mistake}", BAD_USAGE
+    elif storage := storage_error(error):
+        _drop_output()  # it may be the output that has no room
+        line, code = f"error: {storage.what}. {storage.do}; then {usage.again}", NO_STORAGE
+    elif out_of_memory(error):
+        advice = getattr(error, "advice", MORE_MEMORY)
+        text = one_line(error, 200) or "MemoryError"
+        line, code = f"error: memory ran out ({text}). {advice}; then {usage.again}", NO_MEMORY
+    else:
+        line, code = _fault_line(error, [*usage.prog.split(), *argv]), FAULT
+    with suppress(OSError, ValueError):  # nobody may be listening
+        print(line, file=sys.stderr, flush=True)
+    return code
 
 
 def _of_a_named_path(error: BaseException, argv: Sequence[str]) -> str:
@@ -203,10 +205,35 @@ def _of_a_named_path(error: BaseException, argv: Sequence[str]) -> str:
     return f"{shown(name)} cannot be used ({os.strerror(error.errno).lower()}). Give another path."
 
 
-def _said(line: str, code: int) -> int:
-    with suppress(OSError, ValueError):  # nobody may be listening
-        print(line, file=sys.stderr, flush=True)
-    return code
+def _fault_line(error: BaseException, words: Sequence[str]) -> str:
+    """The line for an error that nobody expected; command line, versions and traceback go into a
+    file that it names, or behind it where none can be written; nothing of the environment."""
+    text = one_line(error)
+    line = f"a fault of mjp-privacy, please report: {type(error).__name__}{text and f': {text}'}"
+    versions = ""
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions += f"{name} {metadata.version(name)}, "
+    python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    trace = format_traceback(error)
+    report = f"command: {shlex.join(words)}\nversions: {versions}{python}\n\n{trace}"
+    name = f"mjp-fault-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(3)}.txt"
+    path = Path(tempfile.gettempdir()) / name
+    try:
+        with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(report)
+    except OSError:
+        return f"{line}; the traceback follows\n{report}"
+    return f"{line}; the traceback is in {shown(path)}"
+
+
+def _drop_output() -> None:
+    """Let nothing more be written to stdout, which Python would do at its end."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# what could not be used --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -217,9 +244,9 @@ class Outcome:
     failed: Mapping[str, str]
 
 
-def ended(failed: Mapping[str, str], what: str) -> int:
+def report_failed(failed: Mapping[str, str], what: str) -> int:
     """The exit code of a command that is done but for what failed; it says that on stderr:
-    ended({"a.png": "it is cut off"}, "images not scored; rows say why")."""
+    report_failed({"a.png": "it is cut off"}, "images not scored; rows say why")."""
     if not failed:
         return DONE
     print(f"{len(failed)} {what}:", file=sys.stderr)
@@ -228,14 +255,3 @@ def ended(failed: Mapping[str, str], what: str) -> int:
     if (further := len(failed) - REASONS_SHOWN) > 0:
         print(f"  … and {further} more", file=sys.stderr)
     return SOME_FAILED
-
-
-def use_threads(threads: int | None) -> None:
-    """Let torch use this many CPU threads; None keeps torch's own number."""
-    if threads is None:
-        return
-    if not 1 <= threads <= MOST_THREADS:
-        raise UserError(f"--threads: expected 1 to {MOST_THREADS}, got {shown(threads, 40)}.")
-    import torch
-
-    torch.set_num_threads(threads)

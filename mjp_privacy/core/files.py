@@ -13,37 +13,41 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-from mjp_privacy.core.errors import StorageError, UserError
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.held import check_folder
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.stops import holding
-from mjp_privacy.core.storage import ALWAYS, writing
+from mjp_privacy.core.errors import DISK_ERRORS, StorageError, UserError, storage_error, writing
+from mjp_privacy.core.read import CHECK, FileKind
+from mjp_privacy.core.text import shown
 
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # C:/ has one letter only
+try:
+    import fcntl
+except ImportError:  # Windows has no fcntl: no lock is taken there
+    fcntl = None  # type: ignore[assignment]
 
+LOCK = ".lock"
+HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
+TEMPORARY = re.compile(r"\..+\.([0-9]+)@([A-Za-z0-9-]+)\.tmp", re.DOTALL)
 DAY = 24 * 3600.0  # seconds; nothing takes so long to write
-ADDED_TO = FileKind(
-    "a file that lines are added to", "Take it away, or give another --out.", 1 << 50
-)
-OWN_NAME = re.compile(r"\..+\.[0-9]+(@[A-Za-z0-9-]+)?\.tmp", re.DOTALL)
-"""What a temporary file is called; earlier versions left the machine out."""
 PROBE = 1 << 16  # bytes; a full disk often has room for a few hundred
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # C:/ has one letter only
+LOG = FileKind("a file that lines are added to", "Take it away, or give another --out.", 1 << 50)
+LONGEST_LINE = 1 << 24  # bytes; all that are written are shorter
+
+# writing -----------------------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, write: Callable[[Path], object], *, lasting: bool = False) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = False) -> None:
     """Call `write` with a temporary path beside `path`, then rename that file to `path`.
 
     write_atomically(path, lambda temporary: temporary.write_text("whole or not at all"))
 
-    lasting: the file is on the disk itself when this returns, and survives a loss of power
+    durable: the file is on the disk itself when this returns, and survives a loss of power
     """
-    write_named(path, write, lambda temporary: path.name, lasting=lasting)
+    write_named(path, write, lambda temporary: path.name, durable=durable)
 
 
 def write_named(
@@ -51,7 +55,7 @@ def write_named(
     write: Callable[[Path], object],
     name_of: Callable[[Path], str],
     *,
-    lasting: bool = False,
+    durable: bool = False,
 ) -> Path:
     """The same for a file whose name depends on its content: `name_of` gets the written file, and
     says what it is called in the folder of `path`.
@@ -60,9 +64,9 @@ def write_named(
     does not take it is a StorageError, and so is a folder that was taken away.
     """
     check_folder(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}@{_host()}.tmp")
-    with writing(path), holding():
-        new_folder = not path.parent.is_dir()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}@{HOST}.tmp")
+    with writing(path):
+        folders = [path.parent] if path.parent.is_dir() else [path.parent, path.parent.parent]
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.touch()
@@ -70,21 +74,19 @@ def write_named(
             write(temporary)
             if stat.S_IMODE(temporary.stat().st_mode) != mode:
                 temporary.chmod(mode)
-            if lasting:
-                bring_to_disk(temporary)
+            if durable:
+                fsync(temporary)
             target = path.with_name(name_of(temporary))
             temporary.replace(target)
-            if lasting:
-                bring_to_disk(path.parent)
-            if lasting and new_folder:
-                bring_to_disk(path.parent.parent)
+            for folder in folders if durable else ():
+                fsync(folder)
             return target
         finally:
             with suppress(OSError):  # as on a disk that has become read-only
                 temporary.unlink(missing_ok=True)
 
 
-def bring_to_disk(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Wait until the disk holds this file, or this folder's names, where the system can say so."""
     if os.name != "posix":
         return
@@ -98,78 +100,144 @@ def bring_to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def abandoned(root: Path) -> Iterator[Path]:
-    """Temporary files under this folder that nobody writes any more.
-
-    These are files of processes of this machine that are gone, files older than a day, and files
-    whose name holds no machine, as earlier versions named them. Other hidden files whose name ends
-    in .tmp are somebody else's.
-    """
-    for path in root.rglob(".*.tmp"):
-        if OWN_NAME.fullmatch(path.name) and path.is_file() and _is_abandoned(path):
-            yield path
-
-
-def sweep(root: Path) -> None:
-    """Delete the temporary files that killed processes left under this folder."""
-    for leftover in abandoned(root):
-        leftover.unlink(missing_ok=True)
-
-
-def _is_abandoned(path: Path) -> bool:
-    writer = path.name.removesuffix(".tmp").rpartition(".")[2]
-    pid, at, host = writer.partition("@")
-    if not at:
-        return True
-    if host == _host() and not _is_running(pid):
-        return True
-    try:
-        return time.time() - path.stat().st_mtime > DAY
-    except OSError:  # it was renamed or removed just now
-        return False
-
-
-def _host() -> str:
-    """This machine's name, as file names hold it."""
-    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
-
-
-def _is_running(pid: str) -> bool:
-    """Whether there is a process of this number, or whether that cannot be known."""
-    if os.name != "posix":  # elsewhere signal 0 is no question
-        return True
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, ValueError, OverflowError):  # OSError: somebody else's process
-        return True
-    return True
-
-
-def check_disk(folder: Path) -> None:
-    """Raise a StorageError unless a small file can be written there to its end."""
-    write_atomically(folder / "probe", lambda temporary: temporary.write_bytes(bytes(PROBE)))
-    (folder / "probe").unlink(missing_ok=True)
-
-
 def write_json(path: Path, content: object) -> None:
     """Write JSON atomically; NaN and infinity are errors, since JSON has no such numbers."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
 
 
-def appending(path: Path) -> BinaryIO:
-    """The file opened to read it and to add to its end; one that is no file is refused unopened,
-    for a named pipe without a reader would keep the command waiting."""
-    if path.exists():
-        ADDED_TO.check(path)
+def json_line(fields: Mapping[str, Any]) -> str:
+    """A line of JSON with the checksum of what stands before it, so that one changed bit is
+    noticed: `{"step": 1, "check": "1c291ca3"}`."""
+    body = json.dumps(fields)[:-1]
+    return f'{body}{CHECK.decode()}{zlib.crc32(body.encode()):08x}"}}\n'
+
+
+def append_json_line(path: Path, fields: Mapping[str, Any]) -> None:
+    """Add a line; what a killed process left of a last one is removed."""
+    check_folder(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            LOG.check(path)  # opening a named pipe would wait for a reader
+        with path.open("ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read(1) not in (b"", b"\n"):
+                file.seek(max(size - LONGEST_LINE, 0))
+                tail = file.read()
+                file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+            file.write(json_line(fields).encode())
+
+
+def sweep(root: Path) -> None:
+    """Delete the temporary files that killed processes left under this folder: those of processes
+    of this machine that are gone, and those older than a day."""
+    for path in root.rglob(".*.tmp"):
+        named = TEMPORARY.fullmatch(path.name)
+        if named is None or not path.is_file():
+            continue
+        with suppress(OSError):  # it was renamed or removed just now
+            gone = named[2] == HOST and not _is_running(int(named[1]))
+            if gone or time.time() - path.stat().st_mtime > DAY:
+                path.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether there is a process of this number, or whether that cannot be known."""
     try:
-        return path.open("ab+")
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ESPIPE):  # it has no end, as /proc/self/mem
-            raise ADDED_TO.refusal(path, "what nothing can be added to") from error
-        raise
+        if os.name == "posix":  # elsewhere signal 0 is no question
+            os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # OSError: somebody else's process
+        return True
+    return True
+
+
+# folders that a command works in -----------------------------------------------------------------
+
+_folders: dict[Path, tuple[Path, int]] = {}
+"""By absolute path: the file that marks the folder, and its number on the disk."""
+
+
+@contextmanager
+def lock(root: Path) -> Iterator[None]:
+    """Let only one process at a time work in a run folder: `with lock(Path("results/demo")): ...`
+
+    The system releases the lock when the process ends, however it ends. Temporary files that
+    killed processes left are deleted; those that a worker of an engine is writing stay.
+    """
+    marker = root / LOCK
+    if marker.is_dir():
+        raise UserError(
+            f"{shown(marker)}: expected the file that locks this folder, got a folder. Take it "
+            "away, or give another --out."
+        )
+    with writing(marker):
+        root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(marker, os.O_RDWR | os.O_CREAT, 0o666)  # a named pipe does not block
+    with os.fdopen(descriptor, "w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"Another process is working in {root}: expected one at a time. Wait for it, "
+                    "or give another --out."
+                ) from error
+        sweep(root)
+        with working_in(root):
+            yield
+
+
+@contextmanager
+def working_in(root: Path) -> Iterator[None]:
+    """Have writing fail once the folder was deleted or replaced, for writing would make it anew and
+    the command end as if all were well. Any error in the block that is a disk's, of whatever
+    library, becomes a StorageError."""
+    place, before = root.absolute(), dict(_folders)
+    watch_folder(root)
+    try:
+        yield
+        check_folder(place)
+    except Exception as error:
+        check_folder(place)  # whatever failed, failed for that
+        storage = storage_error(error, folders=working_folders())
+        if storage is None or storage is error:
+            raise
+        raise storage from error
+    finally:
+        _folders.clear()
+        _folders.update(before)
+
+
+def watch_folder(root: Path) -> None:
+    """The same until the process ends, for a worker of an engine, which holds no lock."""
+    marker = root.absolute() / LOCK
+    marker = marker if marker.exists() else root.absolute()
+    _folders[root.absolute()] = marker, marker.stat().st_ino
+
+
+def working_folders() -> tuple[Path, ...]:
+    """The folders that this process works in, the latest first."""
+    return tuple(reversed(_folders))
+
+
+def check_folder(path: Path) -> None:
+    """Raise a StorageError if `path` lies in a folder that is no longer the one it was."""
+    for root, (marker, number) in _folders.items():
+        if path.absolute().is_relative_to(root) and not (
+            marker.exists() and marker.stat().st_ino == number
+        ):
+            raise StorageError(
+                f"{shown(root)} was deleted or replaced while the command worked in it, and with "
+                "it what was done there",
+                errno.ENOENT,
+            )
+
+
+# --out -------------------------------------------------------------------------------------------
 
 
 def output_file(path: Path) -> Path:
@@ -178,14 +246,14 @@ def output_file(path: Path) -> Path:
     if path.is_dir():
         raise UserError(f"--out {path}: expected a file, got a folder. Give a name in it.")
     output_folder(path.parent)
-    try:
-        check_disk(path.parent)
-    except FileNotFoundError as error:  # the folder is there; it is the system's own, as /proc is
-        raise UserError(
-            f"--out {shown(path)}: expected a folder in which files can be made, got "
-            f"{shown(path.parent)}. Give another --out."
-        ) from error
+    check_disk(path.parent)
     return path
+
+
+def check_disk(folder: Path) -> None:
+    """Raise a StorageError unless a small file can be written there to its end."""
+    write_atomically(folder / "probe", lambda temporary: temporary.write_bytes(bytes(PROBE)))
+    (folder / "probe").unlink(missing_ok=True)
 
 
 def output_folder(path: Path) -> Path:
@@ -194,10 +262,10 @@ def output_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if error.errno in ALWAYS:
+        if error.errno in DISK_ERRORS:
             raise StorageError.of(f"--out {path}", error.errno) from error
         raise UserError(
-            f"--out {path}: expected a folder, or a place where one can be made; got: "
+            f"--out {shown(path)}: expected a folder, or a place where one can be made; got: "
             f"{error.strerror}. Give another --out."
         ) from error
     return path
@@ -206,29 +274,11 @@ def output_folder(path: Path) -> Path:
 def check_name(path: Path) -> None:
     """Raise unless the name given as --out is text and no address, as s3://bucket/run: the
     libraries that write tables and weights take no other, or would write elsewhere."""
+    named = os.path.relpath(path)  # where one stands is one's own affair
     if ADDRESS.match(str(path)):
-        raise UserError(
-            f"--out {shown(path)}: expected a folder of this machine, got an address. Give a "
-            "folder, and copy it from there."
-        )
-    if not _is_text(path):
-        raise UserError(
-            f"--out {shown(path)}: expected a name in UTF-8, got bytes of another encoding. Give "
-            "another --out."
-        )
-
-
-def unmistakable(path: Path) -> Path:
-    """The path as no library takes it for an address: run:1/rows would be one to pyarrow."""
-    return path.absolute() if ":" in "".join(path.parts[:1]) else path
-
-
-def _is_text(path: Path) -> bool:
-    """Whether the part of a path that its user named can be written in UTF-8."""
-    here = Path.cwd()
-    named = path.relative_to(here) if path.is_relative_to(here) else path
-    try:
-        str(named).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        got = "an address. Give a folder of this machine, and copy it from there"
+    elif named.encode(errors="replace").decode() != named:
+        got = "bytes of another encoding. Give another --out"
+    else:
+        return
+    raise UserError(f"--out {shown(path)}: expected a name in UTF-8, got {got}.")

@@ -1,11 +1,13 @@
 """Things registered by name, imported when needed; a misspelt name gets the nearest real one."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from mjp_privacy.core.errors import UserError
 
@@ -24,24 +26,53 @@ class Entry:
     def load(self) -> Any:
         """Import the module and return the attribute that the entry names."""
         name, _, attribute = self.where.partition(":")
+        file = f"{name.replace('.', '/')}.py"
         try:
             module = import_module(name)
         except ModuleNotFoundError as error:
             if not error.name or not f"{name}.".startswith(f"{error.name}."):
                 raise  # the module is there, and what it imports is not
             raise UserError(
-                f"{self.where} is registered, but there is no file {name.replace('.', '/')}.py. "
-                "Write it, or mend the line that registers it."
+                f"{self.where} is registered, but there is no file {file}. Write it, or mend the "
+                "line that registers it."
             ) from error
         if not hasattr(module, attribute):
             own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == name]
             classes = [n for n in own if isinstance(getattr(module, n), type)]
             raise UserError(
-                f"{self.where} is registered, but {name.replace('.', '/')}.py has no {attribute}; "
-                f"its classes: {', '.join(classes) or 'none'}.{did_you_mean(attribute, classes)} "
-                "Mend the line that registers it."
+                f"{self.where} is registered, but {file} has no {attribute}; its classes: "
+                f"{', '.join(classes) or 'none'}.{did_you_mean(attribute, classes)} Mend the line "
+                "that registers it."
             )
         return getattr(module, attribute)
+
+
+class Registry(dict[str, T]):
+    """A dictionary by name: an unknown name is an error with a suggestion, a second entry of the
+    same name is an error too."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def register(self, name: str, entry: T) -> T:
+        """Add an entry under a new name and return it."""
+        if name in self:
+            raise ValueError(f"{self.kind} {name!r} is registered twice")
+        self[name] = entry
+        return entry
+
+    @contextmanager
+    def registered(self, name: str, entry: T) -> Iterator[None]:
+        """Add an entry for the duration of a `with` block: for tests and notebooks."""
+        self.register(name, entry)
+        try:
+            yield
+        finally:
+            del self[name]
+
+    def __missing__(self, name: str) -> T:
+        raise unknown_name(self.kind, name, self)
 
 
 def nearest(name: str, available: Iterable[str]) -> str | None:
@@ -50,10 +81,8 @@ def nearest(name: str, available: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, available: Iterable[str], otherwise: str = "") -> str:
-    """A sentence to end an error message with, such as " Did you mean april?".
-
-    `otherwise` is returned where no name is near.
-    """
+    """A sentence to end an error message with, such as " Did you mean april?"; `otherwise` where no
+    name is near."""
     near = nearest(name, available)
     return f" Did you mean {near}?" if near else otherwise
 
@@ -65,45 +94,15 @@ def unknown_name(kind: str, name: str, available: Iterable[str]) -> UserError:
     return UserError(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names) or 'none'}.")
 
 
-class Registry(Generic[T]):
-    """A dictionary by name: an unknown name is an error with a suggestion, a second entry of the
-    same name is an error too."""
+def imported_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`, which imports the module of a name when it is first used:
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self._entries: dict[str, T] = {}
+    __getattr__ = imported_on_use(__name__, {"load_model": "mjp_privacy.models.loading"})
+    """
 
-    def register(self, name: str, entry: T) -> T:
-        """Add an entry under a new name and return it."""
-        if name in self._entries:
-            raise ValueError(f"{self.kind} {name!r} is registered twice")
-        self._entries[name] = entry
-        return entry
+    def attribute(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
 
-    @contextmanager
-    def registered(self, name: str, entry: T) -> Iterator[None]:
-        """Add an entry for the duration of a `with` block: for tests and notebooks."""
-        self.register(name, entry)
-        try:
-            yield
-        finally:
-            del self._entries[name]
-
-    def __getitem__(self, name: str) -> T:
-        if name not in self._entries:
-            raise unknown_name(self.kind, name, self.names())
-        return self._entries[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def values(self) -> list[T]:
-        """All entries, in the order in which they were registered."""
-        return list(self._entries.values())
-
-    def names(self) -> list[str]:
-        """All names, in the order in which they were registered."""
-        return list(self._entries)
+    return attribute

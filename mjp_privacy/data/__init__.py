@@ -5,7 +5,7 @@ The names are imported when first used: what a command says about itself needs n
 
 from typing import TYPE_CHECKING
 
-from mjp_privacy.core.lazy import imported_on_use
+from mjp_privacy.core.registry import imported_on_use
 
 if TYPE_CHECKING:
     from mjp_privacy.data.decoding import ImageError as ImageError

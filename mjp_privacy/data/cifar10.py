@@ -22,8 +22,8 @@ from PIL import Image
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import check_name, output_folder, write_atomically
-from mjp_privacy.core.gate.file_kind import MIB, FileKind, is_there
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import MIB, FileKind, is_there
+from mjp_privacy.core.text import shown
 
 CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),

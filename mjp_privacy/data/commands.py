@@ -9,9 +9,9 @@ from typing import Annotated, TypeVar
 
 import tyro
 
-from mjp_privacy.core.command import DONE, Usage, ended
+from mjp_privacy.core.command import DONE, Usage, report_failed
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 
 Entry = TypeVar("Entry")
 
@@ -99,7 +99,7 @@ def sample(argv: list[str], usage: Usage) -> int:
             images, arguments.out, per_class=per_class, limit=limit, seed=seed, progress=_choosing
         )
     print(done.text)
-    return ended(done.failed, "not read; skipped.csv lists all")
+    return report_failed(done.failed, "not read; skipped.csv lists all")
 
 
 def _choosing(classes: Sequence[int]) -> Iterator[int]:
@@ -116,9 +116,9 @@ def _writing(pictures: Sequence[Entry]) -> Iterator[Entry]:
 
 def _progress(entries: Sequence[Entry], doing: str, units: str) -> Iterator[Entry]:
     """Yield the entries, and show how many are done."""
-    from mjp_privacy.core.progress import LateBar
+    from mjp_privacy.core.progress import Progress
 
-    with LateBar(doing, lambda: len(entries), units) as bar:
+    with Progress(doing, lambda: len(entries), units) as bar:
         for entry in entries:
             yield entry
             bar.advance()

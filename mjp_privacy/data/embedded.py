@@ -14,8 +14,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import FileKind
 from mjp_privacy.data.decoding import ImageError, decode_image
 from mjp_privacy.data.source import ImageRecord, ImageSource
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, reason
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import FileKind, reason
 from mjp_privacy.core.registry import nearest
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import MAX_BYTES, ImageError
 from mjp_privacy.data.ids import named_by_id
 from mjp_privacy.data.zip_files import ZipFiles, is_hidden
@@ -149,9 +149,9 @@ def _is_folder(path: Path) -> bool:
 def _shown_late(root: Path) -> Iterator[str]:
     """The names of `_walk`, counted where that takes long: a network's disk, or a folder such as /
     that was not meant."""
-    from mjp_privacy.core.progress import LateBar  # rich: only where files are listed
+    from mjp_privacy.core.progress import Progress  # rich: only where files are listed
 
-    with LateBar(f"files under {shown(root)}", None) as bar:
+    with Progress(f"files under {shown(root)}", None) as bar:
         for name in _walk(root):
             bar.advance()
             yield name

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.csv_files import MOST_LETTERS, numbered_rows
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import MOST_LETTERS, FileKind, csv_rows
+from mjp_privacy.core.text import shown
 
 FILE_COLUMNS = ("file", "image", "image_id", "filename")
 NUM_IMAGENET = 1000
@@ -110,7 +109,7 @@ def _rows(origin: str, text: str, needed: Sequence[str]) -> list[tuple[int, dict
     """(line number, cells by the column's name in lower case) of a CSV."""
     table = text.lstrip("\r\n")
     above = text[: len(text) - len(table)].count("\n")  # empty lines before the header
-    rows = numbered_rows(
+    rows = csv_rows(
         table, Path(origin), LABEL_FILE, needed, column=lambda name: name.strip().lower()
     )
     return [

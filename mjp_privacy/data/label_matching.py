@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.label_files import LabelTable
 
 NUM_VALIDATION = 50_000

@@ -20,9 +20,8 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import NoFile
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.errors import NoFile, UserError
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.files import Files, missing_path
 from mjp_privacy.data.label_files import (

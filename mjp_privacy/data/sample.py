@@ -18,17 +18,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.command import Outcome
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import check_name, output_folder
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.held import check_folder, held_folder
-from mjp_privacy.core.seeding import derive_seed
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.stops import holding
-from mjp_privacy.core.storage import writing
+from mjp_privacy.core.errors import UserError, writing
+from mjp_privacy.core.files import check_folder, check_name, output_folder, working_in
+from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import ImageError
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.data.source import ImageRecord, ImageSource
 from mjp_privacy.data.subset import spread_subset
 
@@ -86,7 +83,8 @@ def make_sample(
         done = f"{shown(out)} already holds this sample, complete: {len(sample.chosen)} images."
     else:
         raise _occupied(out)
-    return Outcome("\n".join([done, *remarks(sample, per_class)]), sample.reasons)
+    lines = [done, *remarks(sample, per_class, source.altered.remark)]
+    return Outcome("\n".join(lines), sample.reasons)
 
 
 def choose(
@@ -174,10 +172,10 @@ def _write(source: ImageSource, sample: Sample, out: Path) -> None:
     """Fill a temporary folder beside `out`, then rename it."""
     temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
     output_folder(temporary.parent)
-    with holding(), writing(out):
+    with writing(out):
         try:
             temporary.mkdir()
-            with held_folder(temporary):
+            with working_in(temporary):
                 _copy(source, sample, temporary)
                 _verify(sample, temporary)
             if out.is_dir():
@@ -224,9 +222,10 @@ def _holds(out: Path, sample: Sample) -> bool:
     )
 
 
-def remarks(sample: Sample, per_class: int) -> list[str]:
-    """Sentences on images that could not be read, and on classes that had too few."""
-    lines = []
+def remarks(sample: Sample, per_class: int, altered: str) -> list[str]:
+    """Sentences on images that could not be read, on classes that had too few, and on what was
+    altered to look at the images."""
+    lines = [altered] if altered else []
     if sample.skipped:
         first, reason = sample.skipped[0]
         count = len(sample.skipped)

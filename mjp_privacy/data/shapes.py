@@ -20,9 +20,9 @@ from PIL import Image
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
-from mjp_privacy.core.gate.file_kind import FileKind, is_there
-from mjp_privacy.core.seeding import derive_seed
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.text import shown
 
 CLASSES = ("sky", "ground", "disc in the sky", "disc on the ground", "square", "triangle")
 SKY, GROUND, HIGH_DISC, LOW_DISC, SQUARE, TRIANGLE = range(1, 7)

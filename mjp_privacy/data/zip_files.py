@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import MIB, FileKind, reason
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import MIB, FileKind, reason
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import MAX_BYTES, ImageError
 from mjp_privacy.data.ids import named_by_id
 

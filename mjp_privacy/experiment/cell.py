@@ -23,15 +23,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attacks.budget import over_budget
 from attacks.step import OVER, Done, checked_reconstruction, in_smaller_pieces, run_steps
 from attacks.step import without_reconstruction as unfinished
 from mjp_privacy.client.gradients import predict
-from mjp_privacy.core.blame import blamed, trace
-from mjp_privacy.core.budget import over_budget
-from mjp_privacy.core.device import clock
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import free_bytes, give_back, ran_out
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.errors import UserError, format_error, format_traceback
+from mjp_privacy.core.machine import (
+    clock,
+    free_bytes,
+    out_of_memory,
+    release_memory,
+    torch_generator,
+)
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
@@ -216,7 +219,7 @@ class CellTask:
         make: Callable[[], References] = partial(prepare, target, device=device)
         references: References = memo.recent("references", memo.content(target), make)
         every = len(places) == len(images)
-        scores = score(images[places], references if every else references.at(places))
+        scores = score(images[places], references if every else references.at(list(places)))
         columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}
         labelled = all(record.label is not None for record in records)
         seen = memo.content(scene.inputs.images), memo.content(scene.inputs.mask)
@@ -224,7 +227,10 @@ class CellTask:
             if block0 == "april_block" and scene.view.model.family != "vit":
                 continue  # only a plain ViT has a block 0 to alter
             correct = np.full(len(images), np.nan)
-            if labelled:
+            own = not isinstance(self.attack, Control) and self.attack.victim == block0
+            if labelled and own and scene.classes is not None:
+                correct = (scene.classes == scene.inputs.labels).double().numpy()
+            elif labelled:
                 predicted = memo.once(
                     ("prediction", block0, self.cell.client.positions, *seen),
                     partial(self._predicted, block0, scene),
@@ -263,6 +269,8 @@ def attack_cell(
     cause = "" if number == len(records) else "memory holds fewer images"
 
     def attempt(piece: Sequence[ImageRecord]) -> CellResult:
+        if len(piece) > together.get(run_id, len(piece)) and not undivided:
+            raise MemoryError  # as an earlier piece has found out
         result = task.run(piece)
         if cause and len(piece) < len(records):
             _forget(task)
@@ -276,14 +284,15 @@ def attack_cell(
         if undivided or len(piece) == batch:
             return []
         size = batch
-        if ran_out(error):
+        if out_of_memory(error):
             cause = f"out of memory with {len(piece)} images"
-            size = together[run_id] = max(len(piece) // batch // 2, 1) * batch
+            half = max(len(piece) // batch // 2, 1) * batch
+            size = together[run_id] = min(half, together.get(run_id, half))
             _forget(task)
         return [piece[at : at + size] for at in range(0, len(piece), size)]
 
     def give_up(piece: Sequence[ImageRecord], error: BaseException) -> CellResult:
-        if ran_out(error):
+        if out_of_memory(error):
             _forget(task)
             free = (free_bytes(device) or 0) / 2**30
             return without_scores(
@@ -315,9 +324,9 @@ def without_scores(records: Sequence[ImageRecord], status: str, reason: str) -> 
 def failed(records: Sequence[ImageRecord], error: BaseException) -> CellResult:
     """Rows of images that an error made fail, with its traceback where it is no user's mistake."""
     known = isinstance(error, UserError)
-    reason = str(error) if known else blamed(error)
+    reason = str(error) if known else format_error(error)
     result = without_scores(records, "failed", reason)
-    return result if known else replace(result, traces={reason: trace(error)})
+    return result if known else replace(result, traces={reason: format_traceback(error)})
 
 
 def in_the_order_of(target: Tensor, done: Done, pool: int) -> Done:
@@ -376,4 +385,4 @@ def _that_fit(task: CellTask, images: int) -> int:
 def _forget(task: CellTask) -> None:
     """Drop what cells of the block share; later cells compute it again."""
     task.uploads.memo.clear()
-    give_back(task.model.like.device)
+    release_memory(task.model.like.device)

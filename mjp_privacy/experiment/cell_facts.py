@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mjp_privacy.client.config import ClientConfig, client_identity
-from mjp_privacy.core.gate.file_kind import FileKind, is_there
+from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from mjp_privacy.client.recorded.faults import one_line
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import Group, group_uploads
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.recorded import load_group
 from mjp_privacy.experiment.upload_remarks import applicability, remarks
 
@@ -23,7 +23,7 @@ def check_uploads(folder: Path) -> tuple[str, bool]:
     lines = list(_refused(examined))
     faulty = bool(lines)
     lines += [f"note: {remark}" for remark in examined.remarks]
-    for group in group_uploads(examined.sound):
+    for group in group_uploads(examined.known, refused=examined.refused):
         group_lines, group_faulty = _described(group)
         lines += group_lines
         faulty |= group_faulty

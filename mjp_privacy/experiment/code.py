@@ -35,12 +35,12 @@ from pydantic import TypeAdapter
 from attacks import ATTACKS, CONTROLS
 from mjp_privacy.client.defenses.registry import DEFENSES
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.core.sealed import BLANK, write_sealed_text
-from mjp_privacy.core.version import commit
 from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.plan import Finished, Plan
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.models.tensor_files import BLANK_DIGEST, write_with_digest
 
 ATTACK_HOME = "attacks"
 DEFENSE_HOME = "mjp_privacy.client.defenses"
@@ -391,10 +391,10 @@ def write_experiment(
     """Write RUN/experiment.yaml, the complete experiment and the provenance of this command; and
     RUN/experiments/NAME.yaml, since a folder may be filled by several experiments."""
     content = {"experiment": _plain(experiment), "made_with": dict(made_with)}
-    text = f"# {BLANK}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}"
+    text = f"# {BLANK_DIGEST}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}"
     name = FILE_NAME.sub("_", experiment.name)
     for path in (store.root / "experiment.yaml", store.root / "experiments" / f"{name}.yaml"):
-        write_sealed_text(path, text)
+        write_with_digest(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def _plain(experiment: Experiment) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import tyro
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import counted, plain
+from mjp_privacy.core.text import counted, plain
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import DtypeName, Experiment, expand
 from mjp_privacy.experiment.config_files import (

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.core.bounds import (
+from mjp_privacy.core.schema import (
     Classes,
     Depth,
     Label,
@@ -29,8 +29,8 @@ from mjp_privacy.core.bounds import (
     Text,
     Whole,
     Width,
+    schema,
 )
-from mjp_privacy.core.fields import schema
 
 __all__ = [
     "MOST_CELLS",

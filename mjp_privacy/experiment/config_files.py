@@ -10,9 +10,9 @@ from attacks import ATTACKS, CONTROLS, find_attack
 from attacks.prior.names import check_prior
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse
-from mjp_privacy.core.gate.yaml_files import read_mapping
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.core.registry import did_you_mean, unknown_name
+from mjp_privacy.core.schema import parse
 from mjp_privacy.experiment.config import (
     MOST_CELLS,
     AttackConfig,

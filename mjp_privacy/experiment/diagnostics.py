@@ -58,6 +58,7 @@ class Scene:
     target: Tensor  # (m, C, S, S), what a reconstruction is compared with
     models: Sequence[LoadedModel]  # that the client trained, one for each upload
     view: AttackerView
+    classes: Tensor | None = None  # (m,) predicted by the client's own forward pass
 
     @classmethod
     def of(cls, observation: Observation, cell: Cell, model: LoadedModel) -> Scene:
@@ -68,7 +69,9 @@ class Scene:
         pixels = Pixels(card.img_size, card.mean, card.std)
         models, updates, labels = observation.models, observation.updates, observation.labels
         view = AttackerView(models[0], updates, pixels, labels, setting.against)
-        return cls(observation.photographs, plain, inputs, target, models, view)
+        return cls(
+            observation.photographs, plain, inputs, target, models, view, observation.classes
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are stored beside the reconstruction."""

@@ -20,9 +20,9 @@ from mjp_privacy.client.recorded.loading import stacked
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import ran_out
-from mjp_privacy.core.shown import counted
-from mjp_privacy.core.stops import stopped
+from mjp_privacy.core.machine import out_of_memory
+from mjp_privacy.core.stop import interrupted
+from mjp_privacy.core.text import counted
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.plan import Plan
@@ -245,7 +245,7 @@ def forecast(plan: Plan, source: UploadSource) -> Forecast:
             unopened[model] = str(error)
             continue
         except Exception as error:  # it is opened again in the run, which tells what it is
-            if stopped() or ran_out(error):
+            if interrupted() or out_of_memory(error):
                 raise
             continue
         for cell, reasons in refused.items():

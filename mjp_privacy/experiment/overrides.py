@@ -17,7 +17,7 @@ from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig, client_identity
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.core.shown import plain
+from mjp_privacy.core.text import plain
 from mjp_privacy.experiment.config import (
     AttackConfig,
     Experiment,

@@ -15,7 +15,7 @@ from typing import Any
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER

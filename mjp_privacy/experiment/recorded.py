@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ from mjp_privacy.client.recorded.loading import (
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.client.recorded.truth import RecordedTruth
 from mjp_privacy.client.upload import weights_of
-from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import clock
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
 from mjp_privacy.experiment.forecast import RecordedForesight, lacking
@@ -134,7 +135,13 @@ class Recorded:
             raise EachRefused(self.refused)
 
     def check(self, store: RunStore) -> list[str]:
-        """Nothing to check: the groups' digests are part of their run_ids."""
+        """Forget the rows of uploads that an earlier command refused: they may have been mended.
+        There is nothing to check, for the groups' digests are part of their run_ids."""
+        with suppress(UserError):  # a new folder has no list of cells
+            for cell in store.read_cells():
+                if cell.get("model") == REFUSED:
+                    for file in store.files(str(cell["run_id"])):
+                        file.path.unlink()
         return []
 
 
@@ -239,7 +246,7 @@ class RecordedBlock:
             update = stacked([s.uploads[round] for s in series], names, device)
             updates.append(replace(update, weights_before=weights_of(model) if round else None))
         seconds = {"read": clock(device) - started}
-        return Observation(images, images, inputs, models, updates, labels, seconds)
+        return Observation(images, images, inputs, models, updates, labels, seconds=seconds)
 
     def _inputs(self, records: Sequence[ImageRecord], images: Tensor) -> ClientInput:
         """What the client fed in its first step. Inputs of later steps are not recorded, and

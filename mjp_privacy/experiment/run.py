@@ -7,7 +7,9 @@ engine (`engines`), and tell what happens. Nobody else writes what is about the 
 
 from __future__ import annotations
 
+import errno
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +20,13 @@ import torch
 from mjp_privacy.client.recorded.examined import check_some, examine
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import REFUSED, group_uploads
-from mjp_privacy.core.apart import keep_apart
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder
-from mjp_privacy.core.lock import locked
-from mjp_privacy.core.progress import RunProgress
-from mjp_privacy.core.shown import first_of, shown
-from mjp_privacy.core.threads import one_thread
+from mjp_privacy.core.errors import StorageError, UserError
+from mjp_privacy.core.files import lock, output_folder
+from mjp_privacy.core.machine import one_thread
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import open_images
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import (
     SourceCode,
@@ -57,7 +58,7 @@ from mjp_privacy.experiment.summary import (
     failure_lines,
     failures_and_refusals,
 )
-from mjp_privacy.experiment.work import OpenModel, Progress, Worker
+from mjp_privacy.experiment.work import CellDone, OpenModel, Worker
 
 __all__ = ["EngineConfig", "RunSummary", "attack_uploads", "run_experiment"]
 
@@ -137,7 +138,10 @@ def run_experiment(
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
     )
-    return Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
+    summary = Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
+    if opened.altered.remark:  # of the files that were opened in this process
+        print(opened.altered.remark, file=sys.stderr)
+    return summary
 
 
 def attack_uploads(
@@ -166,7 +170,8 @@ def attack_uploads(
     uploads = UploadFolder(Path(folder))
     examined = examine(uploads)
     check_some(examined, uploads)
-    groups = {group.name: group for group in group_uploads(examined.sound, limit)}
+    found = group_uploads(examined.known, limit, examined.refused)
+    groups = {group.name: group for group in found}
     images = len({record.image_id for group in groups.values() for record in group.records})
     root = output_folder(Path(out))
     workers = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
@@ -207,7 +212,7 @@ class Run:
 
     def run(self) -> RunSummary:
         """Plan and work; a lock keeps other commands out of the folder."""
-        with locked(self.root):
+        with lock(self.root):
             self.store = RunStore(self.root)
             self.store.check_format()
             damaged = self.store.damaged()
@@ -223,22 +228,26 @@ class Run:
             self.store.set_aside(damaged)
             finished.store = self.store
             write_experiment(self.store, self.job.experiment, self.job.made_with)
+            if self.job.uploads is not None:
+                self._forget_refused()
             self.listed = self._listed()
             self._write_cells()
             foreseen = forecast(self.plan, self.source)
             engine, remark = settled(self.engine, self.plan, foreseen, self.job.device)
-            with RunProgress(self.plan.units, self.root / LOG) as self.progress:
+            with Progress("attack", self.plan.units, "images", self.root / LOG) as progress:
+                self.progress = progress
                 self._say_start(damaged, absent, foreseen, engine, remark)
                 with one_thread():
                     done = self._here if engine.kind == "here" else self._elsewhere
                     for news in done(finished, engine, foreseen):
                         self._note(news)
+                self._check_rows()
                 self._compact()
                 return self._summary(finished)
 
     def _here(
         self, finished: Finished, engine: EngineConfig, foreseen: Forecast
-    ) -> Iterator[Progress]:
+    ) -> Iterator[CellDone]:
         """Do everything that is not finished in this process."""
         shutil.rmtree(self.job.path.parent, ignore_errors=True)  # tells old workers to stop
         made_with = self.job.made_with
@@ -250,7 +259,7 @@ class Run:
 
     def _elsewhere(
         self, finished: Finished, engine: EngineConfig, foreseen: Forecast
-    ) -> Iterator[Progress | TaskLost]:
+    ) -> Iterator[CellDone | TaskLost]:
         """Have an engine do it. Each model is opened here as well, for only its weights tell which
         rows belong to a cell; its tasks are under way while the next one is opened."""
         on_gpu = torch.device(self.job.device).type == "cuda"
@@ -274,7 +283,7 @@ class Run:
                         if any(left):
                             tasks.append(Task(number, block.index, group))
                         else:
-                            yield Progress(0, model, len(block.records) * len(cells))
+                            yield CellDone(0, model, len(block.records) * len(cells))
                 del opened
                 coordinator.submit(tasks)
                 yield from coordinator.news()
@@ -294,6 +303,17 @@ class Run:
             if opened.uploads is not None:
                 run_ids |= {cell: facts.run_id for cell, facts in opened.facts.items()}
         refuse_other_code(self.plan, run_ids, self.codes, finished)
+
+    def _forget_refused(self) -> None:
+        """Remove the rows of uploads that an earlier command refused: their files may have been
+        mended since, and those that are refused again get new ones."""
+        try:
+            stored = self.store.read_cells()
+        except UserError:  # a new folder
+            return
+        refused = {str(c.get("run_id")) for c in stored if c.get("model") == REFUSED}
+        for file in (file for run_id in refused for file in self.store.files(run_id)):
+            file.path.unlink(missing_ok=True)
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """The cells of the folder by their key: planned ones first, then those of other commands.
@@ -425,7 +445,7 @@ class Run:
             "give this run an --out of its own"
         )
 
-    def _note(self, news: Progress | TaskLost) -> None:
+    def _note(self, news: CellDone | TaskLost) -> None:
         """Show and count what is told of a block."""
         if isinstance(news, TaskLost):
             *trace, reason = news.reason.splitlines()
@@ -452,6 +472,19 @@ class Run:
 
     # after the work -----------------------------------------------------------------------------
 
+    def _check_rows(self) -> None:
+        """Raise where there are fewer rows than were written: somebody has taken them away."""
+        for cell, facts in self.facts.items():
+            present = set(self.store.read(facts.run_id, ["image_id"])["image_id"])
+            records = [r for block in self.plan.blocks[cell.model] for r in block.records]
+            lost = [r.image_id for r in records if r.image_id not in present]
+            if lost and not self.not_done:
+                raise StorageError(
+                    f"rows of {len(lost)} image(s) in {shown(self.store.folder(facts.run_id))} "
+                    f"({first_of(lost, 1)}) were deleted while the command worked",
+                    errno.ENOENT,
+                )
+
     def _compact(self) -> None:
         """Put the files of cells with very many blocks into few."""
         try:
@@ -463,6 +496,8 @@ class Run:
     def _summary(self, finished: Finished) -> RunSummary:
         """How the run ended, by its rows."""
         failures = [Failure(n.reason, image=n.record.image_id) for n in self.passed_over]
+        if not self.progress.fresh and self.progress.done == self.plan.units:
+            self.progress.say(f"all {self.plan.units} units are finished already; nothing to do")
         of_rows, refused = failures_and_refusals(self.store, self.plan, self.facts)
         failures += of_rows
         kept, unrecorded = self._made_by_others(finished)

@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.core.budget import over_budget
-from mjp_privacy.core.gate.file_kind import NoFile, Unreadable
+from attacks.budget import over_budget
+from mjp_privacy.core.errors import NoFile, Unreadable
 from mjp_privacy.experiment.store import OF_IMAGE, RunStore
 from mjp_privacy.metrics.coded import Coded, Images
 

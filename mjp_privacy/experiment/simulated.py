@@ -17,9 +17,9 @@ from torch import Tensor
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.client.upload import make_upload
-from mjp_privacy.core.device import clock
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.machine import clock
+from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource
 from mjp_privacy.experiment.config import Cell, Experiment
 from mjp_privacy.experiment.forecast import SimulatedForesight
@@ -185,9 +185,10 @@ class SimulatedBlock:
             )
         self._gradient_seconds = 0.0
         models = self._models(cell, attack, first)
-        updates = self._updates(cell, attack, names, rounds, models)
+        updates, classes = self._updates(cell, attack, names, rounds, models)
         seconds = {"gradient": self._gradient_seconds} if self._gradient_seconds else {}
-        return Observation(photographs, plain, first[0], models, updates, first[0].labels, seconds)
+        labels = first[0].labels
+        return Observation(photographs, plain, first[0], models, updates, labels, classes, seconds)
 
     # inputs -----------------------------------------------------------------------------------
 
@@ -247,17 +248,24 @@ class SimulatedBlock:
         names: Sequence[str],
         rounds: Sequence[Sequence[ClientInput]],
         models: Sequence[LoadedModel],
-    ) -> list[ClientUpdate]:
-        """The client's upload in each round; a round has one input for every local step."""
-        updates = []
+    ) -> tuple[list[ClientUpdate], Tensor | None]:
+        """The client's upload in each round, which has one input for every local step; and what the
+        client's model took the inputs of the first round for, where its own pass showed it."""
+        updates: list[ClientUpdate] = []
+        classes: list[Tensor | None] = []
         for round, (model, steps) in enumerate(zip(models, rounds, strict=True)):
             parameters = {name for name, _ in model.named_parameters()}
             wanted = [name for name in names if name in parameters]
             options = {"names": wanted, "round": round, "seed": self.seed}
             make = partial(make_upload, model, steps, cell.client, **options)  # type: ignore[arg-type]
             key = ("update", federation_key(cell, attack.victim), steps[0].image_ids, round)
-            updates.append(self._timed(key, make))
-        return updates
+            client = cell.client
+            plain = client.mode == "eval" and client.one_plain_step and not client.defenses
+            shows = plain and FedSGDClient(model, client).in_one_pass(wanted)
+            update, seen = self._timed(key, partial(_with_classes, model, make, shows))
+            updates.append(update)
+            classes.append(seen)
+        return updates, classes[0]
 
     def _timed(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What `make` returns, computed once; the time counts for the first cell that needs it."""
@@ -270,6 +278,23 @@ class SimulatedBlock:
             return value
 
         return self.memo.once(key, timed)
+
+
+def _with_classes(
+    model: LoadedModel, make: Callable[[], ClientUpdate], shows: bool
+) -> tuple[ClientUpdate, Tensor | None]:
+    """An upload, and the classes that its forward pass predicted; None where that is not one pass
+    of the images as they are (`shows`)."""
+    if not shows:
+        return make(), None
+    classes: list[Tensor] = []
+    hook = model.register_forward_hook(
+        lambda _, inputs, logits: classes.append(logits.detach().argmax(-1))
+    )
+    try:
+        return make(), torch.cat(classes).cpu()
+    finally:
+        hook.remove()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import first_of
+from mjp_privacy.core.text import first_of
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.store import RunStore
@@ -127,6 +127,8 @@ class Observation:
     models: Sequence[LoadedModel]  # that the client trained, one for each upload
     updates: Sequence[ClientUpdate]  # none for a control
     labels: Tensor | None  # (m,) as the attacker knows them; None: it does not
+    classes: Tensor | None = None
+    """(m,) what the client's model took the inputs for, where its own pass showed it."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Time spent on the uploads, by stage. An upload that several cells share is counted for the
     first cell that needs it."""

@@ -43,11 +43,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import bring_to_disk, unmistakable, write_named
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, NoFile, Unreadable, is_there
-from mjp_privacy.core.progress import LateBar
-from mjp_privacy.core.shown import shown
+from attacks.budget import seconds_in
+from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
+from mjp_privacy.core.files import fsync, write_named
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.text import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,7 +140,8 @@ class RunStore:
     """The row groups of pictures that were read last, by their files and first rows."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", unmistakable(self.root))
+        if ":" in "".join(self.root.parts[:1]):  # run:1/rows would be an address to pyarrow
+            object.__setattr__(self, "root", self.root.absolute())
 
     def folder(self, run_id: str) -> Path:
         """The folder of one cell."""
@@ -215,7 +217,7 @@ class RunStore:
         for at in small | partly:
             rows.files[at].path.unlink(missing_ok=True)
         if groups:
-            bring_to_disk(folder)
+            fsync(folder)
         return len(small | partly)
 
     # reading ------------------------------------------------------------------------------------
@@ -245,14 +247,11 @@ class RunStore:
 
     def finished(self, run_id: str) -> dict[str, Unit]:
         """The images of a cell that need not be attacked again."""
-        late = "attack_seconds.diagnostic", "over_budget.diagnostic"
-        rows = self.read(run_id, ["image_id", "status", "code", *late])
-        done = rows[~rows["status"].isin(NOT_DONE)]
-        codes = done["code"].fillna("").tolist()
-        if not set(late) <= set(rows):
-            return dict(zip(done["image_id"], map(Unit, codes), strict=True))
-        seconds = done[late[0]].where(done[late[1]] == 1, 0.0).fillna(0.0).tolist()
-        return dict(zip(done["image_id"], map(Unit, codes, seconds), strict=True))
+        rows = self.read(run_id, ["image_id", "status", "code", "reason"])
+        done = rows[~rows["status"].isin(NOT_DONE)].fillna({"code": "", "reason": ""})
+        seconds = {reason: seconds_in(reason) for reason in done["reason"].unique()}
+        late = done["reason"].map(seconds).tolist()
+        return dict(zip(done["image_id"], map(Unit, done["code"], late), strict=True))
 
     def about(self, run_id: str) -> list[dict[str, Any]]:
         """What the files of a cell say of it in their metadata, later tries last."""
@@ -301,7 +300,7 @@ class RunStore:
         files = [file for folder in folders for file in stored_files(folder)]
         with (
             ThreadPoolExecutor(4) as pool,
-            LateBar("reading what is stored", lambda: len(files)) as bar,
+            Progress("reading what is stored", lambda: len(files)) as bar,
         ):
             found = []
             wholes = pool.map(lambda file: file.is_whole, files)
@@ -316,7 +315,7 @@ class RunStore:
             target = self.root / ASIDE / path.relative_to(self.root)
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
-            bring_to_disk(path.parent)
+            fsync(path.parent)
 
     def without(self, paths: Iterable[Path]) -> RunStore:
         """The same folder for a reader that leaves these files out."""
@@ -543,7 +542,7 @@ def write_pieces(
 
     start = f"{name}.{1 + max((file.attempt for file in before), default=0):04d}"
     target = folder / f"{start}.parquet"
-    return write_named(target, write, lambda t: f"{start}.{digest_of(t)}.parquet", lasting=True)
+    return write_named(target, write, lambda t: f"{start}.{digest_of(t)}.parquet", durable=True)
 
 
 def about_of(schema: pa.Schema, path: Path) -> dict[str, Any]:
@@ -665,7 +664,7 @@ def _packed(
             columns[name] = pa.nulls(len(columns["has_picture"][0])), {**metadata, "same": same[0]}
             continue
         if name != "images" and parts[0].dtype == np.float32:
-            small = [np.clip(np.round(p * np.float32(255)), 0, 255).astype(np.uint8) for p in parts]
+            small = [_as_bytes(part) for part in parts]
             if all(map(_same_bits, map(_scaled, small), parts)):
                 parts, metadata = small, {**metadata, "dtype": "uint8", "scale": "1/255"}
         having = [names for (names, _), known in zip(groups, arrays, strict=True) if name in known]
@@ -688,6 +687,11 @@ def _equal(groups: Sequence[Mapping[str, NDArray[Any]]], name: str, other: str) 
 def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
     same_kind = one.dtype == other.dtype and one.shape == other.shape
     return same_kind and one.tobytes() == other.tobytes()
+
+
+def _as_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    with np.errstate(invalid="ignore"):  # of what is no number
+        return np.clip(np.round(values * np.float32(255)), 0, 255).astype(np.uint8)
 
 
 def _scaled(values: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.command import DONE, SOME_FAILED
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder
-from mjp_privacy.core.gate.file_kind import is_there
-from mjp_privacy.core.held import held_folder
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.files import output_folder, working_in
+from mjp_privacy.core.read import is_there
+from mjp_privacy.core.text import shown
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.experiment.code import Stale
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.config_files import check_attacks
-from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.engines.start import check_engine
+from mjp_privacy.experiment.engines.options import EngineConfig, check_engine
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.engines import ENGINES
@@ -41,7 +39,7 @@ def campaign(
     by      who attacks what was recorded, also as there; None: this process
     """
     check_campaign(config, data, out, val, by)
-    with held_folder(out):  # from the first round to the picture
+    with working_in(out):  # from the first round to the picture
         return _trained_and_attacked(config, data, out, val, device, engine, stale, by)
 
 

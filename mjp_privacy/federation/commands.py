@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mjp_privacy.core.command import DONE, Usage, use_threads
+from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import use_threads
 from mjp_privacy.experiment.engines.options import EngineOptions
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
-from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.core.read import is_there
 from mjp_privacy.federation.config import plain
 from mjp_privacy.federation.picture import SCOPES, THRESHOLD, draw_rounds, leakage_table
 from mjp_privacy.federation.stored import RESOLVED, evaluations, stored_config

@@ -9,8 +9,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mjp_privacy.client.config import ClientConfig, LocalSteps, ParameterName
-from mjp_privacy.core.bounds import Label, Many, Name, NotNegative, Positive, Seed, Share, Whole
-from mjp_privacy.core.fields import schema
+from mjp_privacy.core.schema import (
+    Label,
+    Many,
+    Name,
+    NotNegative,
+    Positive,
+    Seed,
+    Share,
+    Whole,
+    schema,
+)
 from mjp_privacy.experiment.config import AttackConfig
 from mjp_privacy.training.config import (
     Architecture,

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.client.config import ClientConfig, check_client
-from mjp_privacy.core.config_rows import row_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse
-from mjp_privacy.core.gate.yaml_files import read_mapping
+from mjp_privacy.core.read import read_mapping
+from mjp_privacy.core.schema import parse
 from mjp_privacy.experiment.config import AttackConfig
 from mjp_privacy.federation.config import (
     Clients,
@@ -22,6 +21,7 @@ from mjp_privacy.federation.config import (
 )
 from mjp_privacy.federation.other_rounds import longest_probe, with_rounds
 from mjp_privacy.training.config import Architecture, Initial, Storage
+from mjp_privacy.training.config_files import row_of
 
 _OWNERS: dict[str, Any] = {
     "model": Architecture,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 
 MOST_DRAWS = 100  # attempts at a Dirichlet split in which every client has enough images
 

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.core.colours import colour
-from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.federation.rounds import ATTACK
@@ -27,6 +25,7 @@ from mjp_privacy.report.line import Line
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.measures import failed_images
 from mjp_privacy.report.unshuffled import unshuffled_images
+from mjp_privacy.training.drawing import colour, drawn, plain_texts
 
 THRESHOLD = 20.0  # dB at which a person recognises the picture
 SCOPES = ("1 upload", "any number of uploads")

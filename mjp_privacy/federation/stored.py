@@ -17,12 +17,10 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from mjp_privacy.core.bounds import NotNegative, Whole
-from mjp_privacy.core.checked_lines import checked_objects
-from mjp_privacy.core.fields import listed_mistakes, schema
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind
-from mjp_privacy.core.gate.json_files import read_json
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.errors import BadFile
+from mjp_privacy.core.read import FileKind, read_json, read_json_lines
+from mjp_privacy.core.schema import NotNegative, Whole, listed_mistakes, schema
+from mjp_privacy.core.text import shown
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.server import ServerState, Weights
 from mjp_privacy.training.journal import METRICS
@@ -74,7 +72,7 @@ def evaluations(folder: Path) -> list[Evaluation]:
     so is one that changed after it was written."""
     path = folder / METRICS
     lines = []
-    for number, line in enumerate(checked_objects(path, LINES), 1):
+    for number, line in enumerate(read_json_lines(path, LINES), 1):
         try:
             lines.append(TypeAdapter(Evaluation).validate_python(line))
         except ValidationError as error:

@@ -19,7 +19,7 @@ from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.client.positions import with_sinusoidal_positions
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.data import spread_subset
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.images import federation_images

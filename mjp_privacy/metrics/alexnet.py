@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
-from mjp_privacy.core.gate.tensor_files import TensorFile
-from mjp_privacy.core.gate.torch_files import read_torch_file
+from mjp_privacy.core.errors import BadFile
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.models.tensor_files import TensorFile, read_torch_file
 
 PACKAGED = Path(__file__).parents[1] / "assets" / "alexnet_features_fp16.safetensors"
 TORCHVISION = "alexnet-owt-7be5be79.pth"  # the last part is the start of its SHA-256

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mjp_privacy.core.apart import keep_apart
-from mjp_privacy.core.command import Usage, ended
+from mjp_privacy.core.command import Usage, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file, write_atomically
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
+from mjp_privacy.data.places import keep_apart
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,14 @@ def score(argv: list[str], usage: Usage) -> int:
         arguments.reconstruction, arguments.reference, allow_missing=arguments.allow_missing
     )
     output_file(out)
-    rows = score_pairs(pairs, arguments.metrics or METRICS.names(), place)
+    rows = score_pairs(pairs, arguments.metrics or list(METRICS), place)
     write_atomically(out, lambda temporary: write_csv(temporary, rows))
     print(table(rows))
     if any(row.metric == "lpips" for row in rows):
         print(f"LPIPS backbone: {lpips_backbone()}.")
+    if pairs[0].altered.remark:
+        print(pairs[0].altered.remark)
     if arguments.allow_missing:
         print(f"Images without a partner, not scored: {missing}.")
     print(f"{len(rows)} rows in {shown(out)}")
-    return ended(failures(rows), "images not scored; rows say why")
+    return report_failed(failures(rows), "images not scored; rows say why")

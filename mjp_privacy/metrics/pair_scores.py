@@ -14,13 +14,13 @@ from rich.progress import track
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.spreadsheet import formula_free
+from mjp_privacy.core.text import shown
 from mjp_privacy.metrics.contract import arrow
 from mjp_privacy.metrics.folders import Pair
 from mjp_privacy.metrics.references import Key
 from mjp_privacy.metrics.scores import METRICS, chosen_keys
 from mjp_privacy.metrics.scores import score as scores_of
+from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.metrics.statistics import PSNR_CAP, bootstrap_interval
 
 OK, FAILED = "ok", "failed"

@@ -165,7 +165,7 @@ def _check_shapes(left: Tensor, right: Tensor) -> None:
 
 def _choose(metrics: Names | None) -> dict[Key, Metric]:
     if metrics is None:
-        names = METRICS.names()
+        names = list(METRICS)
     else:
         requested = [metrics] if isinstance(metrics, str) else list(metrics)
         names = [name for entry in requested for name in _expand(entry)]

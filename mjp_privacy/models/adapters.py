@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.low_rank import LowRank
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import is_there
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import is_there
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.beside_files import (
     OpenClip,
     OpenClipModel,

@@ -8,9 +8,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from mjp_privacy.core.bounds import Positive, Side, Switch, Width
-from mjp_privacy.core.gate.file_kind import FileKind, is_there
-from mjp_privacy.core.gate.json_files import read_json
+from mjp_privacy.core.read import FileKind, is_there, read_json
+from mjp_privacy.core.schema import Positive, Side, Switch, Width
 from mjp_privacy.models.stated import Epsilon
 
 BESIDE = FileKind(

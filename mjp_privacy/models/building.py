@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.memory import free_bytes
+from mjp_privacy.core.machine import free_bytes
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.cards import ModelCard as ModelCard
 from mjp_privacy.models.cards import WithCard

@@ -18,14 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import FileKind, NoFile, is_there, reason
-from mjp_privacy.core.gate.tensor_files import TensorFile
-from mjp_privacy.core.gate.torch_files import check_stored, read_torch_file
+from mjp_privacy.core.errors import NoFile, UserError
+from mjp_privacy.core.read import FileKind, is_there, reason
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.core.sealed import check_seal
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.tensor_files import SEAL
+from mjp_privacy.core.text import shown
+from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_stored, read_torch_file
 from mjp_privacy.models.unwrapped import unwrapped
 
 CHECKPOINT = FileKind(
@@ -93,8 +90,8 @@ def read_weight_file(source: str | Path, *, shapes_only: bool = False) -> Weight
     metadata: dict[str, str] = {}
     if suffix == ".safetensors":
         file = TensorFile(path, CHECKPOINT)
-        if SEAL in file.metadata and not shapes_only:  # what this package trained has a digest
-            check_seal(path, CHECKPOINT, needed=False)
+        if not shapes_only:  # what this package trained has a digest
+            check_digest(path, CHECKPOINT)
         content, metadata = _outlines(file) if shapes_only else file.tensors(), file.metadata
         if metadata.get("task") == SEGMENTS:  # others' files name tasks too, in words of theirs
             raise UserError(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 
 UnknownInit = Literal["mean_position", "zeros", "random"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
 from mjp_privacy.models.checkpoint_tables import (
     UnknownInit,

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.csv_files import read_csv
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import FileKind, read_csv
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.named import NamedCheckpoint
 
 TABLE = FileKind("a table of models", "Give another --out.", 1 << 30)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.json_files import json_value, typed
-from mjp_privacy.core.gate.tensor_files import check_finite
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import json_value, typed
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.cards import ModelCard
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
 from mjp_privacy.models.checkpoints import CheckpointReport
@@ -25,6 +24,7 @@ from mjp_privacy.models.family_building import build_other
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.spec import ModelSpec, overridden
 from mjp_privacy.models.stated import STATES, stated
+from mjp_privacy.models.tensor_files import check_finite
 
 SIZES = "network"
 """The entry of a file's metadata that states the sizes of another network than a ViT."""

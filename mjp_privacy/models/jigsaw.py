@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 
 MIN_BLOCK = 8  # patches
 MIN_ASPECT = 0.3

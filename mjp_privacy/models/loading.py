@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.tensor_files import check_finite
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.models.beside import with_facts_beside
 from mjp_privacy.models.building import LoadedModel as LoadedModel
 from mjp_privacy.models.building import build, check_complete, with_card
@@ -44,6 +43,7 @@ from mjp_privacy.models.spec import (
     overridden,
     with_metadata,
 )
+from mjp_privacy.models.tensor_files import check_finite
 from mjp_privacy.models.variant import Variant
 from mjp_privacy.models.zoo import spec_by_name, timm_spec
 

@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from mjp_privacy.core.bounds import NotNegative, Positive, Switch, Width
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse, schema
-from mjp_privacy.core.gate.yaml_files import yaml_value
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import yaml_value
+from mjp_privacy.core.schema import NotNegative, Positive, Switch, Width, parse, schema
+from mjp_privacy.core.text import shown
 
 Target = Literal["qkv", "proj", "fc1", "fc2"]
 ADAPTERS = ("lora_A", "lora_B")

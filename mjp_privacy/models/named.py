@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import is_there
+from mjp_privacy.core.read import is_there
 from mjp_privacy.core.registry import did_you_mean, unknown_name
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.zoo import NAMED_MODELS
 
 MOST_LETTERS = 100

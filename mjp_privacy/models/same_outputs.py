@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.building import LoadedModel
 
 TOLERANCE = 1e-4  # of the largest output

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_tables import grid_of
 from mjp_privacy.models.layouts import LAYOUTS
 from mjp_privacy.models.localization import DalKind

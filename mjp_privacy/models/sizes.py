@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mjp_privacy.core.bounds import Classes, Depth, Side, Switch, Width
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import schema
+from mjp_privacy.core.schema import Classes, Depth, Side, Switch, Width, schema
 from mjp_privacy.models.parameters import check_parameters
 
 Family = Literal["vit", "swin", "resnet"]

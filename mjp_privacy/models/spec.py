@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from mjp_privacy.core.bounds import Classes, Depth, Share, Side, Switch, Width
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import STRICT, parse
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.schema import STRICT, Classes, Depth, Share, Side, Switch, Width, parse
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import WeightFile
 from mjp_privacy.models.layouts import Layout
 from mjp_privacy.models.localization import DalKind

@@ -16,11 +16,10 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from mjp_privacy.core.bounds import Share, Side, Width
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import STRICT
-from mjp_privacy.core.gate.json_files import json_value, typed
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import json_value, typed
+from mjp_privacy.core.schema import STRICT, Share, Side, Width
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
 from mjp_privacy.models.localization import DalKind
 from mjp_privacy.models.low_rank import AdaptersText

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.tensor_files import MOST_AXES, MOST_NAME
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.layouts import LAYOUTS
+from mjp_privacy.models.tensor_files import MOST_AXES, MOST_NAME
 
 NESTED_KEYS = ("model", "state_dict", "module")
 PREFIX = re.compile(r"(?:model\.|module\.|_orig_mod\.)*")

@@ -16,9 +16,9 @@ from attacks.shared_picture import CERTAIN
 from attacks.step import run_steps
 from mjp_privacy.client.autocast import Autocast
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.core.seeding import torch_generator
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.diagnostics import gradient_residual
 from mjp_privacy.experiment.refusals import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Reconstruction, Refusal
@@ -154,12 +154,12 @@ def _chosen(
 ) -> tuple[dict[str, Attack], dict[str, str]]:
     """The attacks to run, built, and the reasons why others are not."""
     everything = isinstance(attacks, str) and attacks == "all"
-    options = _options(ATTACKS.names() if everything else attacks)
+    options = _options(list(ATTACKS) if everything else attacks)
     chosen: dict[str, Attack] = {}
     refused: dict[str, str] = {}
     for name, given in options.items():
         if name not in ATTACKS:
-            raise unknown_name("attack", shown(name, 60), ATTACKS.names())
+            raise unknown_name("attack", shown(name, 60), list(ATTACKS))
         if everything and "steps" in traits_of(name):
             refused[name] = (
                 "it optimises for minutes, so attacks='all' leaves it out; name it to run it"

@@ -9,10 +9,10 @@ from attacks.equations.weight_difference import INVERSIONS
 from mjp_privacy.client.autocast import Autocast
 from mjp_privacy.client.config import MOST_STEPS
 from mjp_privacy.client.recorded.header import MOST_IMAGES
-from mjp_privacy.core.bounds import MOST_NUMBER
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean, unknown_name
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.schema import MOST_NUMBER
+from mjp_privacy.core.text import shown
 
 Kind = Literal["gradient", "weight_difference"]
 KINDS = ("gradient", "weight_difference")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mjp_privacy.core.drawing import plain_texts
 from mjp_privacy.own.reconstructed import Reconstructed
+from mjp_privacy.training.drawing import plain_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

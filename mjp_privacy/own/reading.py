@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attacks.equations.names import PATCH
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import recognised
 from mjp_privacy.own.tensors import FLOATS, as_tensor

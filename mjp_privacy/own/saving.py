@@ -15,8 +15,8 @@ from mjp_privacy.client.autocast import Autocast
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.header import UploadHeader, check_header
 from mjp_privacy.client.recorded.loading import UNKNOWN_LABEL
-from mjp_privacy.core.bounds import MOST
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.schema import MOST_COUNT
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.own.attacking import Images, images_given
@@ -159,7 +159,7 @@ def _check_words(gamma: object, round: object, recipe: object) -> None:
     """Raise where what is said of the client is of the wrong kind or out of range."""
     if not is_number(gamma) or not 0 <= gamma <= 1:  # type: ignore[operator]
         raise UserError(f"gamma: expected MJP's ratio, a share from 0 to 1, got {said(gamma)}.")
-    if not is_whole(round) or not 0 <= round <= MOST:  # type: ignore[operator]
+    if not is_whole(round) or not 0 <= round <= MOST_COUNT:  # type: ignore[operator]
         raise UserError(f"round: expected a whole number from 0, got {said(round)}.")
     if recipe is not None and not isinstance(recipe, Mapping):
         raise UserError(

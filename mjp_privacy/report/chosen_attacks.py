@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.spreadsheet import formula_free
 from mjp_privacy.metrics.coded import Images
+from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.report.grouping import grouped, which
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.notes import REASONS_SHOWN, Section

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from mjp_privacy.core.command import DONE, Usage
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 
 
 @dataclass(frozen=True)

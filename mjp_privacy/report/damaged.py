@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mjp_privacy.core.shown import first_of, shown
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.report.line import Line
 
 NAMED = 3

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import is_there, reason
-from mjp_privacy.core.shown import plain, shown
+from mjp_privacy.core.read import is_there, reason
+from mjp_privacy.core.text import plain, shown
 
 RUN = ("cells.*.parquet", "rows/*/*.parquet", "cells.json")
 """What makes a folder a run: one of these files; the last is that of an earlier version."""

@@ -9,14 +9,14 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.client.recorded.groups import REFUSED
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
-from mjp_privacy.core.sealed import check_seal
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.scores import STAGE, JoinedTable, ScoreTable, cell_scores
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.coded import Images
+from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.report.folders import check_folders, run_names
 from mjp_privacy.report.line import Line
 
@@ -93,7 +93,7 @@ def _damaged_lists(store: RunStore) -> Iterator[str]:
     for path in (store.root / "experiment.yaml", *sorted((store.root / "experiments").glob("*"))):
         try:
             if is_there(path):
-                check_seal(path, EXPERIMENT, needed=False)
+                check_digest(path, EXPERIMENT, needed=False)
         except BadFile as error:
             place = shown(path.relative_to(store.root))
             yield f"{place} ({error.got}): the run of that experiment writes it again"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mjp_privacy.core.shown import counted
+from mjp_privacy.core.text import counted
 from mjp_privacy.experiment.cell_facts import ClientFacts
 from mjp_privacy.report.card.flags import DIGITS
 from mjp_privacy.report.damaged import damaged_notes

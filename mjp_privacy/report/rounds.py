@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mjp_privacy.core.colours import COLOURS, colour
-from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.shown import plain
+from mjp_privacy.core.text import plain
 from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
 from mjp_privacy.report.cell_columns import client_text, fact, options_text, target_of
 from mjp_privacy.report.loading import Line
@@ -21,6 +19,7 @@ from mjp_privacy.report.measures import THRESHOLDS, capped_median, success, summ
 from mjp_privacy.report.pictures.pixels import shorten
 from mjp_privacy.report.spreadsheets import with_formula_free
 from mjp_privacy.report.tables.figures import varying_columns
+from mjp_privacy.training.drawing import COLOURS, colour, drawn, plain_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from mjp_privacy.core.spreadsheet import STARTS, formula_free
+from mjp_privacy.metrics.spreadsheet import STARTS, formula_free
 
 
 def with_formula_free(table: pd.DataFrame) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mjp_privacy.core.shown import first_of
+from mjp_privacy.core.text import first_of
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.report.loading import Line
 

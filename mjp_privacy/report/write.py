@@ -24,8 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from mjp_privacy.core.files import output_folder, sweep, write_atomically
-from mjp_privacy.core.held import held_folder
+from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.report.batches import write_batches
 from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.card.text import card_notes, card_table
@@ -67,7 +66,7 @@ def write_report(
     chooser = contents.strip.chooser if contents.strip else None
     gallery = fill_gallery([*contents.lines, *contents.derived], chooser)
     _ = contents.standard  # what is wrong with a run is said before anything is written
-    with nothing_in_the_way(out), held_folder(output_folder(out)):
+    with nothing_in_the_way(out), working_in(output_folder(out)):
         sweep(out)
         files = [
             *_write_texts(contents, out, everything=everything),

@@ -12,8 +12,9 @@ from typing import Literal
 
 import tyro
 
-from mjp_privacy.core.command import DONE, Usage, ended, use_threads
+from mjp_privacy.core.command import DONE, Usage, report_failed
 from mjp_privacy.core.files import output_folder
+from mjp_privacy.core.machine import use_threads
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
@@ -167,7 +168,7 @@ def evaluate(argv: list[str], usage: Usage) -> int:
     print(outcome.text)
     if arguments.out:
         print(arguments.out)
-    return ended(outcome.failed, "not read, and in no figure")
+    return report_failed(outcome.failed, "not read, and in no figure")
 
 
 def curves(argv: list[str], usage: Usage) -> int:

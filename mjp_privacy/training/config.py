@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mjp_privacy.core.bounds import (
+from mjp_privacy.core.schema import (
     Classes,
     Count,
     Depth,
@@ -20,8 +20,8 @@ from mjp_privacy.core.bounds import (
     Side,
     Switch,
     Width,
+    schema,
 )
-from mjp_privacy.core.fields import schema
 from mjp_privacy.models.sizes import Family, Sizes, Stages
 from mjp_privacy.training.presets import Preset
 from mjp_privacy.training.segmentation.settings import Segmentation

@@ -11,12 +11,11 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from mjp_privacy.core.colours import colour
-from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.gate.file_kind import is_there
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import is_there
+from mjp_privacy.core.text import shown
+from mjp_privacy.training.drawing import colour, drawn, plain_texts
 from mjp_privacy.training.journal import LINES, METRICS, whole_lines
 
 Finite = Annotated[float, Field(strict=True, ge=-1e12, le=1e12)]

@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.command import Outcome
-from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
-from mjp_privacy.core.progress import LateBar
+from mjp_privacy.core.machine import pick_device
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.data import ImageRecord, open_images, spread_subset
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.earlier_table import keep_earlier
@@ -87,7 +87,7 @@ def evaluate(arguments: EvaluationArguments) -> Iterator[Evaluated]:
     for checkpoint, model in loaded:
         label = checkpoint.label
         check_labels(label, model, source.records)
-        with LateBar(label, lambda: len(records) * len(measured), "images") as bar:
+        with Progress(label, lambda: len(records) * len(measured), "images") as bar:
             rows = pd.concat(
                 measure(
                     model.to(device),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from mjp_privacy.core.drawing import drawn, plain_texts
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.metrics.statistics import Summary, summarise
+from mjp_privacy.training.drawing import drawn, plain_texts
 from mjp_privacy.training.presets import Preset
 from mjp_privacy.training.published import PublishedModel
 

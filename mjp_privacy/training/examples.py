@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import torch_generator
-from mjp_privacy.core.shown import first_of
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.core.text import first_of
 from mjp_privacy.data import ImageRecord, ImageSource, open_images
 from mjp_privacy.data.labels import is_class_index
 from mjp_privacy.training.config import TrainingConfig

@@ -1,16 +1,15 @@
 """metrics.jsonl: a run's measurements line by line, each with a checksum of its own
-(`core/checked_lines`), and the progress shown on the screen."""
+(`core/files`), and the progress shown on the screen."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.checked_lines import JSON_LINES
-from mjp_privacy.core.gate.file_kind import FileKind, is_there
+from mjp_privacy.core.files import append_json_line, json_line, write_atomically
+from mjp_privacy.core.read import FileKind, json_lines
 
 METRICS = "metrics.jsonl"
 LINES = FileKind(
@@ -39,11 +38,12 @@ class Journal:
         if damaged:
             self.say(f"{METRICS}: {damaged} damaged line(s) are left out")
         kept = [line for line in lines if line["step"] <= step]
-        JSON_LINES.rewrite(self.path, "", map(json.dumps, kept))
+        text = "".join(map(json_line, kept))
+        write_atomically(self.path, lambda file: file.write_text(text, "utf-8"), durable=True)
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line to the file."""
-        JSON_LINES.append(self.path, [json.dumps(line)])
+        append_json_line(self.path, line)
 
     def show(self, line: dict[str, Any]) -> None:
         """Show loss, accuracy, speed and time left, every PLAIN_INTERVAL seconds and at the end."""
@@ -77,17 +77,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The same, and how many other lines there are but for a last one that is unfinished: damaged
     ones, which their checksums tell, and those of something else."""
-    if not is_there(path):
-        return [], 0
-    stored = JSON_LINES.read(LINES.bytes(path), needed=False)
-    lines = [line for text in stored.texts if (line := _line(text)) is not None]
-    return lines, sum(bool(text.strip()) for text in stored.texts) - len(lines) + stored.damaged
+    objects, damaged = json_lines(path, LINES)
+    lines = [line for line in objects if _is_of_a_step(line)]
+    return lines, len(objects) - len(lines) + len(damaged)
 
 
-def _line(text: str) -> dict[str, Any] | None:
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    fits = isinstance(line, dict) and type(line.get("step")) is int and line["step"] >= 0
-    return line if fits else None
+def _is_of_a_step(line: dict[str, Any]) -> bool:
+    return type(line.get("step")) is int and line["step"] >= 0

@@ -19,7 +19,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.half_precision import products, rounds_products
 from mjp_privacy.training.network import Objective, build_network

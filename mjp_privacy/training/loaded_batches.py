@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.data import ImageError
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.examples import epoch_order

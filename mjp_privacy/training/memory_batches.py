@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mjp_privacy.core.progress import LateBar
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.data import ImageError, Preprocessing
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.examples import Examples, epoch_order
@@ -21,7 +21,7 @@ def decode_all(examples: Examples, side: int, used_for: str = "training") -> Ten
     """Decode all images: (n, 3, side, side) uint8 in the order of the records."""
     preprocessing = Preprocessing(side, side)
     images = torch.empty(len(examples), 3, side, side, dtype=torch.uint8)
-    with LateBar("decoding", lambda: len(examples), "images") as bar:
+    with Progress("decoding", lambda: len(examples), "images") as bar:
         for place, record in enumerate(examples.records):
             try:
                 pixels = preprocessing(examples.source.decode(record))

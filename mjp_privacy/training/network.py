@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.models import load_model
 from mjp_privacy.models.family_building import build_other
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.machine import pick_device
+from mjp_privacy.core.text import shown
 
 SETTLE = 0.2  # seconds for the threads of a process group to come to rest
 LEAVE = 5.0  # seconds to leave a process group in after an error

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from mjp_privacy.core.bounds import NotNegative, Share, Switch
+from mjp_privacy.core.schema import NotNegative, Share, Switch
 
 PAPERS_MODEL = re.compile(r"vit d384 l12 h6 p16@224\b|(vit|deit)_small_patch16_224\b")
 PAPERS_SIZE = 224

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.models.jigsaw import shuffle_patches, to_images, to_patches
 from mjp_privacy.training.blockwise import blockwise_masks, shuffled_orders
 from mjp_privacy.training.config import TrainingConfig

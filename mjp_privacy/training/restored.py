@@ -15,9 +15,9 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from mjp_privacy.core.bounds import Whole
-from mjp_privacy.core.gate.json_files import typed
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import typed
+from mjp_privacy.core.schema import Whole
+from mjp_privacy.core.text import shown
 from mjp_privacy.training.snapshots import STATE
 
 Percent = Annotated[float, Field(strict=True, ge=0, le=100)]

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder
-from mjp_privacy.core.lock import locked
+from mjp_privacy.core.files import lock, output_folder
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.models.checkpoint_files import file_sha256, located
 from mjp_privacy.training.config import TrainingConfig, plain
 from mjp_privacy.training.curves import check_runs
@@ -62,7 +61,7 @@ def train(
         keep_apart(out, {"--data": data, "--val": val})
         folder = output_folder(Path(out))
         # All processes of a run work in one folder; the first one holds the lock for all.
-        with locked(folder) if world.first else nullcontext():
+        with lock(folder) if world.first else nullcontext():
             check_initial(config)
             examples, held_out = find(config, Path(data), Path(val) if val else None)
             identity = _identity(config, examples, held_out)

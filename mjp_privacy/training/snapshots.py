@@ -12,19 +12,15 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from mjp_privacy.core.bounds import Whole
-from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
-from mjp_privacy.core.gate.json_files import json_value, typed
-from mjp_privacy.core.gate.tensor_files import TensorFile
-from mjp_privacy.core.gate.torch_files import read_torch_file
-from mjp_privacy.core.sealed import check_seal
-from mjp_privacy.core.tensor_files import save_tensors
-from mjp_privacy.core.version import commit
+from mjp_privacy.core.machine import commit
+from mjp_privacy.core.read import FileKind, is_there, json_value, typed
+from mjp_privacy.core.schema import Whole
 from mjp_privacy.models.checkpoint_files import CHECKPOINT as WEIGHTS
 from mjp_privacy.models.family_files import SIZES, weights_of
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.models.tensor_files import TensorFile, check_digest, read_torch_file, save_tensors
 from mjp_privacy.training.config import TrainingConfig, other_sizes, plain
 from mjp_privacy.training.half_precision import rounds_products
 from mjp_privacy.training.processes import World
@@ -65,7 +61,7 @@ class _Head:
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write checkpoint.pt; the previous one stays until the new one is complete."""
-    write_atomically(folder / CHECKPOINT, lambda path: torch.save(state, path), lasting=True)
+    write_atomically(folder / CHECKPOINT, lambda path: torch.save(state, path), durable=True)
 
 
 def load_checkpoint(
@@ -132,7 +128,7 @@ def export_model(
     tensors = exported(model, half=half)
     metadata = {k: json.dumps(v) for k, v in {**_metadata(config), **facts}.items()}
     path = folder / name
-    save_tensors(path, tensors, metadata, sealed=True)
+    save_tensors(path, tensors, metadata, digest=True)
     return path
 
 
@@ -147,7 +143,7 @@ def exported(model: MJPVisionTransformer, *, half: bool) -> dict[str, Tensor]:
 def export_fault(path: Path, model: MJPVisionTransformer, *, half: bool) -> str:
     """Why a file that was exported is not the one of this model any more; empty if it is."""
     try:
-        check_seal(path, WEIGHTS, needed=False)
+        check_digest(path, WEIGHTS)
         stored = TensorFile(path, WEIGHTS).tensors()
     except BadFile as error:
         return error.got

@@ -8,7 +8,7 @@ import scipy.linalg
 
 from mjp_privacy.analysis.position_table import Matrix, PositionTable, noise_table
 from mjp_privacy.analysis.regression import FOLDS, place_error
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 
 
 def linear(grid: int, width: int, noise: float = 0.0) -> PositionTable:

@@ -1,10 +1,17 @@
 """The batched least-squares solver against LAPACK's gelsd, where rows are zero or dependent."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
 
-from attacks.equations.least_squares import condition_and_rank, minimum_norm_solve, pseudo_inverse
+from attacks.equations.least_squares import (
+    condition_and_rank,
+    for_each_in_threads,
+    minimum_norm_solve,
+    pseudo_inverse,
+)
 
 
 def systems(rows: int, condition: float, number: int = 3) -> tuple[Tensor, Tensor]:
@@ -106,3 +113,32 @@ def test_a_singular_value_must_exceed_the_bound(small: float, counts: bool) -> N
     assert z[0, :, 0].tolist() == pytest.approx(
         [1.0, 1 / (small * 4 * EPS) if counts else 0.0, 1.0, 1.0]
     )
+
+
+# one matrix a thread -----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("number", [0, 1, 8])
+def test_every_index_once_with_one_thread_each(threads: int, number: int) -> None:
+    seen: list[tuple[int, int]] = []
+    for_each_in_threads(lambda index: seen.append((index, torch.get_num_threads())), number)
+    assert sorted(seen) == [(index, 1) for index in range(number)]
+    assert torch.get_num_threads() == threads
+
+
+def test_an_error_comes_out_and_the_threads_come_back(threads: int) -> None:
+    def fails(index: int) -> None:
+        if index == 2:
+            raise ValueError("the third")
+
+    with pytest.raises(ValueError, match="the third"):
+        for_each_in_threads(fails, 4)
+    assert torch.get_num_threads() == threads

@@ -22,10 +22,10 @@ from attacks.prior.gaussian import cosine_basis
 from attacks.prior.stationary import CHANNELS, SPREAD
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.tensor_files import save_tensors
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import to_patches
+from mjp_privacy.models.tensor_files import save_tensors
 
 UNIT = Pixels(32, (0.0,) * 3, (1.0,) * 3)
 

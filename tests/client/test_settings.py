@@ -19,7 +19,7 @@ def prepared(setting: Setting, images: Tensor, **changes: float) -> ClientInput:
 
 
 def test_there_are_three() -> None:
-    assert SETTINGS.names() == ["a", "b", "c"]
+    assert list(SETTINGS) == ["a", "b", "c"]
     assert [SETTINGS[name].name for name in SETTINGS] == ["a", "b", "c"]
     assert [SETTINGS[name].shuffles for name in SETTINGS] == [False, True, True]
     with pytest.raises(UserError, match=r"Unknown setting 'd'.* Available: a, b, c"):

@@ -17,7 +17,7 @@ from mjp_privacy import load_images, load_model
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.defenses.disturbance import Draws
 from mjp_privacy.client.upload import make_upload
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import ClientInput
 
 CLIENTS = 3

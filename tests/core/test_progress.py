@@ -1,15 +1,14 @@
-"""Progress: speed and time left, as plain lines and as a log."""
+"""Progress: speed and time left, as plain lines, as a bar, and messages as a log."""
 
 import io
-import json
-import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from mjp_privacy.core import progress
-from mjp_privacy.core.progress import LateBar, RunProgress
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.read import FileKind, read_json_lines
 
 
 @pytest.fixture
@@ -19,100 +18,50 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True, width=100)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    return drawn
+
+
 @pytest.mark.parametrize(
-    ("total", "said"),
-    [
-        (12, "1.0 images/s · 0 min 02 s left"),
-        (69, "1.0 images/s · 0 min 59 s left"),
-        (120, "1.0 images/s · 1 min 50 s left"),
-        (129, "1.0 images/s · 1 min 59 s left"),
-        (7210, "1.0 images/s · 120 min 00 s left"),
-    ],
+    ("total", "left"), [(12, "0 min 02 s"), (69, "0 min 59 s"), (7210, "120 min 00 s")]
 )
 def test_speed_is_of_fresh_units_and_time_of_those_left(
-    clock: list[float], total: int, said: str
+    clock: list[float], total: int, left: str
 ) -> None:
-    run = RunProgress(total + 1000)
-    assert run.speed() == ""
+    run = Progress("attack", total + 1000, "images")
     run.skip(1000)
     clock[0] += 10
-    run.advance(10, "model a float32")
-    assert run.speed() == said
+    run.advance(10)
+    assert run.figures() == f"1010/{total + 1000} · 1.0 images/s · {left} left"
 
 
-def test_a_line_comes_every_ten_seconds_and_at_the_end(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
+def test_a_line_comes_every_ten_seconds_and_at_a_runs_end(
+    clock: list[float], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with RunProgress(100) as run:
+    with Progress("attack", 100, "images", tmp_path / "log.jsonl") as run:
         for _ in range(10):
             clock[0] += 3
             run.advance(5, "work")
     lines = capsys.readouterr().err.splitlines()
-    assert [re.match(r"\w+: \d+/100", line)[0] for line in lines] == [  # type: ignore[index]
+    assert [line.split(" · ")[0] for line in lines] == [
         "work: 20/100",
         "work: 40/100",
-        "attack: 50/100",
+        "work: 50/100",
     ]
 
 
-def test_a_finished_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with RunProgress(30) as run:
-        run.skip(30)
-    assert capsys.readouterr().err == "all 30 units are finished already; nothing to do\n"
-
-
-def test_what_is_said_is_logged_with_its_facts(tmp_path: Path) -> None:
-    with RunProgress(1, tmp_path / "log.jsonl") as run:
+def test_what_is_said_is_logged_with_its_facts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress("attack", 1, "images", tmp_path / "log.jsonl") as run:
         run.say("loaded [brackets]", missing=["unk_embed"])
-        run.advance(1, "x")
-    (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
-    entry = json.loads(line)
+    assert capsys.readouterr().err == "loaded [brackets]\n"
+    (entry,) = read_json_lines(tmp_path / "log.jsonl", FileKind("a log", "Delete it."))
     assert (entry["message"], entry["missing"]) == ("loaded [brackets]", ["unk_embed"])
-
-
-def test_a_terminal_gets_a_bar_with_the_same_figures(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with RunProgress(100) as run:
-        run.skip(20)
-        clock[0] += 10
-        run.advance(10, "ViT a float32")
-        run.say("a line [with brackets]")
-        assert run.bar is not None
-        assert run.bar.tasks[0].completed == 30
-        assert run.bar.tasks[0].fields["say"] == "1.0 images/s · 1 min 10 s left"
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "a line [with brackets]" in printed
-    assert "ViT a float32" in printed
-
-
-def test_what_goes_before_the_work_is_shown_once_it_takes_long(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with LateBar("reading", lambda: 40) as bar:
-        for _ in range(20):
-            clock[0] += 0.9
-            bar.advance()
-    assert capsys.readouterr().err == "reading: 12/40 · 1.1 files/s · 0 min 25 s left\n"
-
-
-def test_what_nobody_has_counted_is_shown_without_a_total(
-    clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LateBar("files", None) as bar:
-        clock[0] += 11
-        bar.advance()
-    assert capsys.readouterr().err == "files: 1\n"
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with LateBar("files", None) as bar:
-        clock[0] += 11
-        bar.advance()
-        bar.advance()
-        assert bar.bar is not None
-        assert bar.bar.tasks[0].fields["say"] == "2"
 
 
 def test_what_is_quick_is_never_counted_nor_shown(
@@ -121,26 +70,34 @@ def test_what_is_quick_is_never_counted_nor_shown(
     def total() -> int:
         raise AssertionError("nobody asked")
 
-    with LateBar("reading", total) as bar:
+    with Progress("reading", total) as bar:
         for _ in range(90):
             clock[0] += 0.1
             bar.advance()
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_gets_a_late_bar_after_a_second(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
+def test_what_nobody_can_count_has_no_total(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with LateBar("reading what is stored", lambda: 5) as bar:
+    with Progress("files", None) as bar:
+        clock[0] += 11
+        bar.advance()
+    assert capsys.readouterr().err == "files: 1\n"
+
+
+def test_a_terminal_gets_a_bar_after_a_second(clock: list[float], terminal: io.StringIO) -> None:
+    with Progress("reading", lambda: 5) as run:
         clock[0] += 0.9
-        bar.advance()
-        assert bar.bar is None
+        run.advance()
+        assert run.bar is None
         clock[0] += 0.2
-        bar.advance()
-        assert bar.bar is not None
+        run.advance()
+        run.say("a line [with brackets]")
         for _ in range(4):  # cells with damage are read twice
-            bar.advance()
-        assert bar.bar.tasks[0].fields["say"] == "6/6 · 5.5 files/s · 0 min 00 s left"
-    assert "reading what is stored" in console.file.getvalue()  # type: ignore[attr-defined]
+            run.advance(what="ViT")
+        assert run.bar is not None
+        assert run.bar.tasks[0].completed == 6
+        assert run.figures().startswith("6/6 · 5.5 files/s")
+    assert "a line [with brackets]" in terminal.getvalue()
+    assert "ViT" in terminal.getvalue()

@@ -1,35 +1,40 @@
-"""Entries that name a file or a class wrongly, and defences that are not whole."""
+"""Entries that name a file or a class wrongly, and fields of a checked dataclass."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
 import pytest
 
-from mjp_privacy.client.defenses.registry import DEFENSES, defense_of
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import Entry
+from mjp_privacy.core.registry import Entry, Registry
+from mjp_privacy.core.schema import (
+    Count,
+    Label,
+    Name,
+    NotNegative,
+    PathText,
+    Positive,
+    Seed,
+    Share,
+    Switch,
+    parse,
+    schema,
+)
 
 
-def test_a_missing_file_is_named() -> None:
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("attacks.nowhere:Yours", "attacks/nowhere.py"),
+        ("attacks.patch_gradient:PatchGradent", "Did you mean PatchGradient?"),
+    ],
+)
+def test_what_is_registered_and_not_there_is_named(where: str, named: str) -> None:
     with pytest.raises(UserError) as caught:
-        Entry("attacks.nowhere:Yours").load()
-    assert str(caught.value) == (
-        "attacks.nowhere:Yours is registered, but there is no file attacks/nowhere.py. Write it, "
-        "or mend the line that registers it."
-    )
-
-
-def test_a_missing_class_is_named_with_those_there_are() -> None:
-    with pytest.raises(UserError) as caught:
-        Entry("attacks.patch_gradient:PatchGradent").load()
-    assert str(caught.value) == (
-        "attacks.patch_gradient:PatchGradent is registered, but attacks/patch_gradient.py has no "
-        "PatchGradent; its classes: PatchGradient. Did you mean PatchGradient? Mend the line that "
-        "registers it."
-    )
+        Entry(where).load()
+    assert named in str(caught.value)
 
 
 def test_what_a_file_lacks_itself_is_its_own_error(
@@ -41,42 +46,65 @@ def test_what_a_file_lacks_itself_is_its_own_error(
         Entry("imports_what_is_not_there:Yours").load()
 
 
-@dataclass(frozen=True)
-class Idle:
-    """Does nothing, and has no `apply`."""
+def test_a_registry_knows_its_names() -> None:
+    fruits: Registry[int] = Registry("fruit")
+    fruits.register("apple", 1)
+    with fruits.registered("pear", 2):
+        assert list(fruits) == ["apple", "pear"]
+        with pytest.raises(UserError, match=r"'aple'.*Did you mean apple\?.*apple, pear"):
+            fruits["aple"]
+    assert "pear" not in fruits
+    with pytest.raises(ValueError, match="apple"):
+        fruits.register("apple", 3)
 
-    name: ClassVar[str] = "idle"
-    main: ClassVar[str | None] = None
+
+@schema
+class Inner:
+    """What an outer one holds."""
+
+    rate: Positive = 0.1
 
 
-class Loose:
-    """No dataclass."""
+@schema
+class Outer:
+    """Fields of every kind."""
 
-    name = "loose"
-    main = None
-
-    def apply(self) -> None: ...
+    seed: Seed = 0
+    count: Count = 1
+    share: Share = 0.5
+    loss: NotNegative = 0.0
+    on: Switch = False
+    label: Label = "a"
+    name: Name = "a"
+    path: PathText = "a"
+    inner: Annotated[Inner | None, "nested"] = None
 
 
 @pytest.mark.parametrize(
-    ("name", "cls", "said"),
+    ("field", "value"),
     [
-        ("idle", "Idle", "Defense idle: tests.core.test_registry:Idle lacks apply. Expected a"),
-        ("loose", "Loose", "Defense loose: tests.core.test_registry:Loose is not a dataclass."),
-        ("busy", "Loose", "tests.core.test_registry:Loose is not a dataclass. Expected a frozen"),
+        *(("seed", value) for value in (True, "5", -1, 2**63, 1.0)),
+        *(("count", value) for value in (0, 10**10, None)),
+        *(("share", value) for value in (True, "0.5", 1.1, float("nan"))),
+        *(("loss", value) for value in (-1e-9, 1e300, float("inf"))),
+        *(("on", value) for value in (1, "yes")),
+        *(("label", value) for value in ("", "  ", "a\x1b[2J", "x" * 101, 5)),
+        *(("name", value) for value in ("../a", ".a", "a/b", "a\\b")),
+        *(("path", value) for value in ("", "a\0b", "x" * 5000)),
+        ("inner", {"rate": 0}),
+        ("inner", 5),
+        ("sed", 1),
     ],
 )
-def test_a_defense_that_is_not_whole_is_told_what_it_lacks(name: str, cls: str, said: str) -> None:
-    entry = Entry(f"tests.core.test_registry:{cls}")
-    with DEFENSES.registered(name, entry), pytest.raises(UserError) as caught:
-        defense_of(name)
-    assert said in str(caught.value)
+def test_a_wrong_field_is_named(field: str, value: object) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(Outer, {field: value}, "the config", {"inner": Inner})
+    assert field in str(caught.value)
+    assert "\x1b" not in str(caught.value)
 
 
-def test_a_defense_under_another_name_than_its_own_is_an_error() -> None:
-    entry = Entry("mjp_privacy.client.defenses.pruning:Prune")
-    with DEFENSES.registered("yours", entry), pytest.raises(UserError) as caught:
-        defense_of("yours 0.1")
-    assert "Defense yours: mjp_privacy.client.defenses.pruning:Prune calls itself 'prune'." in str(
-        caught.value
-    )
+def test_a_misspelt_field_gets_the_nearest_of_its_owner() -> None:
+    with pytest.raises(UserError, match=r"inner\.rat: .*Did you mean rate\?"):
+        parse(Outer, {"inner": {"rat": 1.0}}, "the config", {"inner": Inner})
+    with pytest.raises(UserError, match=r"(?s)Inner has .*rate"):
+        Inner(rate=0.0)

@@ -1,17 +1,22 @@
 """What stands beside the scores: masks found, regions, patches put back, the residual."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from attacks.controls import mean_image
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.experiment import diagnostics
-from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER, gradient_residual
+from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER, gradient_residual
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.jigsaw import (
     direct_accuracy,
@@ -20,8 +25,11 @@ from mjp_privacy.metrics.jigsaw import (
     rearranged,
 )
 from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.models import load_model
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches, to_images, to_patches
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks, tiny
+from tests.helpers.rounds_attack import mjp
+from tests.helpers.runs import TINY, attack, one_cell, outcome, rows, values, written
 
 NAMES = ["pos_embed", RESIDUAL_OVER]
 
@@ -51,8 +59,8 @@ def test_mask_agreement() -> None:
         "mask_precision": [1, 1 / 3, 1, 0, math.nan],
         "mask_recall": [1, 0.5, 1, math.nan, 0],
     }
-    for name, values in expected.items():
-        assert found[name].tolist() == pytest.approx(values, nan_ok=True)
+    for name, wanted in expected.items():
+        assert found[name].tolist() == pytest.approx(wanted, nan_ok=True)
     assert diagnostics.mask_agreement(None, inputs) == {}
     unshuffled = ClientInput(images, torch.zeros(5), list("abcde"))
     found = diagnostics.mask_agreement(torch.zeros(5, 4).bool(), unshuffled)
@@ -190,3 +198,88 @@ def test_no_residual_without_the_gradient_or_the_labels() -> None:
     bare = replace(view, updates=[replace(view.updates[0], grads=grads)])
     for less in (blind, bare):
         assert gradient_residual(less, inputs.images, None, [view.model]) is None
+
+
+SPAN, LOCAL = {"name": "masked_span"}, {"name": "patch_gradient"}
+APRIL, GREY = {"name": "april"}, {"name": "grey"}
+
+
+@pytest.mark.parametrize(
+    ("attacks", "asked", "having"),
+    [
+        ([LOCAL], [], set()),  # nobody competes with it
+        ([LOCAL, APRIL, GREY], [], set()),  # APRIL's client has another block 0
+        ([LOCAL, SPAN, APRIL, GREY], [], {"patch_gradient", "masked_span"}),
+        ([LOCAL], ["residual"], {"patch_gradient"}),
+        ([APRIL, GREY], ["residual"], {"april"}),
+    ],
+)
+def test_the_residual_is_computed_where_it_decides_or_is_asked_for(
+    three: Path, tmp_path: Path, attacks: list[Any], asked: list[str], having: set[str]
+) -> None:
+    config = one_cell(attacks=attacks, diagnostics=asked, dtypes=["float64"])
+    attack(three, tmp_path, config, limit=1)
+    found = rows(tmp_path)
+    assert set(found[found["metric"] == "gradient_residual"]["attack"]) == having
+
+
+# rows of special cases ----------------------------------------------------------------------------
+
+
+def test_an_attack_that_names_masks_only_is_scored_by_them(three: Path, tmp_path: Path) -> None:
+    config = mjp("c", {"name": "mask_locator"})
+    assert attack(three, tmp_path, config).exit_code == 0
+    assert {status for status, _ in outcome(tmp_path).values()} == {"unscored"}
+    told = values(tmp_path)
+    for name in ("mask_precision", "mask_recall"):
+        assert (told.xs(name, level="metric") == 1).all()
+    before = written(tmp_path)
+    attack(three, tmp_path, config)  # it is finished
+    assert written(tmp_path) == before
+
+
+def test_an_unknown_embedding_can_be_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "plain.safetensors"
+    save_file({n: p.detach() for n, p in load_model(**TINY).named_parameters()}, path)
+    options = {**TINY, "checkpoint": path, "unknown_embedding": True, "unknown_init": "random"}
+    one, other = load_model(**options), load_model(**options)
+    assert one.unk_embed is not None
+    assert other.unk_embed is not None
+    assert torch.equal(one.unk_embed, other.unk_embed)
+    assert 0.7 < one.unk_embed.std().item() < 1.3
+    assert any("N(0, 1)" in note for note in one.card.checkpoint.notes)
+
+
+@pytest.mark.parametrize("augment", ["crop", "mixup"])
+def test_other_pixels_in_each_round_break_several_uploads(
+    three: Path, tmp_path: Path, augment: str
+) -> None:
+    rung = {"name": "multi_round", "options": {"uploads": 6, "prior": "stationary"}}
+    entry = {"models": ["MJP"], "settings": ["c"], "gammas": [0.2]}
+    grid = [entry, {**entry, "client": {"augment": augment}}]
+    attack(three, tmp_path, mjp("c", rung, grid=grid))
+    told = [values(tmp_path, augment=kind).xs("psnr", level="metric") for kind in ("none", augment)]
+    same, other = (v.xs("standard", level="variant").clip(upper=100).mean() for v in told)
+    assert same > 60 > 35 > other
+
+
+GOLDEN = {
+    ("a", "april"): (7.945, 0.0366),
+    ("a", "masked_span"): (100.0, 1.0),
+    ("b", "april"): (5.695, 0.0136),
+    ("b", "masked_span"): (17.739, 0.6203),
+    ("c", "april"): (5.695, 0.0030),
+    ("c", "masked_span"): (19.704, 0.6809),
+    ("c", "grey"): (12.824, 0.1418),
+}
+"""PSNR, up to 100, and SSIM of 2.png in float64 with 2c88397; the model's numbers are drawn."""
+
+
+def test_the_ladder_of_a_tiny_float64_model_is_as_it_was(three: Path, tmp_path: Path) -> None:
+    grid = [{"models": ["MJP"], "settings": ["a", "b", "c"], "gammas": [0.5]}]
+    config = mjp("c", APRIL, SPAN, GREY, grid=grid, dtypes=["float64"])
+    attack(three, tmp_path, config)
+    for (setting, name), expected in GOLDEN.items():
+        found = values(tmp_path, setting=setting, attack=name)["2.png"]
+        scores = min(found["psnr", "standard"], 100.0), found["ssim", "standard"]
+        assert scores == pytest.approx(expected, abs=0.001), (setting, name)

@@ -13,7 +13,7 @@ import yaml
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.engines import start
+from mjp_privacy.experiment.engines import options
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation import task as tasks
@@ -126,14 +126,14 @@ def test_what_is_trained_may_not_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "missing", "said"),
     [
-        ("ray", "ray", "The engine `ray` needs the package ray, which is not installed"),
+        ("ray", "ray", "--engine ray: expected the package ray, which is not installed"),
         ("slurm", "sbatch", "expected Slurm's commands on this machine; `"),
     ],
 )
 def test_an_engine_that_is_not_there_is_told(
     tmp_path: Path, data: Path, kind: Any, missing: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "find_spec", lambda name: None)
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UserError) as caught:
         check_campaign(config(), data, tmp_path / "out", by=EngineConfig(kind=kind))

@@ -10,7 +10,7 @@ import torch
 
 from mjp_privacy.client.positions import sinusoidal_table
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.yaml_files import read_mapping
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.federation import rounds
 from mjp_privacy.federation.config import Server
 from mjp_privacy.federation.config_files import load_federation

@@ -11,7 +11,7 @@ import torch
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
-from mjp_privacy.core.gate.yaml_files import read_mapping
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.federation.config_files import load_federation
 from mjp_privacy.federation.other_rounds import longest_probe, what_moved, with_rounds
 from mjp_privacy.federation.rounds import Federation

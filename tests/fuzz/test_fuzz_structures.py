@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 
 from mjp_privacy.client.recorded.header import read_header
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.csv_files import read_csv
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.json_files import read_json_lines, read_json_value
-from mjp_privacy.core.gate.tensor_files import TensorFile
-from mjp_privacy.core.gate.yaml_files import yaml_value
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value, yaml_value
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.label_files import parse_label_file
 from mjp_privacy.experiment.config_files import parse_experiment
 from mjp_privacy.federation.config_files import load_federation
+from mjp_privacy.models.tensor_files import TensorFile
 from mjp_privacy.training.config_files import load_training
 from tests.inputs import base
 from tests.inputs.case import CONTROL
@@ -28,13 +25,12 @@ from tests.inputs.tensors import file_of
 KIND = FileKind("a file", "Make it again.", 1 << 20)
 
 drawn = settings(
-    max_examples=150,
     derandomize=True,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-"""The same examples each time."""
+"""The same examples each time, as many as the profile says (tests/conftest.py)."""
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30)
 values = st.recursive(

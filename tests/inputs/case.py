@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mjp_privacy.core.shown import cut
+from mjp_privacy.core.text import cut
 from tests.inputs.forks import SECONDS, Job, Outcome
 from tests.inputs.server import STDERR, STDOUT
 

@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.tensor_files import SEAL, save_tensors
 from mjp_privacy.models import load_model
 from mjp_privacy.models.outline import outline_model, outline_spec
+from mjp_privacy.models.tensor_files import DIGEST_KEY, save_tensors
 from mjp_privacy.training.network import build_network
 from mjp_privacy.training.snapshots import export_model
 from tests.helpers.families import SIDE, checkpoint, family_config
@@ -23,7 +23,7 @@ def changed(path: Path, tensors: dict[str, torch.Tensor], **metadata: Any) -> Pa
     """The file with other tensors and metadata, as somebody might have edited it."""
     with safe_open(path, "pt") as file:
         before = {name: file.get_tensor(name) for name in file.keys()}
-        said = {key: value for key, value in file.metadata().items() if key != SEAL}
+        said = {key: value for key, value in file.metadata().items() if key != DIGEST_KEY}
     said |= {key: json.dumps(value) for key, value in metadata.items()}
     said = {key: value for key, value in said.items() if value != json.dumps(LEFT_OUT)}
     save_tensors(path, {**before, **tensors}, said)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.data import open_images
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.consistency import measure
@@ -39,7 +39,7 @@ def test_the_files_are_small_and_no_other_lies_there() -> None:
 )
 def test_a_model_was_trained_as_its_config_says(config: str, name: str, row: str) -> None:
     metadata = read_metadata(f"packaged:{name}")
-    facts = {key: json.loads(value) for key, value in metadata.items() if key != SEAL}
+    facts = {key: json.loads(value) for key, value in metadata.items() if key != DIGEST_KEY}
     training = load_training(CONFIGS / config, row)
     assert facts["recipe"] == json.loads(json.dumps(plain(training)))
     assert facts["steps"] == training.recipe.epochs * (50_000 // training.recipe.batch)

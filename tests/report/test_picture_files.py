@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from mjp_privacy.cli import main
-from mjp_privacy.core.spreadsheet import formula_free
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.report.loading import Line, load_runs
 from mjp_privacy.report.pictures import files as picture_files
 from mjp_privacy.report.pictures.files import COLUMNS, pixels, write_pictures

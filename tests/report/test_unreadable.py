@@ -96,7 +96,7 @@ def test_a_limit_is_filled_from_files_that_are_images(folder: Path, tmp_path: Pa
     assert len(attack(folder, tmp_path / "all", config()).failures) == 1
     order = list(rows(tmp_path / "six")["image_id"].unique())
     assert sorted(order) == names(6)
-    for limit in range(1, 7):
+    for limit in (1, 3, 6):
         summary = attack(folder, tmp_path / f"run{limit}", config(), limit=limit)
         read = rows(tmp_path / f"run{limit}")
         assert read["image_id"].nunique() == limit

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mjp_privacy.core.lock import locked
+from mjp_privacy.core.files import lock
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
 from mjp_privacy.report.results.rows import read_published
@@ -108,7 +108,7 @@ def test_one_command_at_a_time_works_in_a_folder(
     given += ["--only", "A_0", "--publish", str(tmp_path / "published")]
     monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
     with (
-        locked(tmp_path / "out"),
+        lock(tmp_path / "out"),
         pytest.raises(SystemExit, match=r"error: Another process is working in .*out"),
     ):
         ablations.main()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.yaml_files import read_mapping
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.optimization import dal_weight

@@ -9,9 +9,10 @@ import torch
 from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.tensor_files import SEAL
 from mjp_privacy.models import load_model
+from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.training.run import train
+from tests.helpers.night import by_day
 from tests.helpers.training import (
     FILES,
     count_steps,
@@ -50,7 +51,7 @@ def test_the_exported_model_is_the_trained_one(data: Path, tmp_path: Path) -> No
     assert model.unk_embed is not None
     assert model.dal_kind == "nonlinear"
     with safe_open(tmp_path / "run" / "model.safetensors", "pt") as file:
-        said = {key: value for key, value in file.metadata().items() if key != SEAL}
+        said = {key: value for key, value in file.metadata().items() if key != DIGEST_KEY}
     metadata = {key: json.loads(value) for key, value in said.items()}
     assert metadata["recipe"]["recipe"]["epochs"] == 2
     assert (metadata["position_start"], metadata["position_decay"]) == ("N(0, 1)", True)
@@ -94,7 +95,9 @@ MIXED = {"augmentation": {"mixup": 0.8, "cutmix": 1.0}, "log_every": 100}
 HALF = {"recipe": {"precision": "bfloat16"}}
 
 
-@pytest.mark.parametrize("changes", [{}, FILES, MIXED, HALF, {"recipe": {"ema_decay": 0.9}}])
+@pytest.mark.parametrize(
+    "changes", by_day([{}, FILES, MIXED, HALF, {"recipe": {"ema_decay": 0.9}}], {1, 4})
+)
 def test_a_killed_run_draws_the_same_curve(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.seeding import torch_generator
+from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.interfaces import Grads
 
 Deviations = Mapping[str, Tensor]

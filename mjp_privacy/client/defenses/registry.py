@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry, Registry, unknown_name
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,7 +116,7 @@ def canonical(item: Any) -> str:
     if not isinstance(item, Mapping) or len(item) != 1:
         raise UserError(
             f"A defense is a name or one name with its value, as in {{dp_sgd: 0.5}}; got {item!r}. "
-            f"Known: {', '.join(DEFENSES.names())}."
+            f"Known: {', '.join(list(DEFENSES))}."
         )
     ((name, value),) = item.items()
     plugin = defense_class(str(name))

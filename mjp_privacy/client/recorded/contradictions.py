@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from mjp_privacy.client.recorded.groups import Series, lines_of, series_of
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.client.recorded.truth import TruthFile
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 
 CHANGES = (
     "weights",

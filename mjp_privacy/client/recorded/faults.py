@@ -17,15 +17,13 @@ from pathlib import Path
 from mjp_privacy.client.recorded.header import header_refusal
 from mjp_privacy.client.recorded.loading import outline_recorded
 from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE, RecordedUpload
-from mjp_privacy.core.blame import blamed
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import MIB, BadFile
-from mjp_privacy.core.gate.tensor_files import TensorFile
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.stops import stopped
-from mjp_privacy.core.tensor_files import check_tensor_seal
+from mjp_privacy.core.errors import BadFile, UserError, format_error
+from mjp_privacy.core.read import MIB
+from mjp_privacy.core.stop import interrupted
+from mjp_privacy.core.text import shown
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.tensor_files import TensorFile, check_digest
 
 SENT_AS = {"float32": ("F32", "F16", "BF16"), "float64": ("F64",)}
 """Types of an upload's tensors, by the precision in which the header says the client computed."""
@@ -82,7 +80,7 @@ class Examiner:
         if model is None:
             return
         if upload.weights_path.suffix.lower() == ".safetensors":
-            check_tensor_seal(upload.weights_path, COPIED)
+            check_digest(upload.weights_path, COPIED)
         if expected is None:
             return
         if name not in self.digests:
@@ -98,9 +96,13 @@ class Examiner:
 def _said(error: Exception) -> str:
     """What a reason says of an error. Where it is a fault of our own code, the other uploads are
     examined all the same."""
-    if stopped():
+    if interrupted():
         raise error
-    return str(error) if isinstance(error, UserError) else f"what nobody expected: {blamed(error)}"
+    return (
+        str(error)
+        if isinstance(error, UserError)
+        else f"what nobody expected: {format_error(error)}"
+    )
 
 
 def one_line(reason: object, folder: Path) -> str:

@@ -6,7 +6,7 @@
 
 Files are renamed into place when they are complete, an upload's header last. A killed recorder
 thus leaves only whole uploads, and parts that can be recognised because their header is missing.
-Each file carries its own digest (`core/sealed`), and a header that of the file of its weights.
+Each file carries its own digest (`models/tensor_files.py`), and a header that of its weights' file.
 """
 
 from __future__ import annotations
@@ -14,30 +14,27 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from mjp_privacy.client.recorded.header import HEADER, UploadHeader, header_text, read_header
+from mjp_privacy.client.recorded.header import HEADER, UploadHeader, read_header, write_header
 from mjp_privacy.client.recorded.recorded_upload import (
     TRUTH_FOLDER,
     WEIGHTS_FILE,
     RecordedUpload,
 )
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import BadFile
-from mjp_privacy.core.gate.tensor_files import TensorFile
-from mjp_privacy.core.sealed import write_sealed_text
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.tensor_files import SEAL, save_tensors
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.ids import is_usable
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.spec import METADATA
+from mjp_privacy.models.tensor_files import TensorFile, save_tensors
 
 WEIGHTS = "weights"
 UPLOADS, RECEIVED = "uploads", "received"
@@ -125,16 +122,20 @@ class UploadFolder:
         inputs: ClientInput | None = None,
         plain: Tensor | None = None,
         series: Sequence[str] | None = None,
+        only: Collection[str] | None = None,
     ) -> list[Path]:
         """Write the n uploads of an update under these names; the files of their tensors.
 
         header  what they share; round, kind, batch and the like come from the update
         inputs, plain  what was fed, and the images before the shuffle: the truth for scoring
         series  the series name of each upload
+        only    those of the names that are written; None: all
         """
         paths, weights = [], self.root / header.weights
         weights_sha256 = file_sha256(weights) if weights.is_file() else None
         for step, name in enumerate(names):
+            if only is not None and name not in only:
+                continue
             images = slice(step * update.batch, (step + 1) * update.batch)
             known = inputs is not None and bool((inputs.labels[images] >= 0).all())
             labels = tuple(inputs.labels[images].tolist()) if inputs is not None and known else None
@@ -160,9 +161,8 @@ class UploadFolder:
                 self._record_truth(name, inputs, plain, images)
             path = self.root / f"{name}.safetensors"
             tensors = {key: stored(grad[step]) for key, grad in update.grads.items()}
-            save_tensors(path, tensors, {}, sealed=True)
-            text = header_text(dataclasses.replace(header, **fields))
-            write_sealed_text(path.with_suffix(".json"), text)
+            save_tensors(path, tensors, {}, digest=True)
+            write_header(path.with_suffix(".json"), dataclasses.replace(header, **fields))
             paths.append(path)
         return paths
 
@@ -174,7 +174,7 @@ class UploadFolder:
             tensors |= {"permutation": stored(inputs.permutation[images])}
         metadata = {"image_ids": json.dumps(list(inputs.image_ids[images]))}
         path = self.root / TRUTH_FOLDER / f"{name}.safetensors"
-        save_tensors(path, tensors, metadata, sealed=True)
+        save_tensors(path, tensors, metadata, digest=True)
 
 
 def save_weights(path: Path, model: LoadedModel, facts: Mapping[str, Any] | None = None) -> None:
@@ -184,7 +184,7 @@ def save_weights(path: Path, model: LoadedModel, facts: Mapping[str, Any] | None
     facts: further entries of the metadata.
     """
     tensors = {name: stored(p) for name, p in model.named_parameters()}
-    save_tensors(path, tensors, weights_metadata(model, facts), sealed=True)
+    save_tensors(path, tensors, weights_metadata(model, facts), digest=True)
 
 
 def weights_metadata(model: LoadedModel, facts: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -198,13 +198,12 @@ def _holds(path: Path, model: LoadedModel) -> bool:
         return False
     try:
         file = TensorFile(path, WEIGHTS_FILE)
-        metadata = {name: text for name, text in file.metadata.items() if name != SEAL}
         tensors = file.tensors()
     except BadFile:
         return False
     parameters = dict(model.named_parameters())
     return (
-        metadata == _card_metadata(model)
+        file.metadata == _card_metadata(model)
         and tensors.keys() == parameters.keys()
         and all(tensors[name].equal(stored(p)) for name, p in parameters.items())
     )

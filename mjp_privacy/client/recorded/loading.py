@@ -12,7 +12,7 @@ from mjp_privacy.client.autocast import shown_autocast
 from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS, label_in_gradient
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.outline import outline_model

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from mjp_privacy.core.bounds import (
+from mjp_privacy.core.schema import (
+    STRICT,
     Classes,
     Depth,
     Label,
@@ -17,7 +18,6 @@ from mjp_privacy.core.bounds import (
     Switch,
     Width,
 )
-from mjp_privacy.core.fields import STRICT
 from mjp_privacy.models.localization import DalKind
 from mjp_privacy.models.mjp_vit import FirstBlock, PositionEmbedding
 from mjp_privacy.models.variant import Activation

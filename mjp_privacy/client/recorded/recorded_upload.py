@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.client.recorded.truth import TRUTH, RecordedTruth, TruthFile
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind, is_there
-from mjp_privacy.core.gate.tensor_files import FLOATS, TensorFile
-from mjp_privacy.core.shown import shown
-from mjp_privacy.core.tensor_files import check_tensor_seal
+from mjp_privacy.core.errors import BadFile
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.text import shown
+from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest
 
 TRUTH_FOLDER = "truth"
 
@@ -82,9 +82,9 @@ class RecordedUpload:
     def check_seals(self) -> None:
         """Raise unless the tensors and the private images are as they were recorded. Files without
         a seal, as strangers write them, pass."""
-        check_tensor_seal(self.path, TENSORS)
+        check_digest(self.path, TENSORS)
         if self.has_truth:
-            check_tensor_seal(self.truth_path, TRUTH)
+            check_digest(self.truth_path, TRUTH)
 
     def tensor_file(self) -> TensorFile:
         """The file of its tensors, whose header is sound."""

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.core.gate.file_kind import BadFile, FileKind
-from mjp_privacy.core.gate.tensor_files import FLOATS, TensorFile
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.errors import BadFile
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.ids import LONGEST, is_usable
+from mjp_privacy.models.tensor_files import FLOATS, TensorFile
 
 TRUTH = FileKind(
     "an upload's private images: `images` (B, 3, S, S) from 0 to 1, one of `image_ids` for each in "

@@ -24,10 +24,9 @@ from PIL import Image
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.json_files import json_value
-from mjp_privacy.core.seeding import derive_seed
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.read import FileKind, json_value
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.corruptions.corrupting import corrupted
 from mjp_privacy.data.corruptions.differences import DIFFERENCES
 from mjp_privacy.data.corruptions.names import CORRUPTIONS, MARKER, SEVERITIES
@@ -81,7 +80,7 @@ def make_corrupted(
     lines = [
         f"Wrote {what} to {shown(out)}{there}.",
         f"These are not the official files of ImageNet-C; {MARKER} says what differs.",
-        *remarks(sample, per_class),
+        *remarks(sample, per_class, source.altered.remark),
     ]
     return Outcome("\n".join(lines), sample.reasons)
 

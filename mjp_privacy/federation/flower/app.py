@@ -13,10 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder
-from mjp_privacy.core.lock import locked
+from mjp_privacy.core.files import lock, output_folder
+from mjp_privacy.core.machine import pick_device
 from mjp_privacy.federation.config import FederationConfig
 from mjp_privacy.federation.config_files import load_federation
 from mjp_privacy.federation.flower.programs import MARK
@@ -105,7 +104,7 @@ def serve(grid: Grid, context: Context) -> None:
     data = _folder(str(run["data"]), "data")
     val = Path(str(run["val"])) if run["val"] else None
     folder = output_folder(_folder(str(run["out"]), "out"))
-    with locked(folder):
+    with lock(folder):
         device = pick_device(str(run["device"]) or "cpu")
         federation = Federation(Task.from_config(config, data, val, device), folder)
         federation.journal = _Marked(folder, config.rounds)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 
 LINK = "loopback"  # the name of our SuperLink in Flower's configuration
 MARK = "federation | "  # opens the lines of our server, to tell them from Flower's

@@ -16,10 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import output_folder, write_json
-from mjp_privacy.core.lock import locked
+from mjp_privacy.core.files import lock, output_folder, write_json
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.flower.programs import superlink
 from mjp_privacy.federation.images import data_path
@@ -92,7 +91,7 @@ def run_flower(
             f"nodes: expected 1 to {number} SuperNodes for {number} clients, got {nodes}."
         )
     simulated = number if engine == "flower" else None
-    with locked(home), superlink(home, simulated) as link:
+    with lock(home), superlink(home, simulated) as link:
         write_json(home / RESOLVED, plain(config))
         if simulated is None:
             link.start_nodes(nodes or min(number, max(2, os.cpu_count() or 2)))

@@ -21,8 +21,7 @@ from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.json_files import read_json_lines
+from mjp_privacy.core.read import FileKind, json_lines
 from mjp_privacy.federation.flower.records import arrays, cause, order_of, read_reply, whole
 from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.rounds import Federation
@@ -195,9 +194,8 @@ class RecordingStrategy(Strategy):
 
     def _note(self, arrived: list[int]) -> None:
         """Write a line of rounds.jsonl; it replaces that of an earlier attempt at the round."""
-        round, old = self.federation.round, []
-        if self.lines.is_file():
-            old = [line for line in read_json_lines(self.lines, LINES) if _round_of(line) < round]
+        round = self.federation.round
+        old = [line for line in json_lines(self.lines, LINES)[0] if _round_of(line) < round]
         new = {"round": round, "arrived": arrived, "missing": self._missing}
         lines = [*old, new]
         text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 
 WRAPPERS = (
     *("module", "_orig_mod", "_fsdp_wrapped_module"),  # DataParallel, torch.compile, FSDP

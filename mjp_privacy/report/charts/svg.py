@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mjp_privacy.core.colours import COLOURS
+from mjp_privacy.training.drawing import COLOURS
 
 WIDTH = 720.0
 """Every chart is this wide in its own pixels and as wide as its column on the page."""

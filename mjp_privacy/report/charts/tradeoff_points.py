@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.read import FileKind
 from mjp_privacy.report.charts.svg import MUTED, shade
 
 ONE_UPLOAD = "1 upload"

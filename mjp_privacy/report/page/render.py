@@ -10,7 +10,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from mjp_privacy.core.shown import undirected
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.content import CardFigure, CardRow
 from mjp_privacy.report.card.flags import Flag
@@ -189,3 +188,15 @@ def _exact_reader(content: PageContent) -> Any:
         return place < len(values) and bool(values[place])
 
     return is_exact
+
+
+def undirected(text: str) -> str:
+    """The text with characters that turn the direction of what follows written out, for pages:
+    "a\\u202egpj.png", which would be read as agnp.jpg, becomes "a⟨U+202E⟩gpj.png"."""
+    return text.translate(_DIRECTIONS)
+
+
+_DIRECTIONS = {
+    code: f"⟨U+{code:04X}⟩"
+    for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.yaml_files import yaml_value
-from mjp_privacy.core.sealed import check_seal
-from mjp_privacy.core.shown import plain, shown
+from mjp_privacy.core.read import yaml_value
+from mjp_privacy.core.text import plain, shown
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.report.loading import EXPERIMENT, Line
 
 CONFIG = "config.yaml"
@@ -49,7 +49,7 @@ def _kept(run: Path) -> list[Path]:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The resolved config and the software it was made with; empty where unreadable."""
     try:
-        check_seal(path, EXPERIMENT, needed=False)
+        check_digest(path, EXPERIMENT)
         with EXPERIMENT.reading(path):
             content = yaml_value(EXPERIMENT.text(path), shown(path))
     except UserError:

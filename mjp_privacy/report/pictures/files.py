@@ -29,13 +29,11 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.csv_files import csv_rows
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.held import check_folder
-from mjp_privacy.core.spreadsheet import formula_free
-from mjp_privacy.core.storage import writing
+from mjp_privacy.core.errors import UserError, writing
+from mjp_privacy.core.files import check_folder
+from mjp_privacy.core.read import FileKind, csv_rows
 from mjp_privacy.data.files import IMAGE_SUFFIXES
+from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.pictures.names import UniqueNames, digest
@@ -234,7 +232,7 @@ def _listed(index: Path) -> list[Path] | None:
     where there is no index of a report. Of a damaged one the lines before the damage count."""
     names: list[str] = []
     try:
-        for row in csv_rows(LIST.text(index), index, LIST, needed=COLUMNS, known=COLUMNS):
+        for _, row in csv_rows(LIST.text(index), index, LIST, needed=COLUMNS, known=COLUMNS):
             names.append(row["file"])
     except UserError:
         if not names:

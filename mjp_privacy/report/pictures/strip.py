@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.shown import plain
+from mjp_privacy.core.text import plain
 from mjp_privacy.report.card.chosen_clients import card_clients
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.card.content import Card

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.yaml_files import read_mapping
+from mjp_privacy.core.read import FileKind, read_mapping
 from mjp_privacy.report.results.figures import Figures, text_of
 from mjp_privacy.report.results.lines import select
 from mjp_privacy.report.results.tables import block_of, render, with_block

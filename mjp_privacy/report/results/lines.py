@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.gate.file_kind import FileKind
+from mjp_privacy.core.read import FileKind
 from mjp_privacy.experiment.scores import JoinedTable
 from mjp_privacy.metrics.coded import Images
 from mjp_privacy.report.line import Line

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.report.results.columns import without_repetition
 from mjp_privacy.report.results.rows import published_facts, write_rows
 

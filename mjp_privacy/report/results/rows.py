@@ -24,13 +24,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.core.checked_lines import checked_objects
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.core.gate.file_kind import FileKind
-from mjp_privacy.core.gate.json_files import json_value
-from mjp_privacy.core.gate.yaml_files import yaml_value
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import FileKind, json_value, read_json_lines, yaml_value
+from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.line import Line
@@ -132,7 +129,7 @@ def _first_lines(runs: Sequence[Path], lines: Sequence[Line]) -> list[tuple[Path
 def _published_run(run: Path, name: str) -> PublishedRun:
     config = EXPERIMENT.bytes(run / "experiment.yaml")
     log = run / "log.jsonl"
-    start = (checked_objects(log, LOG) or [{}])[0]
+    start = (read_json_lines(log, LOG) or [{}])[0]
     moment = start.get("time")
     return PublishedRun(
         name=name,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.version import short
+from mjp_privacy.core.machine import short_commits
 from mjp_privacy.report.card.text import build_card, card_notes, card_table
 from mjp_privacy.report.export import markdown_table, markdown_text
 from mjp_privacy.report.results.differences import difference_from, difference_title
@@ -179,7 +179,7 @@ def _files(table: Mapping[str, Any], folder: Path) -> str:
         for run in published.runs:
             images = published.rows.loc[published.rows["run"] == run.name, "image_id"].nunique()
             commits = run.commits or published.commit
-            facts = (images, short(commits), run.torch, run.threads, run.date)
+            facts = (images, short_commits(commits), run.torch, run.threads, run.date)
             link = f"[{name}]({name})"
             rows.append([link, run.config, *map(str, facts), run.config_sha256[:12]])
     return _markdown(heads, rows, 2)

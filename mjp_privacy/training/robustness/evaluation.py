@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.command import Outcome
-from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
-from mjp_privacy.core.progress import LateBar
+from mjp_privacy.core.machine import pick_device
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.data import (
     ImageError,
     ImageRecord,
@@ -24,6 +23,7 @@ from mjp_privacy.data import (
     spread_subset,
 )
 from mjp_privacy.data.label_files import NUM_IMAGENET
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.earlier_table import keep_earlier
 from mjp_privacy.models.named import named_checkpoints
@@ -197,7 +197,7 @@ def _under_corruptions(
     folders = sets.corrupted
     assert folders is not None
     limit, seed = arguments.limit, arguments.seed
-    with LateBar(model.label, partial(number_of_images, folders, limit), "images") as bar:
+    with Progress(model.label, partial(number_of_images, folders, limit), "images") as bar:
         errors = errors_by_cell(
             model.network,
             folders,
@@ -218,7 +218,7 @@ def _under_corruptions(
     if sets.ordinary:
         records = spread_subset(sets.ordinary.records, limit, seed)
         note = partial(sets.note, sets.ordinary)
-        with LateBar(model.label, lambda: len(records), "images") as bar:
+        with Progress(model.label, lambda: len(records), "images") as bar:
             rows = answers(
                 model.network,
                 sets.ordinary,
@@ -264,7 +264,7 @@ def _restricted(
     """The model's answers among these classes."""
     chosen = spread_subset(records, arguments.limit, arguments.seed)
     note = partial(sets.note, source)
-    with LateBar(model.label, lambda: len(chosen), "images") as bar:
+    with Progress(model.label, lambda: len(chosen), "images") as bar:
         return answered(model.network, source, chosen, model.cut, classes, bar.advance, note)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord, ImageSource, open_images
 from mjp_privacy.data.corruptions.folder import classes_of
 from mjp_privacy.data.corruptions.names import CORRUPTIONS, FAMILIES, MARKER, SEVERITIES

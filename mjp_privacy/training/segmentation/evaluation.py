@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mjp_privacy.core.apart import keep_apart
 from mjp_privacy.core.command import Outcome
-from mjp_privacy.core.device import pick_device
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
-from mjp_privacy.core.progress import LateBar
+from mjp_privacy.core.machine import pick_device
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.data import ImageError, ImageRecord, spread_subset
+from mjp_privacy.data.places import keep_apart
 from mjp_privacy.models.earlier_table import keep_earlier
 from mjp_privacy.models.named import named_checkpoints
 from mjp_privacy.training.config import TrainingConfig
@@ -151,7 +151,7 @@ def _answers(
     rows: list[dict[str, object]] = []
     counts: list[Any] = []
     unreadable: dict[str, str] = {}
-    with LateBar(model.label, lambda: len(places), "images") as bar:
+    with Progress(model.label, lambda: len(places), "images") as bar:
         for place in places:
             name = model.pairs.pictures[place]
             bar.advance()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.text import shown
 from mjp_privacy.models import load_model
 
 POSITIONS = "absolute_pos_embed"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mjp_privacy.core.seeding import derive_seed
+from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.network import build_network
 from mjp_privacy.training.segmentation.features import features, maps_of

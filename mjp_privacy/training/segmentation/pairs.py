@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.progress import LateBar
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import (
     ImageError,
     decode_numbers,
@@ -67,7 +67,7 @@ class Pairs:
         """Raise a UserError with the number of pictures that cannot be used and the first of them:
         before a training, which would stop at one. Pictures are not decoded, label maps are."""
         faults: list[str] = []
-        with LateBar("checking label maps", lambda: len(self), "pictures") as bar:
+        with Progress("checking label maps", lambda: len(self), "pictures") as bar:
             for place, name in enumerate(self.pictures):
                 bar.advance()
                 try:

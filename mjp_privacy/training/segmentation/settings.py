@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mjp_privacy.core.bounds import Share
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import schema
+from mjp_privacy.core.schema import Share, schema
 
 Head = Literal["linear", "upernet"]
 Channels = Annotated[int, Field(strict=True, ge=8, le=2048)]

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.fields import parse
-from mjp_privacy.core.gate.json_files import json_value
-from mjp_privacy.core.gate.tensor_files import TensorFile, check_finite
-from mjp_privacy.core.sealed import check_seal
-from mjp_privacy.core.shown import shown
+from mjp_privacy.core.read import json_value
+from mjp_privacy.core.schema import parse
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, check_is_there, located
+from mjp_privacy.models.tensor_files import TensorFile, check_digest, check_finite
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_checks import check_config
 from mjp_privacy.training.segmentation.network import SegmentationNetwork, build_segmentation
@@ -35,7 +34,7 @@ def load_segmentation(source: str) -> tuple[SegmentationNetwork, TrainingConfig]
     recipe: Any = json_value(file.metadata.get("recipe", "null"), path, KIND)
     if not isinstance(recipe, dict) or recipe.get("task") != "segmentation":
         raise KIND.refusal(path, "a file that states no such training", "recipe")
-    check_seal(path, KIND, needed=False)
+    check_digest(path, KIND)
     config = parse(TrainingConfig, recipe, shown(path), {})
     check_config(config, shown(path))
     from_random = replace(config, initial=None)

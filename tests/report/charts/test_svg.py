@@ -8,7 +8,6 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from mjp_privacy.core.colours import COLOURS
 from mjp_privacy.report.charts.axes import psnr_scale, round_ticks
 from mjp_privacy.report.charts.svg import (
     SHAPES,
@@ -21,6 +20,7 @@ from mjp_privacy.report.charts.svg import (
     standalone,
     stretched,
 )
+from mjp_privacy.training.drawing import COLOURS
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</svg><script>alert(\"1\")</script> & \x00\x1b\ud800\u202e 'x' var(--ink, red)"

@@ -1,0 +1,408 @@
+"""The only readers of files that come from outside, a user's as well as a run's own.
+
+HEADER = FileKind("the JSON header of an upload", "Record it again, or take its files out.")
+content = HEADER.bytes(path)        # a regular file of a bearable size, or a UserError
+with HEADER.reading(path):          # any error of a library becomes a UserError
+    library.load(path)
+
+Whatever a file is instead of what is expected becomes one sentence that names it. By the same rules
+images are decoded in `data` and tensors read in `models/tensor_files.py`; nobody else opens a file
+(`tests/test_gate.py`).
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
+from mjp_privacy.core.registry import nearest
+from mjp_privacy.core.schema import listed_mistakes
+from mjp_privacy.core.text import shown
+
+T = TypeVar("T")
+
+MIB = 1 << 20
+OF_THE_MOMENT = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+    | {errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN, errno.EINTR}
+)
+"""Numbers of errors that say nothing of the file itself."""
+NO_REGULAR_FILE = {
+    **{stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"},
+    **{stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"},
+}
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """What a reader expects, and what its user can do where a file is something else."""
+
+    expected: str  # such as "the JSON header of an upload"
+    do: str  # a sentence or more, such as "Record this upload again."
+    max_bytes: int = 64 * MIB
+
+    def advising(self, do: str) -> FileKind:
+        """The same kind of file with other advice."""
+        return replace(self, do=do)
+
+    def refusal(
+        self, path: Path, got: str, field: str = "", error: type[BadFile] = BadFile
+    ) -> BadFile:
+        """The error for a file, or for one field in it: `raise KIND.refusal(path, "3 rows")`."""
+        place = f"{shown(path)}, {shown(field)}" if field else shown(path)
+        return error(path, f"{place}: expected {self.expected}; got {got}. {self.do}", got)
+
+    def check(self, path: Path) -> int:
+        """Raise unless this is a regular file of a bearable size; its size in bytes.
+
+        Pipes and devices are refused unopened: reading one can take for ever.
+        """
+        with self.reading(path):
+            return self._size(path, path.stat())
+
+    def _size(self, path: Path, status: os.stat_result) -> int:
+        if not stat.S_ISREG(status.st_mode):
+            kind = NO_REGULAR_FILE.get(stat.S_IFMT(status.st_mode), "no regular file")
+            raise self.refusal(path, kind)
+        if status.st_size > self.max_bytes:
+            limit = f"{self.max_bytes / MIB:,.1f} MiB"
+            raise self.refusal(path, f"{status.st_size / MIB:,.1f} MiB, more than {limit}")
+        return status.st_size
+
+    def bytes(self, path: Path) -> bytes:
+        """The content of the file."""
+        self.check(path)
+        pieces, room = [], self.max_bytes + 1
+        with self.reading(path), open(path, "rb", opener=without_waiting) as file:
+            self._size(path, os.fstat(file.fileno()))  # it may have been replaced since
+            while room > 0 and (piece := file.read(min(room, MIB))):  # `read` allocates what it is
+                pieces.append(piece)  # asked for
+                room -= len(piece)
+        if room <= 0:  # a file of /proc has no size of its own
+            raise self.refusal(path, f"more than {self.max_bytes / MIB:,.1f} MiB")
+        return b"".join(pieces)
+
+    def text(self, path: Path) -> str:
+        """The content of a file in UTF-8."""
+        content = self.bytes(path)
+        with self.reading(path):
+            return content.decode("utf-8-sig")
+
+    def sha256(self, path: Path) -> str:
+        """The SHA-256 of the file's bytes, in hexadecimal, whatever its size in memory."""
+        self.check(path)
+        with self.reading(path), path.open("rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(MIB):
+                digest.update(chunk)
+            return digest.hexdigest()
+
+    @contextmanager
+    def reading(self, path: Path) -> Iterator[None]:
+        """Turn whatever a library raises on this file into a UserError: keep the body to the
+        library's call, since the body's own mistakes are turned too."""
+        try:
+            yield
+        except UserError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise  # a panic is a library's in Rust
+            if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                raise self.refusal(path, "no file of this name", error=NoFile) from error
+            of_the_moment = isinstance(error, OSError) and error.errno in OF_THE_MOMENT
+            kind = Unreadable if of_the_moment else BadFile
+            raise self.refusal(path, reason(error), error=kind) from error
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file as `open` does, and never wait for somebody to write into it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def reason(error: BaseException, limit: int = 200) -> str:
+    """What a library says in an error, as the end of a sentence: one short line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    if isinstance(error, MemoryError):
+        return "a file that needs more memory than there is"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "GLOBAL" in line or "WeightsUnpickler" in line]  # torch's
+    text = f": {shown((telling or lines)[0].rstrip('.'), limit)}" if lines else ""
+    return f"what cannot be read ({type(error).__name__}{text})"
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything of this name: a wrong kind of file is then refused by its reader,
+    not passed over."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a NUL in the path, or a name that is too long
+        return False
+
+
+# JSON --------------------------------------------------------------------------------------------
+
+
+def read_json(
+    path: Path, kind: FileKind, schema: type[T], owners: Mapping[str, Any] | None = None
+) -> T:
+    """The content of a file as `schema`, a dataclass or TypedDict; each mistake in it is named.
+
+    owners  what is behind each nested field, to suggest names for misspelt fields inside it
+    """
+    return typed(read_json_value(path, kind), path, kind, schema, owners)
+
+
+def typed(
+    content: Any,
+    path: Path,
+    kind: FileKind,
+    schema: type[T],
+    owners: Mapping[str, Any] | None = None,
+) -> T:
+    """What was read from a file as `schema`; UserError with every mistake in it."""
+    if not isinstance(content, Mapping):
+        kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+        got = kinds.get(type(content), "a number")
+        raise kind.refusal(path, f"{got} where named fields were expected")
+    try:
+        return TypeAdapter(schema).validate_python(dict(content))
+    except ValidationError as error:
+        got = listed_mistakes(error, schema, owners or {})
+        message = f"{shown(path)}: expected {kind.expected}; got {got}\n{kind.do}"
+        raise BadFile(path, message, got) from error
+
+
+def read_json_value(path: Path, kind: FileKind) -> Any:
+    """The content of a JSON file, untyped: no name stands in it twice, and no NaN."""
+    return json_value(kind.text(path), path, kind)
+
+
+def json_value(text: str, path: Path, kind: FileKind) -> Any:
+    """The value of a JSON text that a file holds; `path` and `kind` are for messages."""
+    no_number = object()
+    words: list[str] = []
+
+    def constant(word: str) -> object:
+        words.append(word)
+        return no_number
+
+    def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        by_name = dict(pairs)
+        if len(by_name) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            twice = next(name for name, number in counts.items() if number > 1)
+            raise ValueError(f"the field {shown(twice)!r} is given twice")
+        for name, value in pairs if words else ():
+            if value is no_number or (isinstance(value, list) and no_number in value):
+                raise ValueError(f"{shown(name)}: {words[0]} is no number in JSON")
+        return by_name
+
+    with kind.reading(path):
+        value = json.loads(text, object_pairs_hook=fields, parse_constant=constant)
+        if words:
+            raise ValueError(f"{words[0]} is no number in JSON")
+        return value
+
+
+CHECK = b', "check": "'
+"""Before the CRC-32 of what stands before it, at the end of a line of JSON."""
+
+
+def json_lines(path: Path, kind: FileKind) -> tuple[list[dict[str, Any]], list[int]]:
+    """The objects of a file's lines of JSON, and the numbers of damaged lines; nothing of a file
+    that is not there. A last line that a kill left unfinished does not count.
+
+    Lines carry checksums (`files.append_json_line`); a file without any is of an earlier version.
+    """
+    objects, damaged = [], []
+    content = kind.bytes(path) if is_there(path) else b""
+    has_checks = CHECK in content
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        if not line.strip():
+            continue
+        body, _, check = line.rpartition(CHECK)
+        try:
+            if has_checks and check != b'%08x"}' % zlib.crc32(body):
+                raise ValueError
+            fields = json.loads(body + b"}" if has_checks else line)
+            if not isinstance(fields, dict):
+                raise TypeError
+            objects.append(fields)
+        except (ValueError, TypeError, RecursionError):
+            damaged.append(number)
+    return objects, damaged
+
+
+def read_json_lines(path: Path, kind: FileKind) -> list[dict[str, Any]]:
+    """The objects of all lines; a damaged one is an error."""
+    objects, damaged = json_lines(path, kind)
+    if damaged:
+        got = f"{len(damaged)} damaged line(s), whose checksums are of other content"
+        raise kind.refusal(path, got, f"line {damaged[0]}")
+    return objects
+
+
+# YAML --------------------------------------------------------------------------------------------
+
+CONFIG = FileKind("a YAML file with fields such as `name:`", "Start from one in configs/.", 1 << 18)
+MOST_NODES = 50_000
+"""Fields and values of a file, each counted as often as anchors repeat it."""
+ODD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")
+"""Whole numbers that begin with a zero, and numbers of base 60."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only; `1e-3` is a number, as in YAML 1.2 and everywhere else. Refused while a
+    file is parsed: what a few lines of anchors blow up, a field that stands twice, odd numbers."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.nodes = 0
+        self.sizes: dict[int, int] = {}  # of what an anchor stands for, by its node
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        before, is_alias = self.nodes, self.check_event(yaml.AliasEvent)
+        self.nodes += not is_alias
+        node = super().compose_node(parent, index)
+        if is_alias and id(node) not in self.sizes:  # it is not finished yet
+            raise ValueError("an anchor that holds itself")
+        if is_alias:
+            self.nodes += self.sizes[id(node)]
+        if self.nodes > MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES} fields and values, as anchors repeat them")
+        self.sizes[id(node)] = self.nodes - before
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names: set[str] = set()
+        for name in (name for name, _ in node.value if isinstance(name, yaml.ScalarNode)):
+            if name.value in names:
+                self._refuse(name, "is given twice in one mapping")
+            names.add(name.value)
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        is_number = node.style is None and node.tag.endswith((":int", ":float"))
+        if is_number and ODD_NUMBER.fullmatch(node.value):
+            self._refuse(node, "is a number of another base. Write it as 10 or in quotes")
+        return node
+
+    def _refuse(self, node: yaml.ScalarNode, what: str) -> NoReturn:
+        raise ValueError(f"line {node.start_mark.line + 1}: {shown(node.value, 60)!r} {what}")
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """The top-level fields of a YAML file."""
+    try:
+        text = CONFIG.text(path)
+    except NoFile as error:
+        neighbours = sorted(p.name for p in path.parent.glob("*.y*ml"))
+        near = nearest(path.name, neighbours)
+        hint = "" if near is None else f" Did you mean {path.parent / near}?"
+        raise UserError(
+            f"No config at {shown(path)}: expected a YAML file.{hint} Those shipped are in "
+            "configs/ of the repository."
+        ) from error
+    content = yaml_value(text, shown(path))
+    if not isinstance(content, Mapping):
+        got = "an empty file" if content is None else type(content).__name__
+        raise CONFIG.refusal(path, got)
+    return content
+
+
+def yaml_value(text: str, where: str) -> Any:
+    """The value of a YAML text; `where` names it in messages: yaml_value("[1, 2]", "--values")."""
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except Exception as error:  # YAMLError, and what its constructors raise on odd values
+        text = shown(" ".join(str(error).split()) or type(error).__name__)
+        raise UserError(f"{where} is not valid YAML: {text}") from error
+
+
+# CSV ---------------------------------------------------------------------------------------------
+
+MOST_LETTERS = 4096
+"""Characters in one cell of a table."""
+
+
+def read_csv(
+    path: Path, kind: FileKind, needed: Collection[str] = (), known: Collection[str] = ()
+) -> list[dict[str, str]]:
+    """The rows of a CSV by column; the first line names the columns."""
+    return [row for _, row in csv_rows(kind.text(path), path, kind, needed, known)]
+
+
+def csv_rows(
+    text: str,
+    path: Path,
+    kind: FileKind,
+    needed: Collection[str] = (),
+    known: Collection[str] = (),
+    *,
+    column: Callable[[str], str] = str,
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Every row of a table, with the number of its line.
+
+    needed  columns that have to be there
+    known   with it, columns of any other name are refused
+    column  what a column is called, from its name in the first line: `str.lower` where upper and
+            lower case are the same
+    """
+    if "\0" in text:
+        raise kind.refusal(path, "a zero byte, which no text holds")
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    with kind.reading(path):
+        columns = [column(name) for name in next(lines, [])]
+    fault = ""
+    if twice := [name for name, number in Counter(columns).items() if number > 1]:
+        fault = f"the column {shown(twice[0])} twice"
+    elif missing := [name for name in needed if name not in columns]:
+        fault = f"no column {', '.join(missing)} among {shown(', '.join(columns) or 'none')}"
+    elif strange := [name for name in columns if known and name not in known]:
+        fault = f"the unknown column {shown(strange[0])}"
+    if fault:
+        raise kind.refusal(path, fault, "line 1")
+    while True:
+        with kind.reading(path):
+            cells = next(lines, None)
+        if cells is None:
+            return
+        place = f"line {lines.line_num}"
+        if cells and len(cells) != len(columns):
+            raise kind.refusal(path, f"{len(cells)} cells under {len(columns)} columns", place)
+        if (longest := max(map(len, cells), default=0)) > MOST_LETTERS:
+            raise kind.refusal(path, f"a cell of {longest} characters", place)
+        if cells:  # no empty line
+            yield lines.line_num, dict(zip(columns, cells, strict=True))

@@ -1,0 +1,151 @@
+"""Checked dataclasses: strict, finite fields, bounded by what no machine exceeds.
+
+    @schema
+    class Server:
+        lr: Positive = 0.1          # true, "0.1", nan and 1e300 are refused with the field's name
+        warmup: Whole = 0
+
+A bound says that a value is absurd, not that it is unwise: 16,384 pixels a side are allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from functools import wraps
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+from typing_extensions import dataclass_transform
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.text import INVISIBLE, plain, shown
+
+T = TypeVar("T")
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+"""For dataclasses that are read from a file: an unknown field is an error, and so is NaN."""
+MOST_COUNT = 10**9  # of anything that is counted
+MOST_NUMBER = 1e9  # of a rate, a weight, a noise
+MISTAKES_SHOWN = 10
+
+# types of fields ---------------------------------------------------------------------------------
+
+Switch = Annotated[bool, Strict()]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, le=MOST_NUMBER, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=MOST_NUMBER, allow_inf_nan=False)]
+Mean = Annotated[float, Field(strict=True, ge=-1e6, le=1e6, allow_inf_nan=False)]
+"""Of a channel, in units of the full range of pixels."""
+Spread = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
+"""A channel's standard deviation, in the same units."""
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST_COUNT)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=MOST_COUNT)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+"""Stored with the rows in 64 bits."""
+Side = Annotated[int, Field(strict=True, ge=1, le=16_384)]
+"""Of an image or a patch, in pixels."""
+Width = Annotated[int, Field(strict=True, ge=1, le=16_384)]
+"""Numbers in a token, and as many heads at most."""
+Depth = Annotated[int, Field(strict=True, ge=1, le=512)]
+Classes = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Many = Field(max_length=1000)
+"""For lists and mappings: Annotated[tuple[Share, ...], Many]."""
+
+
+def _printable(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("text", "Text should hold more than spaces")
+    if plain(text) != text:
+        raise PydanticCustomError(
+            "text", f"Text should hold no invisible characters ({', '.join(INVISIBLE)})"
+        )
+    return text
+
+
+def _part_of_a_path(name: str) -> str:
+    if name.startswith(".") or "/" in name or "\\" in name:
+        raise PydanticCustomError(
+            "name", "A name should begin with no dot and hold no / or \\, for folders are named so"
+        )
+    return name
+
+
+Label = Annotated[str, Field(strict=True, max_length=100), AfterValidator(_printable)]
+"""What tables call something."""
+Name = Annotated[Label, AfterValidator(_part_of_a_path)]
+"""What a folder or file is called after."""
+Text = Annotated[str, Field(strict=True, max_length=2000)]
+"""A sentence or two."""
+PathText = Annotated[str, Field(strict=True, min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+"""A file, or another word that says where something is."""
+
+# checked dataclasses -----------------------------------------------------------------------------
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def schema(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass whose fields are checked, as STRICT says.
+
+    A wrong value is a UserError also where the class is called, as the command line and
+    `dataclasses.replace` do.
+    """
+    made: Any = dataclass(frozen=True, config=STRICT)(cls)
+    checked = made.__init__
+
+    @wraps(checked)
+    def initialised(self: Any, *values: Any, **fields: Any) -> None:
+        try:
+            checked(self, *values, **fields)
+        except ValidationError as error:
+            raise UserError(f"{cls.__name__} has {listed_mistakes(error, made, {})}") from error
+
+    made.__init__ = initialised
+    whole: type[T] = made
+    return whole
+
+
+def parse(kind: type[T], content: Mapping[str, Any], where: str, owners: Mapping[str, Any]) -> T:
+    """The dataclass `kind` made from these fields; every mistake in them is listed in one error.
+
+    where   names the file in error messages
+    owners  the dataclass behind each nested field, such as {"client": ClientConfig}, to suggest
+            names for misspelt fields inside it
+    """
+    try:
+        return TypeAdapter(kind).validate_python(dict(content))
+    except ValidationError as error:
+        raise UserError(f"{where} has {listed_mistakes(error, kind, owners)}") from error
+
+
+def listed_mistakes(error: ValidationError, kind: Any, owners: Mapping[str, Any]) -> str:
+    """What pydantic found, as the end of a sentence and a line for each mistake."""
+    lines = [_explain(problem, kind, owners) for problem in error.errors(include_url=False)]
+    count = len(lines)
+    if count > MISTAKES_SHOWN:
+        lines = [*lines[:MISTAKES_SHOWN], f"... and {count - MISTAKES_SHOWN} more"]
+    return f"{count} mistake(s):\n  " + "\n  ".join(lines)
+
+
+def _explain(problem: Any, kind: Any, owners: Mapping[str, Any]) -> str:
+    location = problem["loc"]
+    place = shown(".".join(map(str, location)), 100)
+    if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        owner = owners.get(str(location[0]), kind) if len(location) > 1 else kind
+        is_dataclass = dataclasses.is_dataclass(owner)
+        fields = [f.name for f in dataclasses.fields(owner)] if is_dataclass else []
+        fields = sorted(fields or getattr(owner, "__annotations__", {}))
+        hint = did_you_mean(str(location[-1]), fields, f" Known: {', '.join(fields)}.")
+        return f"{place}: unknown field.{hint}"
+    if problem["type"] in ("missing", "missing_argument"):
+        return f"{place}: this field is needed and was not given."
+    message, hint = problem["msg"].removeprefix("Value error, "), ""
+    if problem["type"] == "dataclass_type":
+        message = "Input should be named fields"
+    if problem["type"] == "literal_error":
+        hint = did_you_mean(str(problem["input"]), re.findall(r"'([^']+)'", problem["msg"]))
+    return f"{place}: {shown(message)}; got {shown(repr(problem['input']), 100)}.{hint}"

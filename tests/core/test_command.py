@@ -1,0 +1,217 @@
+"""Whatever a command raises, in whatever surroundings, is one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from mjp_privacy.core.command import Command, Usage, answered
+from mjp_privacy.core.errors import StorageError, UserError
+
+USAGE = Usage("mjp something", "mjp something", "the same command goes on from here")
+
+
+def raising(error: BaseException) -> Callable[[], Command]:
+    """A command that raises this."""
+
+    def command(argv: list[str], usage: Usage) -> int:
+        raise error
+
+    return lambda: command
+
+
+def ended(capsys: pytest.CaptureFixture[str], error: BaseException, *argv: str) -> tuple[int, str]:
+    """Exit code and what stands on stderr; nothing stands on stdout."""
+    code = answered(raising(error), list(argv), USAGE)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "\x1b" not in printed.err
+    return code, printed.err
+
+
+@dataclass
+class Named:
+    """A command with one option."""
+
+    name: str = "x"
+
+
+ENDS: list[tuple[BaseException, int, str]] = [
+    (UserError("Expected 1, got \x1b[31m2."), 2, r"\x1b[31m2"),
+    (KeyboardInterrupt(), 130, "Ctrl-C"),
+    (StorageError.of("run/rows/a.parquet", errno.ENOSPC), 74, "run/rows/a.parquet"),
+    (OSError(errno.EROFS, "Read-only file system", "run/log.jsonl"), 74, "run/log.jsonl"),
+    (PermissionError(errno.EACCES, "Permission denied", "run/.lock"), 74, "run/.lock"),
+    (OSError(errno.EMFILE, "Too many open files"), 74, "ulimit -n"),
+    (OSError(errno.EIO, "Input/output error", "a\x1b[2Jb"), 74, r"a\x1b[2Jb"),
+    (FileNotFoundError(errno.ENOENT, "No such file", "/nowhere/run/log"), 74, "/nowhere/run/log"),
+    (OSError(errno.ENOSPC, "No space left on device"), 74, "the output"),
+    (MemoryError("Unable to allocate 9 PiB"), 71, "9 PiB"),
+    (ImportError("libtorch_cpu.so: failed to map segment from shared object"), 71, "libtorch"),
+    (torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"), 71, "2 GiB"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "named"), ENDS)
+def test_each_kind_of_error_has_its_code_and_one_line(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, named: str
+) -> None:
+    got, line = ended(capsys, error)
+    assert (got, line.count("\n")) == (code, 1)
+    assert named in line
+    assert code == 2 or USAGE.again in line
+
+
+class _Odd(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError("'int' is no\nname"),
+        SystemExit(0),
+        FileNotFoundError(errno.ENOENT, "No such file", "/etc/nothing"),
+        AssertionError("\x1b]0;title\x07"),
+        _Odd(),
+        GeneratorExit(),
+    ],
+)
+def test_anything_else_is_a_fault_with_its_traceback_in_a_file_of_its_own(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("MJP_SECRET", "of-the-environment")
+    before = os.umask(0o027)
+    try:
+        code, line = ended(capsys, error, "photos of mine", "--out", "run")
+        ended(capsys, error)
+    finally:
+        os.umask(before)
+    assert (code, line.count("\n")) == (70, 1)
+    assert type(error).__name__ in line
+    file = Path(line.strip().rpartition(" ")[2])
+    report = file.read_text()
+    assert report.startswith("command: mjp something 'photos of mine' --out run\n")
+    assert "Traceback (most recent call last)" in report
+    assert "of-the-environment" not in report
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_fault_is_shown_where_no_file_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    code, text = ended(capsys, TypeError("broken"))
+    assert code == 70
+    assert "Traceback" in text
+
+
+def test_a_path_of_the_command_line_that_does_not_fit_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").touch()
+    try:
+        (tmp_path / "file" / "report").mkdir(parents=True)
+    except OSError as caught:
+        error = caught
+    for words in (["--out", f"{tmp_path}/file/report"], [f"--out={tmp_path}/file"]):
+        code, line = ended(capsys, error, *words)
+        assert (code, line.count("\n")) == (2, 1)
+        assert f"{tmp_path}/file/report" in line
+    assert ended(capsys, error, "--out", str(tmp_path / "other"))[0] == 70
+
+
+@pytest.mark.parametrize("words", [["--name", ""], ["--name="], ["--name", " "]])
+def test_an_option_without_a_word_is_named(words: list[str]) -> None:
+    with pytest.raises(UserError, match="--name"):
+        USAGE.parse(Named, words)
+
+
+@pytest.mark.parametrize("word", ["x" * 2001, "a\x1b[2Jb"])
+def test_words_that_nobody_can_read_are_refused(word: str) -> None:
+    with pytest.raises(UserError) as caught:
+        USAGE.parse(Named, ["--name", word])
+    assert len(str(caught.value)) < 400
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--name", "~/run"], "/home/me/run"),
+        (["--name=~/run"], "/home/me/run"),
+        (["--name", "ViT=~/vit.pth"], "ViT=/home/me/vit.pth"),
+        (["--name", "a~b"], "a~b"),
+    ],
+)
+def test_a_tilde_is_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert USAGE.parse(Named, words).name == expected
+
+
+# surroundings ------------------------------------------------------------------------------------
+
+MJP = f"{sys.executable} -m mjp_privacy"
+
+
+def shell(line: str, folder: Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a line of bash."""
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_without_a_stream_ends_as_with_it(tmp_path: Path, closed: str) -> None:
+    assert shell(f"{MJP} list attacks {closed}", tmp_path)[0] == 0
+    assert shell(f"{MJP} list attakcs {closed}", tmp_path)[0] == 2
+
+
+PRINTING = """
+import os, subprocess, sys
+from mjp_privacy.__main__ import open_missing_streams
+open_missing_streams()
+child = "import os; os.fstat(0); os.fstat(1); os.fstat(2)"
+subprocess.run([sys.executable, "-c", child], check=True)
+with open("kept", "wb") as file:
+    print("lost", flush=True)
+    os.write(1, b"lost")
+    file.write(b"kept")
+"""
+
+
+def test_what_is_printed_to_a_closed_stream_is_in_no_file(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PRINTING)
+    assert shell(f"{sys.executable} program.py >&-", tmp_path) == (0, "", "")
+    assert (tmp_path / "kept").read_bytes() == b"kept"
+
+
+def test_a_current_folder_that_was_deleted_is_a_mistake(tmp_path: Path) -> None:
+    code, _, errors = shell(f"mkdir a && cd a && rmdir ../a && {MJP} list", tmp_path)
+    assert (code, errors.count("\n")) == (2, 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit addresses")
+def test_too_few_addresses_for_the_libraries(tmp_path: Path) -> None:
+    code, _, errors = shell(f"ulimit -v 1000000; {MJP} list attacks", tmp_path)
+    assert (code, errors.count("\n")) == (71, 1)
+    assert "ulimit -v" in errors

@@ -1,0 +1,136 @@
+"""Which code ran, with which seeds, how much memory there is; words of strangers in messages."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from mjp_privacy.core import machine
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.text import counted, cut, first_of, one_line, plain, shown
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with the two packages and results, all committed."""
+    for file in ("mjp_privacy/core/machine.py", "attacks/april.py", "results/rows.csv"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "all")
+    monkeypatch.setattr(machine, "PACKAGE", tmp_path / "mjp_privacy")
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "mjp_privacy/core/machine.py"))
+    return tmp_path
+
+
+def git(folder: Path, *arguments: str) -> str:
+    author = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    command = ["git", *author, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "changed"),
+    [("attacks/april.py", True), ("mjp_privacy/new.py", True), ("results/rows.csv", False)],
+)
+def test_changed_or_new_code_has_a_plus(checkout: Path, file: str, changed: bool) -> None:
+    git(checkout, "tag", "--annotate", "v1.0", "--message", "one")  # takes no commit's place
+    head = git(checkout, "rev-parse", "--short=12", "HEAD").strip()
+    assert machine.commit() == head
+    (checkout / file).write_text("changed = True\n")
+    assert machine.commit() == head + "+" * changed
+
+
+def test_elsewhere_there_is_no_commit(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(checkout, "rm", "--quiet", "--cached", "mjp_privacy/core/machine.py")
+    git(checkout, "commit", "--quiet", "--message", "another project")
+    assert machine.commit() == ""
+    monkeypatch.setattr(machine, "PACKAGE", tmp_path_factory.mktemp("nowhere"))
+    assert machine.commit() == ""
+    monkeypatch.setenv("PATH", "")
+    assert machine.commit() == ""
+
+
+def test_short_commits_keep_the_plus() -> None:
+    words = "526a732, lattice 8dfd72f00 since d0c3d5c82c4a+"
+    assert machine.short_commits(words) == "526a732, lattice 8dfd72f since d0c3d5c+"
+
+
+def test_a_seed_is_the_same_everywhere() -> None:
+    assert machine.derive_seed("jigsaw", 0, "cat.png") == 6797301178043176049
+    numbers = torch.rand(2, generator=machine.torch_generator("a"))
+    assert torch.equal(numbers, torch.rand(2, generator=machine.torch_generator("a")))
+
+
+def test_free_memory_is_the_least_of_machine_and_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, used = tmp_path / "max", tmp_path / "current"
+    limit.write_text("3000000\n")
+    used.write_text("1000000\n")
+    monkeypatch.setattr(machine, "CGROUPS", ((str(limit), str(used)),))
+    assert machine.free_bytes(torch.device("cpu")) == 2_000_000
+    limit.write_text("max\n")
+    unlimited = machine.free_bytes(torch.device("cpu"))
+    assert unlimited is None or unlimited > 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (OSError(11, "Resource temporarily unavailable"), True),
+        (BlockingIOError(11, "write could not complete", 5), False),
+        (ImportError("x.so: cannot allocate memory in static TLS block"), False),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("DefaultCPUAllocator"), False),
+    ],
+)
+def test_which_errors_say_that_memory_ran_out(error: Exception, expected: bool) -> None:
+    assert machine.out_of_memory(error) is expected
+
+
+def test_devices_and_threads_have_their_names() -> None:
+    assert machine.pick_device("cpu") == torch.device("cpu")
+    with pytest.raises(UserError, match="gpu"):
+        machine.pick_device("gpu")
+    with pytest.raises(UserError, match="--threads"):
+        machine.use_threads(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        ("grün 猫 é", "grün 猫 é"),
+        ("a\x1b[2Jb", r"a\x1b[2Jb"),
+        ("a\nb\tc\r", r"a\nb\tc\r"),
+        ("\u202egnp.exe", r"\u202egnp.exe"),
+        ("a\u2028b\u200bc\ufeff", r"a\u2028b\u200bc\ufeff"),
+        ("a\udcffb\0", r"a\udcffb\x00"),
+        ("\U000e0041", r"\U000e0041"),
+    ],
+)
+def test_invisible_characters_are_escaped(text: str, drawn: str) -> None:
+    assert shown(text) == drawn
+    shown(text).encode()  # a lone surrogate would not be printable
+
+
+def test_long_and_many_words_are_cut() -> None:
+    text = shown("a" * 5000 + "z")
+    assert len(text) <= 300
+    assert (text[:3], text[-1]) == ("aaa", "z")
+    assert len(shown("\x1b" * 5000)) <= 300
+    assert cut("abcdefghij", 7) == "ab...ij"
+    assert plain("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+    assert first_of([1, 2, 3], 2) == "1, 2, …"
+    assert first_of(["a"], 1) == "a"
+    assert (counted(1, "image"), counted(3, "image")) == ("1 image", "3 images")
+    assert one_line(ValueError("a\n  b")) == "a b"

@@ -1,0 +1,343 @@
+"""Tensors in files from strangers: bounded before they are read, and nothing in them runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from mjp_privacy.core.errors import BadFile, NoFile, UserError
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.models import tensor_files
+from mjp_privacy.models.tensor_files import (
+    BLANK_DIGEST,
+    DTYPES,
+    FLOATS,
+    MOST_PICKLED,
+    TensorFile,
+    check_digest,
+    check_stored,
+    read_torch_file,
+    save_tensors,
+    write_with_digest,
+)
+from tests.inputs.tensors import HEADER_CHANGES, file_of, header_of, with_header
+
+WEIGHTS = FileKind("weights", "Copy them again.", 1 << 30)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.int64)}
+    save_file(tensors, tmp_path / "w.safetensors", {"heads": "3", "bad": "{"})
+    return tmp_path / "w.safetensors"
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(BadFile) as raised:
+        TensorFile(path, WEIGHTS)
+    text = str(raised.value)
+    assert text.startswith(str(path))
+    assert "\x1b" not in text
+    assert len(text) < 800
+    return text
+
+
+def test_a_sound_file(path: Path) -> None:
+    file = TensorFile(path, WEIGHTS)
+    assert (file.names, file.dtypes) == (["a", "b"], {"a": "F32", "b": "I64"})
+    assert file.shapes == {"a": (2, 3), "b": (4,)}
+    assert (file.metadata_value("heads"), file.metadata_value("none")) == (3, None)
+    assert torch.equal(file.tensors(["a"])["a"], torch.arange(6.0).reshape(2, 3))
+    assert set(file.tensors(finite=True)) == {"a", "b"}
+    with pytest.raises(BadFile, match=r"w\.safetensors"):
+        file.metadata_value("bad")
+    with pytest.raises(BadFile, match=r"w\.safetensors, b: .*I64"):
+        TensorFile(path, WEIGHTS, FLOATS)
+    with pytest.raises(NoFile):
+        TensorFile(path.with_name("none"), WEIGHTS)
+
+
+def test_every_type_that_is_read(tmp_path: Path) -> None:
+    types = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+    types += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+    for name, dtype in zip(DTYPES, types, strict=True):
+        save_file({"x": torch.zeros(3, dtype=dtype)}, tmp_path / f"{name}.safetensors")
+        assert TensorFile(tmp_path / f"{name}.safetensors", WEIGHTS).dtypes == {"x": name}
+
+
+@pytest.mark.parametrize("change", HEADER_CHANGES)
+def test_a_header_that_lies(path: Path, change: str) -> None:
+    with_header(HEADER_CHANGES[change])(path)
+    if change in (
+        "a further field",
+        "a name with escapes",
+        "metadata of 10^5 names",
+        "10^5 empty tensors",
+    ):
+        with contextlib.suppress(BadFile):
+            TensorFile(path, WEIGHTS)
+        return
+    refused(path)
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "C64", "X"])
+def test_types_that_nobody_reads(path: Path, dtype: str) -> None:
+    with_header(lambda header: header["a"].update(dtype=dtype))(path)
+    refused(path)
+
+
+def test_tensors_that_overlap_or_leave_gaps(path: Path) -> None:
+    header, data = header_of(path.read_bytes())
+    name, other = sorted(("a", "b"), key=lambda n: header[n]["data_offsets"][0])
+    begin, end = header[name]["data_offsets"]
+    path.write_bytes(file_of({**header, other: header[name]}, data[: end - begin]))
+    refused(path)
+    moved = {**header[name], "data_offsets": [8, end - begin + 8]}
+    path.write_bytes(file_of({name: moved}, data))
+    refused(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:5],
+        lambda content: b"\xff" * 8 + content[8:],
+        lambda content: content[:-1],
+        lambda content: content + b"more",
+        lambda content: file_of("[]", b""),
+        lambda content: file_of("5", b""),
+        lambda content: file_of("[" * 100_000, b""),
+        lambda content: file_of('{"a": 1, "a": 2}', b""),
+        lambda content: file_of('{"a": NaN}', b""),
+        lambda content: content[:9] + b"\xff" + content[10:],
+        lambda content: file_of(
+            {"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}, b""
+        ),
+    ],
+)
+def test_damaged_bytes(path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(damage(path.read_bytes()))
+    tracemalloc.start()
+    refused(path)
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20  # not what a header claims
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_none(path: Path, number: float) -> None:
+    save_file({"a": torch.tensor([1.0, number, 2.0]), "b": torch.ones(2)}, path)
+    file = TensorFile(path, WEIGHTS)
+    assert "a" in file.tensors()
+    with pytest.raises(BadFile, match=r", a: .*1 of 3"):
+        file.tensors(finite=True)
+
+
+# what is written ---------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys; from pathlib import Path; import torch
+from mjp_privacy.models.tensor_files import save_tensors
+facts = {f"key {n}": str(n) for n in range(12)}
+save_tensors(Path(sys.argv[1]), {"x": torch.ones(3)}, facts, digest=True)
+"""
+
+
+def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.safetensors" for number in range(2)]
+    for path in paths:
+        subprocess.run([sys.executable, "-c", SCRIPT, str(path)], check=True)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_slices_of_one_tensor_are_written_apart(tmp_path: Path) -> None:
+    """Autograd returns the class token's gradient as a slice of the position table's."""
+    whole = torch.arange(6.0).reshape(3, 2)
+    path, metadata = tmp_path / "x.safetensors", {"ü": '"\\\n"'}
+    save_tensors(path, {"slice": whole[:1], "whole": whole, "same": whole}, metadata)
+    loaded = load_file(path)
+    assert torch.equal(loaded["slice"], whole[:1])
+    assert torch.equal(loaded["same"], whole)
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == metadata
+
+
+NAME = "mjp-seal:" + "0" * 64
+"""An image's name that looks like the place of a digest."""
+
+
+def tensors(path: Path) -> None:
+    save_tensors(path, {"x": torch.rand(4, 5)}, {"ids": json.dumps([NAME])}, digest=True)
+
+
+def fields(path: Path) -> None:
+    text = json.dumps({"seal": BLANK_DIGEST, "cells": [NAME, "ü"]})
+    write_with_digest(path, lambda file: file.write_text(text))
+
+
+def lines(path: Path) -> None:
+    write_with_digest(path, lambda file: file.write_text(f"# {BLANK_DIGEST}\na: {NAME}\n"))
+
+
+@pytest.mark.parametrize("write", [tensors, fields, lines])
+def test_any_changed_bit_is_noticed(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    path = tmp_path / "file"
+    write(path)
+    check_digest(path, WEIGHTS, needed=True)
+    content, draws = path.read_bytes(), random.Random(1)
+    changes = [content[:7], content[:-1], content + b"\n", content * 2]
+    for at in draws.sample(range(8 * len(content)), 200):
+        flipped = bytearray(content)
+        flipped[at // 8] ^= 1 << at % 8
+        changes.append(bytes(flipped))
+    for number, changed in enumerate(changes):
+        other = tmp_path / f"changed {number}"
+        other.write_bytes(changed)
+        with pytest.raises(BadFile, match="changed"):
+            check_digest(other, WEIGHTS, needed=True)
+
+
+def test_a_file_that_never_had_a_digest_passes(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"a": 1}')
+    check_digest(path, WEIGHTS)
+    with pytest.raises(BadFile):
+        check_digest(path, WEIGHTS, needed=True)
+    with pytest.raises(ValueError, match=r"x\.json"):
+        write_with_digest(path, lambda file: file.write_text(json.dumps([f'"{NAME}"'])))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadFile, match="pipe"):
+        check_digest(tmp_path / "pipe", WEIGHTS)
+
+
+# PyTorch's format --------------------------------------------------------------------------------
+
+STATE = {"a": torch.arange(6.0).view(2, 3), "b": {"c": [1, "two"]}}
+BOTH = pytest.mark.parametrize("old", [False, True])
+
+
+def saved(path: Path, content: Any, *, old: bool = False) -> Path:
+    torch.save(content, path, _use_new_zipfile_serialization=not old)
+    return path
+
+
+@pytest.mark.parametrize("own", [False, True])
+@BOTH
+def test_both_formats_come_back(tmp_path: Path, old: bool, own: bool) -> None:
+    found = read_torch_file(saved(tmp_path / "w.pth", STATE, old=old), WEIGHTS, own=own)
+    assert torch.equal(found["a"], STATE["a"])
+    assert found["b"] == STATE["b"]
+
+
+def test_large_tensors_of_the_older_format_are_no_names(tmp_path: Path) -> None:
+    large = {"a": torch.ones(MOST_PICKLED // 4 + 10)}
+    found = read_torch_file(saved(tmp_path / "w.pth", large, old=True), WEIGHTS)
+    assert float(found["a"].sum()) == len(large["a"])
+
+
+@BOTH
+def test_many_names_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
+    monkeypatch.setattr(tensor_files, "MOST_PICKLED", 1 << 18)
+    path = saved(tmp_path / "w.pth", {f"n{i}": i for i in range(50_000)}, old=old)
+    with pytest.raises(BadFile, match="names and settings"):
+        read_torch_file(path, WEIGHTS)
+
+
+def test_a_zip_that_is_none_of_torchs_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "w.pth", {"a": torch.zeros(10_000_000)})
+    packed = tmp_path / "packed.pth"
+    with zipfile.ZipFile(path) as before, zipfile.ZipFile(packed, "w") as after:
+        for entry in before.infolist():
+            after.writestr(entry.filename, before.read(entry), zipfile.ZIP_DEFLATED)
+    with pytest.raises(BadFile, match=r"packed\.pth"):
+        read_torch_file(packed, WEIGHTS, own=True)
+    monkeypatch.setattr(tensor_files, "MOST_LISTED", 1 << 10)
+    with zipfile.ZipFile(packed, "w") as archive:
+        for number in range(200):
+            archive.writestr(f"w/data/{number:06d}", b"")
+    with pytest.raises(BadFile, match=r"packed\.pth"):
+        read_torch_file(packed, WEIGHTS)
+
+
+def test_a_changed_bit_of_ones_own_file_is_found(tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pth", {"a": torch.zeros(1000)})
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(BadFile, match=r"w/data/0"):
+        read_torch_file(path, WEIGHTS, own=True)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1).expand(10**12),
+        torch.empty(3, device="meta"),
+        torch.zeros(2, 2).to_sparse(),
+        torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.quint8),
+    ],
+)
+def test_numbers_that_are_not_in_the_file_are_refused(tmp_path: Path, tensor: torch.Tensor) -> None:
+    path = saved(tmp_path / "w.pth", {"a": tensor})
+    with pytest.raises(BadFile, match=r"w\.pth"):
+        check_stored(read_torch_file(path, WEIGHTS), path, WEIGHTS)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, Path.touch])
+def test_what_is_no_file_of_weights(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "w.pth")
+    for read in (read_torch_file, TensorFile):
+        with pytest.raises(BadFile, match=r"w\.pth"):
+            read(tmp_path / "w.pth", WEIGHTS)
+
+
+class Runs:
+    """What a pickle would run."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch owned",)
+
+
+@BOTH
+def test_nothing_in_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = saved(tmp_path / "w.pth", {"a": Runs()}, old=old)
+    with pytest.raises(BadFile, match="system"):
+        read_torch_file(path, WEIGHTS)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("own", [False, True])
+@BOTH
+def test_damage_anywhere_is_a_sentence(tmp_path: Path, old: bool, own: bool) -> None:
+    path = saved(tmp_path / "w.pth", STATE, old=old)
+    good, draw = path.read_bytes(), random.Random(0)
+    for _ in range(60):
+        path.write_bytes(good[: draw.randrange(len(good))])
+        with pytest.raises(UserError, match=r"w\.pth"):
+            read_torch_file(path, WEIGHTS, own=own)
+        changed = bytearray(good)
+        for _ in range(draw.randint(1, 4)):
+            changed[draw.randrange(len(good))] ^= 1 << draw.randrange(8)
+        path.write_bytes(changed)
+        with contextlib.suppress(UserError):
+            read_torch_file(path, WEIGHTS, own=own)

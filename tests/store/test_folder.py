@@ -1,0 +1,564 @@
+"""A run folder: pictures bit for bit, readers in mid-run, damage, other formats, hostile files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from attacks.budget import over_budget
+from mjp_privacy import cli
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment import store as store_module
+from mjp_privacy.experiment.scores import cell_scores, long_rows
+from mjp_privacy.experiment.store import CONVERT, RunStore, digest_of, stored_files
+from tests.store.material import CELL, flip, rows_of, same_pictures, scores, tensors_of, write
+
+OLD_RUN = Path(__file__).parents[1] / "golden" / "oracle" / "old_run.zip"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path / "run")
+
+
+def named(store: RunStore, **changes: Any) -> Path:
+    """A file of rows by another hand: its columns are changed, its name is right."""
+    path = write(store, {"a": 1, "b": 2}).path
+    table = pq.read_table(path)
+    for name, values in changes.items():
+        name = name.replace("__", ".")
+        if values is None:
+            table = table.drop_columns([name])
+        else:
+            table = table.set_column(table.column_names.index(name), name, pa.array(values))
+    return renamed(path, lambda to: pq.write_table(table, to))
+
+
+def renamed(path: Path, make: Callable[[Path], object]) -> Path:
+    """Another content for a file, which gets the name that fits it."""
+    path.unlink()
+    make(path)
+    start, attempt, _, ending = path.name.split(".")
+    return path.rename(path.with_name(f"{start}.{attempt}.{digest_of(path)}.{ending}"))
+
+
+# pictures -----------------------------------------------------------------------------------------
+
+
+def test_pictures_come_back_bit_for_bit_and_small(store: RunStore) -> None:
+    path = write(store, {"a": 5, "b": 700}).path
+    assert same_pictures(store.pictures("c1", "a"), 5)
+    assert same_pictures(store.pictures("c1", "b"), 700)
+    assert store.pictures("c1", "c") is None
+    known = {field.name: field.metadata or {} for field in pq.read_schema(path)}
+    assert known["plain"][b"scale"] == b"1/255"
+    assert b"scale" not in known["input"]
+    assert b"scale" not in known["images"]
+    assert known["target"][b"same"] == b"plain"
+    assert pq.read_schema(path).field("plain").type == pa.binary(12)
+    first = pq.read_table(path)["images"][0].as_py()
+    assert first == tensors_of([5])["images"].numpy().tobytes()
+
+
+@pytest.mark.parametrize("values", [[0.0, -0.0], [float("nan"), 1.0], [1.0, 1 + 1e-7], [2.0, -1.0]])
+def test_what_is_no_multiple_of_a_byte_keeps_its_bits(store: RunStore, values: list[float]) -> None:
+    plain = torch.tensor([values])
+    pictures = [(["a"], {"images": plain, "plain": plain, "target": plain + 0.0})]
+    store.write("c1", 0, rows_of({"a": 1}), pictures)
+    found = store.pictures("c1", "a")
+    assert found is not None
+    for name, tensor in pictures[0][1].items():
+        assert found[name].numpy().tobytes() == tensor[0].numpy().tobytes()
+
+
+def test_groups_of_pictures_and_images_without(store: RunStore) -> None:
+    rows = rows_of({"a": 1, "b": 2, "c": 3})
+    one = tensors_of([1])
+    lacking = {name: t for name, t in tensors_of([3]).items() if name not in ("mask", "target")}
+    store.write("c1", 0, rows, [(["a"], one), (["c"], lacking)])
+    assert store.pictured("c1") == ["a", "c"]
+    assert same_pictures(store.pictures("c1", "a"), 1)
+    assert store.pictures("c1", "b") is None
+    found = store.pictures("c1", "c")
+    assert found is not None
+    assert found.keys() == lacking.keys()
+
+
+def test_pictures_are_read_by_row_group_and_few_are_kept(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MOST_BYTES", 600)
+    monkeypatch.setattr(store_module, "READ_PICTURES", 600)
+    for block in range(6):
+        write(store, {f"{block}a": block, f"{block}b": 100 + block}, block=block)
+    assert store.compact("c1", fewest_files=1) == 6
+    [file] = store.files("c1")
+    assert pq.ParquetFile(file.path).num_row_groups == 6
+    for block in (0, 5, 3, 0):
+        assert same_pictures(store.pictures("c1", f"{block}b"), 100 + block)
+    assert sum(table.nbytes for table in store._pictures.values()) <= 600
+    assert store.pictured("c1") == [f"{block}{letter}" for block in range(6) for letter in "ab"]
+
+
+# rows ---------------------------------------------------------------------------------------------
+
+
+def test_values_columns_and_order(store: RunStore) -> None:
+    assert scores(store) == {}
+    assert store.finished("c1") == {}
+    numbers = {"b": 1 / 3, "a": 5e-324, "c": -0.0}
+    for block, (image, value) in zip((2, 10, 1), numbers.items(), strict=True):
+        rows = rows_of({image: 1}).assign(**{"psnr.standard": value, f"own{block}.x": 1.5})
+        store.write("c1", block, rows)
+    read = store.read("c1")
+    assert read["image_id"].tolist() == ["c", "b", "a"]
+    assert read["psnr.standard"].tolist() == [-0.0, 1 / 3, 5e-324]
+    assert np.signbit(read["psnr.standard"][0])
+    assert read["own10.x"].isna().tolist() == [True, True, False]
+    assert store.read("c1", ["image_id", "no such"]).columns.tolist() == ["image_id"]
+    assert read["label"].tolist() == [3, 3, 3]
+
+
+def test_a_try_replaces_what_it_holds_and_the_rest_stays_until_the_run_ends(
+    store: RunStore,
+) -> None:
+    first = write(store, {"a": 1, "b": 2})
+    second = write(store, {"b": 3}, status="failed")
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert scores(store) == {"a": 1.0, "b": -1.0}
+    third = write(store, {"b": 4})
+    assert not second.path.exists()
+    assert [file.path for file in store.files("c1")] == [first.path, third.path]
+    assert store.compact("c1") == 1
+    assert not first.path.exists()
+    assert third.path.exists()
+    assert scores(store) == {"a": 1.0, "b": 4.0}
+    assert sorted(name for names in store.cell("c1").ids for name in names) == ["a", "b"]
+    assert store.compact("c1") == 0
+
+
+def test_an_image_that_moved_to_another_block_counts_once(store: RunStore) -> None:
+    write(store, {"a": 1, "b": 2}, block=5)
+    write(store, {"a": 3}, block=0)
+    assert scores(store) == {"a": 3.0, "b": 2.0}
+    assert same_pictures(store.pictures("c1", "a"), 3)
+
+
+def test_two_writers_never_delete_each_others_file(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two workers with the same task has listed the folder before the other one wrote."""
+    listed = store_module.stored_files
+    monkeypatch.setattr(store_module, "stored_files", lambda folder: [])
+    one, other = store.write("c1", 0, rows_of({"a": 1})), store.write("c1", 0, rows_of({"a": 2}))
+    monkeypatch.setattr(store_module, "stored_files", listed)
+    assert one.exists()
+    assert other.exists()
+    assert scores(store)["a"] in (1.0, 2.0)
+
+
+def test_finished_images_their_code_and_lack_of_time(store: RunStore) -> None:
+    rows = rows_of({"a": 1, "b": 2, "c": 3})
+    rows["status"] = ["ok", "unreadable", "unsupported"]
+    rows["reason"] = [over_budget(2.0), "", "it does not apply"]
+    rows.loc[2, "code"] = None
+    store.write("c1", 0, rows)
+    assert store.finished("c1") == {"a": ("c0ffee", 2.0), "c": ("", 0.0)}
+
+
+def test_a_file_holds_an_image_once(store: RunStore) -> None:
+    rows = rows_of({"a": 1})
+    with pytest.raises(ValueError, match="twice"):
+        store.write("c1", 0, pd.concat([rows, rows]))
+    assert store.stored_cells() == []
+
+
+def test_ten_thousand_files_take_a_moment_and_only_new_ones_are_opened(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write(store, {"a": 0}).path
+    for block in range(1, 10_000):
+        os.link(first, first.with_name(f"{block:05d}{first.name[5:]}"))
+    began = time.process_time()
+    assert len(store.files("c1")) == 10_000
+    assert write(store, {"a": 1}, block=9_999).attempt == 2
+    assert time.process_time() - began < 2
+    for block in range(30):
+        write(store, {f"{block}": block}, cell="c2", block=block)
+    assert len(scores(store, "c2")) == 30
+    opened, of = list[Path](), store_module.FileContent.of
+    monkeypatch.setattr(store_module.FileContent, "of", lambda p: opened.append(p) or of(p))
+    last = write(store, {"0": 7}, cell="c2").path
+    assert scores(store, "c2")["0"] == 7.0
+    assert opened == [last]
+
+
+def test_files_of_other_columns_are_compacted_together_and_full_ones_stay(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = {}
+    for block in range(8):
+        images = {f"{block}": block}
+        if block == 3:
+            write(store, images, block=block, status="failed")
+        else:
+            write(store, images, block=block)
+        numbers |= {"3": -1.0} if block == 3 else {f"{block}": float(block)}
+    rows = rows_of({"x": 9}).assign(**{"once.diagnostic": 2.5})
+    store.write("c1", 9, rows, [(["x"], tensors_of([9]))])
+    numbers["x"] = 9.0
+    assert store.compact("c1", fewest_files=5) == 9
+    assert len(store.files("c1")) == 2  # with pictures and without
+    assert scores(store) == numbers
+    assert store.read("c1")["once.diagnostic"].dropna().tolist() == [2.5]
+    assert {"c0ffee": {"april.py": "1f"}} in [about["code"] for about in store.about("c1")]
+    monkeypatch.setattr(store_module, "FULL", 1000)
+    assert store.compact("c1", fewest_files=1) == 0  # they are full
+    for block in range(9):
+        size = write(store, {f"{block}": block}, cell="c2", block=block).path.stat().st_size
+    monkeypatch.setattr(store_module, "FULL", 3 * size)
+    assert store.compact("c2", fewest_files=1) == 9
+    assert 3 <= len(store.files("c2")) <= 5
+    assert scores(store, "c2") == {f"{block}": float(block) for block in range(9)}
+
+
+# scores -------------------------------------------------------------------------------------------
+
+
+def test_long_rows_have_a_row_for_each_metric(store: RunStore) -> None:
+    rows = rows_of({"b": 1, "a": 2}).assign(**{"top1.intact": [1.0, np.nan]})
+    rows["gain.diagnostic"] = [np.nan, 0.5]
+    store.write("c1", 0, rows)
+    store.write("c1", 1, rows_of({"c": 3}, status="failed"))
+    long = long_rows(store, "c1", CELL)
+    ok = long[(long["image_id"] == "b") & (long["value"].notna())]
+    assert set(zip(ok["metric"], ok["variant"], strict=True)) == {
+        ("psnr", "standard"),
+        ("top1", "intact"),
+    }
+    unlabelled = long[(long["image_id"] == "a") & (long["metric"] == "top1")]
+    assert unlabelled["status"].tolist() == ["unscored"]
+    failed = long[long["image_id"] == "c"]
+    assert {*failed["status"]} == {"failed"}
+    assert {"psnr", "ssim", "top1"} <= {*failed["metric"]}
+    assert {*long["model"]} == {"ViT"}
+    assert long[long["metric"] == "gain"]["image_id"].tolist() == ["a"]
+
+
+@pytest.mark.parametrize("at_once", [0, 50_000])
+def test_scores_fit_their_images_while_files_come_and_go(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("mjp_privacy.experiment.scores.AT_ONCE", at_once)
+    write(store, {"b": 1, "d": 2}, block=3)
+    table = cell_scores(RunStore(store.root), "c1")
+    write(store, {"a": 3, "c": 4}, block=1)
+    store.compact("c1", fewest_files=1)
+    column = table.column("psnr", "standard")
+    assert column is not None
+    known = dict(zip(np.array(table.images.ids)[column.at], column.values, strict=True))
+    assert known == {"b": 1.0, "d": 2.0}
+
+
+def test_readers_in_mid_run_see_whole_states(store: RunStore) -> None:
+    """One thread writes blocks again and compacts, four read with stores of their own: every image
+    is there from its first time on, its scores and pictures are of a number that it had."""
+    stop, faults, read = threading.Event(), list[str](), [0]
+    images = [f"{at}" for at in range(12)]
+    for block in range(4):
+        write(store, dict.fromkeys(images[3 * block : 3 * block + 3], 0), block=block)
+    store.write_cells([CELL])
+    latest = [0]
+
+    def run() -> None:
+        own = RunStore(store.root)
+        while not stop.is_set():
+            latest[0] += 1
+            block = latest[0] % 4
+            write(own, dict.fromkeys(images[3 * block : 3 * block + 3], latest[0]), block=block)
+            own.write_cells([CELL])
+            if latest[0] % 5 == 0:
+                own.compact("c1", fewest_files=1)
+
+    def look() -> None:
+        own = RunStore(store.root)
+        while not stop.is_set():
+            try:
+                begun = latest[0]
+                known = scores(own)
+                shown = own.pictures("c1", images[read[0] % 12])
+                table = cell_scores(own, "c1")
+                assert [cell["run_id"] for cell in own.read_cells()] == ["c1"]
+                assert own.damaged() == []
+                assert len(own.about("c1")) >= 1
+                if {*known} != {*images} or len(table.images) != 12:
+                    faults.append(f"{len(known)} images")
+                if not all(begun - 4 <= value <= latest[0] + 1 for value in known.values()):
+                    faults.append(f"{known} after {begun}")
+                number = round(float(shown["images"].flatten()[0]) * 1000) if shown else -1
+                if not same_pictures(shown, number):
+                    faults.append(f"pictures of {number}")
+                read[0] += 1
+            except Exception as error:
+                faults.append(repr(error))
+
+    threads = [threading.Thread(target=work) for work in (run, look, look, look, look)]
+    for thread in threads:
+        thread.start()
+    time.sleep(3)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert read[0] > 4
+    assert latest[0] > 4
+
+
+# cells --------------------------------------------------------------------------------------------
+
+
+def test_cells_come_back_exactly(store: RunStore) -> None:
+    cells: list[dict[str, Any]] = [
+        {**CELL, "dal_lambda": None, "paper_row": {"model": "DeiT-S"}, "mean": [0.5, 0.25]},
+        {**CELL, "run_id": "c2", "gamma": 1, "round": 3, "other": "x", "mean": []},
+        {**CELL, "run_id": "c3", "round": "last", "other": 1, "paper_row": None},
+    ]
+    store.write_cells(cells[:1])
+    store.write_cells(cells)
+    assert store.read_cells() == cells
+    assert "partners" not in store.read_cells()[0]
+    assert len(stored_files(store.root)) == 1
+    shown = pq.read_table(stored_files(store.root)[0].path)
+    assert shown["attack"].to_pylist() == ["april"] * 3
+
+
+@pytest.mark.parametrize("how", ["gone", "flipped", "cut off", "empty"])
+def test_a_lost_list_of_cells_is_read_from_rows(store: RunStore, how: str) -> None:
+    write(store, {"a": 1})
+    write(store, {"a": 2}, cell="c2")
+    store.write_cells([CELL, {**CELL, "run_id": "c2"}, {**CELL, "run_id": "no rows"}])
+    path = stored_files(store.root)[0].path
+    if how == "gone":
+        path.unlink()
+    elif how == "flipped":
+        flip(path, 0.5)
+    else:
+        path.write_bytes(path.read_bytes()[:100] if how == "cut off" else b"")
+    assert store.damaged() == ([] if how == "gone" else [path])
+    assert [cell["run_id"] for cell in store.read_cells()] == ["c1", "c2"]
+    assert store.read_cells()[0] == CELL
+
+
+@pytest.mark.parametrize("run_id", ["../c1", "a/b", None, 7, "no model"])
+def test_a_cell_that_lacks_something_or_whose_name_is_a_path(store: RunStore, run_id: Any) -> None:
+    kept = {n: v for n, v in CELL.items() if (n, run_id) != ("model", "no model")}
+    store.write_cells([CELL, {**kept, "run_id": run_id}])
+    with pytest.raises(UserError, match="cell 1"):
+        store.read_cells()
+
+
+# damage -------------------------------------------------------------------------------------------
+
+
+def test_every_bit_of_a_small_folder(store: RunStore) -> None:
+    """160 bits all over: each is named, and what is left is right."""
+    for block in range(2):
+        write(store, {f"{block}": block}, block=block)
+    store.write_cells([CELL])
+    files = [store.files("c1")[0].path, stored_files(store.root)[0].path]
+    for at in range(160):
+        path = files[at % 2]
+        content = path.read_bytes()
+        flip(path, at / 159, at % 8)
+        assert store.damaged() == [path]
+        left = RunStore(store.root).without([path])
+        assert scores(left) == ({"1": 1.0} if at % 2 == 0 else {"0": 0.0, "1": 1.0})
+        path.write_bytes(content)
+    assert store.damaged() == []
+
+
+def test_what_rots_in_mid_run_is_noticed_by_whoever_reads_it(store: RunStore) -> None:
+    """Without a look at the digests: pages have checksums of their own."""
+    path = write(store, {str(at): at for at in range(40)}).path
+    content, seen = path.read_bytes(), 0
+    pages = int.from_bytes(content[-8:-4], "little")
+    for at in range(60):
+        own = RunStore(store.root)
+        place = 4 + at * (len(content) - pages - 12) // 60
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        with contextlib.suppress(UserError):
+            seen += 1
+            assert scores(own) == {str(n): float(n) for n in range(40)}
+            assert all(same_pictures(own.pictures("c1", str(n)), n) for n in (0, 39))
+            seen -= 1
+    assert seen > 40
+
+
+def test_damage_is_not_compacted_and_no_write_fails_of_it(store: RunStore) -> None:
+    path = write(store, {"a": 1, "b": 2}).path
+    write(store, {"c": 3}, block=1)
+    flip(path, 0.3)
+    with pytest.raises((ValueError, UserError)):
+        store.compact("c1", fewest_files=1)
+    write(store, {"a": 4})
+    assert store.damaged() == [path]
+    assert store.damaged(["c2"]) == store.damaged([]) == []
+    store.set_aside(store.damaged())
+    assert (store.root / "damaged" / "rows" / "c1" / path.name).is_file()
+    assert scores(store) == {"a": 4.0, "c": 3.0}
+
+
+def test_rows_of_another_cell_are_damage(store: RunStore) -> None:
+    path = write(store, {"a": 1}).path
+    store.folder("c2").mkdir()
+    shutil.copy(path, store.folder("c2"))
+    assert store.damaged() == [store.folder("c2") / path.name]
+    with pytest.raises(UserError, match=path.name):
+        store.read("c2")
+
+
+@pytest.mark.parametrize("kind", ["garbage", "empty", "folder", "pipe", "link to nowhere"])
+def test_what_is_no_parquet_file_is_named(store: RunStore, kind: str) -> None:
+    write(store, {"a": 1})
+    path = store.folder("c1") / f"00001.0002.{'0' * 16}.parquet"
+    if kind == "garbage":
+        path = renamed(write(store, {"b": 1}, block=1).path, lambda to: to.write_bytes(b"PAR1" * 9))
+    elif kind == "empty":
+        path.touch()
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere")
+    if kind != "garbage":
+        assert store.damaged() == [path]
+    with pytest.raises(UserError, match=path.name):
+        store.read("c1")
+    assert scores(store.without([path])) == {"a": 1.0}
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"image_id": ["a", "a"]},
+    {"image_id": ["a", None]},
+    {"image_id": [1, 2]},
+    {"psnr__standard": ["1", "2"]},
+    {"psnr__standard": [1, 2]},
+    {"status": ["ok", "splendid"]},
+    {"status": [1, 2]},
+    {"reason": [1.5, 2.5]},
+    {"block": ["0", "1"]},
+    {"block": None},
+    {"status": None},
+]
+
+
+@pytest.mark.parametrize("changes", HOSTILE, ids=str)
+def test_hostile_values_are_refused_in_one_line(store: RunStore, changes: dict[str, Any]) -> None:
+    path = named(store, **changes)
+    with pytest.raises(UserError, match=path.name) as refused:
+        store.read("c1")
+    assert "\n" not in str(refused.value)
+    assert scores(store.without([path])) == {}
+
+
+def test_columns_of_kinds_that_do_not_fit_together(store: RunStore) -> None:
+    write(store, {"c": 1}, block=1)
+    named(store, label=["x", "y"])
+    with pytest.raises(UserError, match="c1"):
+        store.read("c1")
+
+
+def test_other_files_beside_the_rows_are_nobodys_business(store: RunStore) -> None:
+    path = write(store, {"a": 1}).path
+    for name in (".00000.0002.parquet.1@x.tmp", "notes.txt", "00000.1.abc.parquet", path.stem):
+        (store.folder("c1") / name).write_bytes(b"?")
+    (store.root / "rows" / "c1" / "kept").mkdir()
+    assert scores(store) == {"a": 1.0}
+    assert store.damaged() == []
+    assert write(store, {"a": 2}).attempt == 2
+
+
+# places -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["rows", "rows/c1", "experiments", "damaged"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_in_place_of_a_folder_is_named(store: RunStore, place: str, link: bool) -> None:
+    write(store, {"a": 1})
+    store.write_cells([CELL])
+    path = store.root / place
+    shutil.rmtree(path, ignore_errors=True)
+    if link:
+        path.symlink_to("nowhere")
+    else:
+        path.write_text("no folder")
+    for check in (store.check_format, store.read_cells):
+        with pytest.raises(UserError, match=str(path)):
+            check()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_old_folder_is_refused_and_the_converter_named(
+    tmp_path: Path, lost: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zipfile.ZipFile(OLD_RUN).extractall(tmp_path)
+    if lost:
+        (tmp_path / "cells.json").unlink()
+    words = ["demo", "--out", str(tmp_path), "--limit", "1", "--device", "cpu"]
+    assert cli.main(["attack", *words]) == 2
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1
+    assert CONVERT in said
+    assert str(tmp_path) in said
+
+
+def test_a_folder_that_is_no_run(store: RunStore) -> None:
+    for _ in range(2):
+        with pytest.raises(UserError, match=str(store.root)):
+            store.read_cells()
+        store.root.mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("name", ["run:1", "s3~x", "a b'c"])
+def test_names_that_look_like_addresses(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = RunStore(Path(name))
+    write(own, {"c:d/é~.png": 1, "nan": 2, "007": 3})
+    own.write_cells([CELL])
+    assert scores(RunStore(Path(name))) == {"c:d/é~.png": 1.0, "nan": 2.0, "007": 3.0}
+    assert same_pictures(own.pictures("c1", "nan"), 2)
+    assert (tmp_path / name / "rows").is_dir()
+    assert own.read_cells() == [CELL]
+
+
+def test_what_cannot_be_read_now_is_not_damaged(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(store, {"a": 1}).path
+    opened = Path.open
+
+    def stale(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self == path:
+            raise OSError(5, "input/output error")
+        return opened(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", stale)
+    with pytest.raises(UserError, match=path.name):
+        store.damaged()
