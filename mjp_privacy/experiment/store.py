@@ -409,10 +409,10 @@ _last_names: tuple[Any, list[str]] = (None, [])
 def _names(column: pa.ChunkedArray, path: Path) -> list[str]:
     """The names of images; those of cells with the same images are one list in memory."""
     global _last_names
-    known, names = _last_names
+    known, last = _last_names
     if known is not None and known.equals(column):
-        return names
-    names = column.to_pylist()
+        return last
+    names: list[str] = column.to_pylist()
     if None in names or len(set(names)) < len(names):
         raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
     _last_names = column, names
