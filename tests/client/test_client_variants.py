@@ -18,7 +18,7 @@ from mjp_privacy.client.positions import noisy, sinusoidal_table, with_sinusoida
 from mjp_privacy.client.puzzles import step_puzzles
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment import cell as cell_work
+from mjp_privacy.experiment import cell as experiment_cell
 from mjp_privacy.experiment import simulated
 from mjp_privacy.experiment.cell_facts import cell_key, run_id
 from mjp_privacy.experiment.config import expand
@@ -353,7 +353,7 @@ def test_sinusoidal_positions_are_the_attackers_model_and_the_accuracys(
         asked.append(model.table[0, 0].any().item())
         return predict(model, x, mask)
 
-    monkeypatch.setattr(cell_work, "predict", noted)
+    monkeypatch.setattr(experiment_cell, "predict", noted)
     client = {"positions": "sinusoidal", "withhold": ["unk_embed"]}
     config = mjp("c", {"name": "grey"}, client=client)
     attack(images, tmp_path, config)
