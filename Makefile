@@ -5,35 +5,62 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO ?= results/demo
 
-.PHONY: attack test test-federated test-cluster results-check setup lint types bench clean
+ENGINES := $(VENV)/.engines
+ROOMY := tests/slow  # clusters of many processes: not beside other tests
+
+.PHONY: attack test tests test-engines test-federated test-cluster nightly results-check setup
+.PHONY: engines lint types bench clean
 
 attack: $(INSTALLED)
 	$(BIN)/python run_attack.py configs/demo.yaml --out $(DEMO) --fresh
 	$(BIN)/python report.py $(DEMO) --out $(DEMO)/report
 	@echo "pictures and tables: $(DEMO)/report (open index.html)"
 
-# A process for each core (tests/conftest.py: and for 3 GiB of memory), each with one thread; then
-# what wants the machine for itself: clusters (tests/slow) and real models (tests/golden).
-test: lint types
-	$(BIN)/python -m pytest -n auto --dist loadfile --ignore=tests/slow --ignore=tests/golden
-	$(BIN)/python -m pytest tests/slow tests/golden
+# Lint first, then types beside the tests: a process for each core (tests/conftest.py: and for 3 GiB
+# of memory), each with one thread. What is marked nightly or engine is left out (pyproject.toml).
+test: lint
+	$(MAKE) -j 2 types tests
 
-# The same federation under Flower's real engines; they are a large install, so apart from `test`.
-test-federated: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,dp,federated]'
-	$(BIN)/python -m pytest tests/slow/test_flower.py tests/federation tests/client/test_accounting.py
+tests: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --dist worksteal --ignore=$(ROOMY)
 
-# Runs by several processes, on clusters of this machine: Ray's, and Slurm's where it is installed
-# (Debian: apt install slurmctld slurmd slurm-client munge).
-test-cluster: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,slurm]'
-	$(BIN)/python -m pytest -rs tests/slow --ignore=tests/slow/test_flower.py
+# One run from end to end by each of Flower, Ray and Slurm, and what else needs these large installs.
+# Slurm's is skipped where it is not installed (Debian: apt install slurmctld slurmd slurm-client munge).
+FLOWER := tests/slow/test_flower.py tests/federation/test_flower_app.py tests/client/test_accounting.py
+CLUSTERS := tests/slow/test_ray.py tests/slow/test_slurm.py tests/experiment/test_engine_ray.py
+EACH := -m "engine or not nightly"
+
+test-engines: $(ENGINES)
+	$(BIN)/python -m pytest -rs $(EACH) $(FLOWER) $(CLUSTERS)
+
+test-federated: $(ENGINES)
+	$(BIN)/python -m pytest $(EACH) $(FLOWER)
+
+test-cluster: $(ENGINES)
+	$(BIN)/python -m pytest -rs $(EACH) $(CLUSTERS)
+
+# Everything, some hours: all tests, every published figure, runs that are killed and damaged, bad
+# inputs, changed files, and faults planted in the code, of which a test has to notice each.
+SECONDS ?= 60
+FAULTS ?= 100
+NIGHT ?= /tmp/nightly
+nightly: lint types $(ENGINES)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "" --hypothesis-profile=nightly --ignore=$(ROOMY)
+	$(BIN)/python -m pytest -rs -m "" $(ROOMY)
+	$(BIN)/python tools/crash-test --seconds $(SECONDS)
+	$(BIN)/python tools/fuzz --number 2000
+	$(BIN)/python tools/fuzz --seconds $(SECONDS)
+	$(BIN)/python tools/mutate mjp_privacy/metrics --tests tests/metrics --sample $(FAULTS) --out $(NIGHT)/metrics
+	$(BIN)/python tools/mutate attacks/equations --tests tests/attacks tests/contract/test_attacks.py \
+	  --sample $(FAULTS) --out $(NIGHT)/equations
 
 # Every published figure is computed again from its rows; WRITE=1 writes tables and figures again.
 results-check: $(INSTALLED)
 	$(BIN)/python -m mjp_privacy.report.results.claims $(if $(WRITE),--write)
 
 setup: $(INSTALLED)
+
+engines: $(ENGINES)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -61,4 +88,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	       "(Debian, Ubuntu: apt install python3-venv)."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(ENGINES): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e '.[dev,dp,federated,ray,slurm]'
 	@touch $@

@@ -91,9 +91,14 @@ def run_steps(
     divisible = view.pool == batch  # else images of several steps cannot be told apart
 
     def attempt(piece: range) -> Done:
-        whole = len(piece) == steps
-        seen = view if whole else view.part(piece.start)
-        return _run(attack, seen, len(piece) * batch, generator(piece.start), seconds)
+        seen = view if len(piece) == steps else view.part(piece.start)
+        images = len(piece) * batch
+        with nullcontext() if seconds is None else limited(seconds, images) as budget:
+            answer = attack.run(seen, generator=generator(piece.start))
+        made = checked_reconstruction(answer, seen, images)
+        if budget is not None:
+            made = replace(made, diagnostics={**made.diagnostics, **_told(budget, images)})
+        return Done(made, without_reconstruction(made, images))
 
     def smaller(piece: range, error: BaseException) -> list[range]:
         if out_of_memory(error):
@@ -111,23 +116,10 @@ def run_steps(
     return parts[0] if len(parts) == 1 else _of_all_steps(parts, batch, view)
 
 
-def _run(
-    attack: Attack,
-    view: AttackerView,
-    count: int,
-    generator: torch.Generator,
-    seconds: float | None,
-) -> Done:
-    """The attack's answer, checked; with the time that it had, where that is limited."""
-    budget: Budget | None
-    with nullcontext() if seconds is None else limited(seconds, count) as budget:
-        answer = attack.run(view, generator=generator)
-    made = checked_reconstruction(answer, view, count)
-    if budget is not None:
-        cut = torch.tensor([place in budget.cut for place in range(count)], dtype=torch.float64)
-        had = torch.full((count,), budget.seconds, dtype=torch.float64)
-        made = replace(made, diagnostics={**made.diagnostics, SECONDS: had, OVER: cut})
-    return Done(made, without_reconstruction(made, count))
+def _told(budget: Budget, images: int) -> dict[str, Tensor]:
+    """The diagnostics of images that had so much time."""
+    cut = torch.tensor([place in budget.cut for place in range(images)], dtype=torch.float64)
+    return {SECONDS: torch.full((images,), budget.seconds, dtype=torch.float64), OVER: cut}
 
 
 def _reason(error: BaseException) -> tuple[str, dict[str, str]]:
@@ -179,13 +171,13 @@ def joined(parts: Sequence[Reconstruction]) -> Reconstruction:
     starts = [sum(counts[:at]) for at in range(len(counts))]
     names = dict.fromkeys(name for part in parts for name in part.diagnostics)
     diagnostics = {
-        name: _joined([part.diagnostics.get(name) for part in parts], counts, torch.nan)
+        name: _filled([part.diagnostics.get(name) for part in parts], counts, torch.nan)
         for name in names
     }
     return Reconstruction(
-        _joined([part.images for part in parts], counts, torch.nan),
-        _joined([part.mask for part in parts], counts, False),
-        _joined([part.permutation for part in parts], counts, 0),
+        _filled([part.images for part in parts], counts, torch.nan),
+        _filled([part.mask for part in parts], counts, False),
+        _filled([part.permutation for part in parts], counts, 0),
         {name: values for name, values in diagnostics.items() if values is not None},
         {
             start + place: reason
@@ -195,7 +187,7 @@ def joined(parts: Sequence[Reconstruction]) -> Reconstruction:
     )
 
 
-def _joined(parts: Sequence[Tensor | None], counts: Sequence[int], missing: float) -> Tensor | None:
+def _filled(parts: Sequence[Tensor | None], counts: Sequence[int], missing: float) -> Tensor | None:
     """The parts as one tensor (m, ...), a missing part filled with `missing`; None if all miss."""
     example = next((part for part in parts if part is not None), None)
     if example is None:

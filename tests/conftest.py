@@ -1,20 +1,44 @@
 """Fixtures every test may use."""
 
 import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread each, and for those
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # they start; read when NumPy and torch load
+
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.helpers.runs import photographs
 from tests.helpers.trap import Trap, planted
 
 WORKER_MEMORY = 3 << 30  # what a process of the tests may take, with room for those it starts
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread each
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
+NIGHTLY = tuple(
+    f"tests/experiment/test_engines_local.py::{name}"
+    for name in (
+        "test_a_block_that_always_kills_its_worker_is_given_up",
+        "test_a_worker_that_ends_by_itself_is_told_with_its_last_words",
+        "test_an_error_that_is_a_bug_is_the_row_of_its_image_alone",
+        "test_workers_end_where_the_run_is_broken_off",
+        "test_a_mistake_that_only_workers_meet_is_no_fault_of_the_package",
+    )
+)
+"""What `make nightly` alone runs and is not marked where it stands: the starts of names."""
+
+settings.register_profile("day", max_examples=50)
+settings.register_profile("nightly", max_examples=300)
+settings.load_profile("day")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(NIGHTLY):
+            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.hookimpl(optionalhook=True)

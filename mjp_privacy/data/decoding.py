@@ -20,15 +20,17 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import first_of, shown
 
 MAX_BYTES = 512 * 2**20
 """Size of the largest image file that is read into memory."""
@@ -43,6 +45,9 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF
 """What is opened: the formats of the endings in `files.IMAGE_SUFFIXES`, as far as this Pillow reads
 them. Its other decoders, such as those of PostScript and of textures, never see a stranger's file.
 """
+
+ANIMATED = ("GIF", "PNG", "WEBP", "AVIF", "TIFF")
+NAMED = 3  # files that a remark names
 
 STRIP_PIXELS = 1 << 22
 """Pixels that are converted at once where a conversion needs further memory for each of them."""
@@ -79,23 +84,65 @@ class ImageError(UserError):
         return f"{self.image_id}: {self.reason}" if self.image_id else self.reason
 
 
+@dataclass
+class Altered:
+    """Names of files whose pictures are not simply what lies in them."""
+
+    turned: set[str] = field(default_factory=set)
+    animated: set[str] = field(default_factory=set)
+
+    def note(self, name: str, turn: int, animated: bool) -> None:
+        """Remember what `decoded` or `check_header` found of a file."""
+        if turn != 1:
+            self.turned.add(name)
+        if animated:
+            self.animated.add(name)
+
+    @property
+    def remark(self) -> str:
+        """One line on them; empty where there are none."""
+        told = {
+            "image file(s) are turned upright, as EXIF says": self.turned,
+            "file(s) have several frames, of which the first is taken": self.animated,
+        }
+        return "; ".join(
+            f"{len(names)} {what} ({first_of([*map(shown, sorted(names))], NAMED)})"
+            for what, names in told.items()
+            if names
+        )
+
+
+class Decoded(NamedTuple):
+    """A file's picture, and what was done to make it one."""
+
+    picture: Image.Image
+    turn: int  # the EXIF orientation that was applied; 1 if there is none
+    animated: bool  # whether the file has further frames
+
+
 def decode_image(content: bytes, *, min_side: int = 1) -> Image.Image:
     """An upright RGB picture with 8 bits per channel. Raises ImageError with the reason.
 
     `min_side`: the smallest allowed short side in pixels, one patch of the model that will see it.
     """
-    return picture_and_turn(content, min_side=min_side)[0]
+    return decoded(content, min_side=min_side).picture
 
 
-def picture_and_turn(content: bytes, *, min_side: int = 1) -> tuple[Image.Image, int]:
+def picture_and_turn(content: bytes) -> tuple[Image.Image, int]:
     """What `decode_image` gives, and the file's EXIF orientation, 1 if it has none."""
+    return decoded(content)[:2]
+
+
+def decoded(content: bytes, *, min_side: int = 1) -> Decoded:
+    """What `decode_image` gives, and how the file differs from it."""
     with _opened(content) as image:
         _check_sides(image.size, min_side)
         image.load()
         _check_sides(image.size, min_side)  # some formats know their size only now
-        stated = _orientation(image)
-        turn, picture = _TURN.get(stated), _to_rgb(image)
-        return (picture, 1) if turn is None else (picture.transpose(turn), stated)
+        stated, picture = _orientation(image), _to_rgb(image)
+        if (turn := _TURN.get(stated)) is not None:
+            picture = picture.transpose(turn)
+        return Decoded(picture, 1 if turn is None else stated, _is_animated(image))
 
 
 def decode_numbers(content: bytes) -> NDArray[np.uint8]:
@@ -129,13 +176,17 @@ def size_and_turn(content: bytes) -> tuple[tuple[int, int], int]:
         return size, stated if stated in _TURN else 1
 
 
-def check_header(content: bytes) -> None:
-    """Raise ImageError where the file's first bytes show that it is no image of a usable size.
+def check_header(content: bytes) -> tuple[int, bool]:
+    """The EXIF orientation and whether there are several frames, as far as the file's first bytes
+    say it. Raises ImageError where they show that it is no image of a usable size.
 
     Nothing is decoded, so a file that is damaged further on passes.
     """
     with _opened(content) as image:
         _check_sides(image.size, 1)
+        # a PNG may say its orientation behind its pixels, which are not read here
+        stated = 1 if image.format == "PNG" and "exif" not in image.info else _orientation(image)
+        return stated if stated in _TURN else 1, _is_animated(image)
 
 
 @contextmanager
@@ -216,6 +267,14 @@ def _orientation(image: Image.Image) -> int:
     except Exception:
         return 1
     return value if isinstance(value, int) else 1
+
+
+def _is_animated(image: Image.Image) -> bool:
+    """Whether a file holds further frames. Previews and depth maps in photographs are none."""
+    try:
+        return image.format in ANIMATED and bool(getattr(image, "is_animated", False))
+    except Exception:  # what follows the first frame is damaged
+        return True
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -83,7 +83,8 @@ def make_sample(
         done = f"{shown(out)} already holds this sample, complete: {len(sample.chosen)} images."
     else:
         raise _occupied(out)
-    return Outcome("\n".join([done, *remarks(sample, per_class)]), sample.reasons)
+    lines = [done, *remarks(sample, per_class, source.altered.remark)]
+    return Outcome("\n".join(lines), sample.reasons)
 
 
 def choose(
@@ -221,9 +222,10 @@ def _holds(out: Path, sample: Sample) -> bool:
     )
 
 
-def remarks(sample: Sample, per_class: int) -> list[str]:
-    """Sentences on images that could not be read, and on classes that had too few."""
-    lines = []
+def remarks(sample: Sample, per_class: int, altered: str) -> list[str]:
+    """Sentences on images that could not be read, on classes that had too few, and on what was
+    altered to look at the images."""
+    lines = [altered] if altered else []
     if sample.skipped:
         first, reason = sample.skipped[0]
         count = len(sample.skipped)

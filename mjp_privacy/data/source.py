@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from mjp_privacy.data.decoding import ImageError, check_header, decode_image
+from mjp_privacy.data.decoding import Altered, ImageError, check_header, decoded
 from mjp_privacy.data.files import Files
 from mjp_privacy.data.labels import LabelSource
 
@@ -41,6 +41,8 @@ class ImageSource:
     records: tuple[ImageRecord, ...]
     labels_described: str
     files: Files = field(repr=False)
+    altered: Altered = field(default_factory=Altered, repr=False, compare=False)
+    """Files that were turned, or are animations, of those that were opened so far."""
 
     def read_bytes(self, record: ImageRecord) -> bytes:
         """The image file as stored. Raises ImageError if it cannot be read."""
@@ -53,7 +55,7 @@ class ImageSource:
         """Raise ImageError with the reason where the file's header is that of no usable image."""
         content = self.read_bytes(record)
         try:
-            check_header(content)
+            self.altered.note(record.image_id, *check_header(content))
         except ImageError as error:
             raise ImageError(error.reason, record.image_id) from error
 
@@ -64,6 +66,8 @@ class ImageSource:
         """
         content = self.read_bytes(record)
         try:
-            return decode_image(content, min_side=min_side)
+            picture, turn, animated = decoded(content, min_side=min_side)
         except ImageError as error:
             raise ImageError(error.reason, record.image_id) from error
+        self.altered.note(record.image_id, turn, animated)
+        return picture

@@ -57,12 +57,26 @@ class BlockContent(NamedTuple):
 
         schema, table = _opened(path, read)
         _check_columns(schema, path)
-        ids = table["image_id"].to_pylist()
-        if None in ids or len(set(ids)) < len(ids):
-            raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
+        ids = _names(table["image_id"], path)
         known = "has_picture" in table.column_names
         has = table["has_picture"].to_pylist() if known else [False] * len(ids)
         return cls(ids, has, tuple(n for n in schema.names if not is_picture(schema.field(n))))
+
+
+_last_names: tuple[Any, list[str]] = (None, [])
+
+
+def _names(column: pa.ChunkedArray, path: Path) -> list[str]:
+    """The names of images; those of cells with the same images are one list in memory."""
+    global _last_names
+    known, last = _last_names
+    if known is not None and known.equals(column):
+        return last
+    names: list[str] = column.to_pylist()
+    if None in names or len(set(names)) < len(names):
+        raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
+    _last_names = column, names
+    return names
 
 
 def write_file(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> None:

@@ -36,6 +36,7 @@ from mjp_privacy.core.machine import (
     torch_generator,
 )
 from mjp_privacy.data import ImageRecord
+from mjp_privacy.experiment.block_file import Pictures
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.diagnostics import (
@@ -49,7 +50,6 @@ from mjp_privacy.experiment.diagnostics import (
 )
 from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_network, refused_by_setting
 from mjp_privacy.experiment.source import BlockUploads
-from mjp_privacy.experiment.store import Pictures
 from mjp_privacy.experiment.variants import Block0
 from mjp_privacy.interfaces import Attack, Control, Reconstruction, Refusal, Truth
 from mjp_privacy.metrics import References, prepare, score
@@ -197,8 +197,8 @@ class CellTask:
             rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_TRUTH.text
         for name, values in diagnostics.items():
             columns[f"{name}.diagnostic"] = values.cpu().double().numpy()[places]
-        for name, of_images in columns.items():
-            rows.loc[places, name] = of_images
+        scored = pd.DataFrame(columns, index=places, dtype=np.float64).reindex(rows.index)
+        rows = pd.concat([rows, scored], axis=1)
         if (seconds := self.cell.attack.seconds) is not None and OVER in diagnostics:
             late = (rows["status"] == "ok") & (rows[f"{OVER}.diagnostic"] == 1)
             rows.loc[late, "reason"] = over_budget(seconds)
@@ -219,7 +219,7 @@ class CellTask:
         make: Callable[[], References] = partial(prepare, target, device=device)
         references: References = memo.recent("references", memo.content(target), make)
         every = len(places) == len(images)
-        scores = score(images[places], references if every else references.at(places))
+        scores = score(images[places], references if every else references.at(list(places)))
         columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}
         labelled = all(record.label is not None for record in records)
         seen = memo.content(scene.inputs.images), memo.content(scene.inputs.mask)
@@ -269,6 +269,8 @@ def attack_cell(
     cause = "" if number == len(records) else "memory holds fewer images"
 
     def attempt(piece: Sequence[ImageRecord]) -> CellResult:
+        if len(piece) > together.get(run_id, len(piece)) and not undivided:
+            raise MemoryError  # as an earlier piece has found out
         result = task.run(piece)
         if cause and len(piece) < len(records):
             _forget(task)
@@ -284,7 +286,8 @@ def attack_cell(
         size = batch
         if out_of_memory(error):
             cause = f"out of memory with {len(piece)} images"
-            size = together[run_id] = max(len(piece) // batch // 2, 1) * batch
+            half = max(len(piece) // batch // 2, 1) * batch
+            size = together[run_id] = min(half, together.get(run_id, half))
             _forget(task)
         return [piece[at : at + size] for at in range(0, len(piece), size)]
 

@@ -23,7 +23,7 @@ def check_uploads(folder: Path) -> tuple[str, bool]:
     lines = list(_refused(examined))
     faulty = bool(lines)
     lines += [f"note: {remark}" for remark in examined.remarks]
-    for group in group_uploads(examined.sound):
+    for group in group_uploads(examined.known, refused=examined.refused):
         group_lines, group_faulty = _described(group)
         lines += group_lines
         faulty |= group_faulty

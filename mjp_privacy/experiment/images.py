@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from PIL import Image
@@ -69,17 +70,21 @@ def check_same_images(
 
 
 def _known_images(store: RunStore) -> dict[str, Mapping[str, object]]:
-    """The images of the folder that could be read, with their hashes."""
-    known: dict[str, Mapping[str, object]] = {}
+    """The images of the folder that could be read, with their hashes, and with the label that any
+    of its cells has of them: some may be of the time before there were labels."""
+    known: dict[str, dict[str, Any]] = {}
     for run_id in store.stored_cells():
-        ids = [name for names in store.cell(run_id).ids for name in names]
-        if known.keys() >= set(ids) or "pixel_sha256" not in store.cell(run_id).columns:
+        ids = {name for names in store.cell(run_id).ids for name in names}
+        told = {name for name, of_image in known.items() if not pd.isna(of_image["label"])}
+        if told >= ids or "pixel_sha256" not in store.cell(run_id).columns:
             continue
         rows = store.read(run_id, KNOWN_BY)
         rows = rows[(rows["status"] != "unreadable") & rows["pixel_sha256"].fillna("").ne("")]
         for row in rows.to_dict("records"):
-            known.setdefault(str(row["image_id"]), {str(k): v for k, v in row.items()})
-    return known
+            of_image = known.setdefault(str(row["image_id"]), {str(k): v for k, v in row.items()})
+            if pd.isna(of_image["label"]):
+                of_image["label"] = row["label"]
+    return dict(known)
 
 
 def _relabelled(known: Mapping[str, object] | None, record: ImageRecord) -> bool:

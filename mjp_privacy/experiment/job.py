@@ -1,6 +1,7 @@
 """What a worker needs to know of a run, and what it tells of its tasks: files that both sides see.
 
     RUN/work/job.json       the experiment, the images by name, the device
+    RUN/work/worker-N.task  the task of worker N, "M B G K"
     RUN/work/M-B-G.K.json   what the worker of task (model M, block B, group of cells G) has done so
                             far at the K-th try; it is written anew with every cell
     RUN/work/*.log          what workers printed
@@ -27,6 +28,8 @@ from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.source import UploadSource
 
 FOLDER = "work"
+END = "end"
+"""What stands in a worker's file in place of a task when there is none for it any more."""
 JOB = FileKind("what a worker needs to know of a run", "Give the run's command again.", 1 << 32)
 REPORT = FileKind("what a worker tells of its task", "Give the run's command again.", 1 << 28)
 
@@ -85,13 +88,14 @@ class Job:
         return Simulated(self.experiment, opened, chosen, torch.device(self.device))
 
     def _recorded(self) -> UploadSource:
-        from mjp_privacy.client.recorded.examined import of_names
+        from mjp_privacy.client.recorded.examined import known_uploads
         from mjp_privacy.client.recorded.folder import UploadFolder
         from mjp_privacy.client.recorded.groups import group_uploads
         from mjp_privacy.experiment.recorded import Recorded
 
         folder = Path(str(self.uploads))
-        groups = group_uploads(of_names(UploadFolder(folder), self.refused), self.limit)
+        known = known_uploads(UploadFolder(folder), self.refused)
+        groups = group_uploads(known, self.limit, self.refused)
         by_name = {group.name: group for group in groups}
         return Recorded(folder, by_name, torch.device(self.device), self.refused)
 
@@ -115,10 +119,6 @@ class Task:
     def file_name(self) -> str:
         """The file in which its worker tells what is done."""
         return f"{self.model}-{self.block}-{self.group}.{self.attempt}.json"
-
-    def once_more(self) -> Task:
-        """The task as it is given again after its worker was lost."""
-        return dataclasses.replace(self, attempt=self.attempt + 1)
 
 
 @dataclass(frozen=True)
@@ -144,3 +144,8 @@ class TaskReport:
     def read(cls, path: Path) -> TaskReport:
         """What a file tells."""
         return read_json(path, REPORT, TaskReport)
+
+
+def task_file(job_file: Path, worker: int) -> Path:
+    """The file in which a worker finds its task."""
+    return job_file.parent / f"worker-{worker}.task"

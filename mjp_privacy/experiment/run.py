@@ -7,7 +7,9 @@ engine (`engines`), and tell what happens. Nobody else writes what is about the 
 
 from __future__ import annotations
 
+import errno
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch
 from mjp_privacy.client.recorded.examined import check_some, examine
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import REFUSED, group_uploads
-from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
@@ -136,7 +138,10 @@ def run_experiment(
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
     )
-    return Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
+    summary = Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
+    if opened.altered.remark:  # of the files that were opened in this process
+        print(opened.altered.remark, file=sys.stderr)
+    return summary
 
 
 def attack_uploads(
@@ -165,7 +170,8 @@ def attack_uploads(
     uploads = UploadFolder(Path(folder))
     examined = examine(uploads)
     check_some(examined, uploads)
-    groups = {group.name: group for group in group_uploads(examined.sound, limit)}
+    found = group_uploads(examined.known, limit, examined.refused)
+    groups = {group.name: group for group in found}
     images = len({record.image_id for group in groups.values() for record in group.records})
     root = output_folder(Path(out))
     workers = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
@@ -222,6 +228,8 @@ class Run:
             self.store.set_aside(damaged)
             finished.store = self.store
             write_experiment(self.store, self.job.experiment, self.job.made_with)
+            if self.job.uploads is not None:
+                self._forget_refused()
             self.listed = self._listed()
             self._write_cells()
             foreseen = forecast(self.plan, self.source)
@@ -233,6 +241,7 @@ class Run:
                     done = self._here if engine.kind == "here" else self._elsewhere
                     for news in done(finished, engine, foreseen):
                         self._note(news)
+                self._check_rows()
                 self._compact()
                 return self._summary(finished)
 
@@ -294,6 +303,17 @@ class Run:
             if opened.uploads is not None:
                 run_ids |= {cell: facts.run_id for cell, facts in opened.facts.items()}
         refuse_other_code(self.plan, run_ids, self.codes, finished)
+
+    def _forget_refused(self) -> None:
+        """Remove the rows of uploads that an earlier command refused: their files may have been
+        mended since, and those that are refused again get new ones."""
+        try:
+            stored = self.store.read_cells()
+        except UserError:  # a new folder
+            return
+        refused = {str(c.get("run_id")) for c in stored if c.get("model") == REFUSED}
+        for file in (file for run_id in refused for file in self.store.files(run_id)):
+            file.path.unlink(missing_ok=True)
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """The cells of the folder by their key: planned ones first, then those of other commands.
@@ -451,6 +471,19 @@ class Run:
             self.progress.say(text)
 
     # after the work -----------------------------------------------------------------------------
+
+    def _check_rows(self) -> None:
+        """Raise where there are fewer rows than were written: somebody has taken them away."""
+        for cell, facts in self.facts.items():
+            present = set(self.store.read(facts.run_id, ["image_id"])["image_id"])
+            records = [r for block in self.plan.blocks[cell.model] for r in block.records]
+            lost = [r.image_id for r in records if r.image_id not in present]
+            if lost and not self.not_done:
+                raise StorageError(
+                    f"rows of {len(lost)} image(s) in {shown(self.store.folder(facts.run_id))} "
+                    f"({first_of(lost, 1)}) were deleted while the command worked",
+                    errno.ENOENT,
+                )
 
     def _compact(self) -> None:
         """Put the files of cells with very many blocks into few."""

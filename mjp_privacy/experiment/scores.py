@@ -1,4 +1,4 @@
-"""The scores of one cell by metric, as numbers: what is computed with when there are millions of them.
+"""The scores of one cell by metric, as numbers: what is computed with when there are millions.
 
     table = cell_scores(store, "0b3a689adbb159cb")
     scores = table.column("psnr", "standard")
@@ -13,23 +13,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from itertools import islice
+from operator import lt
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from attacks.budget import over_budget
+from mjp_privacy.core.errors import NoFile, Unreadable
+from mjp_privacy.experiment.block_file import OF_IMAGE
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.coded import Coded, Images
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Key = tuple[str, str]
 """Metric and variant."""
 
 UNREADABLE = "unreadable"
 DIAGNOSTIC = "diagnostic"
-AT_ONCE = 50_000
-"""Rows up to which all metrics of a cell are read together."""
+STAGE = "stage_seconds."
+"""How the names of columns begin that say how long a stage took for an image."""
+AT_ONCE = 5_000
+"""Images up to which all metrics of a cell are read together."""
+MANY_FILES = 50
+"""And the number of files from which they are: those of a run that goes on are not compacted."""
 NO_LABELS = "the images carry no true labels"
 
 
@@ -93,10 +104,13 @@ class CellScores:
         columns: Sequence[str],
         read: Callable[[str], NDArray[np.float64] | None],
     ) -> None:
-        self._order = np.argsort(rows["image_id"].to_numpy(dtype=object), kind="stable")
-        rows = rows.iloc[self._order]
-        self.images = Images.of(rows["image_id"])
-        self._read = read
+        ids = rows["image_id"].tolist()
+        self._order: NDArray[np.int64] | None = None  # of the rows by image; None: they stand so
+        if not all(map(lt, ids, islice(ids, 1, None))):
+            self._order = np.argsort(rows["image_id"].to_numpy(dtype=object), kind="stable")
+            rows = rows.iloc[self._order]
+        self.images = Images.of(ids)
+        self._stored = read
         self._statuses = coded(rows["status"])
         self._reasons = coded(rows["reason"])
         self._done = self._statuses.equal("ok")
@@ -117,6 +131,8 @@ class CellScores:
 
     def _photographs(self, rows: pd.DataFrame) -> Coded | None:
         """The photograph that each image was cut from; None where each is its own."""
+        if rows["group"].isna().all():
+            return None
         said = rows["group"].where(rows["group"].notna(), rows["image_id"])
         return None if (said == rows["image_id"]).all() else coded(said)
 
@@ -135,12 +151,17 @@ class CellScores:
         if (metric, variant) not in self.keys:
             return None
         stored = self._read(f"{metric}.{variant}")
-        values = np.full(len(self.images), np.nan) if stored is None else stored[self._order]
+        values = np.full(len(self.images), np.nan) if stored is None else stored
         if variant == DIAGNOSTIC:
-            at = np.flatnonzero(~np.isnan(values)).astype(np.int32)
-            statuses = Coded.equal_words("ok", len(at))
-            late = self._late[at]
-            return Column(at, values[at], statuses, Coded.of(late.tolist()))
+            known = ~np.isnan(values)
+            at = np.flatnonzero(known).astype(np.int32)
+            every = len(at) == len(values)
+            return Column(
+                self.images.everywhere if every else at,
+                values if every else values[at],
+                Coded.equal_words("ok", len(at)),
+                Coded.equal_words("", len(at)) if self._late is None else self._late[at],
+            )
         statuses, reasons = self._statuses, self._reasons
         if metric == "top1" and (unknown := self._done & np.isnan(values)).any():
             if stored is None or not np.isnan(self._other_accuracy(variant)[unknown]).all():
@@ -155,37 +176,57 @@ class CellScores:
     def _other_accuracy(self, variant: str) -> NDArray[np.float64]:
         """Whether the intact model was right, NaN where nobody knows the label."""
         intact = None if variant == "intact" else self._read("top1.intact")
-        return np.full(len(self.images), np.nan) if intact is None else intact[self._order]
+        return np.full(len(self.images), np.nan) if intact is None else intact
+
+    def _read(self, name: str) -> NDArray[np.float64] | None:
+        """A stored column in the order of the images; None where there is none."""
+        stored = self._stored(name)
+        return stored if stored is None or self._order is None else stored[self._order]
 
     @cached_property
-    def _late(self) -> NDArray[np.object_]:
-        """The reason of images whose attack was ended for lack of time, "" of the others."""
-        told = np.full(len(self.images), "", dtype=object)
+    def _late(self) -> Coded | None:
+        """The reason of images whose attack was ended for lack of time, "" of the others; None
+        where no attack was."""
         over, seconds = (self._read(f"{n}.diagnostic") for n in ("over_budget", "attack_seconds"))
-        if over is not None and seconds is not None:
-            for at in np.flatnonzero(over[self._order] == 1):
-                told[at] = over_budget(float(seconds[self._order][at]))
-        return told
+        if over is None or seconds is None or not (over == 1).any():
+            return None
+        cut = zip((over == 1).tolist(), seconds.tolist(), strict=True)
+        return Coded.of([over_budget(had) if late else "" for late, had in cut])
 
 
 def cell_scores(store: RunStore, run_id: str) -> CellScores:
     """The scores of a cell of a run folder; where a run writes rows meanwhile, those of now."""
-    of_image = ["image_id", "status", "reason", "code", "group"]
-    scores = [name for name in store.cell(run_id).columns if is_score(name)]
-    if sum(map(len, store.cell(run_id).ids)) <= AT_ONCE:
-        rows = store.read(run_id, [*of_image, *scores])
-        return CellScores.of_table(rows)
-    rows = store.read(run_id, of_image)
+    cell = store.cell(run_id)
+    scores = [name for name in cell.columns if is_score(name)]
+    if sum(map(len, cell.ids)) <= AT_ONCE or len(cell.files) >= MANY_FILES:
+        return CellScores.of_table(store.read(run_id, [*OF_IMAGE, *scores]))
+    cell, table = store.settled(run_id, lambda rows: (rows, rows.read(OF_IMAGE)))
+    rows = _images(table)
 
     def read(name: str) -> NDArray[np.float64] | None:
         if name not in scores:
             return None
-        now = store.read(run_id, ["image_id", name])
-        if not now["image_id"].equals(rows["image_id"]):
-            now = now.set_index("image_id").reindex(rows["image_id"])
-        return now[name].to_numpy(np.float64)
+        try:
+            stored = cell.read([name])[name].to_numpy()
+        except (NoFile, Unreadable):  # its file was replaced
+            now = store.read(run_id, ["image_id", name]).set_index("image_id")
+            stored = now[name].reindex(rows["image_id"]).to_numpy()
+        return np.asarray(stored, dtype=np.float64)
 
     return CellScores(rows, scores, read)
+
+
+def _images(table: pa.Table) -> pd.DataFrame:
+    """What a cell says of its images, with words that few have as categories."""
+    from pyarrow import compute, nulls, string
+
+    if compute.all(compute.equal(table["group"], table["image_id"])).as_py() in (True, None):
+        place = table.column_names.index("group")
+        table = table.set_column(place, "group", nulls(len(table), string()))
+    for name in ("status", "reason", "code", "group"):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table[name].dictionary_encode())
+    return table.unify_dictionaries().to_pandas()
 
 
 def _computed(rows: pd.DataFrame) -> list[str]:
@@ -197,7 +238,7 @@ def _computed(rows: pd.DataFrame) -> list[str]:
 
 def is_score(column: str) -> bool:
     """Whether a column is that of a metric."""
-    return "." in column and not column.startswith("stage_seconds.")
+    return "." in column and not column.startswith(STAGE)
 
 
 def split(column: str) -> Key:

@@ -35,6 +35,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -237,9 +238,9 @@ class RunStore:
 
     def cell(self, run_id: str) -> CellRows:
         """What is in the files of a cell that count, as they are now."""
-        return self._settled(run_id, lambda rows: rows)
+        return self.settled(run_id, lambda rows: rows)
 
-    def _settled(self, run_id: str, read: Callable[[CellRows], T]) -> T:
+    def settled(self, run_id: str, read: Callable[[CellRows], T]) -> T:
         """What `read` makes of a cell's rows; read anew where files were replaced meanwhile, as by
         a later try or by compaction."""
         for attempt in range(TRIES):
@@ -255,7 +256,7 @@ class RunStore:
 
     def read(self, run_id: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """A row for each image that counts, by block; all columns but pictures, or those named."""
-        table = self._settled(run_id, lambda rows: rows.read(columns))
+        table = self.settled(run_id, lambda rows: rows.read(columns))
         return table.to_pandas(integer_object_nulls=True)  # type: ignore[no-any-return]
 
     def finished(self, run_id: str) -> dict[str, Unit]:
@@ -268,7 +269,7 @@ class RunStore:
 
     def about(self, run_id: str) -> list[dict[str, Any]]:
         """What the files of a cell say of it in their metadata, later tries last."""
-        return self._settled(
+        return self.settled(
             run_id, lambda rows: [about_of(schema_of(file.path), file.path) for file in rows.files]
         )
 
@@ -289,7 +290,7 @@ class RunStore:
                 return None
             return unpacked(*self._picture_table(rows.files[at].path, row))
 
-        return self._settled(run_id, find)
+        return self.settled(run_id, find)
 
     def _picture_table(self, path: Path, row: int) -> tuple[pa.Table, int]:
         """The pictures of the row group that holds a row, and the row's place in it; those that
@@ -399,7 +400,6 @@ class CellRows:
     files: list[StoredFile]
     contents: list[BlockContent]
     kept: list[NDArray[np.bool_] | None]  # which images of each file count; None: all
-    place: dict[str, tuple[int, int]]  # the file and the row of each image
 
     @classmethod
     def of(cls, files: list[StoredFile], before: CellRows | None = None) -> CellRows:
@@ -409,13 +409,37 @@ class CellRows:
         """
         known = {} if before is None else dict(zip(before.files, before.contents, strict=True))
         contents = [known.get(file) or BlockContent.of(file.path) for file in files]
-        ids = [content.ids for content in contents]
-        place = {name: (at, row) for at, names in enumerate(ids) for row, name in enumerate(names)}
-        counts = [
-            np.array([place[name][0] == at for name in names], dtype=bool)
-            for at, names in enumerate(ids)
-        ]
-        return cls(files, contents, [None if mask.all() else mask for mask in counts], place)
+        kept: list[NDArray[np.bool_] | None] = [None] * len(files)
+        taken: set[str] = set()
+        for at in reversed(range(len(files))):
+            names = contents[at].ids
+            if not taken.isdisjoint(names):
+                kept[at] = np.array([name not in taken for name in names], dtype=bool)
+            if at:
+                taken.update(names)
+        return cls(files, contents, kept)
+
+    @cached_property
+    def place(self) -> dict[str, tuple[int, int]]:
+        """The file and the row of each image."""
+        ids = enumerate(self.ids)
+        return {name: (at, row) for at, names in ids for row, name in enumerate(names)}
+
+    @cached_property
+    def order(self) -> NDArray[np.int64] | None:
+        """The order of the rows by block; None where they stand in it."""
+        order = np.argsort(
+            np.concatenate([*map(self._blocks, range(len(self.files)))]), kind="stable"
+        )
+        return None if (np.diff(order) == 1).all() else order
+
+    def _blocks(self, at: int) -> NDArray[np.int64]:
+        """The block of each row of a file that counts."""
+        if not self.files[at].block.isdigit():
+            return np.asarray(self.piece(at, ["block"])["block"].to_numpy(), dtype=np.int64)
+        kept = self.kept[at]
+        count = len(self.contents[at].ids) if kept is None else int(kept.sum())
+        return np.full(count, int(self.files[at].block), dtype=np.int64)
 
     @property
     def ids(self) -> list[list[str]]:
@@ -429,6 +453,8 @@ class CellRows:
 
     def pictured(self, at: int) -> list[str]:
         """The images of a file that count and have pictures."""
+        if True not in self.contents[at].has_picture:
+            return []
         names = zip(self.contents[at].ids, self.contents[at].has_picture, strict=True)
         return [name for name, has in names if has and self.place[name][0] == at]
 
@@ -449,16 +475,16 @@ class CellRows:
         tables = []
         for at, (file, content) in enumerate(zip(self.files, self.contents, strict=True)):
             names = [n for n in columns or content.columns if n in content.columns]
-            table = self.piece(at, list(dict.fromkeys(["block", *names])))
+            table = self.piece(at, list(dict.fromkeys(names or ["block"])))
             words = table["status"].unique().to_pylist() if "status" in names else []
             if strange := [word for word in words if word not in STATUSES]:
                 raise ROWS.refusal(file.path, shown(strange[0], 40), "status")
             tables.append(table.replace_schema_metadata(None))
         with ROWS.reading(self.files[0].path.parent):
             whole = pa.concat_tables(tables, promote_options="permissive")
-        order = np.argsort(whole["block"].to_numpy(), kind="stable")
-        whole = whole if (np.diff(order) == 1).all() else whole.take(order)
-        return whole if columns is None or "block" in columns else whole.drop_columns(["block"])
+        whole = whole if self.order is None else whole.take(self.order)
+        wanted = columns is None or "block" in columns or "block" not in whole.column_names
+        return whole if wanted else whole.drop_columns(["block"])
 
 
 # files ------------------------------------------------------------------------------------------

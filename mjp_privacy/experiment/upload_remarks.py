@@ -78,7 +78,7 @@ def _autocast_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     header, first = group.header, group.series[0].first
     if header.autocast != "none" or header.kind != "gradient":
         return
-    shown_kind = view_of(Series((first,), group.series[0].records), model).updates[0].autocast
+    shown_kind = view_of(Series((first,)), model).updates[0].autocast
     if shown_kind != "none":
         yield (
             f"the gradients in {first.name} show the rounding of {shown_kind} autocast, which "
@@ -107,7 +107,7 @@ def _is_unshuffled(upload: RecordedUpload, group: Group, model: LoadedModel) -> 
     A weight difference must be read with the weights of its own round.
     """
     own = upload.header.kind == "gradient" or upload.header.weights == group.weights
-    series = Series((upload,), group.series[0].records)
+    series = Series((upload,))
     view = view_of(series, model if own else load_recorded(upload))
     without_mask = shows_no_mask(view, view.updates[0])
     return without_mask is not None and bool((without_mask == 1).all())
@@ -135,7 +135,7 @@ def _head_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
     header, first = group.header, group.series[0].first
     if header.batch > 1 or header.steps > 1 or header.recipe.get("defenses"):
         return
-    view = view_of(Series((first,), group.series[0].records), model)
+    view = view_of(Series((first,)), model)
     update = view.updates[0]
     if lacks_gradients(view, HEAD, HEAD_BIAS) or update.optimizer != "sgd":
         return

@@ -4,7 +4,7 @@
 
 A unit, one image in one cell, is finished when its row is on disk. The config fixes the blocks, so
 a run that was killed goes on where it stopped and ends with the same rows: a block is attacked
-whole, even where some of its images are finished, and the rows of the others are written.
+whole, even where some of its images are finished.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from attacks.step import OVER
 from mjp_privacy.core.errors import UserError, format_error, format_traceback
 from mjp_privacy.core.machine import clock, out_of_memory
 from mjp_privacy.core.stop import interrupted
@@ -180,7 +181,12 @@ class Worker:
         rows["reason"] = [lost.get(record, "") for record in block.records]
         if not usable:
             return CellResult(rows)
-        result = self._attacked(opened, uploads, cell, usable)
+        try:
+            task = self._task(opened, uploads, cell)
+        except Exception as error:  # of the attack's own `needs`
+            result = failed(usable, error)
+        else:
+            result = attack_cell(task, usable, opened.together)
         if not lost:
             return result
         places = [at for at, record in enumerate(block.records) if record not in lost]
@@ -188,24 +194,15 @@ class Worker:
         whole = pd.concat([rows.drop(index=places), attacked]).sort_index()
         return CellResult(whole, result.pictures, result.traces, result.remark)
 
-    def _attacked(
-        self,
-        opened: OpenModel,
-        uploads: BlockUploads,
-        cell: Cell,
-        records: Sequence[ImageRecord],
-    ) -> CellResult:
+    def _task(self, opened: OpenModel, uploads: BlockUploads, cell: Cell) -> CellTask:
+        """The cell on the block, with the parameters whose gradients its clients upload."""
         assert opened.uploads is not None
         model, attack = opened.uploads.model, self.plan.attacks[cell]
         gradients: Sequence[str] = ()
-        try:
-            if refused_by_network(cell, model, attack) is None:
-                gradients = self.plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
-        except Exception as error:  # of the attack's own `needs`
-            return failed(records, error)
+        if refused_by_network(cell, model, attack) is None:
+            gradients = self.plan.gradients(cell, uploads.accuracy_model(cell, "intact"))
         residual = self.plan.needs_residual(cell, model, scored=uploads.scored)
-        task = CellTask(uploads, model, cell, attack, gradients, opened.facts[cell], residual)
-        return attack_cell(task, records, opened.together)
+        return CellTask(uploads, model, cell, attack, gradients, opened.facts[cell], residual)
 
     def _write(
         self,
@@ -216,7 +213,8 @@ class Worker:
         result: CellResult,
         left: Sequence[str],
     ) -> None:
-        """Write the rows and pictures of the images that were left to be done."""
+        """Write the rows and pictures of the images that were left to be done, and of those that
+        were made again beside them."""
         by_record = {note.record: note for note in notes}
         known = [by_record.get(record) for record in block.records]
         records = block.records
@@ -234,7 +232,7 @@ class Worker:
             }
         )
         rows = pd.concat([of_image, result.rows.reset_index(drop=True)], axis=1)
-        wanted = set(left)
+        wanted = {*left, *self._renewed(facts.run_id, cell, block, result.rows)}
         about = {
             "cell": facts.columns,
             "code": {self.codes[cell].digest: dict(self.codes[cell].files)},
@@ -247,6 +245,19 @@ class Worker:
             if (kept := [at for at, image_id in enumerate(ids) if image_id in wanted])
         ]
         self.finished.store.write(facts.run_id, block.index, rows, pictures, about)
+
+    def _renewed(self, run_id: str, cell: Cell, block: Block, rows: pd.DataFrame) -> Iterator[str]:
+        """The images that were finished by the same code and were made again as well as before.
+
+        Numbers move with the images they are computed with, so that all rows of a block should be
+        of one attack on it. What failed now, or was ended by less time, stays as it was.
+        """
+        known, late = self.finished.of(run_id), f"{OVER}.diagnostic"
+        for at, record in enumerate(block.records):
+            unit, row = known.get(record.image_id), rows.iloc[at]
+            same = unit is not None and unit.code == self.codes[cell].digest
+            if same and row["status"] in ("ok", "unscored") and row.get(late) != 1:
+                yield record.image_id
 
 
 def _cell_done(facts: CellFacts, block: Block, result: CellResult, units: int) -> CellDone:

@@ -7,19 +7,23 @@ never averages these uploads, so training is the same with and without recording
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from mjp_privacy.client.config import client_recipe
 from mjp_privacy.client.recorded.folder import UploadFolder
-from mjp_privacy.client.recorded.header import UploadHeader
+from mjp_privacy.client.recorded.header import UploadHeader, header_changed
+from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE, RecordedUpload
 from mjp_privacy.client.upload import make_upload
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import spread_subset
 from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.task import Task
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.tensor_files import TensorFile, check_digest
 
 CLOSED_FORM = (
     "pos_embed",
@@ -28,6 +32,9 @@ CLOSED_FORM = (
     "blocks.0.attn.qkv.weight",
 )
 """The parameters that closed-form attacks read; a tenth of a model of 1.3 million parameters."""
+
+Only = Collection[str] | None
+"""Names of uploads, or None: all."""
 
 
 @dataclass
@@ -51,25 +58,62 @@ class Recorder:
                 if start <= round < start + probe.uploads:
                     yield probe, start
 
-    def record(self, weights: Mapping[str, Tensor], round: int) -> int:
-        """Write the probes' uploads of a round; how many were written."""
-        written = 0
-        for probe, start in self.due(round):
-            written += self._record(probe, start, weights, round)
-        return written
+    def names(self, probe: Probe, start: int, round: int) -> list[str]:
+        """The names of a probe's uploads in a round of a series that began at `start`."""
+        batch, steps = probe.batch, probe_client(self.task.config.client, probe).steps
+        series = range(len(self.places) // batch)
+        return [f"b{batch}s{steps}_r{start:05d}_{n:03d}_at{round:05d}" for n in series]
 
-    def _record(self, probe: Probe, start: int, weights: Mapping[str, Tensor], round: int) -> int:
+    def record(self, weights: Mapping[str, Tensor], round: int, only: Only = None) -> None:
+        """Write the probes' uploads of a round, or those with these names."""
+        for probe, start in self.due(round):
+            if only is None or not set(only).isdisjoint(self.names(probe, start, round)):
+                self._record(probe, start, weights, round, only)
+
+    def damaged(self, until: int) -> dict[int, list[str]]:
+        """The uploads of rounds before this one that are not there as they were recorded, by
+        round."""
+        damaged = {r: list(filter(self._is_damaged, self._names(r))) for r in range(until)}
+        return {round: names for round, names in damaged.items() if names}
+
+    def weights(self, round: int) -> Mapping[str, Tensor] | None:
+        """The weights before a round, as they were recorded with its uploads; None where no header
+        names them any more, or their file is damaged."""
+        for name in self._names(round):
+            with suppress(UserError):
+                return TensorFile(self._opened(name).weights_path, WEIGHTS_FILE).tensors()
+        return None
+
+    def _names(self, round: int) -> list[str]:
+        return [name for due in self.due(round) for name in self.names(*due, round)]
+
+    def _opened(self, name: str) -> RecordedUpload:
+        """An upload whose header and weights are sound; UserError where they are not."""
+        upload = self.folder.upload(name)
+        upload.check_weights()
+        check_digest(upload.weights_path, WEIGHTS_FILE)
+        return upload
+
+    def _is_damaged(self, name: str) -> bool:
+        """Whether a file of an upload, or of its weights, is missing or another one."""
+        try:
+            upload = self._opened(name)
+            upload.check_seals()
+            upload.tensor_file()
+            return upload.truth_file() is None or header_changed(upload.header_path)
+        except UserError:
+            return True
+
+    def _record(
+        self, probe: Probe, start: int, weights: Mapping[str, Tensor], round: int, only: Only
+    ) -> None:
         config, task = self.task.config, self.task
         client = probe_client(config.client, probe)
         places = task.shuffled(self.places, client, round - start)
         inputs = task.steps(places, client, round)
         model = task.with_weights(weights)
-        names = kept_names(config, model)
-        update = make_upload(model, inputs, client, names=names, round=round, seed=config.seed)
-        series = [
-            f"b{client.batch}s{client.steps}_r{start:05d}_{number:03d}"
-            for number in range(len(self.places) // probe.batch)
-        ]
+        kept = kept_names(config, model)
+        update = make_upload(model, inputs, client, names=kept, round=round, seed=config.seed)
         header = UploadHeader(
             label=config.title,
             weights=self.folder.record_weights(model),
@@ -77,18 +121,18 @@ class Recorder:
             std=model.card.std,  # type: ignore[arg-type]
             gamma=config.gamma,
             recipe=client_recipe(client),
-            partial=len(names) < len(_sent_names(config, model)),
+            partial=len(kept) < len(_sent_names(config, model)),
         )
-        plain = task.photographs(places, client, round)
-        paths = self.folder.record(
+        names = self.names(probe, start, round)
+        self.folder.record(
             update,
             header,
-            [f"{name}_at{round:05d}" for name in series],
+            names,
             inputs=inputs[0],
-            plain=plain,
-            series=series,
+            plain=task.photographs(places, client, round),
+            series=[name.partition("_at")[0] for name in names],
+            only=only,
         )
-        return len(paths)
 
 
 def kept_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.files import lock, output_folder, write_json
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data.places import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.recording import Recorder
@@ -53,6 +54,9 @@ from mjp_privacy.training.snapshots import (
 UPLOADS, ATTACK = "uploads", "attack"
 FINAL = FileKind("the final weights of this federation", "They are written again.", 1 << 40)
 CHECKPOINT_SECONDS = 60.0
+REPLAY_SECONDS = 600.0
+"""What computing all rounds again may take where the weights of damaged uploads are lost."""
+NAMED = 3  # uploads that a line names
 SAY_SECONDS = 15.0  # at least this long between two lines of progress
 
 
@@ -91,14 +95,20 @@ class Federation:
         """
         self._resume()
         write_json(self.out / RESOLVED, plain(self.config))
+        recorded, wanted = len(self.recorder.places), self.config.record.images
+        if recorded < wanted and self.config.record.rounds:
+            self.journal.say(f"record.images: {recorded} are recorded; the data have no {wanted}")
+        if altered := self.task.train.source.altered.remark:
+            self.journal.say(altered)
+        mended = self._mend_uploads()
         if self.round == self.config.rounds and is_there(self.out / MODEL):
-            return self._finished()
+            return self._finished(mended)
         if self.round == 0:
             self._measure(None)
         self._saved = self._said = time.monotonic()
         return None
 
-    def _finished(self) -> Path:
+    def _finished(self, mended: bool) -> Path:
         """The final model, written again where its file is not what was trained."""
         path = self.out / MODEL
         try:
@@ -106,8 +116,42 @@ class Federation:
         except BadFile as error:
             self.journal.say(str(error))
             return self._export()
-        self.journal.say("finished already; nothing to do")
+        if not mended:
+            self.journal.say("finished already; nothing to do")
         return path
+
+    def _mend_uploads(self) -> bool:
+        """Make uploads of earlier rounds again whose files are damaged or missing, and say so;
+        whether there were any. They follow from the seed and the weights of their round."""
+        damaged = self.recorder.damaged(self.round)
+        stored = {round for round in damaged if self.recorder.weights(round) is not None}
+        computed = self._replayed(damaged.keys() - stored)
+        for round in stored | computed.keys():
+            weights = self.recorder.weights(round) or computed[round]
+            self.recorder.record(weights, round, only=damaged[round])
+        lost = damaged.keys() - stored - computed.keys()
+        for rounds, what in (
+            (damaged.keys() - lost, "were damaged or missing and were made again"),
+            (lost, "are damaged or missing, and the weights of their rounds are lost"),
+        ):
+            if names := [name for round in sorted(rounds) for name in damaged[round]]:
+                where = f"{len(names)} upload(s) in {shown(self.out / UPLOADS)}"
+                self.journal.say(f"{where} {what}: {first_of(names, NAMED)}")
+        return bool(damaged)
+
+    def _replayed(self, rounds: Set[int]) -> dict[int, Weights]:
+        """The weights before these rounds, computed again from round 0 on; none where that takes
+        long, or ends with other weights than the federation has, as other threads make them."""
+        if not rounds or self.seconds > REPLAY_SECONDS:
+            return {}
+        weights, state, found = self.task.initial_weights(), ServerState(), dict[int, Weights]()
+        for round in range(self.round):
+            if round in rounds:
+                found[round] = weights
+            uploads = self.task.round_uploads(weights, round)
+            weights, state = self.task.server_step(weights, state, uploads, round)
+        same = all(torch.equal(weights[name], self.weights[name]) for name in weights)
+        return found if same else {}
 
     def record(self) -> None:
         """Write the uploads of the round's probes.

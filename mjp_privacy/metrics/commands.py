@@ -62,6 +62,8 @@ def score(argv: list[str], usage: Usage) -> int:
     print(table(rows))
     if any(row.metric == "lpips" for row in rows):
         print(f"LPIPS backbone: {lpips_backbone()}.")
+    if pairs[0].altered.remark:
+        print(pairs[0].altered.remark)
     if arguments.allow_missing:
         print(f"Images without a partner, not scored: {missing}.")
     print(f"{len(rows)} rows in {shown(out)}")

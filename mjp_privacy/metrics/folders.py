@@ -1,7 +1,7 @@
 """Two folders (or zips) of image files, paired by name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.decoding import ImageError, decode_image
+from mjp_privacy.data.decoding import Altered, ImageError, decoded
 from mjp_privacy.data.files import Files, image_names, open_files
 
 SHOWN = 20  # most lines of a list in an error message
@@ -24,13 +24,15 @@ class Pair:
     name: str
     reconstructions: Files
     references: Files
+    altered: Altered = field(default_factory=Altered, compare=False)
+    """Files that were turned, or are animations, of all pairs that were read so far."""
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Reconstruction and reference, (1, 3, H, W) float64 in [0, 1].
 
         UserError where one cannot be read, or where they differ in size.
         """
-        pictures = _decoded(self.reconstructions, self.name), _decoded(self.references, self.name)
+        pictures = self._decoded(self.reconstructions), self._decoded(self.references)
         (width, height), (wanted_width, wanted_height) = (picture.size for picture in pictures)
         if (width, height) != (wanted_width, wanted_height):
             raise UserError(
@@ -39,6 +41,15 @@ class Pair:
                 f"{shown(self.references.path / self.name)}, got {height}×{width}"
             )
         return _pixels(pictures[0]), _pixels(pictures[1])
+
+    def _decoded(self, files: Files) -> Image.Image:
+        where = shown(files.path / self.name)
+        try:
+            picture, turn, animated = decoded(files.read(self.name))
+        except ImageError as error:
+            raise ImageError(error.reason, where) from error
+        self.altered.note(where, turn, animated)
+        return picture
 
 
 def pair_folders(
@@ -58,20 +69,14 @@ def pair_folders(
             f"Missing:{_listing(missing)}\nSupply or rename them, or add --allow-missing to score "
             "the rest."
         )
-    pairs = [Pair(name, *folders) for name in sorted(left & right)]
+    altered = Altered()
+    pairs = [Pair(name, *folders, altered) for name in sorted(left & right)]
     if not pairs:
         raise UserError(
             f"Expected images of the same name, extension included, in {shown(reconstruction)} and "
             f"{shown(reference)}; got {len(left)} and {len(right)} images with no name in common."
         )
     return pairs, len(missing)
-
-
-def _decoded(files: Files, name: str) -> Image.Image:
-    try:
-        return decode_image(files.read(name))
-    except ImageError as error:
-        raise ImageError(error.reason, shown(files.path / name)) from error
 
 
 def _pixels(picture: Image.Image) -> Tensor:

@@ -13,14 +13,14 @@ from torch import Tensor
 from attacks import ATTACKS, find_attack, traits_of
 from attacks.controls import mean_image
 from attacks.shared_picture import CERTAIN
+from attacks.step import run_steps
 from mjp_privacy.client.autocast import Autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
-from mjp_privacy.experiment.gradient_residual import gradient_residual
+from mjp_privacy.experiment.diagnostics import gradient_residual
 from mjp_privacy.experiment.refusals import refused_by_block
-from mjp_privacy.experiment.step_by_step import reconstruct
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Reconstruction, Refusal
 from mjp_privacy.metrics.pixel import psnr
 from mjp_privacy.own.batch_notes import batch_notes
@@ -219,14 +219,15 @@ def _run(
         return refusal.text
     steps = len(next(iter(seen.updates[0].grads.values())))
     started = time.perf_counter()
-    try:
-        made, failures = reconstruct(
-            attack, seen, steps, lambda step: torch_generator("own gradients", seed, name, step)
-        )
-    except UserError as error:  # such as a prior that is not there for this patch size
-        return str(error)
+    done = run_steps(
+        attack,
+        seen,
+        steps * seen.updates[0].batch,
+        lambda step: torch_generator("own gradients", seed, name, step),
+    )
     seconds = time.perf_counter() - started
-    reasons = {**made.inapplicable, **failures}
+    made = done.reconstruction
+    reasons = {**made.inapplicable, **done.failed}
     if made.images is not None and len(reasons) == len(made.images):
         return next(iter(reasons.values()))
     if made.images is None and made.mask is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.metrics.coded import Images
 from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.report.grouping import grouped, which
 from mjp_privacy.report.loading import Line

@@ -8,9 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mjp_privacy.experiment.image_names import Images
-from mjp_privacy.experiment.score_table import Column, JoinedTable, Key, joined
-from mjp_privacy.metrics.coded import Coded
+from mjp_privacy.experiment.scores import Column, JoinedTable, Key, joined
+from mjp_privacy.metrics.coded import Coded, Images
 from mjp_privacy.report.line import Line
 
 OF_IMAGE = frozenset(
@@ -68,7 +67,6 @@ class ChosenScores:
         self._all = JoinedTable([line.table for line in choice.members])
         self.keys: Sequence[Key] = [key for key in self._all.keys if _kind(*key)]
         self.codes = None
-        self.twice = None
         self.unreadable: Mapping[str, str] = {}
 
     @property

@@ -29,7 +29,7 @@ def _planned(line: Line) -> int:
 
 def damaged_notes(lines: Sequence[Line]) -> list[str]:
     """One sentence of how many units are damaged, and in which files."""
-    files = [line.store.place(path) for line in lines for path in sorted(line.left_out.because)]
+    files = [path.relative_to(line.store.root) for line in lines for path in line.left_out]
     if not files:
         return []
     lost, of = damaged_units(lines)

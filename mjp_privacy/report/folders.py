@@ -11,8 +11,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import is_there, reason
 from mjp_privacy.core.text import plain, shown
 
-CELLS = "cells.json"
-"""The file that makes a folder a run."""
+RUN = ("cells.*.parquet", "rows/*/*.parquet", "cells.json")
+"""What makes a folder a run: one of these files; the last is that of an earlier version."""
 
 OTHERS = {
     "index.html": "the folder of a report",
@@ -71,7 +71,7 @@ def check_out(out: Path, runs: Sequence[Path]) -> None:
                 f"Expected a folder of its own for the report, but {shown(out)} is the run itself. "
                 f"Give another --out, such as {shown(out / 'report')}."
             )
-        for part in ("rows", "reconstructions", "experiments"):
+        for part in ("rows", "experiments"):
             if place.is_relative_to(run.resolve() / part):
                 raise UserError(
                     f"Expected a folder of its own for the report, but {shown(out)} lies among "
@@ -102,16 +102,20 @@ def _check_folder(run: Path) -> None:
     if not is_folder:
         fault = "is a file" if exists else "does not exist"
         raise UserError(f"Expected a run folder, but {shown(run)} {fault}. {give}")
-    if is_there(run / CELLS):
+    if _is_run(run):
         return
     try:
         instead = _what_it_is(run)
     except OSError as error:
         instead = f"it cannot be listed ({reason(error)})"
     raise UserError(
-        f"{shown(run)} is not a run folder: expected {CELLS} in it; {instead}. "
+        f"{shown(run)} is not a run folder: expected cells.….parquet in it; {instead}. "
         f"{_runs_inside(run) or give}"
     )
+
+
+def _is_run(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in RUN)
 
 
 def _what_it_is(folder: Path) -> str:
@@ -127,7 +131,7 @@ def _runs_inside(folder: Path) -> str:
         entries = sorted(islice(folder.iterdir(), MOST_LOOKED_AT))
     except OSError:
         return ""
-    inside = [path for path in entries if is_there(path / CELLS)]
+    inside = [path for path in entries if _is_run(path)]
     if not inside:
         return ""
     named = " ".join(shown(path) for path in inside[:NAMED])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,11 +14,9 @@ import pandas as pd
 from torch import Tensor
 
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.image_names import Images
-from mjp_privacy.experiment.row_files import NOTHING, LeftOut
-from mjp_privacy.experiment.score_table import UNREADABLE, Column, ScoreTable
+from mjp_privacy.experiment.scores import UNREADABLE, Column, ScoreTable, long_rows
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.metrics.coded import Coded
+from mjp_privacy.metrics.coded import Coded, Images
 from mjp_privacy.report.recent import Recent
 
 MARKS = {
@@ -48,8 +47,8 @@ class Line:
     store: RunStore
     unreadable: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """Why images could not be read, by their id."""
-    left_out: LeftOut = field(default=NOTHING, kw_only=True)
-    """Damaged files of rows and pictures, whose images have no part in the line."""
+    left_out: Sequence[Path] = field(default=(), kw_only=True)
+    """Damaged files, whose images have no part in the line."""
 
     @property
     def run_id(self) -> str:
@@ -199,7 +198,7 @@ class Line:
 
     def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of one image by kind; None where none were stored."""
-        return self.store.find_reconstruction(self.run_id, image_id)
+        return self.store.pictures(self.run_id, image_id)
 
     @property
     def photographs(self) -> Coded | None:
@@ -219,9 +218,14 @@ class Line:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The stored rows with all their columns; a row is an object in memory, so not for many."""
-        rows = self.store.read_rows(self.run_id, self.left_out)
+        """A row for each image, metric and variant, with the facts of the cell; not for many."""
+        rows = self.stored_rows
         return rows[rows["status"] != UNREADABLE].reset_index(drop=True)
+
+    @property
+    def stored_rows(self) -> pd.DataFrame:
+        """The same with those of images that could not be read."""
+        return long_rows(self.store, self.run_id, self.cell.columns)
 
 
 EMPTY = Column(

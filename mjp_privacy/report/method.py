@@ -23,8 +23,9 @@ def method(lines: Sequence[Line]) -> list[str]:
         f"Means of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image, as are medians in tables "
         "(100 is the cap); exact images are those equal to the compared one in every 8-bit value.",
         "With float32 gradients APRIL's score of one image changes by up to about 2 dB with the "
-        "number of threads and of images computed together, and means by a few tenths; the "
-        "intervals do not include this. With float64 gradients it does not change.",
+        "number of images computed together, as where memory does not hold a block, and with the "
+        "machine; means change by a few tenths, which the intervals do not include. With float64 "
+        "gradients it does not change.",
         "n is the number of images in a mean. Images that failed, that the attack does not support "
         "or that could not be scored are counted beside it, with their reasons above.",
         "The paper variant scores both images rounded to 8 bits, as the paper's scripts do, with "

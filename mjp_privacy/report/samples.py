@@ -1,7 +1,7 @@
 """Every stored row beside a report: as CSV for a small run, else where and how to read them.
 
-A row takes 0.35 kB as CSV and 10 bytes in the run's own files, so 10⁸ rows would be 35 GB that no
-spreadsheet opens; from 200,000 rows on `samples.txt` says how to query the files themselves.
+A score takes 0.35 kB as a row of CSV and 8 bytes in the run's own files, so 10⁸ of them would be
+35 GB that no spreadsheet opens; from 200,000 on `samples.txt` says how to query the files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.experiment.score_table import UNREADABLE
+from mjp_privacy.experiment.scores import UNREADABLE
+from mjp_privacy.report.cell_columns import CLIENT_FACTS
 from mjp_privacy.report.line import Line
 from mjp_privacy.report.spreadsheets import with_formula_free
 
@@ -25,29 +26,35 @@ CSV, TEXT = "samples.csv", "samples.txt"
 COLUMNS = (
     *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
     *("image_id", "metric", "variant", "value", "status", "reason"),
+    *("checkpoint_sha", "architecture", "trained_gamma", "position_embedding"),
+    *("victim", "engine", "attack_name", "role", "uploads", *CLIENT_FACTS, "round"),
+    *("label_source", "code", "group"),
 )
-"""The first columns of samples.csv; the other columns of the rows follow in their own order."""
+"""The columns of samples.csv: the score, the facts of its cell, and what is known of its image."""
 
 WHERE = """\
-{rows:,} rows are more than a CSV file is good for (samples.csv is written up to {most:,}).
+{rows:,} scores are more than a CSV file is good for (samples.csv is written up to {most:,}).
 They are in the run folder{plural} {runs}, as parquet files: rows/<run_id>/*.parquet, one row for
-each image, metric and variant, in block files (00003.parquet) or, for cells of many blocks, in
-parts (part-00000.parquet). Of an image that is in both, as while a run goes on, the block file
-counts; queries over all files hold once the run has ended. For example, in the folder above
-{first}:
+each image, with a column for each metric and variant ("psnr.standard", "ssim.paper",
+"gradient_residual.diagnostic"); what all rows of a cell have in common is in cells.*.parquet. For
+example, in the folder above {first}:
 
-    duckdb -c "SELECT attack, setting, gamma, avg(least(value, 100)), count(*)
-               FROM read_parquet('{first}/rows/*/*.parquet', union_by_name=true)
-               WHERE metric = 'psnr' AND variant = 'standard' AND status = 'ok'
-               GROUP BY ALL"
+    duckdb -c "SELECT attack, setting, gamma, avg(least(\\"psnr.standard\\", 100)), count(*)
+               FROM read_parquet('{first}/rows/**/*.parquet', union_by_name=true) AS scores
+               JOIN read_parquet('{first}/cells.*.parquet') AS cells USING (run_id)
+               WHERE scores.status = 'ok' GROUP BY ALL"
 
-    polars:  pl.scan_parquet("{first}/rows/*/*.parquet").filter(pl.col("metric") == "psnr")
-    pandas:  RunStore(Path("{first}")).read_rows(run_id)    # from mjp_privacy.experiment.store
+    polars:  pl.scan_parquet("{first}/rows/**/*.parquet", missing_columns="insert",
+                             extra_columns="ignore")
+    pandas:  RunStore(Path("{first}")).read(run_id)         # from mjp_privacy.experiment.store
+
+Of an image that is in several files of a cell, as after some images were attacked again, the file
+with the highest second number counts (00003.0002.….parquet); RunStore reads that one alone.
 """
 
 
 def row_count(lines: Sequence[Line]) -> int:
-    """At most so many rows are stored: not every image has every diagnostic."""
+    """At most so many scores are stored: not every image has every diagnostic."""
     return sum(len(line.images) * len(line.table.keys) for line in lines)
 
 
@@ -81,23 +88,18 @@ def _where(lines: Sequence[Line], rows: int) -> str:
 
 
 def _write_csv(lines: Sequence[Line], path: Path, *, many_runs: bool) -> None:
-    run = ["run"] if many_runs else []
-    stored = [line.store.row_columns(line.run_id, line.left_out) for line in lines]
-    names = list(dict.fromkeys([*COLUMNS, *(name for of_line in stored for name in of_line), *run]))
+    names = [*COLUMNS, "run"] if many_runs else [*COLUMNS]
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         for line in lines:
-            rows = _rows(line)
-            rows = rows.assign(run=line.run) if many_runs else rows
-            rows = with_formula_free(rows.reindex(columns=names))
+            rows = with_formula_free(_rows(line).assign(run=line.run).reindex(columns=names))
             rows.to_csv(file, index=False, header=line is lines[0], lineterminator="\n")
 
 
 def _rows(line: Line) -> pd.DataFrame:
     """The line's rows, those of images that could not be read last."""
     if not line.stored:
-        columns = {name: line.cell.columns.get(name) for name in (*COLUMNS, *line.cell.columns)}
         values = {"value": math.nan, "status": line.status, "reason": line.reason}
-        return pd.DataFrame([columns | values])
-    rows = line.store.read_rows(line.run_id, line.left_out)
+        return pd.DataFrame([{n: line.cell.columns.get(n) for n in COLUMNS} | values])
+    rows = line.stored_rows
     last = (rows["status"] == UNREADABLE).to_numpy()
     return pd.concat([rows[~last], rows[last]]) if last.any() else rows

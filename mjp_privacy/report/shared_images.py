@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mjp_privacy.experiment.score_table import Key
+from mjp_privacy.experiment.scores import Key
 from mjp_privacy.report.line import Line
 
 PSNR: Key = ("psnr", "standard")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mjp_privacy.core.text import first_of
-from mjp_privacy.experiment.block import IN_STEP_OF
+from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.report.loading import Line
 
 NAMED = 3

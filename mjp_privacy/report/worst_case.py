@@ -24,7 +24,7 @@ from torch import Tensor
 
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
-from mjp_privacy.experiment.score_table import JoinedTable
+from mjp_privacy.experiment.scores import JoinedTable
 from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.chosen_scores import Choice, ChosenScores
 from mjp_privacy.report.line import Line
@@ -155,7 +155,7 @@ def reconstructs(line: Line) -> bool:
     return (
         line.count("psnr", "standard") > 0
         or line.count("gradient_residual", "diagnostic") > 0
-        or (len(line.images) > 0 and len(line.store.reconstructed(line.run_id)) > 0)
+        or (len(line.images) > 0 and len(line.store.pictured(line.run_id)) > 0)
     )
 
 

@@ -17,6 +17,7 @@ from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction
 from mjp_privacy.metrics.pixel import psnr
 from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
 from tests.helpers.models import planted_model
+from tests.helpers.night import nightly
 from tests.helpers.planted import planted_images, planted_view
 
 QUICK: dict[str, Any] = {"steps": 4, "seeds": 2, "image_prior": "stationary"}
@@ -60,7 +61,7 @@ def test_the_seed_decides_and_nothing_global_moves() -> None:
     assert not torch.equal(first, pixels(made_by(view, seed=2)))
 
 
-@pytest.mark.parametrize("distance", ["cosine", "squared"])
+@pytest.mark.parametrize("distance", ["cosine", nightly("squared")])
 def test_a_planted_picture_is_approached(distance: str) -> None:
     """From the start on, the distance falls and the picture gets better, masked patches and all."""
     view, inputs = view_of("b", side=8)
@@ -139,6 +140,7 @@ def test_steps_of_all_seeds_are_counted() -> None:
     assert (facts["cosine_distance"] > 0).all()
 
 
+@pytest.mark.nightly
 def test_the_best_of_the_seeds_is_kept() -> None:
     view, _ = view_of(side=8)
     one, three = (
@@ -152,6 +154,7 @@ def test_the_best_of_the_seeds_is_kept() -> None:
     assert three != one
 
 
+@pytest.mark.nightly
 def test_a_heavy_consensus_draws_seeds_to_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     view, _ = view_of(side=8)
     met: list[tuple[list[Tensor], Tensor]] = []

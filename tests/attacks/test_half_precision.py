@@ -26,6 +26,7 @@ from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
 from tests.contract.defense_errors import allowance, deviation
 from tests.helpers.models import some_images, some_labels, tiny
+from tests.helpers.night import nightly
 
 NAMES = [TABLE, UNKNOWN, PATCH, QKV]
 SIZE, COUNT = 56, 4
@@ -198,7 +199,7 @@ def recovered(kind: str, uploads: int, **facts: Any) -> Tensor:
     return psnr(images.float(), photographs())
 
 
-@each_kind
+@pytest.mark.parametrize("kind", ["bf16", nightly("fp16")])
 def test_more_uploads_are_never_worse_than_fewer(kind: str) -> None:
     scores = [recovered(kind, uploads).median() for uploads in (1, 2, 4, 6)]
     assert scores == sorted(scores)

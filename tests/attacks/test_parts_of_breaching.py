@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PARTS = """
 import sys
 from attacks.breaching.parts import breaching_folder, parts_of_breaching
@@ -19,6 +21,7 @@ assert sys.modules["breaching"] is breaching
 """
 
 
+@pytest.mark.nightly
 def test_whoever_imports_breaching_later_gets_the_whole_of_it() -> None:
     done = subprocess.run([sys.executable, "-c", PARTS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

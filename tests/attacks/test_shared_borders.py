@@ -16,12 +16,15 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.metrics.pixel import psnr
 from tests.attacks.test_shared_picture import SHAPE, attack_of, gradients, model_of, run, view_of
+from tests.helpers.night import by_day
 from tests.helpers.planted import planted_images
 
 LARGER = SHAPE | {"img_size": 32, "embed_dim": 96}
 """N = 16 patches of p = 192 pixels in four rows, the first and the last of which are border."""
 MASKS = [("image", 2), ("image", 4), ("batch", 4)]
 BORDERS = ["white", "black", "textured"]
+CLIENTS = [(border, *mask) for border in BORDERS for mask in MASKS]
+each_client = pytest.mark.parametrize(("border", "mask", "batch"), by_day(CLIENTS, {0, 4, 8}))
 
 
 def framed(count: int, border: str) -> Tensor:
@@ -57,8 +60,7 @@ def nearest(made: Tensor, images: Tensor) -> Tensor:
     return torch.stack([psnr(image.expand_as(images), images).max() for image in made])
 
 
-@pytest.mark.parametrize(("mask", "batch"), MASKS)
-@pytest.mark.parametrize("border", BORDERS)
+@each_client
 def test_no_picture_is_certain_that_is_none(border: str, mask: str, batch: int) -> None:
     view, images = view_with(border, mask, batch)
     made = run(attack_of(3), view)
@@ -70,8 +72,7 @@ def test_no_picture_is_certain_that_is_none(border: str, mask: str, batch: int) 
     assert len(certain) == len({int(psnr(c.expand_as(images), images).argmax()) for c in certain})
 
 
-@pytest.mark.parametrize(("mask", "batch"), MASKS)
-@pytest.mark.parametrize("border", BORDERS)
+@each_client
 def test_uploads_of_one_round_share_nothing(border: str, mask: str, batch: int) -> None:
     """The search is not told the rounds: the equations alone say so."""
     view, _ = view_with(border, mask, batch)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from mjp_privacy.experiment.identity import cell_key
 from torch import Tensor
 
 from mjp_privacy.client.config import ClientConfig
@@ -15,6 +14,7 @@ from mjp_privacy.client.defenses.registry import canonical
 from mjp_privacy.client.gradients import FedSGDClient, Objective
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.interfaces import ClientInput, ClientUpdate

@@ -53,6 +53,7 @@ def test_they_have_no_labels(tmp_path: Path) -> None:
         open_images("flat", tmp_path / "labels.txt")
 
 
+@pytest.mark.nightly
 def test_the_config_runs_with_nothing_from_outside(tmp_path: Path) -> None:
     """Three pictures, six uploads: exact, and far above what one upload gives."""
     run_experiment(CONFIG, out=tmp_path / "run", limit=3)

@@ -1,4 +1,4 @@
-"""What tests share: a workbench of attacks of their own, a run with them, recorded uploads."""
+"""What tests share: photographs, a run that nobody changes, a workbench, recorded uploads."""
 
 from __future__ import annotations
 
@@ -9,28 +9,45 @@ import pytest
 
 from tests.helpers import federations, uploads
 from tests.helpers.edited_code import TWO, Workbench, workbench
-from tests.helpers.runs import attack, photographs
+from tests.helpers.runs import attack, photographs, tiny
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six photographs of the classes 0 to 5, which nobody changes."""
+    return photographs(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three of them: one block of the tiny configs."""
+    return photographs(tmp_path_factory.mktemp("three"), 3)
+
+
+@pytest.fixture(scope="session")
+def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The uninterrupted run of `tiny` in both precisions, which nobody changes."""
+    out = tmp_path_factory.mktemp("whole")
+    summary = attack(images, out, tiny(dtypes=["float32", "float64"]))
+    assert (summary.exit_code, summary.cells, summary.images) == (0, 10, 6)
+    return out
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
+    """Attacks of a test's own, whose files it edits."""
     with workbench(tmp_path, monkeypatch) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photographs(tmp_path_factory.mktemp("images"))
-
-
 @pytest.fixture
-def run(bench: Workbench, images: Path, tmp_path: Path) -> Path:
+def bench_run(bench: Workbench, images: Path, tmp_path: Path) -> Path:
     """A finished run of `tone` and `grey`, two blocks of three images each."""
     attack(images, tmp_path / "run", TWO)
     return tmp_path / "run"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain federation's uploads: two images in rounds 1 and 2."""
     return federations.run(tmp_path_factory.mktemp("federation")) / "uploads"

@@ -1,4 +1,4 @@
-"""Batches of several images: who stands with whom, and whose reconstruction is whose."""
+"""Batches of several images and several uploads of the same ones: whose is whose, who with whom."""
 
 from __future__ import annotations
 
@@ -7,37 +7,59 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from attacks import ATTACKS
+from mjp_privacy.client.config import ClientConfig, check_client
+from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config import expand
+from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.overrides import with_gamma
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.interfaces import Reconstruction
+from mjp_privacy.models.jigsaw import draw_masks
 from tests.helpers.batch_attack import BATCHES, ORDER, knowing
-from tests.helpers.runs import attack, cell, one_cell, photographs, rows, same_rows, values
+from tests.helpers.rounds_attack import ROUNDS, SEEN, Rounds, mjp, rounds
+from tests.helpers.runs import (
+    attack,
+    cell,
+    cells,
+    one_cell,
+    outcome,
+    photographs,
+    rows,
+    same_rows,
+    values,
+    written,
+)
 
 NAMES = [f"{index}.png" for index in range(8)]
 
 
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight photographs of the classes 0 to 7, known to the attack."""
-    return photographs(tmp_path / "images", 8)
+    return photographs(tmp_path_factory.mktemp("eight"), 8)
 
 
 @pytest.fixture(autouse=True)
-def _backwards(images: Path) -> Iterator[None]:
-    with knowing(images, 8):
+def _backwards(eight: Path) -> Iterator[None]:
+    with knowing(eight, 8):
         yield
 
 
-def config(partners: str, uploads: int = 1, **options: Any) -> dict[str, Any]:
+def config(partners: str, uploads: int = 1, block: int = 8, **options: Any) -> dict[str, Any]:
     client = {"batch": 2, "partners": partners}
     one = {"name": "backwards", "options": {"uploads": uploads, **options}}
     grid = [{"models": ["ViT"], "settings": ["a"], "client": client}]
-    return one_cell(block=8, grid=grid, attacks=[one])
+    return one_cell(block=block, grid=grid, attacks=[one])
 
 
 def test_reconstructions_are_scored_against_the_picture_they_fit(
-    images: Path, tmp_path: Path
+    eight: Path, tmp_path: Path
 ) -> None:
-    attack(images, tmp_path / "out", config("fixed"))
+    attack(eight, tmp_path / "out", config("fixed"))
     found = values(tmp_path / "out", attack="backwards")
     for place, label in enumerate(ORDER):
         assert found[f"{label}.png", "mse", "standard"] < 1e-14
@@ -45,10 +67,8 @@ def test_reconstructions_are_scored_against_the_picture_they_fit(
         assert found[f"{label}.png", "named_class", "diagnostic"] == label
 
 
-def test_several_rounds_of_a_client_that_shuffles_are_one_pool(
-    images: Path, tmp_path: Path
-) -> None:
-    attack(images, tmp_path / "out", config("fresh", uploads=2))
+def test_several_rounds_of_a_client_that_shuffles_are_one_pool(eight: Path, tmp_path: Path) -> None:
+    attack(eight, tmp_path / "out", config("fresh", uploads=2))
     found = values(tmp_path / "out", attack="backwards")
     places = [found[f"{label}.png", "matched_place", "diagnostic"] for label in ORDER]
     assert places == [7, 6, 5, 4, 3, 2, 1, 0]
@@ -56,18 +76,18 @@ def test_several_rounds_of_a_client_that_shuffles_are_one_pool(
     assert cell(tmp_path / "out")["partners"] == "fresh"
 
 
-def test_an_attack_on_one_upload_is_matched_within_it(images: Path, tmp_path: Path) -> None:
+def test_an_attack_on_one_upload_is_matched_within_it(eight: Path, tmp_path: Path) -> None:
     """Whatever the client does before later rounds, one upload's pictures are known to be its."""
-    attack(images, tmp_path / "out", config("fresh"))
+    attack(eight, tmp_path / "out", config("fresh"))
     found = values(tmp_path / "out", attack="backwards")
     places = [found[f"{label}.png", "matched_place", "diagnostic"] for label in ORDER]
     assert places == [1, 0] * 4
 
 
 def test_a_picture_that_is_not_finite_fails_the_image_that_nothing_else_fits(
-    images: Path, tmp_path: Path
+    eight: Path, tmp_path: Path
 ) -> None:
-    attack(images, tmp_path / "out", config("fixed", broken=0))
+    attack(eight, tmp_path / "out", config("fixed", broken=0))
     found = rows(tmp_path / "out")
     second = {f"{label}.png" for label in ORDER[1::2]}  # which the attack returns first
     assert set(found.loc[found["status"] == "failed", "image_id"]) == second
@@ -76,41 +96,236 @@ def test_a_picture_that_is_not_finite_fails_the_image_that_nothing_else_fits(
     assert (alone["value"] < 1e-10).all()
 
 
-def test_partners_change_from_round_to_round(images: Path, tmp_path: Path) -> None:
-    attack(images, tmp_path / "out", config("fresh", uploads=6))
+def test_partners_change_from_round_to_round(eight: Path, tmp_path: Path) -> None:
+    attack(eight, tmp_path / "out", config("fresh", uploads=6))
     (rounds,) = BATCHES
     assert rounds[0] == [frozenset(ORDER[at : at + 2]) for at in (0, 2, 4, 6)]
     assert all(frozenset.union(*steps) == set(range(8)) for steps in rounds)  # an epoch holds all
     assert len({pair for steps in rounds for pair in steps}) > 12  # of 28; fixed ones would be 4
 
 
-def test_fixed_partners_stay_together(images: Path, tmp_path: Path) -> None:
-    attack(images, tmp_path / "out", config("fixed", uploads=3))
+def test_fixed_partners_stay_together(eight: Path, tmp_path: Path) -> None:
+    attack(eight, tmp_path / "out", config("fixed", uploads=3))
     (rounds,) = BATCHES
     assert rounds == [[frozenset(ORDER[at : at + 2]) for at in (0, 2, 4, 6)]] * 3
 
 
-def test_the_same_command_draws_the_same_partners(images: Path, tmp_path: Path) -> None:
-    attack(images, tmp_path / "one", config("fresh", uploads=3))
-    attack(images, tmp_path / "two", config("fresh", uploads=3), limit=4)
-    attack(images, tmp_path / "two", config("fresh", uploads=3))
+def test_the_same_command_draws_the_same_partners(eight: Path, tmp_path: Path) -> None:
+    attack(eight, tmp_path / "one", config("fresh", uploads=3))
+    attack(eight, tmp_path / "two", config("fresh", uploads=3), limit=4)
+    attack(eight, tmp_path / "two", config("fresh", uploads=3))
     assert BATCHES[0] == BATCHES[-1]
     same_rows(tmp_path / "one", tmp_path / "two")
 
 
 def test_attacks_on_a_series_of_uploads_do_not_apply_to_a_client_that_shuffles(
-    images: Path, tmp_path: Path
+    eight: Path, tmp_path: Path
 ) -> None:
     content = config("fresh")
     content["attacks"] = [{"name": "multi_round", "options": {"uploads": 2}}]
-    attack(images, tmp_path / "out", content)
-    found = rows(tmp_path / "out")
-    assert set(found["status"]) == {"unsupported"}
-    assert found["reason"].str.contains("shuffles its images before every round").all()
+    attack(eight, tmp_path / "out", content)
+    assert {status for status, _ in outcome(tmp_path / "out").values()} == {"unsupported"}
+    assert all("partners: fresh" in reason for _, reason in outcome(tmp_path / "out").values())
 
 
-def test_an_image_alone_in_its_batch_has_no_partners(images: Path, tmp_path: Path) -> None:
+# a block is a client ------------------------------------------------------------------------------
+
+
+def test_a_block_that_raises_is_not_done_again_in_parts(
+    eight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows would be of clients that hold a single batch each, whose partners never change."""
+    attack(eight, tmp_path / "out", config("fresh", uploads=2, fails=4))
+    for status, reason in outcome(tmp_path / "out").values():
+        assert status == "failed"
+        assert "4 steps are too many" in reason
+    assert [len(rounds[0]) for rounds in BATCHES] == [4]
+    made: list[int] = []  # nor where what raises is no attack but the client itself
+
+    def fail(self: Any, cell: Any, attack: Any, names: Any, records: Any) -> Any:
+        made.append(len(records))
+        raise RuntimeError("the client broke")
+
+    monkeypatch.setattr("mjp_privacy.experiment.simulated.SimulatedBlock.observe", fail)
+    attack(eight, tmp_path / "fresh", config("fresh"))
+    assert made == [8]
+    assert {status for status, _ in outcome(tmp_path / "fresh").values()} == {"failed"}
+    attack(eight, tmp_path / "fixed", config("fixed"))
+    assert made == [8, 8, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("block", "limit", "advice"), [(8, 2, "--limit 4"), (6, 8, "--limit 6"), (4, 6, "--limit 4")]
+)
+def test_a_last_block_of_one_batch_is_refused_before_any_work(
+    eight: Path, tmp_path: Path, block: int, limit: int, advice: str
+) -> None:
+    with pytest.raises(UserError, match=rf"ViT .*{advice}\."):
+        attack(eight, tmp_path / "out", config("fresh", block=block), limit=limit)
+    assert not BATCHES
+    attack(eight, tmp_path / "out", config("fresh", block=block), limit=int(advice.split()[1]))
+    attack(eight, tmp_path / "fixed", config("fixed", block=block), limit=limit)
+
+
+def test_what_leaves_no_two_batches_is_refused(eight: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"grid\.0\.block"):
+        attack(eight, tmp_path / "out", config("fresh", block=2))
+    with pytest.raises(UserError, match=r"--limit 4"):
+        attack(eight, tmp_path / "out", config("fresh", block=4), limit=7)
     content = config("fresh")
     content["grid"][0]["client"]["batch"] = 1
-    with pytest.raises(UserError, match="partners: expected fixed with batch: 1, got fresh"):
-        attack(images, tmp_path / "out", content)
+    with pytest.raises(UserError, match="partners"):
+        attack(eight, tmp_path / "out", content)
+    check_client(ClientConfig(batch=2, partners="fresh"), 4, "client")
+    check_client(ClientConfig(batch=2, partners="fresh"), None, "client")  # of one upload
+
+
+# labels of attacks, clients of entries -----------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    SEEN.clear()
+    with ATTACKS.registered("rounds", ROUNDS):
+        yield
+
+
+def test_a_label_is_a_line_of_its_own_and_what_an_entry_names(three: Path, tmp_path: Path) -> None:
+    config = mjp("c", rounds("two", rounds=2), rounds("three", rounds=3), {"name": "april"})
+    first = config["grid"][0]
+    config["grid"] = [first | {"attacks": ["three"]}, first | {"attacks": ["april", "two"]}]
+    attack(three, tmp_path, config)
+    found = [(entry["attack"], entry["attack_name"]) for entry in cells(tmp_path)]
+    assert found == [("three", "rounds"), ("two", "rounds"), ("april", "april")]
+    assert [len(view.updates) for view in SEEN] == [3, 2]
+    assert set(rows(tmp_path)["attack"]) == {"two", "three", "april"}
+    experiment = load_experiment(config)
+    assert [c.attack.title for c in expand(with_gamma(experiment, 0.1))] == [
+        "three",
+        "two",
+        "april",
+    ]
+
+
+def test_an_entry_has_a_client_of_its_own(three: Path, tmp_path: Path) -> None:
+    config = mjp("c", rounds(), client={"dal": True}, block=2)
+    first = config["grid"][0]
+    config["grid"] = [first, first | {"client": {"batch": 2}}, first | {"client": {"dal": False}}]
+    attack(three, tmp_path, config, limit=2)
+    assert [(entry["batch"], entry["dal"]) for entry in cells(tmp_path)] == [
+        (1, True),
+        (2, True),
+        (1, False),
+    ]
+    seen = [(view.updates[0].batch, view.updates[0].dal_lambda) for view in SEEN]
+    assert seen == [(1, 0.01), (2, 0.01), (1, 0.0)]
+    changed = [c.client for c in expand(with_gamma(load_experiment(config), 0.1))]
+    assert changed == [ClientConfig(dal=True), ClientConfig(batch=2, dal=True), ClientConfig()]
+
+
+# several uploads ----------------------------------------------------------------------------------
+
+
+def test_uploads_are_rounds_with_fresh_masks(three: Path, tmp_path: Path) -> None:
+    attack(three, tmp_path, mjp("c", rounds()))
+    (view,) = SEEN
+    assert [update.round for update in view.updates] == [0, 1, 2]
+    assert view.against == "plain"
+    assert all(update.weights_before is None for update in view.updates)
+    first = RunStore(tmp_path).read(cells(tmp_path)[0]["run_id"])["image_id"].iloc[0]
+    masks = []
+    for round, update in enumerate(view.updates):
+        mask, _ = draw_masks([first], grid=4, gamma=0.5, round=round, seed=0)
+        assert torch.equal(update.grads["pos_embed"][0, 0, 1:].eq(0).all(-1), mask[0])
+        masks.append(mask)
+    assert not torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[1], masks[2])
+
+
+def test_the_scored_input_is_that_of_round_0(three: Path, tmp_path: Path) -> None:
+    attack(three, tmp_path, mjp("c", rounds(), rounds("one", rounds=1)))
+    one, three = values(tmp_path, attack="one"), values(tmp_path, attack="rounds")
+    same = [c for c in one.index if c[1] not in ("gradient_residual",)]
+    assert one[same].equals(three[same])
+
+
+def test_attacks_share_the_rounds_they_both_see(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    update = FedSGDClient.update
+
+    def counted(self: FedSGDClient, inputs: Any, **arguments: Any) -> Any:
+        made.append(inputs)
+        return update(self, inputs, **arguments)
+
+    monkeypatch.setattr(FedSGDClient, "update", counted)
+    attack(three, tmp_path, mjp("c", *(rounds(f"{r} rounds", rounds=r) for r in (1, 4, 2))))
+    assert len(made) == 4
+    uploads = [view.updates for view in SEEN]
+    assert [len(u) for u in uploads] == [1, 4, 2]
+    assert uploads[0][0] is uploads[1][0] is uploads[2][0]
+    assert uploads[1][1] is uploads[2][1]
+
+
+def test_several_uploads_have_no_one_shuffled_image(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FedSGDClient, "update", lambda *_, **__: pytest.fail("not needed"))
+    assert attack(three, tmp_path, mjp("b", rounds())).exit_code == 0
+    assert {status for status, _ in outcome(tmp_path).values()} == {"unsupported"}
+    files = written(tmp_path)
+    attack(three, tmp_path, mjp("b", rounds()))
+    assert written(tmp_path) == files
+
+
+def test_the_attacker_knows_the_clients_labels_and_the_wanted_image(
+    three: Path, tmp_path: Path
+) -> None:
+    for setting, against in (("a", "plain"), ("b", "input"), ("c", "plain")):
+        attack(three, tmp_path / setting, mjp(setting, rounds(rounds=1)))
+        assert SEEN[-1].against == against
+        assert sorted(SEEN[-1].labels.tolist()) == [0, 1, 2]  # type: ignore[union-attr]
+
+
+# images that an attack does not apply to ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_inapplicable_images_are_unsupported_and_no_failures(
+    three: Path, tmp_path: Path, breaks: bool
+) -> None:
+    config = mjp("c", rounds(rounds=2, inapplicable=[0 if breaks else 1], breaks=breaks))
+    summary = attack(three, tmp_path, config)
+    assert (summary.exit_code, summary.failures) == (0, ())
+    refused = [reason for status, reason in outcome(tmp_path).values() if status == "unsupported"]
+    assert refused == ["too dark"] * (3 if breaks else 1)
+    assert {status for status, _ in outcome(tmp_path).values()} <= {"ok", "unsupported"}
+    files = written(tmp_path)
+    attack(three, tmp_path, config)
+    assert written(tmp_path) == files
+
+
+def test_steps_taken_one_by_one_keep_masks_labels_and_rounds(three: Path, tmp_path: Path) -> None:
+    attack(three, tmp_path / "whole", mjp("c", rounds(rounds=2)))
+    attack(three, tmp_path / "steps", mjp("c", rounds(rounds=2, breaks=True)))
+    whole, steps = values(tmp_path / "whole"), values(tmp_path / "steps")
+    assert "mask_recall" in whole.index.get_level_values("metric")
+    assert whole.equals(steps)
+    assert [view.labels.tolist() for view in SEEN[-3:]] == [  # type: ignore[union-attr]
+        [label]
+        for label in SEEN[0].labels.tolist()  # type: ignore[union-attr]
+    ]
+    assert all([u.round for u in view.updates] == [0, 1] for view in SEEN)
+
+
+def test_an_attack_without_a_reconstruction_is_a_failure(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rounds, "run", lambda *_, **__: Reconstruction(None, inapplicable={1: "x"}))
+    assert attack(three, tmp_path, mjp("c", rounds())).exit_code == 3
+    statuses = sorted(status for status, _ in outcome(tmp_path).values())
+    assert statuses == ["failed", "failed", "unsupported"]
+
+
+# nobody's weights change under his hands ----------------------------------------------------------

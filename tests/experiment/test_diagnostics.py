@@ -1,27 +1,33 @@
 """What stands beside the scores: masks found, regions, patches put back, the residual."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from mjp_privacy.experiment.gradient_residual import RESIDUAL_OVER, gradient_residual
+from safetensors.torch import save_file
 from torch import Tensor
 
 from attacks.controls import mean_image
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.experiment import diagnostics
+from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER, gradient_residual
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.jigsaw import (
-    direct_accuracy,
     matched_patches,
-    neighbour_accuracy,
     rearranged,
 )
 from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.models import load_model
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches, to_images, to_patches
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks, tiny
+from tests.helpers.rounds_attack import mjp
+from tests.helpers.runs import TINY, attack, one_cell, outcome, rows, values, written
 
 NAMES = ["pos_embed", RESIDUAL_OVER]
 
@@ -51,8 +57,8 @@ def test_mask_agreement() -> None:
         "mask_precision": [1, 1 / 3, 1, 0, math.nan],
         "mask_recall": [1, 0.5, 1, math.nan, 0],
     }
-    for name, values in expected.items():
-        assert found[name].tolist() == pytest.approx(values, nan_ok=True)
+    for name, wanted in expected.items():
+        assert found[name].tolist() == pytest.approx(wanted, nan_ok=True)
     assert diagnostics.mask_agreement(None, inputs) == {}
     unshuffled = ClientInput(images, torch.zeros(5), list("abcde"))
     found = diagnostics.mask_agreement(torch.zeros(5, 4).bool(), unshuffled)
@@ -87,40 +93,6 @@ def test_the_mean_image_is_public_and_of_one_colour() -> None:
 
 
 # patches put back ---------------------------------------------------------------------------------
-
-
-def test_patches_in_their_places_are_all_right_and_swapped_ones_are_not() -> None:
-    plain = some_images(1)
-    mask = torch.zeros(1, 16, dtype=torch.bool)
-    mask[0, [0, 1, 5]] = True
-    order = torch.arange(16)
-    order[[0, 1]] = torch.tensor([1, 0])
-    swapped = shuffle_patches(plain, order[None], PATCH)
-    for images, expected in ((plain, torch.arange(16)), (swapped, order)):
-        placed = matched_patches(images + 0.01, plain, mask, PATCH)
-        assert placed.tolist() == [expected.tolist()]
-    assert direct_accuracy(order[None], mask).item() == pytest.approx(1 / 3)
-    assert direct_accuracy(torch.arange(16)[None], mask).item() == 1
-    # Pairs touching 0, 1 or 5: 0-1 0-4 1-2 1-5 4-5 5-6 5-9; the swap leaves 4-5, 5-6 and 5-9.
-    assert neighbour_accuracy(order[None], mask).item() == pytest.approx(3 / 7)
-    assert neighbour_accuracy(torch.arange(16)[None], mask).item() == 1
-    assert direct_accuracy(order[None], torch.zeros_like(mask)).isnan().all()
-    assert neighbour_accuracy(order[None], torch.zeros_like(mask)).isnan().all()
-
-
-def test_neighbours_count_also_away_from_their_own_place() -> None:
-    order = torch.arange(16)
-    order[[0, 1, 4, 5, 10, 11, 14, 15]] = torch.tensor([10, 11, 14, 15, 0, 1, 4, 5])
-    mask = order != torch.arange(16)
-    assert direct_accuracy(order[None], mask[None]).item() == 0
-    # Two blocks of four keep their four inner pairs each; their eight outer pairs break.
-    assert neighbour_accuracy(order[None], mask[None]).item() == pytest.approx(8 / 16)
-
-
-def test_equal_patches_are_interchangeable() -> None:
-    mask = torch.ones(1, 16, dtype=torch.bool)
-    white = torch.ones(1, 3, 32, 32)
-    assert direct_accuracy(matched_patches(white, white, mask, PATCH), mask).item() == 1
 
 
 @pytest.mark.parametrize("against", ["input", "plain"])
@@ -190,3 +162,88 @@ def test_no_residual_without_the_gradient_or_the_labels() -> None:
     bare = replace(view, updates=[replace(view.updates[0], grads=grads)])
     for less in (blind, bare):
         assert gradient_residual(less, inputs.images, None, [view.model]) is None
+
+
+SPAN, LOCAL = {"name": "masked_span"}, {"name": "patch_gradient"}
+APRIL, GREY = {"name": "april"}, {"name": "grey"}
+
+
+@pytest.mark.parametrize(
+    ("attacks", "asked", "having"),
+    [
+        ([LOCAL], [], set()),  # nobody competes with it
+        ([LOCAL, APRIL, GREY], [], set()),  # APRIL's client has another block 0
+        ([LOCAL, SPAN, APRIL, GREY], [], {"patch_gradient", "masked_span"}),
+        ([LOCAL], ["residual"], {"patch_gradient"}),
+        ([APRIL, GREY], ["residual"], {"april"}),
+    ],
+)
+def test_the_residual_is_computed_where_it_decides_or_is_asked_for(
+    three: Path, tmp_path: Path, attacks: list[Any], asked: list[str], having: set[str]
+) -> None:
+    config = one_cell(attacks=attacks, diagnostics=asked, dtypes=["float64"])
+    attack(three, tmp_path, config, limit=1)
+    found = rows(tmp_path)
+    assert set(found[found["metric"] == "gradient_residual"]["attack"]) == having
+
+
+# rows of special cases ----------------------------------------------------------------------------
+
+
+def test_an_attack_that_names_masks_only_is_scored_by_them(three: Path, tmp_path: Path) -> None:
+    config = mjp("c", {"name": "mask_locator"})
+    assert attack(three, tmp_path, config).exit_code == 0
+    assert {status for status, _ in outcome(tmp_path).values()} == {"unscored"}
+    told = values(tmp_path)
+    for name in ("mask_precision", "mask_recall"):
+        assert (told.xs(name, level="metric") == 1).all()
+    before = written(tmp_path)
+    attack(three, tmp_path, config)  # it is finished
+    assert written(tmp_path) == before
+
+
+def test_an_unknown_embedding_can_be_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "plain.safetensors"
+    save_file({n: p.detach() for n, p in load_model(**TINY).named_parameters()}, path)
+    options = {**TINY, "checkpoint": path, "unknown_embedding": True, "unknown_init": "random"}
+    one, other = load_model(**options), load_model(**options)
+    assert one.unk_embed is not None
+    assert other.unk_embed is not None
+    assert torch.equal(one.unk_embed, other.unk_embed)
+    assert 0.7 < one.unk_embed.std().item() < 1.3
+    assert any("N(0, 1)" in note for note in one.card.checkpoint.notes)
+
+
+@pytest.mark.parametrize("augment", ["crop", "mixup"])
+def test_other_pixels_in_each_round_break_several_uploads(
+    three: Path, tmp_path: Path, augment: str
+) -> None:
+    rung = {"name": "multi_round", "options": {"uploads": 6, "prior": "stationary"}}
+    entry = {"models": ["MJP"], "settings": ["c"], "gammas": [0.2]}
+    grid = [entry, {**entry, "client": {"augment": augment}}]
+    attack(three, tmp_path, mjp("c", rung, grid=grid))
+    told = [values(tmp_path, augment=kind).xs("psnr", level="metric") for kind in ("none", augment)]
+    same, other = (v.xs("standard", level="variant").clip(upper=100).mean() for v in told)
+    assert same > 60 > 35 > other
+
+
+GOLDEN = {
+    ("a", "april"): (7.945, 0.0366),
+    ("a", "masked_span"): (100.0, 1.0),
+    ("b", "april"): (5.695, 0.0136),
+    ("b", "masked_span"): (17.739, 0.6203),
+    ("c", "april"): (5.695, 0.0030),
+    ("c", "masked_span"): (19.704, 0.6809),
+    ("c", "grey"): (12.824, 0.1418),
+}
+"""PSNR, up to 100, and SSIM of 2.png in float64 with 2c88397; the model's numbers are drawn."""
+
+
+def test_the_ladder_of_a_tiny_float64_model_is_as_it_was(three: Path, tmp_path: Path) -> None:
+    grid = [{"models": ["MJP"], "settings": ["a", "b", "c"], "gammas": [0.5]}]
+    config = mjp("c", APRIL, SPAN, GREY, grid=grid, dtypes=["float64"])
+    attack(three, tmp_path, config)
+    for (setting, name), expected in GOLDEN.items():
+        found = values(tmp_path, setting=setting, attack=name)["2.png"]
+        scores = min(found["psnr", "standard"], 100.0), found["ssim", "standard"]
+        assert scores == pytest.approx(expected, abs=0.001), (setting, name)

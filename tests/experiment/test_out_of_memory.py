@@ -1,5 +1,7 @@
 """A block that memory does not hold is computed in parts, with the same rows."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,52 +11,60 @@ import pandas as pd
 import pytest
 import torch
 
+from attacks import ATTACKS as ATTACKS_KNOWN
 from mjp_privacy.core import machine
+from mjp_privacy.core.registry import Entry
 from mjp_privacy.data import ImageRecord
-from mjp_privacy.experiment import in_parts
-from mjp_privacy.experiment.cell import CellRows, CellWork
-from tests.helpers.runs import KEYS, MJP, attack, names, photographs, rows, tensors, tiny
+from mjp_privacy.experiment import cell
+from mjp_privacy.experiment.cell import TOGETHER, CellResult, CellTask
+from mjp_privacy.interfaces import AttackerView, Reconstruction
+from tests.helpers.faulty_attacks import ANSWERS, WHERE, grey, raised
+from tests.helpers.runs import (
+    MJP,
+    attack,
+    cells,
+    one_cell,
+    outcome,
+    rows,
+    said,
+    tensors,
+    tiny,
+)
 
 ATTACKS = [{"name": "patch_gradient"}, {"name": "masked_span"}, {"name": "grey"}]
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photographs(tmp_path_factory.mktemp("images"))
-
-
 def config(**changes: Any) -> dict[str, Any]:
-    grid = [{"models": ["MJP"], "settings": ["a", "b", "c"], "gammas": [0.5]}]
-    return tiny(
-        dtypes=["float64"], block=6, attacks=ATTACKS, models={"MJP": MJP}, grid=grid, **changes
-    )
+    grid = [{"models": ["MJP"], "settings": ["a", "c"], "gammas": [0.5]}]
+    content = {"dtypes": ["float64"], "block": 6, "attacks": ATTACKS, "models": {"MJP": MJP}}
+    return tiny(**content, grid=grid, **changes)
 
 
 @pytest.fixture(scope="module")
-def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("whole")
+def undivided(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undivided")
     attack(images, out, config())
     return out
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, most: int, error: Exception) -> list[int]:
     """Let memory run out with more images than this; the numbers that were tried."""
-    run, tried = CellWork.run, []
+    run, tried = CellTask.run, []
 
-    def cramped(task: CellWork, records: Sequence[ImageRecord]) -> CellRows:
+    def cramped(task: CellTask, records: Sequence[ImageRecord]) -> CellResult:
         tried.append(len(records))
         if len(records) > most:
             raise error
         return run(task, records)
 
-    monkeypatch.setattr(CellWork, "run", cramped)
+    monkeypatch.setattr(CellTask, "run", cramped)
     return tried
 
 
 def compared(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A run's rows, and its rows that say what was computed together."""
-    table = rows(out).sort_values(KEYS, ignore_index=True)
-    split = table["metric"] == in_parts.TOGETHER
+    table = rows(out)
+    split = table["metric"] == TOGETHER
     return table[~split].reset_index(drop=True), table[split]
 
 
@@ -68,16 +78,15 @@ OUT_OF_MEMORY = [
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["python", "cuda", "cpu"])
 def test_the_rows_of_a_split_block_are_those_of_the_whole(
     images: Path,
-    whole: Path,
+    undivided: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
     error: Exception,
 ) -> None:
     tried = limited(monkeypatch, 2, error)
-    attack(images, tmp_path, config())
-    assert Counter(tried) == {6: 9, 3: 9, 1: 54}, "each of 9 cells learns once what memory holds"
-    expected, none = compared(whole)
+    assert attack(images, tmp_path, config()).exit_code == 0
+    assert Counter(tried) == {6: 6, 3: 6, 1: 36}, "each of 6 cells learns once what memory holds"
+    expected, none = compared(undivided)
     done, split = compared(tmp_path)
     assert none.empty
     columns = [name for name in expected if name != "value"]
@@ -86,29 +95,32 @@ def test_the_rows_of_a_split_block_are_those_of_the_whole(
     difference = (done["value"].clip(upper=at_most) - expected["value"].clip(upper=at_most)).abs()
     assert difference.max() < 1e-6
     assert set(split["value"]) == {1.0}
-    assert split.groupby("run_id")["image_id"].nunique().eq(len(names(6))).all()
-    assert (
-        "out of memory with 3 images, computed 1 at a time. Their rows say so"
-        in capfd.readouterr().err
-    )
+    assert split.groupby("run_id")["image_id"].nunique().eq(6).all()
+    assert TOGETHER in said(tmp_path)
     for run_id in set(expected["run_id"]):
-        left, right = tensors(whole, run_id), tensors(tmp_path, run_id)
+        left, right = tensors(undivided, run_id), tensors(tmp_path, run_id)
         assert left.keys() == right.keys()
         for name, stored in left.items():
             assert (stored["images"] - right[name]["images"]).abs().max() < 1e-5
+
+
+def test_a_cell_of_several_blocks_learns_once(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = limited(monkeypatch, 1, MemoryError())
+    attack(images, tmp_path, one_cell(attacks=[{"name": "patch_gradient"}]))
+    assert tried == [3, 1, 1, 1, 1, 1, 1]
 
 
 def test_an_image_for_which_memory_never_suffices_fails_alone(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited(monkeypatch, 0, MemoryError())
-    summary = attack(images, tmp_path, config())
-    assert summary.exit_code == 3
-    table = rows(tmp_path)
-    assert set(table["status"]) == {"failed"}
-    reason = table["reason"].iloc[0]
-    assert "out of memory with 1 image(s) that belong together" in reason
-    assert "expected more memory, or a smaller client.batch" in reason
+    assert attack(images, tmp_path, config(), limit=2).exit_code == 3
+    for entry in cells(tmp_path):
+        for status, reason in outcome(tmp_path, run_id=entry["run_id"]).values():
+            assert status == "failed"
+            assert all(n in reason for n in ("out of memory", "1 image", "client.batch"))
 
 
 def test_a_federation_whose_weights_move_is_not_split(
@@ -117,18 +129,31 @@ def test_a_federation_whose_weights_move_is_not_split(
     tried = limited(monkeypatch, 2, MemoryError())
     attack(images, tmp_path, config(client={"server_lr": 0.1}))
     assert set(tried) == {6}
-    assert "with 6 image(s) that belong together" in rows(tmp_path)["reason"].iloc[0]
+    assert "6 image" in rows(tmp_path)["reason"].iloc[0]
 
 
 def test_a_block_is_split_before_memory_runs_out(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_parts, "free_bytes", lambda device: 20_000_000)
+    monkeypatch.setattr(cell, "free_bytes", lambda device: 20_000_000)
     tried = limited(monkeypatch, 100, MemoryError())
     attack(images, tmp_path, config())
     assert 6 in tried, "controls need no uploads"
     assert min(tried) == 1
-    assert "memory holds fewer images, computed 1 at a time" in capfd.readouterr().err
+    assert TOGETHER in said(tmp_path)
+
+
+def test_memory_that_runs_out_in_an_attack_of_ones_own_splits_the_block(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def large(view: AttackerView) -> Reconstruction:
+        return raised(MemoryError()) if len(grey(view)) > 1 else Reconstruction(grey(view))
+
+    monkeypatch.setitem(ANSWERS, "runtime", large)
+    with ATTACKS_KNOWN.registered("faulty", Entry(f"{WHERE}:Faulty")):
+        assert attack(three, tmp_path, one_cell(attacks=[{"name": "faulty"}])).exit_code == 0
+    found = rows(tmp_path)
+    assert set(found[found["metric"] == TOGETHER]["value"]) == {1.0}
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:

@@ -1,16 +1,30 @@
-"""What the command line lays over a config, where it collides with what stands there."""
+"""What the command line and conditions in a grid change in a config."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
+from mjp_privacy import load_model
+from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import expand
+from mjp_privacy.experiment.config import Experiment, expand
 from mjp_privacy.experiment.config_files import load_experiment
-from mjp_privacy.experiment.overrides import with_gamma, with_published_attacks, with_weights
+from mjp_privacy.experiment.overrides import (
+    decided,
+    unreached,
+    with_gamma,
+    with_model_fields,
+    with_published_attacks,
+    with_weights,
+)
+from tests.helpers.runs import TINY, cells, photographs
 
 
 def config(*grid: dict[str, Any], **models: dict[str, Any]) -> Any:
@@ -40,33 +54,10 @@ def test_cells_of_other_clients_stay_apart() -> None:
     assert [line[3] for line in lines(with_gamma(both, 0.5))] == [1, 2]
 
 
-def checkpoints(experiment: Any) -> dict[str, str | None]:
-    return {name: model.checkpoint for name, model in experiment.models.items()}
-
-
-def test_a_models_own_checkpoint_goes_before_the_one_for_all() -> None:
-    given = config({"models": ["ViT"], "settings": ["a"]})
-    for weights in (("all.pth", "MJP=own.pth"), ("MJP=own.pth", "all.pth")):
-        assert checkpoints(with_weights(given, weights)) == {"ViT": "all.pth", "MJP": "own.pth"}
-    assert checkpoints(with_weights(given, ())) == {"ViT": None, "MJP": None}
-
-
-@pytest.mark.parametrize("weights", [("a.pth", "b.pth"), ("MJP=a.pth", "MJP=b.pth"), ("MJP=",)])
-def test_two_or_no_checkpoints_for_one_model_are_refused(weights: tuple[str, ...]) -> None:
-    given = config({"models": ["ViT"], "settings": ["a"]})
-    with pytest.raises(UserError, match=r"expected one checkpoint for .*, got (two|none)"):
-        with_weights(given, weights)
-
-
-def test_the_longest_name_that_fits_is_meant(tmp_path: Path) -> None:
-    names = {"M": {}, "M=1": {}}
-    given = config({"models": ["M"], "settings": ["a"]}, **names)
-    assert checkpoints(with_weights(given, ("M=1=x.pth",))) == {"M": None, "M=1": "x.pth"}
-    odd = tmp_path / "a=b.pth"
-    odd.write_bytes(b"")
-    assert set(checkpoints(with_weights(given, (str(odd),))).values()) == {str(odd)}
-    with pytest.raises(UserError, match="Unknown model 'N'"):
-        with_weights(given, ("N=x.pth",))
+@pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan"), float("inf")])
+def test_a_gamma_out_of_range_is_refused(gamma: float) -> None:
+    with pytest.raises(UserError, match="--gamma"):
+        with_gamma(config({"models": ["ViT"], "settings": ["b"]}), gamma)
 
 
 def test_published_attacks_alone_leave_the_papers_rows() -> None:
@@ -83,5 +74,225 @@ def test_an_experiment_without_a_published_attack_is_refused() -> None:
     given = load_experiment(
         {"name": "x", "models": {"ViT": {}}, "grid": [entry], "attacks": [{"name": "grey"}]}
     )
-    with pytest.raises(UserError, match=r"--published-only: 'x' has no attack .* april"):
+    with pytest.raises(UserError, match="--published-only"):
         with_published_attacks(given)
+
+
+def test_fields_of_all_models() -> None:
+    changed = with_model_fields(
+        load_experiment("ladder_vit"), {"img_size": 96, "mean": (0.1, 0.2, 0.3), "std": (0.5,)}
+    )
+    for model in changed.models.values():
+        assert (model.img_size, model.mean, model.std) == (96, (0.1, 0.2, 0.3), 0.5)
+        assert model.model == "vit_tiny_patch16_224"
+    same = load_experiment("ladder_vit")
+    assert with_model_fields(same, {"model": None, "mean": (), "num_heads": None}) == same
+
+
+# checkpoints --------------------------------------------------------------------------------------
+
+
+def checkpoints(*weights: str, **models: dict[str, Any]) -> dict[str, str | None]:
+    given = config({"models": [next(iter(models), "ViT")], "settings": ["a"]}, **models)
+    return {name: model.checkpoint for name, model in with_weights(given, weights).models.items()}
+
+
+def test_weights_for_all_by_name_and_both() -> None:
+    assert checkpoints() == {"ViT": None, "MJP": None}
+    assert checkpoints("a.pth") == {"ViT": "a.pth", "MJP": "a.pth"}
+    assert checkpoints("MJP=a.pth", "ViT=b.pth") == {"ViT": "b.pth", "MJP": "a.pth"}
+    for order in (("a.pth", "MJP=b.pth"), ("MJP=b.pth", "a.pth")):
+        assert checkpoints(*order) == {"ViT": "a.pth", "MJP": "b.pth"}
+
+
+def test_names_and_paths_may_hold_equal_signs(tmp_path: Path) -> None:
+    assert checkpoints("MJP=runs/lr=0.1/a.pth")["MJP"] == "runs/lr=0.1/a.pth"
+    path = tmp_path / "lr=0.1.pth"
+    path.touch()
+    assert checkpoints(str(path)) == {"ViT": str(path), "MJP": str(path)}
+    named: dict[str, dict[str, Any]] = {"γ": {}, "γ=0.9": {}}  # the longest name that fits is meant
+    assert checkpoints("γ=0.9=a.pth", **named) == {"γ": None, "γ=0.9": "a.pth"}
+    assert checkpoints("γ=b.pth", **named) == {"γ": "b.pth", "γ=0.9": None}
+
+
+@pytest.mark.parametrize(
+    ("weights", "named"),
+    [
+        (["MPJ=a.pth"], ["MPJ", "MJP", "ViT"]),
+        (["runs/lr=0.1/a.pth"], ["runs/lr"]),
+        (["MJP="], ["MJP", "none"]),
+        ([""], ["all models", "none"]),
+        (["MJP=a.pth", "MJP=b.pth"], ["MJP", "two"]),
+        (["a.pth", "b.pth"], ["all models", "two"]),
+    ],
+)
+def test_wrong_weights_are_named(weights: list[str], named: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        checkpoints(*weights)
+    assert all(name in str(caught.value) for name in named), caught.value
+
+
+# options that entries of the grid do not take ----------------------------------------------------
+
+
+PLAIN: Mapping[str, Any] = {"models": ["ViT"], "settings": ["a"]}
+
+
+def grid(*entries: Mapping[str, Any], **client: Any) -> Experiment:
+    """A grid of these entries, and the client as the command line has changed it."""
+    loaded = config(*(PLAIN | entry for entry in entries), ViT={"model": "cifar_vit"})
+    return dataclasses.replace(loaded, client=dataclasses.replace(loaded.client, **client))
+
+
+@pytest.mark.parametrize("word", [["--client.batch", "4"], ["--client.batch=4"]])
+def test_entries_with_their_own_value_are_counted(word: list[str]) -> None:
+    given = grid({}, {"client": {"batch": 2}}, {"client": {"batch": 10, "dal": True}}, batch=4)
+    (note,) = unreached(["planted.yaml", *word, "--limit", "3"], given)
+    assert all(words in note for words in ("--client.batch", "2 of", "3 entries", "2, 10")), note
+
+
+def test_an_entry_that_wants_the_same_is_reached() -> None:
+    assert unreached(["--client.batch", "4"], grid({}, {"client": {"batch": 4}}, batch=4)) == []
+    others = grid({}, {"client": {"batch": 2}}, {"dtypes": ["float64"]})
+    assert unreached(["--client.dal", "--limit", "3"], others) == []  # they say nothing of it
+
+
+@pytest.mark.parametrize(
+    ("word", "own", "value"),
+    [
+        ("--client.no-dal", {"client": {"dal": True}}, "True"),
+        ("--client.position_noise", {"client": {"position_noise": 0.1}}, "0.1"),
+        ("--client.withhold", {"client": {"withhold": ["pos_embed", "cls_token"]}}, "pos_embed"),
+        ("--dtypes", {"dtypes": ["float64"]}, "float64"),
+    ],
+)
+def test_every_way_to_write_an_option(word: str, own: Mapping[str, Any], value: str) -> None:
+    (note,) = unreached([word], grid({}, own))
+    assert value in note
+
+
+def test_an_option_that_changes_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    given = grid({"client": {"batch": 2}}, {"client": {"batch": 10}}, batch=4)
+    with pytest.raises(UserError, match=r"--client\.batch.* 2, 10"):
+        unreached(["--client.batch", "4"], given)
+    assert main(["attack", "batch_matching", "--client.batch", "8"]) == 2
+    assert "--client.batch" in capsys.readouterr().err
+
+
+# conditions ---------------------------------------------------------------------------------------
+
+
+FACTS = {"mean": 0.5, "std": 0.5, "num_heads": 3}
+
+
+def weights(folder: Path, facts: Mapping[str, Any] = FACTS, **changes: Any) -> Path:
+    path = folder / "mine.safetensors"
+    metadata = {key: json.dumps(value) for key, value in facts.items()}
+    save_file(load_model(**{**TINY, **changes}).state_dict(), path, metadata)
+    return path
+
+
+def own(path: Path) -> Experiment:
+    return with_weights(load_experiment("own"), (str(path),))
+
+
+def cell_lines(experiment: Experiment) -> list[tuple[str, float, str]]:
+    return [(cell.setting, cell.gamma, cell.attack.title) for cell in expand(experiment)]
+
+
+def test_lines_under_mjp_are_left_out_of_a_model_that_cannot_mask(tmp_path: Path) -> None:
+    experiment, (remark,) = decided(own(weights(tmp_path)))
+    assert {setting for setting, _, _ in cell_lines(experiment)} == {"a"}
+    assert ("a", 0.0, "token_span") in cell_lines(experiment)
+    assert all(name in remark for name in ("own", "E_unk", "mask_locator", "multi_round (6)"))
+
+
+@pytest.mark.parametrize(
+    ("trained", "gamma", "used"), [(None, None, 0.27), (0.5, None, 0.5), (0.5, 0.1, 0.1)]
+)
+def test_a_model_that_can_mask_is_shuffled_as_it_was_trained(
+    tmp_path: Path, trained: float | None, gamma: float | None, used: float
+) -> None:
+    facts = FACTS if trained is None else FACTS | {"trained_gamma": trained}
+    experiment = own(weights(tmp_path, facts, unknown_embedding=True))
+    if gamma is not None:
+        experiment = with_gamma(experiment, gamma)
+    experiment, remarks = decided(experiment)
+    under_mjp = [line for line in cell_lines(experiment) if line[0] == "c"]
+    assert {gamma for _, gamma, _ in under_mjp} == {used}
+    assert {"pixel_lattice", "multi_round (6)", "plain_step"} <= {line[2] for line in under_mjp}
+    assert [("own" in r, "0.5" in r) for r in remarks] == [(True, True)] * (used == trained)
+
+
+def test_a_condition_chooses_among_models_and_needs_one() -> None:
+    models = {"ViT": TINY, "MJP": {**TINY, "unknown_embedding": True}}
+    entry = {"models": ["ViT", "MJP"], "settings": ["b"], "only_with": "unknown_embedding"}
+    chosen, _ = decided(load_experiment({"name": "x", "models": models, "grid": [entry]}))
+    assert [cell.model for cell in expand(chosen)] == ["MJP"]
+    alone = {"name": "x", "models": {"ViT": TINY}, "grid": [entry | {"models": ["ViT"]}]}
+    with pytest.raises(UserError, match="ViT"):
+        decided(load_experiment(alone))
+
+
+def test_without_conditions_nothing_is_read() -> None:
+    experiment = load_experiment("ladder")
+    assert decided(experiment) == (experiment, ())
+
+
+# a model of one's own -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    photographs(tmp_path / "images", 1)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def attack(*argv: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = main(["attack", *map(str, argv), "--images", "images", "--device", "cpu"])
+    printed = capsys.readouterr()
+    return code, printed.out + printed.err
+
+
+def test_a_file_of_ones_own_from_anywhere(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = attack("own", "--weights", weights(place), capsys=capsys)
+    assert code == 0
+    assert "results/own/mine" in said
+    assert {entry["status"] for entry in cells(place / "results/own/mine")} == {"ok"}
+
+
+KNOWN = ["--mean", "0.5", "--std", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ([], ["num_heads", "mean", "std", "--num-heads", "--mean", "--std"]),
+        (KNOWN, ["--num-heads"]),
+        (["--mean", "0.5", "0.5"], ["--mean", "0.5 0.5"]),
+        (["--model", "vit_tiny_patch16_224", *KNOWN], ["patch 8", "depth 1", "patch 16"]),
+        ([*KNOWN, "--num-heads", "3", "--img-size", "36"], ["patch 8", "img_size 36"]),
+    ],
+)
+def test_what_a_file_lacks_is_named_before_anything_is_begun(
+    place: Path, capsys: pytest.CaptureFixture[str], options: list[str], named: list[str]
+) -> None:
+    code, said = attack("own", "--weights", weights(place, {}), *options, capsys=capsys)
+    assert code == 2
+    assert all(name in said for name in named), said
+    assert not (place / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--img-size", "64"], ["--gamma", "0.5"], ["--client.defenses", "int8"]),
+        *(["--weights", "a.pth"], ["--model", "vit"], ["--labels", "a.csv"]),
+    ],
+)
+def test_options_of_simulated_clients_say_nothing_of_recorded_uploads(
+    capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    assert main(["attack", "uploads", "--uploads", "x", *options]) == 2
+    assert options[0].partition(".")[0] in capsys.readouterr().err

@@ -1,24 +1,34 @@
-"""Two models under one name never share a folder by themselves, and never replace each other
-silently."""
+"""Where a run goes that names no folder, and what happens where its folder does not take it."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from mjp_privacy.experiment.run_folder import run_folder
 from safetensors.torch import save_file
 
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
+from mjp_privacy.core.errors import StorageError, UserError
+from mjp_privacy.experiment.commands import run_folder
 from mjp_privacy.experiment.config_files import load_experiment
-from tests.helpers.runs import TINY, cells, photographs
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.federation import campaign as campaigns
+from tests.helpers import federations
+from tests.helpers.runs import TINY, attack, cells, one_cell, photographs, same_results, written
 
 FACTS = {"mean": 0.5, "std": 0.5, "num_heads": 3}
+
+
 CONFIG = {
     "name": "brief",
     "attacks": [{"name": "grey"}, {"name": "patch_gradient"}],
@@ -28,6 +38,8 @@ CONFIG = {
         {"models": ["own"], "settings": ["c"], "only_with": "unknown_embedding"},
     ],
 }
+
+
 PLAIN = Path("results/brief/mine")
 
 
@@ -60,104 +72,210 @@ def shas(out: Path) -> set[str]:
     return {entry["checkpoint_sha"] for entry in cells(out)}
 
 
+def test_runs_have_a_folder(tmp_path: Path) -> None:
+    own_config, ladder = load_experiment("own"), load_experiment("ladder")
+    folders = {
+        "results/own": run_folder(own_config, []),
+        "results/own/vit": run_folder(own_config, ["a/vit.pth"]),
+        "results/own/J": run_folder(own_config, ["results/J/model.safetensors"]),
+        "results/own/cifar_vit": run_folder(own_config, ["packaged:cifar_vit"]),
+        "results/ladder": run_folder(ladder, ["vit.safetensors"]),
+    }
+    assert {str(folder[0]) for folder in folders.values()} == set(folders)
+
+
 def test_another_file_of_the_same_name_goes_elsewhere_and_is_found_again(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = (weights(place / name / "mine.safetensors", seed) for seed, name in enumerate("ab"))
     assert run(one, capsys=capsys)[0] == PLAIN
-    out, said = run(two, capsys=capsys)
+    out, told = run(two, capsys=capsys)
     assert re.fullmatch(r"results/brief/mine-[0-9a-f]{6}", str(out))
     (sha,) = shas(PLAIN)
-    assert (
-        f"results/brief/mine holds another model or gamma (mine.safetensors, sha256 {sha[:12]}, "
-        f"32 px): this run goes to {out}"
-    ) in said
+    assert all(name in told for name in (str(PLAIN), sha[:12], str(out)))
     assert shas(PLAIN).isdisjoint(shas(out))
     assert {entry["status"] for entry in [*cells(PLAIN), *cells(out)]} == {"ok"}
     for path, folder in ((one, PLAIN), (two, out)):
-        again, said = run(path, capsys=capsys)
-        assert again == folder
-        assert "all 2 units are finished already; nothing to do" in said
-    for file in PLAIN.rglob("*"):  # the first folder is thrown away
-        file.unlink() if file.is_file() else None
-    again, said = run(two, capsys=capsys)
+        before = written(folder)
+        assert run(path, capsys=capsys)[0] == folder
+        assert written(folder) == before
+    shutil.rmtree(PLAIN)
+    again, told = run(two, capsys=capsys)
     assert again == out
-    assert f"this run's folder is {out}; {PLAIN} was that of another model" in said
+    assert str(out) in told
     assert run(one, capsys=capsys)[0] == PLAIN
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--img-size", "64"],
-        ["--mean", "0.4"],
-        ["--std", "0.3"],
-        ["--num-heads", "6"],
-        ["--gamma", "0.5"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("options", [["--img-size", "64"], ["--mean", "0.4"], ["--gamma", "0.5"]])
 def test_the_same_file_as_another_model_goes_elsewhere(
     place: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     path = weights(place / "mine.safetensors", unknown_embedding=True)
     assert run(path, capsys=capsys)[0] == PLAIN
-    out, said = run(path, *options, capsys=capsys)
+    out, _ = run(path, *options, capsys=capsys)
     assert out != PLAIN
     assert out.name.startswith("mine-")
-    assert "32 px, gamma 0.27): this run goes to " in said
-    for again, expected in (([], PLAIN), (options, out)):
-        folder, said = run(path, *again, capsys=capsys)
-        assert folder == expected
-        assert "units are finished already; nothing to do" in said
-    assert run(path, "--gamma", "0.27", capsys=capsys)[0] == PLAIN
+    changed = {"--img-size": {"img_size": 64}, "--mean": {"mean": (0.4,)}}.get(options[0], {})
+    gamma = float(options[1]) if options[0] == "--gamma" else None
+    experiment = load_experiment("brief.yaml")
+    assert run_folder(experiment, [str(path)], gamma=gamma, model=changed)[0] == out
+    assert run_folder(experiment, [str(path)])[0] == PLAIN
+    assert run_folder(experiment, [str(path)], gamma=0.27)[0] == PLAIN
 
 
 def test_gamma_is_nothing_to_a_model_that_cannot_mask(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = weights(place / "mine.safetensors")
-    assert {run(path, *o, capsys=capsys)[0] for o in ([], ["--gamma", "0.5"])} == {PLAIN}
+    assert run(path, capsys=capsys)[0] == PLAIN
+    assert run_folder(load_experiment("brief.yaml"), [str(path)], gamma=0.5)[0] == PLAIN
 
 
 def test_files_known_by_their_folder_go_apart_too(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = [place / name / "checkpoints" / "model.safetensors" for name in "ab"]
-    outs = [run(weights(path, seed), capsys=capsys)[0] for seed, path in enumerate(places)]
-    assert outs[0] == Path("results/brief/checkpoints")
-    assert outs[1].name.startswith("checkpoints-")
-
-
-def test_a_run_that_never_opened_its_model_holds_no_folder(place: Path) -> None:
-    PLAIN.mkdir(parents=True)
-    (PLAIN / "cells.json").write_text('{"format": 1, "cells": []}')
-    path = weights(place / "mine.safetensors")
-    assert run_folder(load_experiment("brief.yaml"), [str(path)]).path == PLAIN
-
-
-# --out --------------------------------------------------------------------------------------------
+    one, two = (weights(path, seed) for seed, path in enumerate(places))
+    assert run(one, capsys=capsys)[0] == Path("results/brief/checkpoints")
+    experiment = load_experiment("brief.yaml")
+    assert run_folder(experiment, [str(two)])[0].name.startswith("checkpoints-")
 
 
 def test_cells_that_another_checkpoint_replaces_are_said(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = (weights(place / name / "mine.safetensors", seed) for seed, name in enumerate("ab"))
-    _, said = run(one, "--out", "out", capsys=capsys)
-    assert "leave its tables" not in said
+    _, told = run(one, "--out", "out", capsys=capsys)
+    assert "2 finished cell" not in told
     (sha,) = shas(Path("out"))
-    _, said = run(two, "--out", "out", capsys=capsys)
-    assert (
-        "own: 2 finished cell(s) of out leave its tables, because this run has another model or "
-        "other options under the same name: grey (a), patch_gradient (a), made of "
-        f"mine.safetensors, sha256 {sha[:12]}, 32 px. Their rows stay in out/rows; the command "
-        "that made them shows them again. To have both, give this run an --out of its own\n"
-    ) in said
-    assert said.index("leave its tables") < said.index("own: mine.safetensors (timm)")
+    rows_of_one = written(Path("out"))
+    _, told = run(two, "--out", "out", capsys=capsys)
+    assert all(n in told for n in ("2 finished cell", "grey (a)", "patch_gradient (a)", sha[:12]))
     assert sha not in shas(Path("out"))
-    _, said = run(two, "--out", "out", capsys=capsys)
-    assert "leave its tables" not in said
-    _, said = run(one, "--out", "out", capsys=capsys)
-    assert "leave its tables" in said
-    assert "all 2 units are finished already; nothing to do" in said
+    assert rows_of_one.items() <= written(Path("out")).items()
+    _, told = run(two, "--out", "out", capsys=capsys)
+    assert "2 finished cell" not in told
+    before = written(Path("out"))
+    run(one, "--out", "out", capsys=capsys)
+    assert written(Path("out")) == before  # the rows were there
     assert shas(Path("out")) == {sha}
+
+
+# storage ------------------------------------------------------------------------------------------
+
+
+STORED = one_cell(attacks=[{"name": "april"}, {"name": "patch_gradient"}])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    attack(images, out, STORED)
+    return out
+
+
+def command(images: Path, out: Path, folder: Path) -> int:
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(STORED))
+    words = ["attack", config, "--images", images, "--out", out, "--device", "cpu"]
+    return main([*map(str, words), "--engine", "here"])
+
+
+def after_blocks(
+    number: int, happens: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have something happen once so many blocks of a run were written."""
+    write, written = RunStore.write, count(1)
+
+    def write_and_count(self: RunStore, *arguments: Any) -> Path:
+        path = write(self, *arguments)
+        if next(written) == number:
+            happens()
+        return path
+
+    monkeypatch.setattr(RunStore, "write", write_and_count)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 320 KiB, too small for the run."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=320k", "small", str(place)]
+    if os.geteuid() or not shutil.which("mount"):
+        pytest.skip("mounting a small disk needs root")
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this machine does not let a tmpfs be mounted")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_run_on_a_full_disk_goes_on_where_there_is_space(
+    images: Path,
+    undisturbed: Path,
+    disk: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (disk / "other").write_bytes(bytes(130 << 10))
+    assert command(images, disk / "run", tmp_path) == 74
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"{disk}/run/" in last
+    assert "no space left on device" in last
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    assert command(images, disk / "run", tmp_path) == 0
+    same_results(undisturbed, disk / "run")
+
+
+def test_a_disk_that_becomes_read_only(
+    images: Path, undisturbed: Path, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+
+    def read_only() -> None:
+        shutil.move(disk / "run", disk / "kept")
+        (disk / "run").symlink_to("/proc/self/fdinfo")  # where nobody may write
+
+    with monkeypatch.context() as patch:
+        after_blocks(2, read_only, patch)
+        assert command(images, disk / "run", tmp_path) == 74
+    (disk / "run").unlink()
+    shutil.move(disk / "kept", disk / "run")
+    assert command(images, disk / "run", tmp_path) == 0
+    same_results(undisturbed, disk / "run")
+
+
+@pytest.mark.parametrize(("blocks", "lost"), [(1, ""), (4, ""), (2, "rows"), (4, "rows")])
+def test_a_run_whose_files_are_deleted_ends_with_74_and_can_be_made_again(
+    images: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    blocks: int,
+    lost: str,
+) -> None:
+    """In its middle and after its last block; the folder itself or its rows alone."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        after_blocks(blocks, lambda: shutil.rmtree(run / lost), patch)
+        assert command(images, run, tmp_path) == 74
+    assert str(run) in capsys.readouterr().err.splitlines()[-1]
+    assert run.exists() == bool(lost)
+    assert command(images, run, tmp_path) == 0
+    same_results(undisturbed, run)
+
+
+def test_a_federation_whose_folder_is_deleted_between_training_and_attack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, data = tmp_path / "out", federations.images(tmp_path / "data")
+    config = federations.config(attacks=[{"name": "patch_gradient"}])
+
+    def gone(*_: object, **__: object) -> None:
+        shutil.rmtree(out)
+        raise UserError("no uploads there")
+
+    monkeypatch.setattr(campaigns, "attack_uploads", gone)
+    with pytest.raises(StorageError, match=str(out)):
+        campaigns.campaign(config, data, out)

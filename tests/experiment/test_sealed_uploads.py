@@ -1,4 +1,4 @@
-"""Recorded uploads carry their own digests: a changed bit is named, and a stranger's files pass."""
+"""Recorded uploads carry their digests: a changed bit is named, and strangers' files pass."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mjp_privacy.client.recorded.examined import examine
 from mjp_privacy.client.recorded.folder import UploadFolder, _holds
-from mjp_privacy.core import files
-from mjp_privacy.core.sealed import FIELD, read_seal, seal_now
+from mjp_privacy.core.read import FileKind
 from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
-from mjp_privacy.models.tensor_files import DIGEST_KEY, save_tensors
-from tests.helpers.runs import TINY
+from mjp_privacy.models.tensor_files import DIGEST_KEY, check_digest, save_tensors
+from tests.helpers.runs import TINY, said
 from tests.helpers.uploads import NAME, ONE, attacked, edit, edit_all
-
-CHANGED = "got a file that changed after it was written, as its digest says. "
-RECORD_AGAIN = "Record or copy it again"
 
 
 def flip(path: Path, bit: int) -> None:
@@ -50,20 +45,11 @@ def weights_of(folder: Path) -> Path:
 def test_every_file_is_sealed_and_headers_name_their_weights(folder: Path) -> None:
     recorded = [path for path in folder.rglob("*") if path.is_file()]
     assert len(recorded) == 14  # four uploads of three files, two files of weights
-    assert all(read_seal(path).whole for path in recorded)
+    for path in recorded:
+        check_digest(path, FileKind("an upload", "", 1 << 30), needed=True)
     for path in folder.glob("*.json"):
         header = json.loads(path.read_text())
         assert header["weights_sha256"] == file_sha256(folder / header["weights"])
-
-
-def test_every_file_is_brought_to_the_disk(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    brought: list[Path] = []
-    monkeypatch.setattr(files, "fsync", brought.append)
-    UploadFolder(tmp_path / "new").record_weights(load_model(**TINY))
-    assert any(path.name.endswith(".tmp") for path in brought)
-    assert tmp_path / "new" / "weights" in brought
 
 
 @pytest.mark.parametrize("which", ["tensors", "truth", "weights"])
@@ -75,15 +61,13 @@ def test_a_flipped_bit_is_a_row_with_its_reason(folder: Path, which: str) -> Non
         "weights": weights_of(folder),
     }
     flip_last(places[which])
-    said, usable = check_uploads(folder)
+    text, usable = check_uploads(folder)
     assert not usable
-    (fault, *_) = [line for line in said.splitlines() if f"FAULT  {NAME}: " in line]
-    assert CHANGED in fault
-    assert which == "truth" or RECORD_AGAIN in fault
+    assert any(f"FAULT  {NAME}: " in line and "changed" in line for line in text.splitlines())
     summary, scores, _ = attacked(folder, **ONE)
     assert summary.exit_code == 3
     failed = scores[scores.status == "failed"].set_index("image_id").reason
-    assert CHANGED in failed[NAME]
+    assert "changed" in failed[NAME]
     assert len(failed) == (2 if which == "weights" else 1)  # two uploads have these weights
     assert (scores.status == "ok").sum() == 4 - len(failed)
 
@@ -93,10 +77,10 @@ def test_no_flipped_bit_goes_unnoticed(folder: Path) -> None:
     path = folder / f"{NAME}.safetensors"
     whole = path.read_bytes()
     header = 8 * (8 + int.from_bytes(whole[:8], "little"))
-    bits = [draw.randrange(8 * len(whole)) for _ in range(40)]
-    bits += [draw.randrange(header) for _ in range(40)]
+    bits = [draw.randrange(8 * len(whole)) for _ in range(15)]
+    bits += [draw.randrange(header) for _ in range(15)]
     seal = 8 * whole.index(DIGEST_KEY.encode())
-    bits += range(seal, seal + 8 * 24, 5)  # its name, and how the digest begins
+    bits += range(seal, seal + 8 * 24, 23)  # its name, and how the digest begins
     for bit in bits:
         flip(path, bit)
         assert NAME in examine(UploadFolder(folder)).refused, bit
@@ -111,30 +95,28 @@ def test_files_of_strangers_without_seals_are_read(folder: Path) -> None:
             save_file(load_file(path), path, unsealed(path) or None)
     for path in folder.glob("*.json"):
         header = json.loads(path.read_text())
-        path.write_text(json.dumps({k: v for k, v in header.items() if k != FIELD}))
+        path.write_text(json.dumps({k: v for k, v in header.items() if k != "seal"}))
     assert "note: " not in check_uploads(folder)[0]
     summary, scores, _ = attacked(folder, **ONE)
     assert summary.exit_code == 0
     assert sorted(scores.value) == sorted(before.value)
 
 
-def test_a_changed_header_is_read_and_said(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_header_is_read_and_said(folder: Path) -> None:
     assert not examine(UploadFolder(folder)).changed
     edit(folder, noise={"pos_embed": 0.25}, series=None)
-    (said,) = examine(UploadFolder(folder)).remarks
-    assert said.startswith(f"1 header(s) changed after they were recorded ({NAME}): their seals")
-    assert f"note: {said}" in check_uploads(folder)[0]
+    (remark,) = examine(UploadFolder(folder)).remarks
+    assert NAME in remark
+    assert f"note: {remark}" in check_uploads(folder)[0]
     attacked(folder, **ONE)
-    assert said in capsys.readouterr().err
+    assert remark in said(folder.parent / "run")
 
 
 def test_no_changed_bit_of_a_header_is_silent(folder: Path) -> None:
     draw = random.Random(17)
     path = folder / f"{NAME}.json"
     whole = path.read_bytes()
-    for bit in (draw.randrange(8 * len(whole)) for _ in range(60)):
+    for bit in (draw.randrange(8 * len(whole)) for _ in range(20)):
         flip(path, bit)
         examined = examine(UploadFolder(folder))
         assert NAME in {*examined.refused, *examined.changed}, bit
@@ -156,18 +138,6 @@ def test_damaged_weights_are_stored_again_and_those_of_earlier_versions_stay(
     before = path.read_bytes()
     folder.record_weights(model)
     assert path.read_bytes() == before
-    assert seal_now(path).written is None
     tensors["cls_token"] = tensors["cls_token"] + 1
     save_tensors(path, tensors, metadata)
     assert not _holds(path, model)
-
-
-def test_weights_of_another_round_are_refused(folder: Path) -> None:
-    edit_all(folder, series=None)
-    first, second = sorted((folder / "weights").iterdir())
-    header = json.loads((folder / f"{NAME}.json").read_text())
-    other = second if header["weights"].endswith(first.name) else first
-    edit(folder, weights=f"weights/{other.name}")
-    reason = examine(UploadFolder(folder)).reasons[NAME]
-    assert f"weights/{other.name} is not the file whose weights the client had" in reason
-    assert torch.isfinite(load_file(other)["cls_token"]).all()

@@ -7,19 +7,22 @@ import hashlib
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mjp_privacy.experiment.normal_form import normal_form
-from mjp_privacy.experiment.source_code import NO_SOURCE, SourceReader
 
 from attacks import ATTACKS
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment import source_code
-from tests.helpers.edited_code import Workbench, workbench
+from mjp_privacy.experiment.code import (
+    NO_SOURCE,
+    SourceReader,
+    differences,
+    normal_form,
+)
+from tests.helpers.edited_code import Workbench
 
 ROOT = Path(__file__).parents[2]
+
 
 SAMPLE = '''
 from __future__ import annotations
@@ -158,13 +161,13 @@ def test_a_preset_in_the_registry_counts() -> None:
     }
 
 
+def test_differences_are_told_in_words() -> None:
+    made = {"a.py": "1", "b.py": "2", "d.py": "4"}
+    now = {"a.py": "3", "c.py": "2", "d.py": "4"}
+    assert differences(made, now) == ["a.py changed", "b.py removed", "c.py added"]
+
+
 # an attack from elsewhere -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    with workbench(tmp_path, monkeypatch) as made:
-        yield made
 
 
 def code() -> dict[str, str]:
@@ -188,17 +191,6 @@ def test_an_imported_module_counts_as_it_was_when_it_was_first_read(bench: Workb
     assert code() == before
     importlib.reload(levels)
     assert code() != before
-
-
-def test_a_module_is_parsed_once(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[bytes] = []
-    parse = ast.parse
-    with monkeypatch.context() as patch:
-        patch.setattr(source_code.ast, "parse", lambda text: parsed.append(text) or parse(text))
-        before = code()
-        assert len(parsed) == 3
-        assert code() == before
-        assert len(parsed) == 3
 
 
 def test_a_module_without_a_file_has_no_source() -> None:

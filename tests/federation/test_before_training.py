@@ -13,9 +13,10 @@ import yaml
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.engines import start
+from mjp_privacy.experiment.engines import options
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import task as tasks
 from mjp_privacy.federation.campaign import attack_experiment, check_campaign
 from mjp_privacy.federation.foresight import inapplicable_attacks
@@ -83,8 +84,8 @@ def test_other_attacks_go_on_with_the_trained_federation(
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == trained
     stored = json.loads((tmp_path / "out" / "federation.json").read_text())
     assert [attack["name"] for attack in stored["attacks"]] == ["grey", "patch_gradient"]
-    cells = json.loads((tmp_path / "out" / "attack" / "cells.json").read_text())
-    assert "patch_gradient" in json.dumps(cells)
+    cells = RunStore(tmp_path / "out" / "attack").read_cells()
+    assert "patch_gradient" in {cell["attack"] for cell in cells}
 
 
 def test_a_federation_that_stopped_goes_on_with_other_attacks(
@@ -126,14 +127,14 @@ def test_what_is_trained_may_not_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "missing", "said"),
     [
-        ("ray", "ray", "The engine `ray` needs the package ray, which is not installed"),
+        ("ray", "ray", "--engine ray: expected the package ray, which is not installed"),
         ("slurm", "sbatch", "expected Slurm's commands on this machine; `"),
     ],
 )
 def test_an_engine_that_is_not_there_is_told(
     tmp_path: Path, data: Path, kind: Any, missing: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "find_spec", lambda name: None)
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UserError) as caught:
         check_campaign(config(), data, tmp_path / "out", by=EngineConfig(kind=kind))

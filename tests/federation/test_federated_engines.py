@@ -14,7 +14,7 @@ from tests.helpers.runs import same_rows
 from tests.helpers.trap import planted
 
 ATTACKS = [{"name": "patch_gradient"}, {"name": "multi_round"}, {"name": "grey"}]
-ENGINE = ["--attack.engine", "local", "--attack.workers", "2", "--attack.threads", "1"]
+ENGINE = ["--attack.engine", "local", "--attack.workers", "2"]
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from mjp_privacy.experiment.score_table import MemoryTable
 from scipy.stats import binomtest
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
+from mjp_privacy.experiment.scores import CellScores
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.comparison import defence_text, wilson
 from mjp_privacy.federation.config import plain
@@ -46,8 +46,9 @@ def federations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_one_command_trains_attacks_and_draws(federations: list[Path]) -> None:
     for run in federations:
-        for name in ("model.safetensors", "rounds.png", "rounds.csv", "attack/cells.json"):
+        for name in ("model.safetensors", "rounds.png", "rounds.csv"):
             assert (run / name).stat().st_size > 0
+        assert RunStore(run / "attack").read_cells()
 
 
 def test_leakage_is_the_best_attack_of_each_image(federations: list[Path]) -> None:
@@ -141,11 +142,10 @@ def test_a_score_below_grey_counts_as_grey_and_failures_are_counted(
     lines = load_runs([federations[0] / "attack"]).lines
     attack = next(line for line in lines if line.attack == "patch_gradient")
     grey = next(line for line in lines if line.attack == "grey")
-    rows = attack.rows.copy()
-    own = (rows.metric == "psnr") & (rows.variant == "standard")
-    rows.loc[own, "value"] = [3.0, 50.0]
-    rows.loc[own, "status"] = ["ok", "failed"]
-    found = worst_case([dataclasses.replace(attack, table=MemoryTable(rows)), grey], "1 upload")
+    rows = attack.store.read(attack.run_id)
+    rows["psnr.standard"], rows["status"] = [3.0, 50.0], ["ok", "failed"]
+    changed = dataclasses.replace(attack, table=CellScores.of_table(rows))
+    found = worst_case([changed, grey], "1 upload")
     assert found["psnr"] == pytest.approx(found["floor"])
     assert (found["failed"], found["unreached"]) == (1, 1)
 
@@ -153,6 +153,6 @@ def test_a_score_below_grey_counts_as_grey_and_failures_are_counted(
 def test_without_a_floor_there_is_no_worst_case(federations: list[Path]) -> None:
     lines = load_runs([federations[0] / "attack"]).lines
     attack = next(line for line in lines if line.attack == "patch_gradient")
-    rows = attack.rows[attack.rows.metric != "grey_psnr"]
+    rows = attack.store.read(attack.run_id).drop(columns="grey_psnr.diagnostic")
     with pytest.raises(UserError, match="control `grey` among the attacks"):
-        worst_case([dataclasses.replace(attack, table=MemoryTable(rows))], "1 upload")
+        worst_case([dataclasses.replace(attack, table=CellScores.of_table(rows))], "1 upload")

@@ -145,7 +145,7 @@ def _pictures(folder: Path) -> Any:
 
     store = RunStore(folder / "run")
     (run_id,) = (path.name for path in (folder / "run" / "rows").iterdir())
-    return [store.find_reconstruction(run_id, f"{number}.png") for number in range(4)]
+    return [store.pictures(run_id, f"{number}.png") for number in range(4)]
 
 
 def _report(folder: Path) -> Any:
@@ -157,23 +157,19 @@ def _report(folder: Path) -> Any:
 
 def _mending(folder: Path) -> Any:
     """As a run that goes on does."""
-    from mjp_privacy.experiment.damage import find_damage
-
     from mjp_privacy.experiment.store import RunStore
 
     store = RunStore(folder / "run")
-    damage = find_damage(store)
-    return [
-        (store.row_columns(run_id, left), store.read_rows(run_id, left))
-        for run_id in store.stored_cells()
-        for left in (damage.left_out(run_id),)
-    ]
+    whole = store.without(store.damaged())
+    return [(whole.read(run_id), whole.finished(run_id)) for run_id in store.stored_cells()]
 
 
-def _codes(folder: Path) -> Any:
-    from mjp_privacy.experiment.code_ledger import read_codes
+def _rows(folder: Path) -> Any:
+    """As if the name fitted whatever the file holds."""
+    from mjp_privacy.experiment.store import RunStore
 
-    return read_codes(folder / "run")
+    store = RunStore(folder / "run")
+    return [store.read(run_id) for run_id in store.stored_cells()]
 
 
 def _comparison(folder: Path) -> Any:
@@ -228,15 +224,10 @@ def _job(folder: Path) -> Any:
     return Job.read(folder / "job.json")
 
 
-def _message(folder: Path) -> Any:
-    from mjp_privacy.experiment.messages import message_of
+def _task(folder: Path) -> Any:
+    from mjp_privacy.experiment.job import TaskReport
 
-    from mjp_privacy.core.errors import UserError
-
-    try:
-        return message_of((folder / "message").read_bytes().decode("utf-8", "replace"))
-    except ValueError as error:  # its own word for a line that is no message
-        raise UserError("no message") from error
+    return TaskReport.read(folder / "task.json")
 
 
 RUN = ("run",)
@@ -275,16 +266,12 @@ READERS: Mapping[str, Reader] = {
     "prior": Reader("prior.safetensors", forms.changed_safetensors, _prior),
     "training state": Reader("trained/checkpoint.pt", forms.changed_torch, _state, ("trained",)),
     "training curves": Reader("trained/metrics.jsonl", m.changed_lines, _curves, ("trained",)),
-    "cells": Reader("run/cells.json", m.changed_json, _store("read_cells"), RUN),
-    "images.csv": Reader("run/images.csv", forms.changed_table, _store("read_images"), RUN),
-    "timings": Reader("run/timings.jsonl", m.changed_lines, _store("read_timings"), RUN),
-    "code": Reader("run/code.json", m.changed_json, _codes, RUN),
-    "rows": Reader("run/rows/*/00000.parquet", m.changed_bytes, _mending, RUN),
-    "pictures": Reader(
-        "run/reconstructions/*/00000.safetensors", forms.changed_safetensors, _pictures, RUN
-    ),
-    "report of rows": Reader("run/rows/*/00000.parquet", m.changed_bytes, _report, RUN),
-    "report of cells": Reader("run/cells.json", m.changed_json, _report, RUN),
+    "cells": Reader("run/cells.*.parquet", m.changed_bytes, _store("read_cells"), RUN),
+    "rows": Reader("run/rows/*/00000.*.parquet", m.changed_bytes, _mending, RUN),
+    "rows under their name": Reader("run/rows/*/00000.*.parquet", m.changed_bytes, _rows, RUN),
+    "pictures": Reader("run/rows/*/00000.*.parquet", m.changed_bytes, _pictures, RUN),
+    "report of rows": Reader("run/rows/*/00000.*.parquet", m.changed_bytes, _report, RUN),
+    "report of cells": Reader("run/cells.*.parquet", m.changed_bytes, _report, RUN),
     "federation.json": Reader(
         "federation/federation.json", m.changed_json, _comparison, ("federation",)
     ),
@@ -296,6 +283,6 @@ READERS: Mapping[str, Reader] = {
     "labels in a folder": Reader("images/labels.csv", forms.changed_table, _labels, ("images",)),
     "zip": Reader("images.zip", forms.changed_zip, _zip),
     "job": Reader("job.json", m.changed_json, _job),
-    "message": Reader("message", m.changed_json, _message, (), ("messages",)),
+    "task": Reader("task.json", m.changed_json, _task, (), ("tasks",)),
 }
 """By name, as tools/fuzz lists them."""

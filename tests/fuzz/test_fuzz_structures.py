@@ -25,13 +25,12 @@ from tests.inputs.tensors import file_of
 KIND = FileKind("a file", "Make it again.", 1 << 20)
 
 drawn = settings(
-    max_examples=150,
     derandomize=True,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-"""The same examples each time."""
+"""The same examples each time, as many as the profile says (tests/conftest.py)."""
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30)
 values = st.recursive(

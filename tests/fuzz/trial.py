@@ -125,7 +125,7 @@ _JOB = {
     "root": "run",
     "experiment": {"name": "x", "attacks": [{"name": "grey"}]},
     "device": "cpu",
-    "threads": 1,
+    "made_with": {"device": "cpu"},
     "again": False,
     "folder": ".",
     "images": "images",
@@ -143,10 +143,10 @@ def _extra(name: str) -> list[bytes]:
             b"ImageId,PredictionString\nILSVRC2012_val_00000001,n01440764 1 2 3 4\n",
             b"n01440764\nn01443537\n",
         ]
-    if name == "messages":
+    if name == "tasks":
         return [
-            b'["TaskEnded", {"error": "x", "storage": 0}]',
-            b'["BlockSkipped", {"units": 2}]',
+            b'{"units": 2, "where": "ViT a float32", "messages": [["slow", ""]], "ended": true}',
+            b'{"error": "x", "storage": 28, "ended": true}',
         ]
     return [
         b'{"architecture": "vit_tiny_patch16_224", "num_classes": 5, "pretrained_cfg": '

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -36,6 +37,7 @@ def recovered(folder: Path, rounds: list[int]) -> list[Tensor]:
     return scores
 
 
+@pytest.mark.nightly
 def test_more_uploads_give_more_and_six_nearly_everything(shared_data: Path) -> None:
     one, two, six = recovered(shared_data, [1, 2, 6])
     assert one.median() > 17

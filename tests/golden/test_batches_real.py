@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -76,6 +77,7 @@ def test_the_guesses_of_a_batch_beat_the_mixtures(shared_data: Path) -> None:
     assert guessed.diagnostics["open_directions"].tolist() == [16.0] * 24
 
 
+@pytest.mark.nightly
 def test_both_pictures_of_a_batch_of_two_come_back_from_one_upload(shared_data: Path) -> None:
     found, images = run(shared_data, "layer_span", 2, 2)
     assert found.images is not None
@@ -83,6 +85,7 @@ def test_both_pictures_of_a_batch_of_two_come_back_from_one_upload(shared_data: 
     assert found.diagnostics["certain"].tolist() == [1.0] * 4
 
 
+@pytest.mark.nightly
 def test_all_pictures_of_a_batch_of_four_come_back_from_one_upload(shared_data: Path) -> None:
     found, images = run(shared_data, "layer_span", 4, 1)
     assert found.images is not None
@@ -90,6 +93,7 @@ def test_all_pictures_of_a_batch_of_four_come_back_from_one_upload(shared_data: 
     assert float(found.diagnostics["certain"].sum()) >= 3
 
 
+@pytest.mark.nightly
 def test_the_lattice_of_a_batch_of_four_gives_every_8_bit_value(shared_data: Path) -> None:
     """The second four of these photographs: all 48 differences, 64 patches, in about 9 s."""
     found, images = run(shared_data, "batch_lattice", 4, 2)
@@ -101,6 +105,7 @@ def test_the_lattice_of_a_batch_of_four_gives_every_8_bit_value(shared_data: Pat
     assert found.diagnostics["lattice_found"].tolist() == [1.0] * 8
 
 
+@pytest.mark.nightly
 def test_gradients_of_photographs_come_closer_in_the_span(shared_data: Path) -> None:
     """Fifteen steps of L-BFGS: the pictures hardly gain, their gradients do."""
     options = {"restarts": 1}

@@ -12,6 +12,7 @@ from mjp_privacy.training.consistency import measure
 from mjp_privacy.training.protocols import Protocol
 
 
+@pytest.mark.nightly
 def test_a_public_vit_has_its_known_accuracy(shared_data: Path) -> None:
     """ViT-Ti/16 on 600 ImageNet images: 0.83 ± 0.03 top-1; shuffled, it often changes its mind."""
     model = load_model(
@@ -28,6 +29,7 @@ def test_a_public_vit_has_its_known_accuracy(shared_data: Path) -> None:
     assert 0.6 < rows["consistency"].mean() < 0.95
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("row", ["vit", "vit_no_pe", "vit_mjp", "vit_closed_form"])
 def test_the_zoo_is_as_accurate_as_its_files_say(shared_data: Path, row: str) -> None:
     """On 800 of CIFAR-10's 10,000 test images: within three standard errors."""

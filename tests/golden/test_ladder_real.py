@@ -123,6 +123,7 @@ def test_patch_gradient_is_exact_on_the_unmodified_model(shared_data: Path) -> N
     assert found.psnr.mean() >= 125
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("dtype", "gain"), [(torch.float64, 10), (torch.float32, 9)])
 @pytest.mark.parametrize("prior", ["fitted", "stationary"])
 def test_a_prior_lifts_april(
@@ -144,6 +145,7 @@ def test_masks_are_read_off_the_upload(shared_data: Path) -> None:
     assert torch.equal(found.found.mask, found.inputs.mask)
 
 
+@pytest.mark.nightly
 def test_one_upload_gives_the_unmasked_region(shared_data: Path) -> None:
     """50 named photographs, float32, gamma .27."""
     pictures = attacked_classes(shared_data, 50)
@@ -156,22 +158,26 @@ def test_one_upload_gives_the_unmasked_region(shared_data: Path) -> None:
     assert visible.mean() >= found.region(floor, hidden=False).mean() + 6
 
 
+@pytest.mark.nightly
 def test_one_upload_as_it_was_fed(shared_data: Path) -> None:
     pictures = attacked_classes(shared_data, 20)
     assert run(shared_data, pictures, "masked_span", "b").psnr.mean() >= 18
 
 
+@pytest.mark.nightly
 def test_two_uploads(shared_data: Path) -> None:
     pictures = attacked_classes(shared_data, 50)
     found = run(shared_data, pictures, "multi_round", "c", uploads=2)
     assert found.psnr.clamp(max=100).mean() >= 20
 
 
+@pytest.mark.nightly
 def test_six_uploads_give_the_plain_picture(shared_data: Path) -> None:
     pictures = attacked_classes(shared_data, 20)
     assert run(shared_data, pictures, "multi_round", "c", uploads=6).psnr.median() >= 100
 
 
+@pytest.mark.nightly
 def test_one_upload_of_8_bit_pixels(shared_data: Path) -> None:
     pictures = attacked_classes(shared_data, 10)
     exact = run(shared_data, pictures, "pixel_lattice", "c").psnr.clamp(max=100)

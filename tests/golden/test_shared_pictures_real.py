@@ -62,6 +62,7 @@ def attacked(folder: Path, *batches: Tensor) -> Reconstruction:
     return attack.run(view, generator=torch.Generator())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("batch", "promised"), [(8, 110), (11, 100)])
 def test_two_batches_give_the_picture_that_they_share(
     shared_data: Path, batch: int, promised: float
@@ -80,6 +81,7 @@ def test_two_batches_give_the_picture_that_they_share(
     assert torch.cat(quality).median() >= promised
 
 
+@pytest.mark.nightly
 def test_batches_of_other_pictures_share_nothing(shared_data: Path) -> None:
     for trial in range(5):
         order = torch.randperm(160, generator=torch.Generator().manual_seed(100 + trial))

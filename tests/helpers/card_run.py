@@ -178,10 +178,15 @@ class ByHand:
         self.rows = pd.concat([part.dropna(axis=1, how="all") for part in parts], ignore_index=True)
 
     def scores(self, client: str, attack: str, metric: str, variant: str) -> Any:
-        """A table of value and status by image."""
-        rows = self.rows[self.rows["run_id"] == run_id(client, attack)]
-        rows = rows[(rows["metric"] == metric) & (rows["variant"] == variant)]
-        return rows.set_index("image_id")[["value", "status"]]
+        """A table of value and status by image; diagnostics of those that have one."""
+        name = f"{metric}.{variant}"
+        rows = self.rows[self.rows["run_id"] == run_id(client, attack)].set_index("image_id")
+        rows = rows.reindex(columns=["status", name]).rename(columns={name: "value"})
+        return (
+            rows.dropna()[["value", "status"]]
+            if variant == "diagnostic"
+            else rows[["value", "status"]]
+        )
 
     def best(self, client: str, attacks: Sequence[str]) -> Expected:
         """Per image the attack with the highest standard PSNR; the first of equals."""

@@ -10,17 +10,20 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mjp_privacy.experiment.store import CELL_COLUMNS, ROW_COLUMNS, RunStore
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import Line, load_runs
 from mjp_privacy.report.notes import all_notes
 
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips")
+BLOCK = 8
+SECONDS = {"gradient": 1.0, "attack": 4.0, "score": 2.0}
+"""What each stage took for an image of the made-up run."""
 HOSTILE = r"<script>alert(1)</script> & 50%_x|y $^2$ {\o}"
 """A model label that is markup in every language a report is written in."""
 
 
 def cell(run_id: str, **changes: Any) -> dict[str, Any]:
-    """One entry of cells.json."""
+    """The facts of one cell, as the list of cells holds them."""
     entry: dict[str, Any] = {
         **{"run_id": run_id, "model": "DeiT-S", "architecture": "vit_small_patch16_224"},
         **{"setting": "a", "gamma": 0.0, "attack": "april", "dtype": "float32", "seed": 0},
@@ -40,9 +43,9 @@ def intact(run_id: str, **changes: Any) -> dict[str, Any]:
 
 
 def row(entry: Mapping[str, Any], image_id: str, metric: str, variant: str) -> dict[str, Any]:
-    known = {name: entry.get(name) for name in (*ROW_COLUMNS, *CELL_COLUMNS)}
-    return known | {
-        **{"image_id": image_id, "metric": metric, "variant": variant},
+    """One score of an image; `write_rows` puts those of an image into one row of the store."""
+    return {
+        **{"run_id": entry["run_id"], "image_id": image_id, "metric": metric, "variant": variant},
         **{"value": math.nan, "status": "ok", "reason": "", "label_source": "labels.csv"},
     }
 
@@ -79,10 +82,43 @@ def image_rows(
     return rows
 
 
-def write_rows(store: RunStore, entry: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """In blocks of a few images, as a run does."""
-    for block, start in enumerate(range(0, len(rows), 100)):
-        store.write_rows(entry["run_id"], block, pd.DataFrame(rows[start : start + 100]))
+def write_rows(
+    store: RunStore,
+    entry: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    seconds: Mapping[str, float] | None = None,
+) -> None:
+    """In blocks of a few images, as a run does; seconds: of each stage, for an image."""
+    table = wide(rows)
+    stages = {f"stage_seconds.{stage}": each for stage, each in (seconds or {}).items()}
+    about = {"cell": dict(entry), "made_with": {"device": "cpu"}}
+    for block, start in enumerate(range(0, len(table), BLOCK)):
+        part = table[start : start + BLOCK].assign(**stages, run_id=entry["run_id"])
+        store.write(entry["run_id"], block, part, about=about)
+
+
+def wide(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row for each image from one for each of its scores; its status is that of its scores."""
+    images: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: row["variant"] not in ("standard", "paper")):
+        known = {"group": row.get("group"), "code": row.get("code")}
+        known |= {name: row[name] for name in ("image_id", "status", "reason", "label_source")}
+        image = images.setdefault(row["image_id"], known)
+        image[f"{row['metric']}.{row['variant']}"] = (
+            math.nan if row["value"] is None else float(row["value"])
+        )
+    order = dict.fromkeys(row["image_id"] for row in rows)
+    return pd.DataFrame([images[image] for image in order])
+
+
+def add_pictures(
+    store: RunStore, run_id: str, tensors: Mapping[str, torch.Tensor], ids: Sequence[str]
+) -> None:
+    """Store pictures of these images, which have rows, in the order of the tensors."""
+    rows = store.read(run_id).drop(columns="has_picture", errors="ignore")
+    about = store.about(run_id)[-1]
+    for block, part in rows.groupby("block"):
+        store.write(run_id, int(str(block)), part, [(list(ids), tensors)], about)
 
 
 def psnr_values(seed: int, count: int, mean: float = 18.0, spread: float = 3.0) -> list[float]:
@@ -114,9 +150,8 @@ def write_pictures(store: RunStore, entry: Mapping[str, Any], psnr: Mapping[str,
     spread = torch.tensor([10 ** (-value / 20) for value in psnr.values()], dtype=torch.float32)
     noise = torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))
     images = (fed + noise * spread[:, None, None, None]).clamp(0, 1)
-    # safetensors refuses tensors that share memory, as these do in settings a and b
-    tensors = {"images": images, "target": target.clone(), "plain": plain, "input": fed.clone()}
-    store.write_reconstructions(entry["run_id"], 0, tensors, ids)
+    tensors = {"images": images, "target": target, "plain": plain, "input": fed}
+    add_pictures(store, entry["run_id"], tensors, ids)
 
 
 def synthetic_run(folder: Path, count: int = 24) -> RunStore:
@@ -147,10 +182,6 @@ def synthetic_run(folder: Path, count: int = 24) -> RunStore:
     _write_shuffled(store, cells[1], count)
     _write_exact(store, cells[2], count)
     _write_others(store, cells)
-    for stage, seconds in (("gradient", 1.0), ("attack", 4.0), ("score", 2.0)):
-        record = {"run_id": "plain", "stage": stage, "seconds": seconds, "images": count}
-        store.append_timing(record | {"device": "cpu", "threads": 2})
-        store.append_timing(record | {"device": "cpu", "threads": 2, "run_id": "shuffled"})
     return store
 
 
@@ -167,7 +198,7 @@ def _write_plain(store: RunStore, entry: Mapping[str, Any], count: int) -> None:
         diagnostics = {"ceiling_psnr": 24.0, "cond_a": 1e9 if i % 3 == 0 else 1e6, "zero_rows": 0}
         top1 = {"intact": float(i % 4 > 0), "altered": 0.0}
         rows += image_rows(entry, name, value, diagnostics=diagnostics, top1=top1, **failed)
-    write_rows(store, entry, rows)
+    write_rows(store, entry, rows, SECONDS)
     write_pictures(store, entry, psnr)
 
 
@@ -179,7 +210,7 @@ def _write_shuffled(store: RunStore, entry: Mapping[str, Any], count: int) -> No
         diagnostics |= {"shuffled_patches": 0.0 if i == 0 else 50.0 + i % 3, "empty_mask": i == 0}
         top1 = {"intact": float(i % 2), "altered": 0.0}
         rows += image_rows(entry, name, value, diagnostics=diagnostics, top1=top1)
-    write_rows(store, entry, rows)
+    write_rows(store, entry, rows, SECONDS)
     write_pictures(store, entry, psnr)
 
 

@@ -1,6 +1,7 @@
 """Small runs: a few PNGs, tiny random models, and how to read what a run left."""
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
-from safetensors import safe_open
 
 from mjp_privacy.experiment.run import RunSummary, run_experiment
+from mjp_privacy.experiment.scores import long_rows
 from mjp_privacy.experiment.store import RunStore
 
 SIDE, PATCH = 32, 8  # LPIPS needs 31 pixels
@@ -96,10 +97,17 @@ def cell(out: Path, **wanted: Any) -> dict[str, Any]:
 
 
 def rows(out: Path, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-    """Rows of the cells of the table, in one fixed order, as a report would read them."""
-    wanted = [entry["run_id"] for entry in cells(out)] if run_ids is None else run_ids
-    parts = [RunStore(out).read_rows(run_id) for run_id in wanted]
-    return pd.concat(parts).sort_values(KEYS, kind="stable").reset_index(drop=True)
+    """A row for each image, metric and variant of the cells of the table, in one fixed order."""
+    store, listed = RunStore(out), {entry["run_id"]: entry for entry in cells(out)}
+    wanted = listed if run_ids is None else run_ids
+    for entry in listed.values():  # which images the last command was given
+        entry.pop("data", None), entry.pop("planned_images", None)
+    parts = [long_rows(store, run_id, listed.get(run_id, {})) for run_id in wanted]
+    parts = [part.assign(run_id=run_id) for part, run_id in zip(parts, wanted, strict=True)]
+    with warnings.catch_warnings():  # a column that one cell has no value in has no type there
+        warnings.simplefilter("ignore", FutureWarning)
+        found = pd.concat(parts)
+    return found.sort_values(KEYS, kind="stable").reset_index(drop=True)
 
 
 def values(out: Path, **wanted: Any) -> pd.Series:
@@ -108,38 +116,52 @@ def values(out: Path, **wanted: Any) -> pd.Series:
     return found.set_index(KEYS[1:])["value"].sort_index()
 
 
+def outcome(out: Path, **wanted: Any) -> dict[str, tuple[str, str]]:
+    """Status and reason of each image in a cell."""
+    found = RunStore(out).read(cell(out, **wanted)["run_id"], ["image_id", "status", "reason"])
+    return {row.image_id: (row.status, row.reason) for row in found.itertuples()}
+
+
 def same_rows(one: Path, other: Path) -> None:
     """Every column of every row is equal, to the last bit."""
     pd.testing.assert_frame_equal(rows(one), rows(other), check_exact=True)
 
 
 def same_results(one: Path, other: Path) -> None:
-    """Rows and files of pictures are equal, to the last bit."""
+    """Rows and pictures are equal, to the last bit."""
     same_rows(one, other)
-    assert picture_files(one) == picture_files(other)
+    for entry in cells(one):
+        same_tensors(tensors(one, entry["run_id"]), tensors(other, entry["run_id"]))
 
 
-def picture_files(out: Path) -> dict[str, bytes]:
-    """Every file of reconstructions by its place in the run folder."""
-    files = out.glob("reconstructions/*/*")
-    return {str(path.relative_to(out)): path.read_bytes() for path in files}
+Tensors = Mapping[str, Mapping[str, torch.Tensor]]
+
+
+def same_tensors(one: Tensors, other: Tensors) -> None:
+    """The same images have the same tensors, to the last bit."""
+    assert one.keys() == other.keys()
+    for image_id, stored in one.items():
+        assert stored.keys() == other[image_id].keys()
+        assert all(stored[name].equal(other[image_id][name]) for name in stored), image_id
 
 
 def tensors(out: Path, run_id: str) -> dict[str, dict[str, torch.Tensor]]:
     """The stored tensors of a cell by image id."""
     store = RunStore(out)
-    found = {}
-    for path in sorted((out / "reconstructions" / run_id).glob("[0-9]*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            ids = file.metadata()["image_ids"]
-        for image_id in json.loads(ids):
-            stored = store.find_reconstruction(run_id, image_id)
-            assert stored is not None
-            found[image_id] = stored
-    return found
+    found = {image_id: store.pictures(run_id, image_id) for image_id in store.pictured(run_id)}
+    return {image_id: stored for image_id, stored in found.items() if stored is not None}
 
 
 def written(out: Path) -> dict[str, int]:
-    """Time of the last change of every file of rows and reconstructions."""
-    paths = [*out.glob("rows/*/*"), *out.glob("reconstructions/*/*")]
-    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in paths}
+    """Time of the last change of every file of rows and pictures."""
+    return {str(p.relative_to(out)): p.stat().st_mtime_ns for p in out.glob("rows/*/*.parquet")}
+
+
+def logged(out: Path) -> list[dict[str, Any]]:
+    """The entries of a run's log."""
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def said(out: Path) -> str:
+    """The messages of a run's log, in order, a line each."""
+    return "\n".join(str(entry["message"]) for entry in logged(out))

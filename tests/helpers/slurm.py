@@ -13,9 +13,7 @@ import pytest
 
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.engines.slurm import SlurmEngine
-from mjp_privacy.experiment.job import Task
-
-ONE: dict[str, Any] = {"blocks_per_task": 1}
+from mjp_privacy.experiment.job import task_file
 
 SCRIPTS = {
     "sbatch": """
@@ -26,7 +24,6 @@ env > "$HERE/$number.environment"
 echo "Submitted batch job $number"
 """,
     "squeue": 'cat "$HERE/states"',
-    "sacct": 'cat "$HERE/accounted"',
     "scontrol": """
 case "$*" in "show config") echo "MaxArraySize            = $(cat "$HERE/longest")";; esac
 """,
@@ -64,11 +61,6 @@ class FakeSlurm:
         lines = [f"{task}|{state}" for task, state in states.items()]
         (self.folder / "states").write_text("\n".join(lines) + "\n")
 
-    def account(self, states: Mapping[str, str]) -> None:
-        """What sacct answers."""
-        lines = [f"{task}|{state}" for task, state in states.items()]
-        (self.folder / "accounted").write_text("\n".join(lines) + "\n")
-
     def refuse(self, words: str | None) -> None:
         """What sbatch says and does nothing; None: it takes everything."""
         path = self.folder / "refusal"
@@ -95,19 +87,18 @@ class FakeSlurm:
         return (self.folder / f"{number}.environment").read_text()
 
 
-def engine_in(folder: Path, threads: int = 1, on_gpu: bool = False, **options: Any) -> SlurmEngine:
+def engine_in(folder: Path, on_gpu: bool = False, **options: Any) -> SlurmEngine:
+    """An engine whose workers have tasks, each the block of its number."""
     job = folder / "my run" / "work" / "job.json"
     job.parent.mkdir(parents=True, exist_ok=True)
-    made = SlurmEngine.of(EngineConfig("slurm", **options), job, threads, on_gpu)
+    for number in range(10):
+        task_file(job, number).write_text(f"0 {number} 0 1")
+    made = SlurmEngine.of(EngineConfig("slurm", **options), job, on_gpu)
     made.interval = 0.0
     return made
 
 
-def tasks(count: int, model: int = 0) -> list[Task]:
-    return [Task(model, block) for block in range(count)]
-
-
 def arrays(slurm: FakeSlurm) -> list[str]:
-    """The sizes of the arrays that were submitted, and how many tasks run at once."""
-    found = [re.search(r"--array=(\S+)", script) for script in slurm.scripts()]
+    """The sizes of the arrays that were submitted."""
+    found = [re.search(r"--array=([^%]+)", script) for script in slurm.scripts()]
     return ["single" if match is None else match[1] for match in found]

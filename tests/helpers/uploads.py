@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -16,8 +15,8 @@ from torch import Tensor
 
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.tensor_files import DIGEST_KEY
+from tests.helpers.runs import rows
 
 NAME = "b1s1_r00001_000_at00001"
 """One of the four uploads: the first image in the first of two rounds."""
@@ -39,6 +38,14 @@ def copied(recorded: Path, place: Path) -> Path:
     """A copy of the uploads to spoil."""
     shutil.copytree(recorded, place)
     return place
+
+
+def flip(path: Path, bit: int) -> None:
+    """Turn one bit of a file over; a second call turns it back."""
+    content = bytearray(path.read_bytes())
+    bit %= 8 * len(content)
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
 
 
 def edit(folder: Path, name: str = NAME, **changes: Any) -> None:
@@ -83,9 +90,5 @@ def attacked(folder: Path, **changes: Any) -> Any:
     """The summary of a run, its rows of standard PSNR with the attack's title, and all rows."""
     out = folder.parent / "run"
     summary = attack_uploads(load_experiment(ATTACKS | changes), folder, out, device="cpu")
-    store = RunStore(out)
-    cells = store.read_cells()
-    rows = pd.concat([store.read_rows(cell["run_id"]) for cell in cells])
-    titles = {cell["run_id"]: cell["attack"] for cell in cells}
-    rows = rows.assign(title=rows["run_id"].map(titles))
-    return summary, rows[(rows["metric"] == "psnr") & (rows["variant"] == "standard")], rows
+    found = rows(out).assign(title=lambda table: table["attack"])
+    return summary, found[(found["metric"] == "psnr") & (found["variant"] == "standard")], found

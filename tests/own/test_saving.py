@@ -37,8 +37,7 @@ def test_what_is_saved_is_attacked_like_the_gradients(tmp_path: Path) -> None:
     summary = attack_uploads(load_experiment(ATTACKS), folder, tmp_path / "run")
     assert summary.exit_code == 0
     (cell,) = RunStore(tmp_path / "run").read_cells()
-    rows = RunStore(tmp_path / "run").read_rows(cell["run_id"])
-    psnr = rows.loc[(rows["metric"] == "psnr") & (rows["variant"] == "standard"), "value"].item()
+    psnr = RunStore(tmp_path / "run").read(cell["run_id"])["psnr.standard"].item()
     direct = attack_gradients(model, gradients, images=images, attacks="patch_gradient").scores
     assert direct is not None
     assert min(psnr, 100) == pytest.approx(min(direct["psnr"].item(), 100), abs=0.5)

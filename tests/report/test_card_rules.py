@@ -27,10 +27,12 @@ from tests.helpers.card_run import (
 )
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (
+    add_pictures,
     cell,
     image_id,
     image_rows,
     intact,
+    wide,
     write_pictures,
     write_rows,
 )
@@ -205,12 +207,9 @@ def test_uploads_without_truth_are_counted_and_not_scored(tmp_path: Path) -> Non
     store.write_cells([entry])
     simple_line(store, entry, ["unscored"] * 3)
     pictures = {"images": torch.rand(3, 3, 8, 8)}
-    store.write_reconstructions("masked_span", 0, pictures, [image_id(i) for i in range(3)])
-    rows = store.read_rows("masked_span")
-    residuals = rows.drop_duplicates("image_id").assign(
-        metric="gradient_residual", variant="diagnostic", value=[0.1, 0.25, 0.9], status="ok"
-    )
-    write_rows(store, entry, [*rows.to_dict("records"), *residuals.to_dict("records")])  # type: ignore[list-item]
+    rows = store.read("masked_span").assign(**{"gradient_residual.diagnostic": [0.1, 0.25, 0.9]})
+    store.write("masked_span", 0, rows)
+    add_pictures(store, "masked_span", pictures, [image_id(i) for i in range(3)])
     made = card_of(tmp_path)
     assert numbers(made.sentence) == [3, 1, 0.25]
     (row,) = made.rows
@@ -241,7 +240,7 @@ def test_an_attack_without_pictures_does_not_make_the_truth_known(tmp_path: Path
         residual = {"metric": "gradient_residual", "variant": "diagnostic", "value": 0.5}
         write_rows(store, entry, [*rows, rows[0] | residual | {"status": "ok", "reason": ""}])
     pictures = {"images": torch.rand(1, 3, 8, 8)}
-    store.write_reconstructions("masked_span", 0, pictures, [image_id(0)])
+    add_pictures(store, "masked_span", pictures, [image_id(0)])
     assert "The private images are not known here" in card_of(tmp_path).sentence
 
 
@@ -261,11 +260,11 @@ def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> N
             known: dict[str, Any] = {"status": "failed", "reason": "so it is"} if i == 1 else {}
             grey, top1 = {"grey_psnr": 10.0 + i}, {"intact": hits[i]}
             rows = image_rows(entry, image_id(i), 20.0, diagnostics=grey, top1=top1, **known)
-            store.write_rows(name, i, pd.DataFrame(rows))
+            store.write(name, i, wide(rows).assign(run_id=name))
     made = card_of(tmp_path)
     (row,) = made.rows
-    assert (row.accuracy, row.accuracy_n) == (pytest.approx(100 * 4 / 7), 7)
-    assert numbers(dict(made.facts)["Accuracy"])[:3] == [57.1, 1, 7]
+    assert (row.accuracy, row.accuracy_n) == (50, 6)
+    assert numbers(dict(made.facts)["Accuracy"])[:3] == [50, 1, 6]
     assert row.floor is not None
     assert row.floor.mean == pytest.approx(10 + (0 + 2 + 3 + 4 + 5 + 6) / 6)
     assert (row.floor.n, row.floor.of, row.floor.above_20) == (6, 6, 0)

@@ -13,7 +13,7 @@ from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import card_of, card_of_lines
-from tests.helpers.report_rows import image_id, image_rows, intact, write_rows
+from tests.helpers.report_rows import add_pictures, image_id, image_rows, intact, write_rows
 
 MASKED = {"setting": "c", "gamma": 0.27}
 WITHHELD = {"withhold": "pos_embed"}
@@ -166,7 +166,7 @@ def without_truth(tmp_path: Path, residuals: list[float], **facts: object) -> st
         rows += [*scores, scores[0] | residual | {"status": "ok", "reason": ""}]
     write_rows(store, entry, rows)
     pictures = {"images": torch.rand(len(names), 3, 8, 8)}
-    store.write_reconstructions("masked_span", 0, pictures, names)
+    add_pictures(store, "masked_span", pictures, names)
     return card_of(tmp_path).sentence
 
 

@@ -31,6 +31,7 @@ from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import CLIENTS, TITLES, card_of, card_of_lines, card_run
 from tests.helpers.ladder_rows import simple_line
+from tests.helpers.night import nightly
 from tests.helpers.report_rows import HOSTILE, intact
 
 ESCAPES = "\x1b[31mred\x1b[0m\r\x07\x00\u202e\u2028second line\nthird\tline"
@@ -126,7 +127,7 @@ def test_the_client_of_the_sentence_and_the_undefended_one_are_never_left_out(
     assert "further client" in text
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 40])
+@pytest.mark.parametrize("count", [1, 2, 7, nightly(40)])
 def test_any_number_of_clients_fits(tmp_path: Path, count: int) -> None:
     made = clients(tmp_path, [{"gamma": (i + 1) / 50} for i in range(count)])
     lines = fits(console_card(made))

@@ -14,7 +14,7 @@ from mjp_privacy.report.card.clients import Client, client_titles, clients_of, s
 from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
-from tests.helpers.report_rows import cell, image_id, intact
+from tests.helpers.report_rows import add_pictures, cell, image_id, intact
 
 MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
 
@@ -85,9 +85,7 @@ def picture_alone(folder: Path, psnr: float | str, *, stored: bool) -> Client:
     store.write_cells([entry])
     simple_line(store, entry, [psnr])
     if stored:
-        store.write_reconstructions(
-            "masked_span", 0, {"images": torch.rand(1, 3, 8, 8)}, [image_id(0)]
-        )
+        add_pictures(store, "masked_span", {"images": torch.rand(1, 3, 8, 8)}, [image_id(0)])
     (client,) = clients_of(reduced_groups(load_runs([folder]).lines))
     return client
 

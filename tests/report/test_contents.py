@@ -79,8 +79,8 @@ def test_the_paper_stands_beside_its_own_images_only(tmp_path: Path) -> None:
 
 def test_diagnostics_regions_and_times_are_details(tmp_path: Path) -> None:
     store = ladder_run(tmp_path)
-    record = {"run_id": "april", "stage": "attack", "seconds": 1.0, "images": 4}
-    store.append_timing(record | {"device": "cpu", "threads": 2})
+    rows = store.read("april").assign(**{"stage_seconds.attack": 0.25})
+    store.write("april", 0, rows, about={"made_with": {"device": "cpu"}})
     contents = read_contents([tmp_path])
     assert [table.title for table in contents.details] == [
         *("Ceilings and the linear system", "Masks, regions and residuals"),

@@ -26,6 +26,7 @@ from mjp_privacy.report.pictures.pixels import picture
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (
+    add_pictures,
     image_id,
     intact,
     only_line,
@@ -146,9 +147,7 @@ def test_masks_are_digits(tmp_path: Path) -> None:
     image = photograph(0)
     both = torch.stack([image, image])
     mask = torch.tensor([[True, False, True, True], [False, False, False, True]])
-    store.write_reconstructions(
-        entry["run_id"], 0, {"images": both, "mask": mask}, [image_id(0), image_id(1)]
-    )
+    add_pictures(store, entry["run_id"], {"images": both, "mask": mask}, [image_id(0), image_id(1)])
     filled = fill_gallery(load_runs([tmp_path]).lines, None)
     assert {shown.image_id: shown.masks[1] for shown in filled.shown} == {
         image_id(0): "1011",

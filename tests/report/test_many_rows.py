@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from mjp_privacy.experiment.compaction import compact
-from mjp_privacy.experiment.timings import Timings
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import chosen_attacks, method, samples
@@ -28,7 +26,8 @@ def files_of(run: Path, out: Path) -> dict[str, bytes]:
 def test_a_compacted_run_gives_the_same_report(tmp_path: Path) -> None:
     ladder_run(tmp_path / "run")
     before = files_of(tmp_path / "run", tmp_path / "before")
-    assert compact(RunStore(tmp_path / "run"), fewest_files=1) > 3
+    store = RunStore(tmp_path / "run")
+    assert sum(store.compact(run_id, fewest_files=1) for run_id in store.stored_cells()) > 3
     assert files_of(tmp_path / "run", tmp_path / "after") == before
 
 
@@ -43,8 +42,7 @@ def test_of_many_rows_a_text_says_where_they_are(
     write_report([tmp_path / "run"], out)
     assert not (out / "samples.csv").exists()  # that of the earlier report is removed
     text = (out / "samples.txt").read_text()
-    assert "rows are more than a CSV file is good for" in text
-    assert "rows/<run_id>/*.parquet" in text
+    assert "read_parquet('run/rows/**/*.parquet'" in text
     assert str(tmp_path) not in text
     assert "samples.txt" in (out / "index.html").read_text()
 
@@ -116,14 +114,3 @@ def test_a_density_of_many_places_is_that_of_each_alone(monkeypatch: pytest.Monk
     each = ridges.density(places, 0, 100)
     monkeypatch.setattr(ridges, "MOST_KERNELS", 10)
     assert np.abs(ridges.density(places, 0, 100) - each).max() < 1e-3
-
-
-def test_timings_are_the_same_read_at_once_and_line_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "timings.jsonl"
-    line = '{"run_id": "%s", "stage": "attack", "seconds": %s, "images": 20, "threads": 2}\n'
-    path.write_text(line % ("b", 1.5) + line % ("a", 2))
-    whole = Timings.read(path, checked=False).table
-    path.write_text(path.read_text() + '{"run_id": "c", "sta')
-    pd.testing.assert_frame_equal(Timings.read(path, checked=False).table, whole)
-    assert whole["run_id"].tolist() == ["b", "a"]
-    assert whole["seconds"].tolist() == [1.5, 2.0]

@@ -21,7 +21,7 @@ from mjp_privacy.report.pictures.files import COLUMNS, pixels, write_pictures
 from mjp_privacy.report.pictures.names import LONGEST, UniqueNames, slug
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers import runs
-from tests.helpers.report_rows import cell, image_id, image_rows, write_rows
+from tests.helpers.report_rows import add_pictures, cell, image_id, image_rows, write_rows
 from tests.helpers.report_rows import write_pictures as store_pictures
 
 HOSTILE = ["../../etc/passwd", "/abs", "..", ".", "", "CON", "nul.txt", "a\\..\\b", "-rf", ".hid"]
@@ -155,7 +155,7 @@ def test_lines_without_pictures_or_truth(tmp_path: Path) -> None:
     store.write_cells(cells)
     for entry in cells:
         write_rows(store, entry, image_rows(entry, "u/0", 0.0, status="unscored", reason="-"))
-    store.write_reconstructions("blind", 0, {"images": torch.rand(1, 3, 8, 8)}, ["u/0"])
+    add_pictures(store, "blind", {"images": torch.rand(1, 3, 8, 8)}, ["u/0"])
     lines = list(load_runs([tmp_path / "run"]).lines)
     out = tmp_path / "out"
     assert write_pictures(lines[:1], ["u/0"], out, client_names=named(lines)) == []

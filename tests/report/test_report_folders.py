@@ -48,6 +48,13 @@ def several_runs(root: Path) -> Path:
     return root / "results"
 
 
+def an_earlier_run(root: Path) -> Path:
+    """A folder of the version whose rows were no columns."""
+    (root / "run").mkdir()
+    (root / "run" / "cells.json").write_text('{"format": "sealed", "cells": []}')
+    return root / "run"
+
+
 def a_pipe(root: Path) -> Path:
     os.mkfifo(root / "pipe")
     return root / "pipe"
@@ -55,21 +62,22 @@ def a_pipe(root: Path) -> Path:
 
 def a_pipe_for_cells(root: Path) -> Path:
     (root / "run").mkdir()
-    os.mkfifo(root / "run" / "cells.json")
+    os.mkfifo(root / "run" / f"cells.0001.{'0' * 16}.parquet")
     return root / "run"
 
 
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (empty, "is not a run folder: expected cells.json in it; the folder is empty. Give the"),
-        (foreign, "expected cells.json in it; got other files. Give the folder that was the --out"),
+        (empty, "is not a run folder: expected cells.….parquet in it; the folder is empty."),
+        (foreign, "got other files. Give the folder that was the --out"),
         (federation, "of a training or a federation. Give what lies in it: "),
         (training, "it is the folder of a training or a federation. Give the folder"),
         (earlier_report, "it is the folder of a report"),
         (several_runs, "/4 … (7 in all)"),
+        (an_earlier_run, "convert_run"),
         (a_pipe, "is a file. Give the folder"),
-        (a_pipe_for_cells, "a named pipe"),
+        (a_pipe_for_cells, "is not a run folder"),
         (lambda root: root / ("x" * 300), "is file name too long"),
     ],
 )
@@ -94,7 +102,7 @@ def test_what_is_no_run(
     [
         ("run", "is the run itself. Give another --out"),
         ("run/rows/report", "lies among the rows of the run. Give another --out, such as"),
-        ("run/reconstructions", "lies among the reconstructions of the run"),
+        ("run/experiments", "lies among the experiments of the run"),
         ("file", "is a file. Give another --out"),
         ("file/below", "expected a folder, or a place where one can be made"),
         ("x" * 300, "is file name too long. Give another --out"),

@@ -15,7 +15,15 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.loading import Line, load_runs
 from mjp_privacy.report.tables.agreement import agreement_table, correlation
 from mjp_privacy.report.tables.identification import evenly_spaced, identification_table
-from tests.helpers.report_rows import cell, image_rows, photograph, shuffled, small_run, write_rows
+from tests.helpers.report_rows import (
+    add_pictures,
+    cell,
+    image_rows,
+    photograph,
+    shuffled,
+    small_run,
+    write_rows,
+)
 
 NAMES = [f"image {at}" for at in range(6)]
 PLAIN = torch.stack([photograph(at) for at in range(6)])
@@ -47,7 +55,7 @@ def lines_of(
         write_rows(store, entry, rows)
         if tensors:
             some = {kind: tensor[kept].clone() for kind, tensor in tensors.items()}
-            store.write_reconstructions(entry["run_id"], 0, some, [NAMES[at] for at in kept])
+            add_pictures(store, entry["run_id"], some, [NAMES[at] for at in kept])
     return list(load_runs([folder]).lines)
 
 

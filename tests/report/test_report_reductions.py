@@ -112,9 +112,9 @@ def test_controls_are_never_chosen(ladder: dict[str, DerivedLine]) -> None:
 
 def test_a_score_that_is_no_number_is_no_candidate(tmp_path: Path) -> None:
     entries = [intact("x"), intact("y")]
-    ladder_of(tmp_path, (entries[0], [math.nan, math.nan]), (entries[1], [9.0, math.nan]))
+    ladder_of(tmp_path, (entries[0], [math.nan, math.nan, 7.0]), (entries[1], [9.0, math.nan, 8.0]))
     worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
-    assert list(worst.scored("psnr", "standard")) == [9.0]
+    assert list(worst.scored("psnr", "standard")) == [9.0, 8.0]
     reason = worst.scores("psnr", "standard").set_index("image_id").loc[image_id(1), "reason"]
     assert reason.startswith("x failed: its PSNR is not a number")
 
@@ -230,10 +230,10 @@ def test_the_order_of_the_rows_does_not_show(tmp_path: Path) -> None:
     store = ladder_run(tmp_path / "run")
     before = derived_of(tmp_path / "run")
     for name in ("april", "patch_gradient", "masked_span"):
-        rows = store.read_rows(name).iloc[::-1].reset_index(drop=True)
+        rows = store.read(name).iloc[::-1].reset_index(drop=True)
         for path in (tmp_path / "run/rows" / name).glob("*.parquet"):
             path.unlink()
-        store.write_rows(name, 0, rows)
+        store.write(name, 0, rows)
     after = derived_of(tmp_path / "run")
     for label, line in before.items():
         left, right = (

@@ -70,13 +70,20 @@ def test_the_config_is_the_runs_and_its_hash_is_told(finished: Path) -> None:
     assert yaml.safe_load(text) == config
     facts = dict(provenance([finished / "run"], load_runs([finished / "run"]).lines))
     assert facts["config, sha256"] == hashlib.sha256(text).hexdigest()
-    images = (finished / "run/images.csv").read_bytes()
-    (of_images,) = (value for name, value in facts.items() if "images.csv" in name)
-    assert of_images == hashlib.sha256(images).hexdigest()
+    (digest,) = (value for name, value in facts.items() if name.startswith("images and their"))
+    assert digest == hashlib.sha256("".join(listed(finished / "run")).encode()).hexdigest()
     assert {name: str(value) for name, value in software.items()}.items() <= facts.items()
     assert software
     weights = hashlib.sha256((finished / "w.safetensors").read_bytes()).hexdigest()
     assert weights in facts["weights of my ViT"]
+
+
+def listed(run: Path) -> list[str]:
+    """The images of a run with their hashes, in the order of their names."""
+    store = RunStore(run)
+    rows = pd.concat([store.read(run_id) for run_id in store.stored_cells()])
+    names = zip(rows["image_id"], rows["sha256"], rows["pixel_sha256"], strict=True)
+    return sorted({f"{image} {file} {pixels}\n" for image, file, pixels in names})
 
 
 def described(folder: Path, config: Any, **facts: Any) -> list[Line]:

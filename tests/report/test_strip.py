@@ -84,7 +84,7 @@ def test_tiles_are_the_stored_pictures(tmp_path: Path) -> None:
     several = {image_id(1): "rounds", image_id(0): "masked_span"}
     for row, image in enumerate(ids):
         attacks = ["april", best[image], several[image]]
-        stored = [store.find_reconstruction(name, image) for name in attacks]
+        stored = [store.pictures(name, image) for name in attacks]
         assert all(stored)
         expected = [stored[0]["plain"], stored[0]["input"], *(s["images"] for s in stored)]  # type: ignore[index]
         for column, image_tensor in enumerate(expected):
@@ -136,6 +136,6 @@ def test_a_report_shows_fixed_quantiles(tmp_path: Path) -> None:
         sheet = np.asarray(opened.convert("RGB"))
     store = RunStore(tmp_path / "run")
     for row, index in enumerate((2, 1, 0)):
-        stored = store.find_reconstruction("april", image_id(index))
+        stored = store.pictures("april", image_id(index))
         assert stored is not None
         np.testing.assert_array_equal(tile(sheet, row, 0), as_bytes(stored["plain"]))

@@ -96,7 +96,7 @@ def test_a_limit_is_filled_from_files_that_are_images(folder: Path, tmp_path: Pa
     assert len(attack(folder, tmp_path / "all", config()).failures) == 1
     order = list(rows(tmp_path / "six")["image_id"].unique())
     assert sorted(order) == names(6)
-    for limit in range(1, 7):
+    for limit in (1, 3, 6):
         summary = attack(folder, tmp_path / f"run{limit}", config(), limit=limit)
         read = rows(tmp_path / f"run{limit}")
         assert read["image_id"].nunique() == limit
@@ -104,8 +104,7 @@ def test_a_limit_is_filled_from_files_that_are_images(folder: Path, tmp_path: Pa
         passed = [f for f in summary.failures if f.startswith("broken.jpg: not an image")]
         assert summary.exit_code == (3 if passed else 0)
         assert all(failure.endswith("another file replaced it") for failure in passed)
-        listed = (tmp_path / f"run{limit}" / "images.csv").read_text()
-        assert ("broken.jpg" in listed) == bool(passed)
+        assert "broken.jpg" not in set(read["image_id"])
     (folder / "broken.jpg").unlink()
     attack(folder, tmp_path / "without", config(), limit=3)
     assert set(rows(tmp_path / "without")["image_id"]) == set(rows(tmp_path / "run3")["image_id"])

@@ -37,7 +37,7 @@ from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.server import ServerState
 from mjp_privacy.federation.task import Task
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 PROGRAMS = ("flwr", "flower-", "raylet", "ray::")
 
 
@@ -162,7 +162,9 @@ def test_recorded_uploads_give_the_clients_images_back(tmp_path: Path) -> None:
 # parity -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["flower", "flower-deployment"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("flower", marks=pytest.mark.engine), "flower-deployment"]
+)
 def test_final_weights_are_those_of_one_process(
     engine: str, data: Path, config: FederationConfig, reference: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def trial(crash: ModuleType, tmp_path: Path) -> object:
     return made
 
 
+@pytest.mark.nightly
 def test_damage_is_mended_and_what_is_not_is_seen(
     crash: ModuleType, trial: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +70,7 @@ class _OfRows:
         return [path for path in files if "/rows/" in str(path)][:number]
 
 
+@pytest.mark.nightly
 def test_a_stop_and_a_kill(crash: ModuleType, trial: object) -> None:
     place = trial.place  # type: ignore[attr-defined]
     out = place.root / "stopped"
@@ -89,6 +91,7 @@ def test_a_stop_and_a_kill(crash: ModuleType, trial: object) -> None:
     assert "differ, first picture" in line.complaints[0]
 
 
+@pytest.mark.nightly
 def test_the_table_and_the_command_line(crash: ModuleType) -> None:
     line = crash.figures.Figures("SIGKILL", "attack", tried=3)
     line.count("killed", 2)

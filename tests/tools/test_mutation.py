@@ -85,7 +85,7 @@ def test_the_report_counts_equivalent_faults_apart() -> None:
     assert len(lines) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tree_is_tried_and_stays_as_it_is(tmp_path: Path) -> None:
     """Of `a < b` and 1, the first fault is noticed and the second is not: no test asks for 1."""
     pytest.importorskip("coverage")

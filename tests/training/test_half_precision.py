@@ -19,6 +19,7 @@ from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.half_precision import RoundedProducts, rounds_products
 from mjp_privacy.training.run import train
 from tests.helpers.families import family_content
+from tests.helpers.night import nightly
 from tests.helpers.segmentation import SWIN, pair_folder
 from tests.helpers.segmentation import small as segmentation
 from tests.helpers.training import curve, small
@@ -166,7 +167,9 @@ class NoBfloat16(RoundedProducts):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("changes", [{}, {"recipe": {**HALF, "ema_decay": 0.9, "compile": True}}])
+@pytest.mark.parametrize(
+    "changes", [nightly({}), {"recipe": {**HALF, "ema_decay": 0.9, "compile": True}}]
+)
 def test_no_product_of_a_training_and_its_validation_is_slow(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -190,7 +193,8 @@ def test_no_product_of_another_family_is_slow(
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"segmentation": {"head": "upernet", "channels": 16}}, SWIN]
+    "changes",
+    [nightly({}), {"segmentation": {"head": "upernet", "channels": 16}}, nightly(SWIN)],
 )
 def test_no_product_of_a_segmentation_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]

@@ -1,9 +1,6 @@
 """Whole segmentation runs: they learn, go on where they stopped, and are scored from files."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,9 @@ from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.run import train
 from mjp_privacy.training.segmentation.network import build_segmentation
 from mjp_privacy.training.segmentation.stored import load_segmentation
+from tests.helpers.night import nightly
 from tests.helpers.segmentation import SWIN, content, pair_folder, save_pair, small
+from tests.helpers.together import together
 from tests.helpers.training import class_folders, curve, stop_at, weights
 from tests.helpers.training import small as classifier
 
@@ -38,7 +37,7 @@ def ade(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("row", ["plain_linear", "mjp_linear", "mjp_upernet"])
+@pytest.mark.parametrize("row", [nightly("plain_linear"), "mjp_linear", nightly("mjp_upernet")])
 def test_plain_and_mjp_weights_learn_the_shapes(tmp_path: Path, row: str) -> None:
     """In seconds of a CPU core each; trained on 64 pictures, scored on 16 others."""
     make_shapes(tmp_path / "shapes", 64, seed=1)
@@ -56,10 +55,10 @@ def test_plain_and_mjp_weights_learn_the_shapes(tmp_path: Path, row: str) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"segmentation": {"head": "upernet", "channels": 16}},
+        nightly({}),
+        nightly({"segmentation": {"head": "upernet", "channels": 16}}),
         {"recipe": {"ema_decay": 0.5, "precision": "bfloat16"}},
-        SWIN,
+        nightly(SWIN),
     ],
 )
 def test_a_killed_run_ends_with_the_same_weights(
@@ -135,22 +134,18 @@ def test_the_command_trains_and_goes_on(
 
 def test_two_processes_lose_as_one_does(tmp_path: Path) -> None:
     """Where all pixels have labels, so that each process's mean is of as many."""
-    config, ade = tmp_path / "config.yaml", tmp_path / "ade"
-    head = {"head": "upernet", "channels": 16, "scales": [1.5, 2.0]}
-    config.write_text(yaml.safe_dump(content(segmentation=head, log_every=1)))
+    ade, head = tmp_path / "ade", {"head": "upernet", "channels": 16, "scales": [1.5, 2.0]}
+    config = small(segmentation=head, log_every=1)
     drawn = torch.Generator().manual_seed(0)
     for place in range(8):
         labels = torch.randint(1, 4, (24, 30), dtype=torch.uint8, generator=drawn)
         pixels = torch.randint(0, 256, (24, 30, 3), dtype=torch.uint8, generator=drawn)
         split = "training" if place < 5 else "validation"  # three in all: unequal shares
         save_pair(ade, f"{split}/{place:03d}", pixels.numpy(), labels.numpy())
-    options = [str(config), "--data", str(ade), "--device", "cpu", "--threads", "1"]
-    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    for run, launcher in (("one", []), ("two", torchrun)):
-        command = [sys.executable, *launcher, "-m", "mjp_privacy", "train", *options]
-        command += ["--workers", "0", "--out", str(tmp_path / run)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, cwd=SHAPES.parents[2], check=True, env=environment)
+    files: dict[str, Any] = {"data": ade, "device": "cpu", "workers": 0}
+    train(config, out=tmp_path / "one", **files)
+    said = together(tmp_path / "said", 2, lambda: train(config, out=tmp_path / "two", **files))
+    assert said == ["", ""]
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(one) == len(two) == 2
     for line, other in zip(one, two, strict=True):

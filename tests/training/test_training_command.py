@@ -18,6 +18,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.training.processes import World, _is_lost, _own_gpu
 from mjp_privacy.training.run import train
+from tests.helpers.together import together
 from tests.helpers.training import (
     PICTURES_AS_THEY_ARE,
     class_folders,
@@ -77,6 +78,7 @@ def _command(config: Path, data: Path, out: Path) -> list[str]:
     return ["-m", "mjp_privacy", "train", *files, "--device", "cpu", "--threads", "1"]
 
 
+@pytest.mark.nightly
 def test_kill_9_in_the_middle_ends_with_the_same_curve(data: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content(recipe={"epochs": 100})))
@@ -100,16 +102,22 @@ def test_kill_9_in_the_middle_ends_with_the_same_curve(data: Path, tmp_path: Pat
 @pytest.mark.parametrize("mask_per", ["batch", "image"])
 def test_two_processes_lose_as_one_does(data: Path, tmp_path: Path, mask_per: str) -> None:
     """Same global batch, gloo; without drop path, mixup and the like, which each process draws."""
+    config = small(**of_two(mask_per))
+    files: dict[str, Any] = {"data": data, "val": uneven(tmp_path), "device": "cpu", "workers": 0}
+    train(config, out=tmp_path / "one", **files)
+    said = together(tmp_path / "said", 2, lambda: train(config, out=tmp_path / "two", **files))
+    assert said == ["", ""]
+    lose_alike(tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mask_per", ["batch", "image"])
+def test_two_processes_of_torchrun_lose_as_one_does(
+    data: Path, tmp_path: Path, mask_per: str
+) -> None:
     config = tmp_path / "config.yaml"
-    fields = content(
-        model={"drop_path": 0},
-        jigsaw={"mask_per": mask_per, "first_epoch": 0},
-        recipe={"epochs": 6},
-        log_every=1,
-        checkpoint_minutes=0.0003,  # falls due at other steps by each process's clock
-    )
-    val = class_folders(tmp_path / "val", images=7)  # 21 images: unequal shares
-    config.write_text(yaml.safe_dump(fields))
+    config.write_text(yaml.safe_dump(content(**of_two(mask_per))))
+    val = uneven(tmp_path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for run, launcher in (("one", []), ("two", TORCHRUN)):
         command = [sys.executable, *launcher, *_command(config, data, tmp_path / run)]
@@ -122,6 +130,26 @@ def test_two_processes_lose_as_one_does(data: Path, tmp_path: Path, mask_per: st
             text=True,
         )
         assert done.stdout == f"{tmp_path / run / 'model.safetensors'}\n"
+    lose_alike(tmp_path)
+
+
+def of_two(mask_per: str) -> dict[str, Any]:
+    """Changes of a config for which two processes are to train as one does."""
+    return {
+        "model": {"drop_path": 0},
+        "jigsaw": {"mask_per": mask_per, "first_epoch": 0},
+        "recipe": {"epochs": 6},
+        "log_every": 1,
+        "checkpoint_minutes": 0.0003,  # falls due at other steps by each process's clock
+    }
+
+
+def uneven(tmp_path: Path) -> Path:
+    """21 images to validate on: unequal shares."""
+    return class_folders(tmp_path / "val", images=7)
+
+
+def lose_alike(tmp_path: Path) -> None:
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(one) == len(two) == 36
     for line, other in zip(one, two, strict=True):
@@ -132,6 +160,22 @@ def test_two_processes_lose_as_one_does(data: Path, tmp_path: Path, mask_per: st
     assert len(set(measured)) > 1
 
 
+def test_a_damaged_picture_of_one_process_ends_both_and_is_named_once(tmp_path: Path) -> None:
+    """Nobody waits for a process that has left; what was repaired is trained."""
+    config = small(**AS_IS, model={"drop_path": 0}, jigsaw={"first_epoch": 0})
+    data = class_folders(tmp_path / "data")
+    picture = data / "class_0" / "003.png"
+    whole = picture.read_bytes()
+    picture.write_bytes(whole[: len(whole) // 2])
+    files: dict[str, Any] = {"data": data, "out": tmp_path / "two", "device": "cpu", "workers": 0}
+    said = together(tmp_path / "failed", 2, lambda: train(config, **files))
+    assert sorted(picture.name in text for text in said) == [False, True]
+    assert sum("waited for another one" in text for text in said) == 1
+    picture.write_bytes(whole)
+    assert together(tmp_path / "again", 2, lambda: train(config, **files)) == ["", ""]
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("used_for", "precision", "workers"),
     [("training", "float32", 1), ("validation", "bfloat16", 0)],
@@ -194,6 +238,7 @@ except UserError as error:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("waiting", ["within", "at the end"])
 def test_a_process_that_waits_for_one_that_has_ended_says_so(tmp_path: Path, waiting: str) -> None:
     """Wherever it waits; and the one that raised does not wait for what it has under way."""

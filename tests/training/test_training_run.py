@@ -12,6 +12,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.training.run import train
+from tests.helpers.night import by_day
 from tests.helpers.training import (
     FILES,
     count_steps,
@@ -94,7 +95,9 @@ MIXED = {"augmentation": {"mixup": 0.8, "cutmix": 1.0}, "log_every": 100}
 HALF = {"recipe": {"precision": "bfloat16"}}
 
 
-@pytest.mark.parametrize("changes", [{}, FILES, MIXED, HALF, {"recipe": {"ema_decay": 0.9}}])
+@pytest.mark.parametrize(
+    "changes", by_day([{}, FILES, MIXED, HALF, {"recipe": {"ema_decay": 0.9}}], {1, 4})
+)
 def test_a_killed_run_draws_the_same_curve(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,16 +122,20 @@ class UploadFolder:
         inputs: ClientInput | None = None,
         plain: Tensor | None = None,
         series: Sequence[str] | None = None,
+        only: Collection[str] | None = None,
     ) -> list[Path]:
         """Write the n uploads of an update under these names; the files of their tensors.
 
         header  what they share; round, kind, batch and the like come from the update
         inputs, plain  what was fed, and the images before the shuffle: the truth for scoring
         series  the series name of each upload
+        only    those of the names that are written; None: all
         """
         paths, weights = [], self.root / header.weights
         weights_sha256 = file_sha256(weights) if weights.is_file() else None
         for step, name in enumerate(names):
+            if only is not None and name not in only:
+                continue
             images = slice(step * update.batch, (step + 1) * update.batch)
             known = inputs is not None and bool((inputs.labels[images] >= 0).all())
             labels = tuple(inputs.labels[images].tolist()) if inputs is not None and known else None

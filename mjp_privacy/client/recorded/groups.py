@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from mjp_privacy.client.recorded.header import UploadHeader
@@ -49,12 +50,23 @@ class Series:
     """Uploads of the same images, in order of their rounds; usually a single one."""
 
     uploads: tuple[RecordedUpload, ...]
-    records: tuple[ImageRecord, ...]  # the images of its batch
 
     @property
     def first(self) -> RecordedUpload:
         """The upload of the earliest round."""
         return self.uploads[0]
+
+    def lacking(self, lost: Iterable[str]) -> str:
+        """Which of these uploads, whose headers nobody can read, is one of the series: its name
+        begins with the series' name. Empty if none is."""
+        series = self.first.header.series
+        known = (n for n in lost if series and n.startswith(series))
+        return next((n for n in known if not n[len(series or "") :][:1].isalnum()), "")
+
+    @cached_property
+    def records(self) -> tuple[ImageRecord, ...]:
+        """The images of its batch."""
+        return records_of(self.first)
 
 
 @dataclass(frozen=True)
@@ -104,14 +116,25 @@ def _add(digest: hashlib._Hash, path: Path) -> None:
             digest.update(chunk)
 
 
-def group_uploads(uploads: Sequence[RecordedUpload], limit: int | None = None) -> list[Group]:
+def group_uploads(
+    uploads: Sequence[RecordedUpload], limit: int | None = None, refused: Collection[str] = ()
+) -> list[Group]:
     """Groups in order of label, round, batch and steps; of each at most `limit` images, but at
-    least one step."""
+    least one step.
+
+    refused: names of uploads that cannot be attacked. Their series are left out, and the other
+    lines keep the names that they have beside them.
+    """
     if limit is not None and limit < 1:
         raise UserError(f"--limit: expected 1 or more images, got {limit}.")
-    lines = lines_of(series_of(uploads))
+    lost = set(refused) - {upload.name for upload in uploads}
+    lines = lines_of([each for each in series_of(uploads) if not each.lacking(lost)])
     names = _names([members[0].first.header for members in lines])
-    return [_group(n, members, limit) for n, members in zip(names, lines, strict=True)]
+    sound = [
+        [each for each in members if not any(u.name in refused for u in each.uploads)]
+        for members in lines
+    ]
+    return [_group(n, members, limit) for n, members in zip(names, sound, strict=True) if members]
 
 
 def lines_of(series: Sequence[Series]) -> list[list[Series]]:
@@ -144,7 +167,7 @@ def series_of(uploads: Sequence[RecordedUpload]) -> list[Series]:
     series = []
     for together in members.values():
         ordered = sorted(together, key=lambda upload: (upload.header.round, upload.name))
-        series.append(Series(tuple(ordered), records_of(ordered[0])))
+        series.append(Series(tuple(ordered)))
     return series
 
 
@@ -153,12 +176,6 @@ def records_of(upload: RecordedUpload) -> tuple[ImageRecord, ...]:
     truth, batch = upload.truth_file(), upload.header.batch
     if truth is None:
         names = [f"{upload.name}/{place}" for place in range(batch)]
-    elif len(truth.image_ids) != batch:
-        raise UserError(
-            f"{upload.name}: expected the {batch} private image(s) of its batch in the truth "
-            f"folder, got {len(truth.image_ids)}. Mend that file, or take it out to attack without "
-            "scores."
-        )
     else:
         names = list(truth.image_ids)
         if upload.header.recipe.get("augment", "none") != "none":
@@ -207,11 +224,5 @@ def _group(name: str, members: Sequence[Series], limit: int | None) -> Group:
     header = members[0].first.header
     chosen = tuple(members) if limit is None else tuple(members[: max(limit // header.batch, 1)])
     by_image = {record.image_id: series for series in chosen for record in series.records}
-    if len(by_image) != sum(len(series.records) for series in chosen):
-        raise UserError(
-            f"{name}: two uploads of one round hold an image of the same name. Give uploads of the "
-            "same image one `series` in their headers, or the images different names in the truth "
-            "folder."
-        )
     scored = all(series.first.has_truth for series in chosen)
     return Group(name, header, chosen, scored, header.weights, by_image)

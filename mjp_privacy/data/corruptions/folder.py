@@ -80,7 +80,7 @@ def make_corrupted(
     lines = [
         f"Wrote {what} to {shown(out)}{there}.",
         f"These are not the official files of ImageNet-C; {MARKER} says what differs.",
-        *remarks(sample, per_class),
+        *remarks(sample, per_class, source.altered.remark),
     ]
     return Outcome("\n".join(lines), sample.reasons)
 

@@ -1,45 +1,47 @@
-"""Hands out a run's tasks to an engine and watches what their workers tell.
+"""Gives a run's tasks to workers, one at a time each, and watches what they tell.
 
-    Engine.submit(tasks)      somebody does them, in any order
-    RUN/work/M-B-G.K.json     each worker tells here what is done (`job.TaskReport`)
-    Engine.lost()             tasks whose worker is gone: they are given again
+    Engine.start([3])           somebody starts worker 3, anywhere
+    RUN/work/worker-3.task      its task, or `end`: written here, read by the worker
+    RUN/work/M-B-G.K.json       what it tells of the task (`job.TaskReport`)
+    Engine.gone()               workers that are no more: their tasks are given again
 
-Nothing else goes between the two, so an engine needs to carry paths and numbers alone. That a task
-is done shows in the run folder: a task that is given again finds what is there.
+Nothing else goes between the two, so an engine needs to start processes and to know which have
+ended. That a task is done shows in the run folder: a task given again finds what is there.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from mjp_privacy.core.errors import StorageError
-from mjp_privacy.core.files import check_disk, check_folder
-from mjp_privacy.experiment.job import Job, Task, TaskReport
+from mjp_privacy.core.files import check_disk, check_folder, write_atomically
+from mjp_privacy.experiment.job import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.work import CellDone
 
 ATTEMPTS = 3  # times that a task is given to a worker
 
 
 class Engine(Protocol):
-    """Does tasks somewhere. Methods return at once."""
+    """Starts workers somewhere, each of which calls `worker.serve`. Methods return at once."""
+
+    @property
+    def most(self) -> int:
+        """How many workers there may be at a time."""
 
     @property
     def interval(self) -> float:
         """Seconds between two looks at what workers tell."""
 
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Have these tasks done, together with those that were given before."""
+    def start(self, workers: Sequence[int]) -> None:
+        """Start workers of these numbers, whose first tasks are written."""
 
-    def lost(self) -> Sequence[tuple[Task, str]]:
-        """Tasks that ended without an answer since the last call, and what became of their worker.
-
-        A task may be named that did answer: what it told counts.
-        """
+    def gone(self) -> Mapping[int, str]:
+        """The workers that ended since the last call, and how, in words."""
 
     def close(self) -> None:
         """Stop all workers; tasks that are not done stay undone."""
@@ -55,6 +57,16 @@ class TaskLost:
 
 
 @dataclass
+class GivenOut:
+    """A worker's task and what is known of it."""
+
+    task: Task  # the last one that it was given
+    busy: bool = True
+    ending: bool = False  # it was told to end
+    seen: tuple[int, int, int] = (0, 0, 0)  # the state in which the task's file was read
+
+
+@dataclass
 class Coordinator:
     """One run's tasks and what was told of them.
 
@@ -66,10 +78,11 @@ class Coordinator:
     job: Job
     models: Sequence[str]  # of the plan, in order
     engine: Engine
-    _open: dict[tuple[int, int, int], Task] = field(default_factory=dict, init=False)
-    _known: dict[tuple[int, int, int], TaskReport] = field(default_factory=dict, init=False)
-    _read: dict[Path, tuple[int, int, int]] = field(default_factory=dict, init=False)
-    """The state in which a task's file was read last."""
+    _waiting: list[Task] = field(default_factory=list, init=False)
+    _workers: dict[int, GivenOut] = field(default_factory=dict, init=False)
+    _counted: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False)
+    """The images of each task that were passed on, however often it started."""
+    _said: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     @property
     def folder(self) -> Path:
@@ -88,74 +101,114 @@ class Coordinator:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Have these tasks done."""
-        self._open |= {task.key: task for task in tasks}
-        self.engine.submit(tasks)
+        """Have these tasks done, together with those that were given before."""
+        self._waiting += tasks
+        self._give_out()
 
     def wait(self) -> Iterator[CellDone | TaskLost]:
         """What is told until all tasks are over."""
-        while self._open:
+        while self._waiting or any(worker.busy for worker in self._workers.values()):
             news = list(self.news())
             yield from news
+            for number, worker in self._workers.items():
+                if not (worker.busy or worker.ending):  # then no task is waiting
+                    worker.ending = True  # a machine of a cluster is not to wait for the last task
+                    self._write(number, END)
             if not news:
                 time.sleep(self.engine.interval)
 
     def news(self) -> Iterator[CellDone | TaskLost]:
         """What is told since the last call."""
         check_folder(self.folder)
-        lost = self.engine.lost()  # asked first: what they told before is read below
-        for task in list(self._open.values()):
-            path = self.folder / task.file_name
-            report = self._new(path)
-            if report is None:
-                continue
-            yield self._since(task, report)
-            if report.ended:
-                del self._open[task.key]
-                path.unlink()
+        gone = self.engine.gone()  # asked first: what they told before is read below
+        for worker in self._workers.values():
+            if worker.busy and (report := self._report(worker)) is not None:
+                yield self._since(worker.task, report)
+                worker.busy = not report.ended
                 if report.storage:
                     raise StorageError(report.error, report.storage)
                 if report.error:
-                    yield self._failed(task, report.error.strip())
-        yield from self._given_again(lost)
+                    yield self._failed(worker.task, report.error.strip())
+        yield from self._lost(gone)
+        self._give_out()
 
-    def _new(self, path: Path) -> TaskReport | None:
-        """What a file tells, if it changed since it was read last."""
+    def _report(self, worker: GivenOut) -> TaskReport | None:
+        """What the file of a worker's task tells, if it changed since it was read last."""
+        path = self.folder / worker.task.file_name
         try:
             status = path.stat()
         except FileNotFoundError:
             return None
         state = status.st_ino, status.st_mtime_ns, status.st_size
-        if self._read.get(path) == state:
+        if worker.seen == state:
             return None
-        self._read[path] = state
+        worker.seen = state
         return TaskReport.read(path)
 
     def _since(self, task: Task, report: TaskReport) -> CellDone:
-        """What a report tells beyond the last one of the task; a second start finds finished what
+        """What a report tells beyond earlier ones of the task; a second start finds finished what
         the first one did."""
-        before = self._known.get(task.key, TaskReport())
-        self._known[task.key] = report
-        done = max(0, report.units + report.finished - before.units - before.finished)
-        units = min(done, max(0, report.units - before.units))
-        messages = [m for m in report.messages if m not in before.messages]
-        return CellDone(units, report.where, done - units, messages)
+        total, before = report.units + report.finished, self._counted.get(task.key, 0)
+        self._counted[task.key] = max(total, before)
+        new = max(0, total - before)
+        units = min(new, report.units)
+        messages = [message for message in report.messages if message not in self._said]
+        self._said.update(messages)
+        return CellDone(units, report.where, new - units, messages)
 
-    def _given_again(self, lost: Sequence[tuple[Task, str]]) -> Iterator[TaskLost]:
-        if lost:  # a worker whose disk is full cannot say so
-            check_disk(self.folder)
-        again = []
-        for task, reason in lost:
-            if self._open.get(task.key) != task:
+    def _lost(self, gone: Mapping[int, str]) -> Iterator[TaskLost]:
+        """Queue the tasks again of workers that are gone before they were done."""
+        for number, reason in gone.items():
+            worker = self._workers.pop(number, None)
+            if worker is None or not worker.busy:
                 continue
-            if task.attempt >= ATTEMPTS:
-                del self._open[task.key]
-                yield self._failed(task, f"{reason}, {ATTEMPTS} times")
-                continue
-            self._open[task.key] = task.once_more()
-            again.append(self._open[task.key])
-        if again:
-            self.engine.submit(again)
+            check_disk(self.folder)  # a worker whose disk is full cannot say so
+            attempt = worker.task.attempt
+            if attempt < ATTEMPTS:
+                self._waiting.append(replace(worker.task, attempt=attempt + 1))
+            else:
+                yield self._failed(worker.task, f"{reason}, {ATTEMPTS} times")
+
+    def _give_out(self) -> None:
+        """Give tasks to the workers that are free, and start others as far as tasks are left."""
+        for number, worker in self._workers.items():
+            if self._waiting and not (worker.busy or worker.ending):
+                self._workers[number] = self._given(number, worker.task)
+        free = (n for n in range(self.engine.most) if n not in self._workers)
+        started = [number for number, _ in zip(free, list(self._waiting), strict=False)]
+        for number in started:
+            self._workers[number] = self._given(number, None)
+        if started:
+            self.engine.start(started)
+
+    def _given(self, number: int, last: Task | None) -> GivenOut:
+        """Give a worker the task that is nearest to its last one: of the same block, else of the
+        same model, else of a model that nobody has in memory; of several the first."""
+        models = {worker.task.model for worker in self._workers.values()}
+        model, block = (last.model, last.block) if last else (-1, -1)
+
+        def nearness(task: Task) -> tuple[bool, bool, bool]:
+            same = task.model == model
+            return same and task.block == block, same, task.model not in models
+
+        task = max(self._waiting, key=nearness)
+        self._waiting.remove(task)
+        self._write(number, " ".join(map(str, (*task.key, task.attempt))))
+        return GivenOut(task)
+
+    def _write(self, number: int, text: str) -> None:
+        write_atomically(task_file(self.job.path, number), lambda path: path.write_text(text))
 
     def _failed(self, task: Task, reason: str) -> TaskLost:
         return TaskLost(self.models[task.model], task.block, reason)
+
+
+def last_words(log: Path) -> str:
+    """The last line that a worker wrote to its log, as ": KeyError: 'x'"; "" if there is none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
+    except OSError:
+        return ""
+    said = [line.strip() for line in lines if line.strip()]
+    own = [line for line in said if not line.startswith(("srun:", "slurmstepd", "submitit "))]
+    return f": {(own or said)[-1]}" if said else ""

@@ -5,30 +5,44 @@
       partition: gpu
       gpus_per_task: 1
 
-Options on the command line go before those of the file. Each worker computes with one thread, and none
-of the options changes a number of the run.
+Options on the command line go before those of the file. Each worker computes with one thread, and
+none of the options changes a number of the run. Nothing large is imported here: what is wrong with
+the options is said at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tyro
 from pydantic import Field
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import read_mapping
 from mjp_privacy.core.registry import did_you_mean
-from mjp_privacy.core.schema import Label, Many, Text, parse, schema
+from mjp_privacy.core.schema import (
+    Count,
+    Label,
+    Many,
+    NotNegative,
+    Positive,
+    Text,
+    Whole,
+    parse,
+    schema,
+)
 from mjp_privacy.core.text import shown
 
 Kind = Literal["auto", "here", "local", "ray", "slurm"]
 SUMMARIES: Mapping[Kind, str] = {
-    "auto": "a process for each core or GPU of this machine, or this one for small runs; the default",
+    "auto": "a process for each core or GPU here, or this one for small runs; the default",
     "here": "this process alone, as for a debugger",
     "local": "several processes of this machine",
     "ray": "a Ray cluster, or Ray on this machine",
@@ -36,80 +50,68 @@ SUMMARIES: Mapping[Kind, str] = {
 }
 KINDS: tuple[Kind, ...] = tuple(SUMMARIES)
 Workers = Annotated[int, Field(strict=True, ge=1, le=100_000)]
-Minutes = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
-Gpus = Annotated[float, Field(strict=True, ge=0, le=1024)]
-SlurmNumber = Annotated[int, Field(strict=True, ge=0, le=10**9)]
-Gigabytes = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
-
-OF_KIND: Mapping[str, tuple[str, ...]] = {
-    "auto": ("workers",),
-    "here": (),
-    "local": ("workers",),
-    "ray": ("workers", "address", "gpus_per_task"),
-    "slurm": (
-        "workers",
-        "gpus_per_task",
-        "partition",
-        "account",
-        "qos",
-        "minutes",
-        "memory_gb",
-        "blocks_per_task",
-        "slurm_options",
-        "setup",
-    ),
-}
-"""The options that each engine knows."""
+PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
+SHORTEST = 5  # minutes that a Slurm task may have: it is warned 90 s before its end, and starts
 
 
 @schema
 class EngineConfig:
     """An engine and its options; None leaves a choice to the engine."""
 
-    kind: Kind = "here"
+    kind: Annotated[Kind, tyro.conf.Suppress] = "here"
     workers: Workers | None = None
+    """How many work at once; auto and local: as many as there are cores or GPUs."""
     address: Label | None = None
-    gpus_per_task: Gpus | None = None
+    """ray: HOST:PORT of a cluster, or auto; none starts one on this machine."""
+    gpus_per_task: NotNegative | None = None
     partition: Label | None = None
+    """slurm, as are the following."""
     account: Label | None = None
     qos: Label | None = None
-    minutes: Minutes | None = None
-    memory_gb: Gigabytes | None = None
-    blocks_per_task: Workers | None = None
-    slurm_options: Annotated[dict[Label, Label | SlurmNumber], Many] = field(default_factory=dict)
+    minutes: Count | None = None
+    """The time limit of a job."""
+    memory_gb: Positive | None = None
+    slurm_options: Annotated[dict[Label, Label | Whole], Many, tyro.conf.Suppress] = field(
+        default_factory=dict
+    )
     """Further options of sbatch by name, such as {"constraint": "a100"}."""
-    setup: Annotated[tuple[Text, ...], Many] = ()
-    """Lines of shell that a task runs first, such as `module load python`."""
+    setup: Annotated[tuple[Text, ...], Many, tyro.conf.Suppress] = ()
+    """Lines of shell that a job runs first, such as `module load python`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class EngineOptions:
+@schema
+class EngineOptions(EngineConfig):
     """The engine on a command line; an option that is not given is None."""
 
     engine: str | None = None
     """Who does the work: auto (a process for each core or GPU; the default), here (this process, as
-    for a debugger), local, ray, slurm, or a site's YAML file with a section `engine`. Each works with
-    one thread, and it changes no row."""
-    workers: int | None = None
-    """How many work at once; auto and local: as many as there are cores or GPUs."""
-    address: str | None = None
-    """ray: HOST:PORT of a cluster, or auto; none starts one on this machine."""
-    gpus_per_task: float | None = None
-    partition: str | None = None
-    """slurm, as are the following."""
-    account: str | None = None
-    qos: str | None = None
-    minutes: int | None = None
-    """The time limit of a task."""
-    memory_gb: float | None = None
-    blocks_per_task: int | None = None
-    """Blocks of images that a task does one after the other."""
+    for a debugger), local, ray, slurm, or a site's YAML file with a section `engine`. Each works
+    with one thread, and it changes no row."""
 
     def config(self) -> EngineConfig:
-        """The engine of these options."""
-        return engine_config(
-            self.engine or "auto", {k: v for k, v in vars(self).items() if k != "engine"}
-        )
+        """The engine of these options; UserError where it is not to be had here."""
+        config = engine_config(self.engine or "auto", _given(self))
+        check_engine(config)
+        return config
+
+
+def _given(config: EngineConfig) -> dict[str, Any]:
+    """The options that were given, by name."""
+    names, default = [f.name for f in dataclasses.fields(EngineConfig)][1:], EngineConfig()
+    values = {name: getattr(config, name) for name in names}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}
+
+
+OF_KIND: Mapping[Kind, Sequence[str]] = {
+    "auto": ("workers",),
+    "here": (),
+    "local": ("workers",),
+    "ray": ("workers", "address", "gpus_per_task"),
+    "slurm": [
+        f.name for f in dataclasses.fields(EngineConfig) if f.name not in ("kind", "address")
+    ],
+}
+"""The options that each engine knows."""
 
 
 def engine_config(engine: str | None, options: Mapping[str, Any]) -> EngineConfig:
@@ -149,18 +151,34 @@ def _section(engine: str) -> tuple[Mapping[str, Any], str]:
 
 def _refuse_idle(config: EngineConfig, where: str) -> None:
     """Raise for options that this engine does not know."""
-    default = EngineConfig()
     known = OF_KIND[config.kind]
-    idle = [
-        f.name
-        for f in dataclasses.fields(EngineConfig)
-        if f.name not in ("kind", *known) and getattr(config, f.name) != getattr(default, f.name)
-    ]
-    if idle:
+    if idle := [name for name in _given(config) if name not in known]:
         able = [kind for kind in KINDS if idle[0] in OF_KIND[kind]]
         raise UserError(
             f"{where}: `{idle[0]}` says nothing to the engine `{config.kind}`; expected "
             f"{', '.join(known) or 'no options'}. It belongs to {' or '.join(able)}."
+        )
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Raise where this engine cannot do what it is asked for, or not from this machine."""
+    slurm, package = config.kind == "slurm", {"ray": "ray", "slurm": "submitit"}.get(config.kind)
+    if slurm and (missing := [name for name in PROGRAMS if shutil.which(name) is None]):
+        raise UserError(
+            f"--engine slurm: expected Slurm's commands on this machine; `{missing[0]}` is not "
+            "here. Run the command on a machine from which jobs are submitted, try it on a cluster "
+            "of its own with tools/slurm-here, or take --engine local."
+        )
+    if package and find_spec(package) is None:
+        raise UserError(
+            f"--engine {config.kind}: expected the package {package}, which is not installed here. "
+            f"Install it: pip install 'mjp-privacy[{config.kind}]'."
+        )
+    if slurm and ((config.gpus_per_task or 0) % 1 or (config.minutes or SHORTEST) < SHORTEST):
+        raise UserError(
+            f"--engine slurm: expected whole GPUs for a job, and {SHORTEST} minutes or more, since "
+            "it stops 90 seconds before its limit; got "
+            f"gpus_per_task={config.gpus_per_task}, minutes={config.minutes}."
         )
 
 

@@ -1,234 +1,249 @@
-"""Workers of a Slurm cluster: tasks are submitted as job arrays, by way of submitit.
+"""Workers of a Slurm cluster: each is a job of an array, submitted by way of submitit.
 
-    RUN/work/slurm/NAME/     what submitit writes, and the tasks' logs; NAME is the jobs' name
+    RUN/work/slurm/NAME/     what submitit writes, and the workers' logs; NAME is the jobs' name
 
-submitit pickles what it calls into this folder, which leaves with the run's end; the call holds
-paths and numbers alone (`slurm_chunk.Chunk`). Nodes must see the run folder, the images, the
-weights and this Python environment under the same paths.
+submitit pickles what it calls into this folder, which leaves with the run's end; the call holds a
+path and numbers alone (`SlurmWorker`). Nodes must see the run folder, the images, the weights and
+this Python environment under the same paths. submitit reads states by `sacct`, which many clusters
+do not have; `squeue` is asked here.
 
-A task that is preempted or comes to its time limit is requeued and goes on with what is not
-finished. One that ends otherwise is lost, and the coordinator gives its blocks again, each alone;
-other tasks go on. When the command ends, what is left of its arrays is cancelled; those of a
-command that was killed are cancelled by the next one on the same folder.
+A job that is preempted or comes to its time limit is requeued and goes on with what is not
+finished. One that ends otherwise is gone, and the coordinator gives its task again. When the
+command ends, what is left of its jobs is cancelled; those of a command that was killed are
+cancelled by the next one on the same folder.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import math
+import getpass
+import os
 import re
 import secrets
+import shlex
+import subprocess
+import sys
 import time
-from collections import Counter
+import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from submitit import Job, SlurmExecutor
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.helpers import DelayedSubmission, clean_env
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import one_thread_environment
+from mjp_privacy.experiment.engines.coordinator import last_words
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.engines.slurm_chunk import WARNING
-from mjp_privacy.experiment.engines.slurm_queue import (
-    GONE,
-    UNSURE,
-    Queue,
-    State,
-    last_line,
-    longest_array,
-    require_slurm,
-)
-from mjp_privacy.experiment.engines.slurm_submission import (
-    Element,
-    Refused,
-    Submission,
-    chunks_of,
-)
-from mjp_privacy.experiment.job import Task
+from mjp_privacy.experiment.engines.worker import serve
+from mjp_privacy.experiment.job import task_file
 
-SHARES, MOST = 4, 16  # tasks for each worker, and blocks of a task, where no number is given
-GRACE = 60.0  # seconds until an answer that is not seen is taken for none; NFS may take so long
-SHORTEST = 5  # minutes that a task may have at least
-LOOKS = (2.0, 30.0)  # seconds between two questions to Slurm: soon after news, and later
-LAST_BREATH = 15.0  # seconds that tasks have to stop
+MINUTES = 60  # time limit of a job, where none is given
+STARTS = 5  # starts in a row with the same task, by preemption or time limit, before it is lost
+REQUEUES = 10**6  # submitit's own limit, which raises an error that an attack may catch
+LOOK = 5.0  # seconds between two questions to Slurm
+TIMEOUT = 60.0  # seconds that a command may take; a busy controller answers late
+
+OVER = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("REVOKED", "TIMEOUT", "UNKNOWN"),
+}
+"""States in which a job does nothing more. A preempted one may come back until Slurm has forgotten
+it: it is UNKNOWN then."""
+NEVER = re.compile(
+    "BadConstraints|DependencyNeverSatisfied|Invalid(Account|QOS)|JobHoldMaxRequeue|"
+    "Partition(Node|Time)Limit|launch failed requeued held"
+)
+"""Reasons for which a job would wait for ever."""
+HINTS = {"TIMEOUT": " (option minutes)", "OUT_OF_MEMORY": " (option memory_gb)"}
+
+
+@dataclass(frozen=True)
+class SlurmWorker:
+    """What a job does: SlurmWorker("RUN/work/job.json", 3)(). submitit carries it to the node in a
+    pickle file."""
+
+    job_file: str
+    number: int
+    task: str = ""  # the one that it had when it was last requeued
+    starts: int = 1  # with this task
+
+    def __call__(self) -> None:
+        """Do tasks until there are none. The main thread only waits: what a signal raises in it is
+        not to be taken for an attack's own error."""
+        try:
+            ThreadPoolExecutor(1).submit(serve, self.job_file, self.number, 1.0).result()
+        except BaseException as error:
+            if not isinstance(error, SystemExit) or isinstance(error.code, str):
+                print(*traceback.format_exception_only(error), sep="", file=sys.stderr, flush=True)
+            os._exit(1)  # the work is not waited for
+
+    def checkpoint(self) -> DelayedSubmission:
+        """What goes on after a preemption or the time limit; called by submitit on a signal."""
+        task = task_file(Path(self.job_file), self.number).read_text(encoding="ascii")
+        starts = self.starts + 1 if task == self.task else 1
+        if starts >= STARTS:
+            sys.exit(f"its task was not done in {STARTS} starts: give more time (option minutes)")
+        return DelayedSubmission(SlurmWorker(self.job_file, self.number, task, starts))
 
 
 @dataclass
 class SlurmEngine:
-    """SlurmEngine.of(config, job.path, threads=1, on_gpu=False).submit(tasks)"""
+    """SlurmEngine.of(config, job.path, on_gpu=False).start([0, 1])"""
 
-    submission: Submission
-    longest: int  # tasks that an array may have
+    job_file: Path
+    name: str  # of the jobs
+    config: EngineConfig
+    on_gpu: bool
+    longest: int  # jobs that an array may have
     interval: float = 0.5
-    _waiting: list[list[Task]] = field(default_factory=list, init=False)
-    _elements: dict[str, Element] = field(default_factory=dict, init=False)  # not known to be over
-    _ended: dict[str, float] = field(default_factory=dict, init=False)
-    """When elements were first seen to be over that may still answer."""
-    _at_once: dict[str, int] = field(default_factory=dict, init=False)  # by array
-    _states: Mapping[str, State] = field(default_factory=dict, init=False)
+    _waiting: list[int] = field(default_factory=list, init=False)
+    _jobs: dict[int, Job[None]] = field(default_factory=dict, init=False)
     _looked: float = field(default=0.0, init=False)
-    _news: float = field(default=0.0, init=False)  # when something was last seen to change
 
     @classmethod
-    def of(cls, config: EngineConfig, job_file: Path, threads: int, on_gpu: bool) -> SlurmEngine:
-        """The engine of these options; arrays of an earlier command are cancelled."""
-        require_submitit()
-        require_slurm()
-        _refuse_impossible(config, job_file)
+    def of(cls, config: EngineConfig, job_file: Path, on_gpu: bool) -> SlurmEngine:
+        """The engine of these options; jobs of an earlier command are cancelled."""
+        if "%" in str(job_file):
+            raise UserError(
+                f"--engine slurm: expected a run folder without % in its path, got "
+                f"{job_file.parent.parent}; Slurm takes it for a pattern. Give another --out."
+            )
         for folder in (job_file.parent / "slurm").glob("mjp-*"):
-            Queue(folder.name).cancel()
+            cancel(folder.name)
         run = re.sub(r"[^A-Za-z0-9]+", "-", job_file.parent.parent.name)[:40]
+        settings = output("scontrol", "show", "config") or ""
+        longest = re.search(r"^MaxArraySize\s*=\s*(\d+)", settings, re.MULTILINE)
         name = f"mjp-{run}-{secrets.token_hex(4)}"
-        return cls(Submission(job_file, name, config, threads, on_gpu), longest_array())
+        return cls(job_file, name, config, on_gpu, max(1, int(longest[1])) if longest else 1)
 
     @property
-    def queue(self) -> Queue:
-        """What Slurm knows of this run."""
-        return Queue(self.submission.name)
+    def most(self) -> int:
+        """As many workers as were asked for, or as an array may have."""
+        return self.config.workers or self.longest
 
-    @property
-    def workers(self) -> int | None:
-        """How many tasks run at once; None: as many as Slurm lets."""
-        return self.submission.config.workers
+    def start(self, workers: Sequence[int]) -> None:
+        """Submit a job for each worker."""
+        self._waiting += workers
+        self._submit()
 
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Submit the tasks in chunks, as far as there is room for them."""
-        size = self.submission.config.blocks_per_task
-        if size is None:
-            share = len(tasks) / (SHARES * self.workers) if self.workers else 1
-            size = min(MOST, math.ceil(share))
-        self._waiting += chunks_of(tasks, max(1, size))
-        self._send()
-
-    def lost(self) -> Sequence[tuple[Task, str]]:
-        """Tasks whose element is over, also of those that did answer; Slurm is asked now and then.
-
-        An element that ended well may have answered where this machine does not see it yet, so it
-        is given some time.
-        """
-        now = time.monotonic()
-        pause = min(LOOKS[1], max(LOOKS[0], (now - self._news) / 4))
-        if not self._elements or now - self._looked < pause:
-            return []
-        self._looked = now
-        states = self.queue.states()
+    def gone(self) -> Mapping[int, str]:
+        """Workers whose job is over; Slurm is asked now and then."""
+        if not self._jobs or time.monotonic() - self._looked < LOOK:
+            return {}
+        self._looked = time.monotonic()
+        states = states_of(self.name)
         if states is None:
-            return []
-        if states != self._states:
-            self._states, self._news = states, now
-        over = [element for element in self._elements.values() if self._is_over(element, now)]
-        reasons = self._reasons(over)
-        for element in over:
-            del self._elements[element.id]
-        self._widen()
-        self._send()
-        return [(task, reasons[element.id]) for element in over for task in element.tasks]
+            return {}
+        words = {number: self._fate(job, states) for number, job in self._jobs.items()}
+        gone = {number: fate for number, fate in words.items() if fate}
+        for number in gone:
+            del self._jobs[number]
+        self._submit()
+        return gone
+
+    def _fate(self, job: Job[None], states: Mapping[str, tuple[str, str]]) -> str:
+        """What became of a job that is over, in words; "" of one that waits or runs."""
+        # those that were cancelled before they started have one state, their array's
+        array, log = job.job_id.partition("_")[0], job.paths.stderr
+        state, reason = states.get(job.job_id) or states.get(array) or ("UNKNOWN", "")
+        if state == "PENDING" and NEVER.fullmatch(reason):
+            output("scancel", "--quiet", job.job_id)
+            return f"a Slurm job would wait for ever ({reason})"
+        if state not in OVER:
+            return ""
+        said = last_words(log)
+        if state == "FAILED" and not log.exists():
+            said = f": it left no log, as if its node did not see {log.parent}"
+        return f"a Slurm job ended as {state}{HINTS.get(state, '')}{said}"
 
     def close(self) -> None:
-        """Cancel what is queued and what runs, and wait for it a little."""
-        self._waiting.clear()
-        if not self._elements:
-            return
-        time.sleep(self.interval)  # whoever has done all of its tasks ends by itself
-        if not all(element.result.exists() for element in self._elements.values()):
-            self.queue.cancel()
-        deadline = time.monotonic() + LAST_BREATH
-        while time.monotonic() < deadline:
-            states = self.queue.states()
-            if states is not None and all(state.is_over for state in states.values()):
-                return
-            time.sleep(self.interval)
-        self.queue.cancel()
+        """Cancel what is queued and what runs, apart from whoever was told to end and does."""
+        if self._jobs:
+            time.sleep(2 * self.interval)
+        if not all(job.paths.result_pickle.exists() for job in self._jobs.values()):
+            cancel(self.name)
 
-    def _is_over(self, element: Element, now: float) -> bool:
-        state = self._state(element)
-        if not state.is_over:
-            self._ended.pop(element.id, None)
-            return False
-        if state.name not in UNSURE:
-            return True
-        return now - self._ended.setdefault(element.id, now) > GRACE
-
-    def _state(self, element: Element) -> State:
-        """Those that were cancelled before they started have one state in common, their array's."""
-        return self._states.get(element.id) or self._states.get(element.array, GONE)
-
-    def _reasons(self, over: Sequence[Element]) -> dict[str, str]:
-        """What became of each of these, in words."""
-        gone = [element.id for element in over if self._state(element) == GONE]
-        accounted = self.queue.accounted(gone) if gone else {}
-        reasons = {}
-        for element in over:
-            state = accounted.get(element.id, self._state(element))
-            if state.waits_in_vain:
-                self.queue.cancel_task(element.id)
-            said = last_line(element.log)
-            if state.name == "FAILED" and not element.log.exists():
-                said = f"it left no log, as if its node did not see {self.submission.folder}"
-            reasons[element.id] = f"a Slurm task {state.words()}{f': {said}' if said else ''}"
-        return reasons
-
-    def _send(self) -> None:
-        """Submit what is waiting. An array that sbatch refuses, as where a user may have only so
-        many jobs, waits until others are over."""
-        while self._waiting and (room := self._room()) > 0:
-            chunks = self._waiting[: self.longest]
+    def _submit(self) -> None:
+        """Submit the workers that wait. What sbatch refuses, as where a user may have only so many
+        jobs, waits until others are over."""
+        while self._waiting:
+            numbers = self._waiting[: self.longest]
             try:
-                elements = self.submission.array(chunks, room)
-            except Refused as refusal:
-                if self._active():
+                jobs = self._array([SlurmWorker(str(self.job_file), n) for n in numbers])
+            except (FailedJobError, FailedSubmissionError) as error:
+                if self._jobs:
                     return
                 raise UserError(
-                    f"--engine slurm: expected sbatch to take the tasks; it says: {refusal}. "
-                    "Correct the engine's options; `sinfo` lists partitions and their limits."
-                ) from refusal
+                    "--engine slurm: expected sbatch to take the tasks; it says: "
+                    f"{str(error).rpartition('error:')[2].strip()}. Correct the engine's options; "
+                    "`sinfo` lists partitions and their limits."
+                ) from error
             del self._waiting[: self.longest]
-            self._elements |= {element.id: element for element in elements}
-            self._at_once[elements[0].array] = room
-            self._news = time.monotonic()
+            self._jobs |= zip(numbers, jobs, strict=True)
 
-    def _active(self) -> Counter[str]:
-        """The number of elements of each array that are not over."""
-        elements = self._elements.values()
-        return Counter(each.array for each in elements if each.id not in self._ended)
+    def _array(self, workers: Sequence[SlurmWorker]) -> Sequence[Job[None]]:
+        """Submit an array. Where this process is part of a job itself, its jobs do not inherit its
+        shape."""
+        conf = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+        with clean_env() if "SLURM_JOB_ID" in os.environ else nullcontext():
+            os.environ.update(conf)
+            folder = self.job_file.parent / "slurm" / self.name
+            executor = SlurmExecutor(folder, max_num_timeout=REQUEUES)
+            executor.update_parameters(**self._parameters())
+            return executor.submit_array(workers)
 
-    def _room(self) -> int:
-        """How many elements more may run at once."""
-        if self.workers is None:
-            return self.longest
-        active = self._active()
-        return self.workers - sum(min(self._at_once[array], active[array]) for array in active)
-
-    def _widen(self) -> None:
-        """Give the places of arrays that come to their end to others."""
-        for array, left in self._active().items():
-            more = min(self._room(), left - self._at_once[array])
-            if more > 0:
-                self._at_once[array] += more
-                self.queue.throttle(array, self._at_once[array])
-
-
-def _refuse_impossible(config: EngineConfig, job_file: Path) -> None:
-    """Raise for what Slurm takes and does not do."""
-    if config.gpus_per_task is not None and config.gpus_per_task % 1:
-        raise UserError(
-            "--engine slurm: expected a whole number of GPUs for each task, got "
-            f"gpus_per_task={config.gpus_per_task}."
-        )
-    if config.minutes is not None and config.minutes < SHORTEST:
-        raise UserError(
-            f"--engine slurm: expected {SHORTEST} minutes or more for a task, got "
-            f"minutes={config.minutes}. A task is warned up to {WARNING / 60:.0f} minutes before "
-            "its limit, and stops then."
-        )
-    if "%" in str(job_file):
-        raise UserError(
-            f"--engine slurm: expected a run folder without % in its path, got "
-            f"{job_file.parent.parent}; Slurm takes it for a pattern. Give another --out."
-        )
+    def _parameters(self) -> Mapping[str, Any]:
+        """What submitit writes into the batch script."""
+        config, threads = self.config, one_thread_environment()
+        gpus = (1 if config.gpus_per_task is None else int(config.gpus_per_task)) * self.on_gpu
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in threads.items()]
+        return {
+            "job_name": self.name,
+            "partition": config.partition,
+            "account": config.account,
+            "qos": config.qos,
+            "time": config.minutes or MINUTES,
+            "mem": config.memory_gb and f"{round(config.memory_gb * 1024)}MB",
+            "gpus_per_node": gpus or None,
+            "cpus_per_task": 1,
+            "srun_args": ["--cpus-per-task=1"],  # srun does not take sbatch's
+            "array_parallelism": self.longest,
+            "setup": [*exports, *config.setup],
+            "wckey": None,
+            "additional_parameters": {"requeue": True, **config.slurm_options},
+        }
 
 
-def require_submitit() -> None:
-    if importlib.util.find_spec("submitit") is None:
-        raise UserError(
-            "--engine slurm: expected the package submitit, which is not installed here. "
-            "Install it: pip install 'mjp-privacy[slurm]'."
-        )
+def states_of(name: str) -> Mapping[str, tuple[str, str]] | None:
+    """State and reason of each job of this name: {"12_3": ("PENDING", "Resources")}; None if Slurm
+    does not answer."""
+    options = ("--noheader", "--array", "--states=all", "--format=%i|%T|%r")
+    listed = output("squeue", *options, *_mine(name))
+    if listed is None:
+        return None
+    rows = [line.strip().split("|") for line in listed.splitlines() if line.strip()]
+    return {job: (state, " ".join(reason).strip("()")) for job, state, *reason in rows}
+
+
+def cancel(name: str) -> None:
+    """Stop all jobs of this name; running ones at once, for submitit has them ignore SIGTERM."""
+    output("scancel", "--quiet", "--signal=INT", "--state=RUNNING", *_mine(name))
+    output("scancel", "--quiet", *_mine(name))
+
+
+def _mine(name: str) -> tuple[str, str]:
+    return f"--name={name}", f"--user={getpass.getuser()}"
+
+
+def output(*command: str) -> str | None:
+    """What a command prints; None if it fails, is missing, or takes too long."""
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if ended.returncode else ended.stdout

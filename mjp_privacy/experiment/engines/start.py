@@ -1,18 +1,21 @@
-"""From options to a running engine: where it computes, how many work, and what it needs; an engine's
-packages are imported where it is asked for."""
+"""From options to a running engine: where it computes and how many work. An engine's packages are
+imported where it is asked for."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import free_bytes, pick_device
 from mjp_privacy.experiment.engines.coordinator import Engine
-from mjp_privacy.experiment.engines.options import EngineConfig, visible_gpus, workers_here
+from mjp_privacy.experiment.engines.options import (
+    EngineConfig,
+    check_engine,
+    visible_gpus,
+    workers_here,
+)
 from mjp_privacy.experiment.forecast import Forecast
 from mjp_privacy.experiment.plan import Plan
 
@@ -63,25 +66,11 @@ def settled(
     return replace(config, kind="local", workers=number), remark
 
 
-def check_engine(config: EngineConfig) -> None:
-    """Raise where the packages or programs of this engine are not on this machine."""
-    if config.kind == "ray":
-        from mjp_privacy.experiment.engines.ray_connection import INSTALL
-
-        if find_spec("ray") is None:
-            raise UserError(INSTALL)
-    if config.kind == "slurm":
-        from mjp_privacy.experiment.engines.slurm import require_submitit
-        from mjp_privacy.experiment.engines.slurm_queue import require_slurm
-
-        require_slurm()
-        require_submitit()
-
-
 def start_engine(config: EngineConfig, job_file: Path, on_gpu: bool) -> Engine:
     """The engine that does the tasks of this job; on_gpu: whether gradients are computed there."""
+    check_engine(config)
     if config.kind == "ray":
-        from mjp_privacy.experiment.engines.ray_cluster import RayEngine
+        from mjp_privacy.experiment.engines.ray import RayEngine
 
         return RayEngine.of(config, job_file, on_gpu)
     if config.kind == "slurm":

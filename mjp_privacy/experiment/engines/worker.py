@@ -1,38 +1,58 @@
-"""Does tasks of a job, wherever it runs: it knows the job's file and a task, nothing else.
+"""Does tasks of a job, wherever it runs: it knows the job's file and its own number, nothing else.
 
-    python -m mjp_privacy.experiment.engines.worker RUN/work/job.json
+    python -m mjp_privacy.experiment.engines.worker RUN/work/job.json 3
 
-reads one task a line from its input ("3 0 2 1": model, block, group, attempt) and answers each with
-a line. It ends when its input does. Engines that start functions in place of processes call
-`do_task`.
+does one task after the other that stands in RUN/work/worker-3.task. An engine that calls functions
+calls `serve`. A process keeps the plan, the model and the block that it had last.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
+import time
 import traceback
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from queue import Queue
 
 from mjp_privacy.core.errors import UserError, storage_error
 from mjp_privacy.core.files import watch_folder, working_folders
 from mjp_privacy.core.machine import one_thread, out_of_memory, pick_device
 from mjp_privacy.experiment.code import code_of_cells
-from mjp_privacy.experiment.engines.local import ENDED
-from mjp_privacy.experiment.job import Job, Task, TaskReport
+from mjp_privacy.experiment.job import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.plan import Finished, make_plan
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import Worker
 
 
+def serve(job_file: str, number: int, interval: float = 0.05) -> None:
+    """Do the tasks that the worker's file names, until it says `end` or is taken away."""
+    if not Path(job_file).is_file():
+        raise UserError(
+            f"{socket.gethostname()} does not see {job_file}: expected a file system that all "
+            "machines share"
+        )
+    done = ""
+    while True:
+        try:
+            text = task_file(Path(job_file), number).read_text(encoding="ascii")
+        except FileNotFoundError:
+            return
+        if text == END:
+            return
+        if text == done:
+            time.sleep(interval)
+            continue
+        do_task(job_file, *map(int, text.split()))
+        done = text
+
+
 def do_task(job_file: str, model: int, block: int, group: int, attempt: int = 1) -> None:
     """Do one task. What is done, and an error that ended it, is told in the task's file."""
-    task = Task(model, block, group, attempt)
-    path = Path(job_file).parent / task.file_name
+    path = Path(job_file).parent / Task(model, block, group, attempt).file_name
     report = TaskReport()
     report.write(path)
     try:
@@ -87,20 +107,14 @@ def _worker(job_file: str, written_at: int) -> Worker:
 
 
 def main() -> None:
-    """Do the tasks that come in by lines, until the input ends or the parent is gone."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # an attack may print what it likes: it goes to the log
-    lines: Queue[str] = Queue()
+    """Serve until the coordinator says `end` or is gone."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    serve(sys.argv[1], int(sys.argv[2]))
 
-    def read() -> None:
-        for line in sys.stdin:
-            lines.put(line)
-        os._exit(0)  # the coordinator is gone or has closed: whatever is half done is done again
 
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        do_task(sys.argv[1], *map(int, lines.get().split()))
-        print(ENDED, file=answers, flush=True)
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(0)  # whatever is half done is done again
 
 
 if __name__ == "__main__":

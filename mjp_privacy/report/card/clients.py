@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
-from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.metrics.coded import Images
 from mjp_privacy.report.cell_columns import client_text
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.worst_case import Group, meets_trained_model, reconstructs

@@ -58,7 +58,7 @@ ILL_CONDITIONED = Flag(
     "i",
     "ill-conditioned",
     "cond(A) exceeds what the precision of the gradients resolves on most images: rounding decides "
-    "the score, and another number of threads gives another.",
+    "the score, and another machine may give another.",
 )
 ASSUMES_8_BIT = Flag(
     "p",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.metrics.coded import Images
 from mjp_privacy.metrics.shares import wilson
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.axes import (

@@ -12,14 +12,13 @@ from typing import Any
 import yaml
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import FileKind, yaml_value
+from mjp_privacy.core.read import yaml_value
 from mjp_privacy.core.text import plain, shown
-from mjp_privacy.experiment.damaged_lists import EXPERIMENT
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.tensor_files import check_digest
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.loading import EXPERIMENT, Line
 
 CONFIG = "config.yaml"
-IMAGES = FileKind("the list of a run's images", "Run the attack again.", 1 << 34)
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,22 @@ def provenance(runs: Sequence[Path], lines: Sequence[Line]) -> tuple[tuple[str, 
             facts.append((f"{prefix}config, sha256", digest))
     for run in runs:
         prefix = f"{_named(run)}: " if len(runs) > 1 else ""
-        images = run / "images.csv"
-        if images.is_file():
-            digest = IMAGES.sha256(images)
-            facts.append((f"{prefix}list of images and their hashes (images.csv), sha256", digest))
+        root = RunStore(run).root
+        if digest := _images_digest([line for line in lines if line.store.root == root]):
+            facts.append((f"{prefix}images and their hashes, sha256", digest))
     return (*facts, *_weights(lines))
+
+
+def _images_digest(lines: Sequence[Line]) -> str:
+    """The SHA-256 of the names of a run's images and of their hashes; "" where no row has any."""
+    hashes: dict[str, str] = {}
+    for line in {line.images: line for line in lines}.values():  # equal images are one object
+        rows = line.store.read(line.run_id, ["image_id", "sha256", "pixel_sha256"])
+        if {"sha256", "pixel_sha256"} <= set(rows):
+            both = rows["sha256"].fillna("") + " " + rows["pixel_sha256"].fillna("")
+            hashes |= dict(zip(rows["image_id"], both, strict=True))
+    listed = "".join(f"{image} {hashes[image]}\n" for image in sorted(hashes))
+    return hashlib.sha256(listed.encode("utf-8", "replace")).hexdigest() if listed else ""
 
 
 def _prefix(config: RunConfig, runs: int, configs: int) -> str:

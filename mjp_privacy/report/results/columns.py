@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.experiment.cell_facts import CellFacts, CommandFacts, columns_of
-from mjp_privacy.experiment.store import ROW_COLUMNS
+from mjp_privacy.experiment.cell_facts import CommandFacts, columns_of
+from mjp_privacy.experiment.scores import UNREADABLE, CellScores
 from mjp_privacy.report.cell_columns import CLIENT_FACTS, client_text
 from mjp_privacy.report.loading import Line
 
@@ -48,28 +48,23 @@ PLAIN_CLIENT = {"mode": "eval", "loss": "cross_entropy", "batch": 1}
 
 def line_rows(line: Line, *, paper_scores: bool = False) -> pd.DataFrame:
     """One row for each image of a line: its scores, diagnostics, status and reason."""
-    images = line.rows.drop_duplicates("image_id").set_index("image_id")
-    status = _status(line)
+    images = line.store.read(line.run_id, ["image_id", "group", "status", "reason"])
+    images = images[images["status"] != UNREADABLE]
+    names = images["image_id"].astype(str)
     columns: dict[str, Any] = {
         "line": np.int16(line.number),
         **{name: _of_line(line, name) for name in LINE_COLUMNS},
         "uploads": np.int16(line.uploads),
-        "image_id": images.index.astype(str),
-        "group": images["group"].to_numpy() if "group" in images else None,
+        "image_id": names.to_numpy(),
+        "group": images["group"].to_numpy(),
     }
     wanted = {**SCORES, **(PAPER_SCORES if paper_scores else {}), **DIAGNOSTICS}
     for name, (metric, variant) in wanted.items():
-        values = line.scored(metric, variant).reindex(images.index.astype(str))
+        values = line.scored(metric, variant).reindex(names)
         columns[name] = values.to_numpy(dtype=np.float32)
     for name in ("status", "reason"):
-        columns[name] = status[name].reindex(images.index).fillna("").to_numpy()
+        columns[name] = images[name].fillna("").to_numpy()
     return pd.DataFrame(columns).reset_index(drop=True)
-
-
-def _status(line: Line) -> pd.DataFrame:
-    """Status and reason of each image, as its first score has them."""
-    scores = line.rows[line.rows["variant"].isin(["standard", "paper"])]
-    return scores.drop_duplicates("image_id").set_index("image_id")[["status", "reason"]]
 
 
 def _of_line(line: Line, name: str) -> Any:
@@ -122,20 +117,10 @@ def without_repetition(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"shared": shared, "lines": entries}
 
 
-def long_rows(wide: pd.DataFrame, cell: CellFacts) -> pd.DataFrame:
-    """One row for each image and metric again, as a run stores them."""
-    shared = {name: cell.columns.get(name) for name in ROW_COLUMNS if name in cell.columns}
-    of_image = wide[["image_id", "group", "status", "reason"]]
-    parts = []
-    for name, (metric, variant) in {**SCORES, **PAPER_SCORES, **DIAGNOSTICS}.items():
-        if name not in wide:
-            continue
-        values = wide[name].to_numpy(dtype=np.float64)
-        computed = name not in DIAGNOSTICS and not np.isnan(values).all()
-        kept = ~np.isnan(values) | computed
-        if name not in DIAGNOSTICS:
-            kept |= (wide["status"] != "ok").to_numpy()
-        parts.append(of_image[kept].assign(metric=metric, variant=variant, value=values[kept]))
-    rows = pd.concat(parts, ignore_index=True)
-    facts = {name: value for name, value in shared.items() if name not in rows}
-    return rows.assign(**facts).reindex(columns=[*ROW_COLUMNS, "group"])
+def score_table(rows: pd.DataFrame) -> CellScores:
+    """The scores of a line, from its published rows."""
+    known = {**SCORES, **PAPER_SCORES, **DIAGNOSTICS}
+    names = {n: f"{metric}.{variant}" for n, (metric, variant) in known.items() if n in rows}
+    of_image = rows[["image_id", "group", "status", "reason"]].assign(code=None)
+    scores = rows[[*names]].dropna(axis=1, how="all").rename(columns=names)
+    return CellScores.of_table(pd.concat([of_image, scores], axis=1))

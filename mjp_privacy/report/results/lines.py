@@ -18,8 +18,8 @@ import pandas as pd
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import FileKind
-from mjp_privacy.experiment.image_names import Images
-from mjp_privacy.experiment.score_table import JoinedTable
+from mjp_privacy.experiment.scores import JoinedTable
+from mjp_privacy.metrics.coded import Images
 from mjp_privacy.report.line import Line
 from mjp_privacy.report.results.columns import REPEATS
 from mjp_privacy.report.results.figures import (

@@ -29,11 +29,10 @@ from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.read import FileKind, json_value, read_json_lines, yaml_value
 from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.score_table import MemoryTable
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.line import Line
 from mjp_privacy.report.loading import load_runs
-from mjp_privacy.report.results.columns import REPEATS, cells, line_rows, long_rows
+from mjp_privacy.report.results.columns import REPEATS, cells, line_rows, score_table
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 
 KEY = "mjp_privacy"  # of the metadata, JSON
@@ -52,7 +51,7 @@ class PublishedRun:
     config_sha256: str  # of the run's experiment.yaml, the config as it was resolved
     commit: str | None  # of the code, as the run noted it
     torch: str | None
-    threads: int | None
+    threads: int | None  # of each worker; more than one in runs of earlier versions
     date: str | None  # of the run's start, UTC
     commits: str | None = None  # of the code that made its rows, where not all of the file's did
 
@@ -138,7 +137,7 @@ def _published_run(run: Path, name: str) -> PublishedRun:
         config_sha256=hashlib.sha256(config).hexdigest(),
         commit=start.get("commit"),
         torch=start.get("torch"),
-        threads=start.get("threads"),
+        threads=start.get("threads", 1 if start else None),
         date=None if moment is None else _day(moment),
     )
 
@@ -212,10 +211,10 @@ def _published(facts: Mapping[str, Any], frame: pd.DataFrame, path: Path) -> Pub
 
 
 def _line(
-    entry: Mapping[str, Any], shared: Mapping[str, Any], wide: pd.DataFrame, store: RunStore
+    entry: Mapping[str, Any], shared: Mapping[str, Any], rows: pd.DataFrame, store: RunStore
 ) -> Line:
     cell = CellFacts.read({**shared, **entry["cell"]})
-    return Line(entry["number"], entry["run"], cell, MemoryTable(long_rows(wide, cell)), store)
+    return Line(entry["number"], entry["run"], cell, score_table(rows), store)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

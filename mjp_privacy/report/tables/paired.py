@@ -9,7 +9,7 @@ from itertools import starmap
 
 import numpy as np
 
-from mjp_privacy.experiment.image_names import Images
+from mjp_privacy.metrics.coded import Images
 from mjp_privacy.metrics.paired_tests import (
     ENUMERATED,
     EXACT_RANKS,

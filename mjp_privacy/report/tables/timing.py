@@ -12,41 +12,34 @@ from mjp_privacy.report.tables.text import TextTable
 STAGES = ("decode", "gradient", "attack", "score")
 
 CAPTION = (
-    "Wall-clock seconds per image on the machine that ran each stage, median over blocks of "
-    "images; the times of these stages are not among the rows. The time of a gradient that "
-    "several attacks share is counted for the first of them. Another machine gives other figures, "
-    "so compare only lines with the same device and number of threads."
+    "Wall-clock seconds per image on the machine that ran each stage, with one thread, median over "
+    "blocks of images; the times of these stages are not among the scores. The time of a gradient "
+    "that several attacks share is counted for the first of them. Another machine gives other "
+    "figures, so compare only lines with the same device."
 )
-
-COLUMNS = ("run", "run_id", "stage", "seconds", "images", "device", "threads")
 
 
 def timing_table(lines: Sequence[Line], timings: pd.DataFrame) -> TextTable | None:
     """Medians over the blocks of each attack and dtype; None where nothing was timed."""
-    if timings.empty or any(column not in timings for column in COLUMNS):
-        return None
-    cells = pd.DataFrame(
-        [(line.run, line.run_id, line.cell.attack.title, line.cell.dtype) for line in lines],
-        columns=["run", "run_id", "attack", "dtype"],
-    ).drop_duplicates()
-    timed = timings[list(COLUMNS)].merge(cells, on=["run", "run_id"])
-    timed["stage_order"] = [
-        STAGES.index(stage) if stage in STAGES else len(STAGES) for stage in timed["stage"]
-    ]
-    keys = ["attack", "dtype", "device", "threads", "stage_order", "stage"]
-    timed = timed[timed["images"] > 0]
+    timed = timings[timings["images"] > 0] if len(timings) else timings
     if timed.empty:
         return None
-    timed["each"] = timed["seconds"] / timed["images"]
-    by_stage = timed.groupby(keys, dropna=False, observed=True)
-    stages = by_stage.agg({"images": "sum", "each": "median"})
-    sums = stages.reset_index()
+    cells = {line.number: line.cell for line in lines}
+    timed = timed[timed["line"].isin(cells)]
+    order = {stage: place for place, stage in enumerate(STAGES)}
+    timed = timed.assign(
+        attack=timed["line"].map({n: cell.attack.title for n, cell in cells.items()}),
+        dtype=timed["line"].map({n: cell.dtype for n, cell in cells.items()}),
+        order=timed["stage"].map(order).fillna(len(order)),
+    )
+    keys = ["attack", "dtype", "device", "order", "stage"]
+    stages = timed.groupby(keys, dropna=False).agg({"images": "sum", "seconds": "median"})
     rows = tuple(
         (
-            *(str(row[key]) for key in ("attack", "dtype", "stage", "device", "threads", "images")),
-            f"{row['each']:.3g}",
+            *(str(row[key]) for key in ("attack", "dtype", "stage", "device", "images")),
+            f"{row['seconds']:.3g}",
         )
-        for row in sums.to_dict("records")
+        for row in stages.reset_index().to_dict("records")
     )
-    header = ("Attack", "dtype", "Stage", "Device", "Threads", "Images", "s / image")
-    return TextTable("Time", CAPTION, header, rows, "llllrrr")
+    header = ("Attack", "dtype", "Stage", "Device", "Images", "s / image")
+    return TextTable("Time", CAPTION, header, rows, "llllrr")

@@ -62,7 +62,7 @@ def picture_ids(line: Line) -> list[str]:
     if isinstance(line, DerivedLine):
         stored = [(member, picture_ids(member)) for member in line.taken]
         return sorted(i for member, ids in stored for i in ids if line.chosen.get(i) is member)
-    return sorted(line.store.reconstructed(line.run_id))
+    return sorted(line.store.pictured(line.run_id))
 
 
 def attackers_choice_by_image(lines: Sequence[Line]) -> dict[str, Line]:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
-from mjp_privacy.experiment.score_table import MemoryTable
 from scipy.stats import binomtest
 
+from mjp_privacy.experiment.scores import CellScores
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.curves import MOST_STEPS, ecdf, success
@@ -172,19 +173,25 @@ def test_odd_lines_do_not_break(tmp_path: Path, scores: list[float | str], count
         assert "nan" not in chart.svg
 
 
+def rows_of(line: Line) -> pd.DataFrame:
+    return line.store.read(line.run_id)
+
+
 def test_without_rows_there_is_no_chart(tmp_path: Path) -> None:
     line = line_of(tmp_path, [10.0])
-    empty = Line(line.number, line.run, line.cell, MemoryTable(line.rows.head(0)), line.store)
+    empty = Line(
+        line.number, line.run, line.cell, CellScores.of_table(rows_of(line).head(0)), line.store
+    )
     assert distribution_charts([empty]) == distribution_charts([]) == ()
 
 
 def test_without_lpips_ssim_stands_in(tmp_path: Path) -> None:
     line = line_of(tmp_path, [10.0, 20.0])
-    rows = line.rows[line.rows["metric"] != "lpips"]
-    other = Line(line.number, line.run, line.cell, MemoryTable(rows), line.store)
+    rows = rows_of(line).drop(columns=["lpips.standard", "lpips.paper"])
+    other = Line(line.number, line.run, line.cell, CellScores.of_table(rows), line.store)
     assert [chart.name for chart in distribution_charts([other])] == ["success", "ssim", "spread"]
-    rows = rows[rows["metric"] != "ssim"]
-    other = Line(line.number, line.run, line.cell, MemoryTable(rows), line.store)
+    rows = rows.drop(columns=["ssim.standard", "ssim.paper"])
+    other = Line(line.number, line.run, line.cell, CellScores.of_table(rows), line.store)
     assert [chart.name for chart in distribution_charts([other])] == ["success", "spread"]
 
 

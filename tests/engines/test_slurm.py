@@ -1,0 +1,274 @@
+"""The Slurm engine against commands that a test plays; test_clusters.py has real ones."""
+
+from __future__ import annotations
+
+import os
+import pickletools
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.engines import slurm as slurm_module
+from mjp_privacy.experiment.engines.coordinator import last_words
+from mjp_privacy.experiment.engines.slurm import STARTS, SlurmWorker
+from mjp_privacy.experiment.job import task_file
+from tests.helpers.slurm import FakeSlurm, arrays, engine_in
+from tests.helpers.trap import until
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    monkeypatch.setattr(slurm_module, "LOOK", 0.0)
+    return FakeSlurm.installed(tmp_path / "slurm", monkeypatch)
+
+
+# what becomes of a job ----------------------------------------------------------------------------
+
+
+def test_a_job_that_failed_is_gone_with_its_last_words(slurm: FakeSlurm, tmp_path: Path) -> None:
+    engine = engine_in(tmp_path)
+    engine.start([0, 1])
+    slurm.say({"1_0": "RUNNING|None", "1_1": "RUNNING|None"})
+    assert not engine.gone()
+    log = tmp_path / "my run" / "work" / "slurm" / engine.name / "1_1_0_log.err"
+    log.write_text("RuntimeError: no GPU\nsrun: error: node7: task 0: Exited with exit code 1\n")
+    slurm.say({"1_0": "RUNNING|None", "1_1": "FAILED|NonZeroExitCode"})
+    [(number, words)] = engine.gone().items()
+    assert number == 1
+    assert words.endswith(": RuntimeError: no GPU")
+    assert not engine.gone()
+    assert not slurm.calls("scancel")
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        ("BOOT_FAIL", "BOOT_FAIL"),
+        ("CANCELLED", "CANCELLED"),
+        ("DEADLINE", "DEADLINE"),
+        ("FAILED", "no log"),  # as if the node did not see the folder
+        ("NODE_FAIL", "NODE_FAIL"),
+        ("OUT_OF_MEMORY", "memory_gb"),
+        ("TIMEOUT", "minutes"),
+        ("PENDING|(PartitionTimeLimit)", "PartitionTimeLimit"),
+        ("PENDING|launch failed requeued held", "requeued held"),
+        (None, "UNKNOWN"),
+    ],
+)
+def test_every_end_is_named(slurm: FakeSlurm, tmp_path: Path, state: str | None, name: str) -> None:
+    engine = engine_in(tmp_path)
+    engine.start([3])
+    slurm.say({"1": state} if state else {})
+    [(number, words)] = engine.gone().items()
+    assert number == 3
+    assert name in words
+    assert slurm.calls("scancel") == (["--quiet 1"] if "PENDING" in str(state) else [])
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("PENDING|Resources", "PENDING|JobHeldUser", "RUNNING", "COMPLETING", "SUSPENDED"),
+        *("REQUEUED", "PREEMPTED", "SILENT"),
+    ],
+)
+def test_jobs_that_wait_or_run_are_not_gone(slurm: FakeSlurm, tmp_path: Path, state: str) -> None:
+    """A preempted one may come back, and while Slurm does not answer nothing is known."""
+    engine = engine_in(tmp_path)
+    engine.start([0])
+    slurm.say({"1": state})
+    if state == "SILENT":
+        slurm.be_silent()
+    assert not engine.gone()
+
+
+def test_jobs_that_were_cancelled_before_they_started_share_a_state(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    engine = engine_in(tmp_path)
+    engine.start([0, 1, 2])
+    slurm.say({"1": "CANCELLED|None", "1_0": "RUNNING|None"})
+    assert set(engine.gone()) == {1, 2}
+
+
+def test_the_last_line_of_a_log_is_the_workers_own(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_words(log) == ""
+    for text, line in {
+        "": "",
+        "Killed by hand\n\n": ": Killed by hand",
+        "srun: error: node7: task 0: Killed\n": ": srun: error: node7: task 0: Killed",
+        "MemoryError\nslurmstepd: error: x\nsrun: error: y\n": ": MemoryError",
+        "submitit WARNING (x) - Bypassing signal SIGTERM\nsrun: x\n": ": srun: x",
+    }.items():
+        log.write_text(text)
+        assert last_words(log) == line
+
+
+# what is submitted --------------------------------------------------------------------------------
+
+
+def test_arrays_are_as_long_as_the_cluster_takes_them(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.take_arrays_of(3)
+    engine = engine_in(tmp_path)
+    assert engine.most == 3
+    engine.start(range(7))
+    assert arrays(slurm) == ["0-2", "0-2", "single"]
+    assert engine_in(tmp_path, workers=50).most == 50
+
+
+def test_what_sbatch_does_not_take_now_waits_for_the_others(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    engine = engine_in(tmp_path)
+    engine.start([0, 1])
+    slurm.refuse("sbatch: error: Batch job submission failed: Job violates QOS policy")
+    engine.start([2])
+    slurm.say({"1_0": "RUNNING", "1_1": "RUNNING"})
+    assert not engine.gone()
+    slurm.refuse(None)
+    engine.gone()
+    assert arrays(slurm) == ["0-1", "single"]
+
+
+def test_what_sbatch_never_takes_is_said(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.refuse("sbatch: error: no\nsbatch: error: Batch job submission failed: Invalid qos\n")
+    with pytest.raises(UserError, match="Invalid qos"):
+        engine_in(tmp_path).start([0])
+
+
+def test_options_are_those_of_the_batch_script(slurm: FakeSlurm, tmp_path: Path) -> None:
+    engine_in(
+        tmp_path,
+        on_gpu=True,
+        partition="gpu",
+        account="lab",
+        qos="long",
+        minutes=90,
+        memory_gb=12.5,
+        slurm_options={"constraint": "a100", "nice": 10},
+        setup=("module load python",),
+    ).start([0, 1])
+    [script] = slurm.scripts()
+    lines = script.splitlines()
+    flags = {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")}
+    assert {
+        *("partition=gpu", "account=lab", "qos=long", "time=90", "mem=12800MB", "requeue"),
+        *("constraint=a100", "nice=10", "cpus-per-task=1", "gpus-per-node=1", "array=0-1%2"),
+    } <= flags
+    assert not [flag for flag in flags if flag.startswith("wckey")]
+    assert re.search(r"--job-name=mjp-my-run-[0-9a-f]{8}$", script, re.MULTILINE)
+    assert lines.index("export OMP_NUM_THREADS=1") < lines.index("module load python")
+    engine_in(tmp_path, gpus_per_task=2).start([0])
+    assert "gpus" not in slurm.scripts()[1]
+
+
+def test_what_is_pickled_are_a_path_and_numbers(slurm: FakeSlurm, tmp_path: Path) -> None:
+    engine = engine_in(tmp_path)
+    engine.start([0])
+    [first] = (tmp_path / "my run" / "work" / "slurm" / engine.name).glob("*_submitted.pkl")
+    operations = list(pickletools.genops(first.read_bytes()))
+    strings = [value for _, value, _ in operations if isinstance(value, str)]
+    assert {"SlurmWorker", "DelayedSubmission", str(engine.job_file)} < set(strings)
+    assert len([1 for operation, _, _ in operations if operation.name == "STACK_GLOBAL"]) == 2
+
+
+def test_jobs_do_not_inherit_the_job_that_the_command_is_part_of(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "1000")
+    engine_in(tmp_path).start([0])
+    assert "SLURM_MEM_PER_CPU=1000" in slurm.environment(1)  # a setting of the user's own
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    engine_in(tmp_path).start([0])
+    inherited = [line for line in slurm.environment(2).splitlines() if line.startswith("SLURM_")]
+    assert inherited == ["SLURM_CONF=/etc/slurm.conf"]
+    assert os.environ["SLURM_MEM_PER_CPU"] == "1000"
+
+
+def test_a_folder_that_slurm_takes_for_a_pattern_is_refused(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="50%"):
+        engine_in(tmp_path / "50%")
+
+
+# the end ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended", [0, 1, 2])
+def test_what_is_left_at_the_end_is_cancelled(slurm: FakeSlurm, tmp_path: Path, ended: int) -> None:
+    """Jobs that have ended by themselves are left to it."""
+    engine = engine_in(tmp_path)
+    engine.start([0, 1])
+    for number in range(ended):
+        folder = tmp_path / "my run" / "work" / "slurm" / engine.name
+        (folder / f"1_{number}_0_result.pkl").touch()
+    engine.close()
+    cancelled = [call for call in slurm.calls("scancel") if f"--name={engine.name}" in call]
+    assert bool(cancelled) == (ended < 2)
+
+
+def test_jobs_of_a_command_that_was_killed_are_cancelled_by_the_next(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    killed = engine_in(tmp_path)
+    killed.start([0, 1])
+    assert not slurm.calls("scancel")
+    engine_in(tmp_path)
+    assert [call for call in slurm.calls("scancel") if f"--name={killed.name}" in call]
+
+
+# requeued -----------------------------------------------------------------------------------------
+
+
+def test_a_task_that_never_ends_in_time_is_given_up(tmp_path: Path) -> None:
+    """Starts count as long as the worker has the same task."""
+    job = tmp_path / "job.json"
+    worker = SlurmWorker(str(job), 3)
+    for text, starts in [("0 0 0 1", 1), ("0 0 0 1", 2), ("0 1 0 1", 1)]:
+        task_file(job, 3).write_text(text)
+        worker = worker.checkpoint().function
+        assert (worker.number, worker.task, worker.starts) == (3, text, starts)
+    worker = SlurmWorker(str(job), 3, text, STARTS - 1)
+    with pytest.raises(SystemExit, match="minutes"):
+        worker.checkpoint()
+
+
+def test_a_signal_ends_a_worker_at_once_and_no_attack_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its work goes on in a thread, and would take what is raised for an error of its own."""
+
+    class Exited(BaseException):
+        """In place of the end of the process."""
+
+    def leave(code: int) -> None:
+        raise Exited(code)
+
+    over = threading.Event()
+    seen: list[bool] = []
+
+    def works(job_file: str, number: int, interval: float) -> None:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        seen.append(over.wait(20))
+
+    before = signal.signal(signal.SIGUSR2, lambda *_: sys.exit("its task was not done"))
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(slurm_module, "serve", works)
+    try:
+        with pytest.raises(Exited):
+            SlurmWorker(str(tmp_path / "job.json"), 3)()
+    finally:
+        over.set()
+        signal.signal(signal.SIGUSR2, before)
+    until(lambda: seen == [True])
+    assert "its task was not done" in capfd.readouterr().err

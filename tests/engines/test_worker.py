@@ -1,0 +1,114 @@
+"""A worker does the tasks that its file names, keeps what it has in memory, and tells all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.engines import worker as worker_module
+from mjp_privacy.experiment.engines.worker import do_task, serve
+from mjp_privacy.experiment.job import END, Job, Task, TaskReport, task_file
+from mjp_privacy.experiment.simulated import SimulatedModel
+from mjp_privacy.experiment.source import Block
+from mjp_privacy.experiment.work import OpenModel
+from tests.helpers.runs import photographs, tiny
+
+CONFIG = tiny(attacks=[{"name": "grey"}], dtypes=["float32", "float64"])
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """A run of six images, two blocks of two models."""
+    monkeypatch.chdir(tmp_path)
+    images = photographs(tmp_path / "images", 6)
+    (tmp_path / "run").mkdir()
+    chosen = tuple(f"{number}.png" for number in range(6))
+    made = Job(
+        *(str(tmp_path / "run"), load_experiment(CONFIG), "cpu", False, str(tmp_path), {}),
+        images=str(images),
+        chosen=chosen,
+    )
+    made.path.parent.mkdir()
+    made.write()
+    yield made
+    worker_module._worker.cache_clear()
+
+
+def told(job: Job, task: Task) -> TaskReport:
+    return TaskReport.read(job.path.parent / task.file_name)
+
+
+def test_the_job_is_read_as_it_was_written(job: Job) -> None:
+    assert Job.read(job.path) == job
+
+
+def test_the_model_and_the_block_are_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, read, of, block_of = [], [], OpenModel.of, SimulatedModel.block
+
+    def of_name(plan: Any, source: Any, name: str) -> OpenModel:
+        opened.append(name)
+        return of(plan, source, name)
+
+    def of_block(self: SimulatedModel, block: Block) -> Any:
+        read.append(block.index)
+        return block_of(self, block)
+
+    monkeypatch.setattr(OpenModel, "of", of_name)
+    monkeypatch.setattr(SimulatedModel, "block", of_block)
+    for task in [Task(0, 0, 0), Task(0, 0, 1), Task(0, 1, 0), Task(1, 0, 0)]:
+        do_task(str(job.path), *task.key)
+        report = told(job, task)
+        assert report.ended
+        assert not report.error
+        assert report.units == 3
+    assert opened == ["ViT", "MJP"]
+    assert read == [0, 1, 0]
+
+
+def test_a_task_that_is_given_again_finds_what_is_there(job: Job) -> None:
+    do_task(str(job.path), 0, 0, 0)
+    do_task(str(job.path), 0, 0, 0, attempt=2)
+    report = told(job, Task(0, 0, 0, 2))
+    assert (report.units, report.finished) == (0, told(job, Task(0, 0, 0)).units)
+
+
+def test_an_error_is_told_in_the_tasks_file(job: Job) -> None:
+    """A mistake in one line, a fault with its place."""
+    Path(str(job.images), "3.png").unlink()
+    do_task(str(job.path), 0, 0, 0)
+    report = told(job, Task(0, 0, 0))
+    assert report.ended
+    assert "3.png" in report.error
+    assert "Traceback" not in report.error
+    Path(str(job.images), "3.png").touch()
+    worker_module._worker.cache_clear()
+    do_task(str(job.path), 9, 0, 0)
+    assert "Traceback" in told(job, Task(9, 0, 0)).error
+
+
+def test_a_worker_does_one_task_after_the_other(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[int, ...]] = []
+
+    def do(job_file: str, *numbers: int) -> None:
+        done.append(numbers)
+        text = "1 2 3 1" if len(done) == 1 else END
+        task_file(job.path, 3).write_text(text)
+
+    monkeypatch.setattr(worker_module, "do_task", do)
+    task_file(job.path, 3).write_text("0 0 0 1")
+    serve(str(job.path), 3)
+    assert done == [(0, 0, 0, 1), (1, 2, 3, 1)]
+    task_file(job.path, 3).unlink()
+    serve(str(job.path), 3)  # the command is over
+    assert len(done) == 2
+
+
+def test_a_machine_that_does_not_see_the_run_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"does not see .*job\.json"):
+        serve(str(tmp_path / "job.json"), 0)
+    assert not list(tmp_path.iterdir())

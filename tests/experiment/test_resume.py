@@ -1,0 +1,302 @@
+"""A run goes on where it stopped, however it stopped, and never takes other images for its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.core import files
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment import store
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.work import Worker
+from tests.helpers.command import attack_command
+from tests.helpers.faulty_attacks import raised
+from tests.helpers.runs import (
+    KEYS,
+    attack,
+    cells,
+    names,
+    one_cell,
+    photograph,
+    photographs,
+    rows,
+    said,
+    same_results,
+    same_rows,
+    same_tensors,
+    tensors,
+    tiny,
+    values,
+    written,
+)
+from tests.helpers.trap import until
+
+ROOT = Path(__file__).parents[2]
+BOTH = ["float32", "float64"]
+MASKED = [{"models": ["MJP"], "settings": ["b", "c"], "gammas": [0.5]}]
+"""Four of the whole run's cells: eight files of rows."""
+
+
+# killed -------------------------------------------------------------------------------------------
+
+
+def same_as(whole: Path, out: Path) -> None:
+    """The cells of a run are those of the whole one, to the last bit."""
+    ids = [entry["run_id"] for entry in cells(out)]
+    pd.testing.assert_frame_equal(rows(out), rows(whole, ids), check_exact=True)
+    for run_id in ids:
+        same_tensors(tensors(out, run_id), tensors(whole, run_id))
+
+
+def test_a_process_killed_by_signal_9_goes_on(images: Path, whole: Path, tmp_path: Path) -> None:
+    out, environment = tmp_path / "run", {**os.environ, "OMP_NUM_THREADS": "1"}
+    options = ["--engine", "here"]
+    with attack_command(
+        tiny(dtypes=BOTH, grid=MASKED), images, out, options, environment
+    ) as running:
+        until(lambda: len(written(out)) >= 2 or running.process.poll() is not None)
+        running.process.kill()
+        assert running.wait() == -signal.SIGKILL, running.errors()
+    kept = written(out)
+    assert 2 <= len(kept) < 8
+    assert attack(images, out, tiny(dtypes=BOTH, grid=MASKED)).exit_code == 0
+    same_as(whole, out)
+    assert kept.items() <= written(out).items(), "finished rows were written again"
+
+
+class Killed(BaseException):
+    """Stands in for the end of the process: nothing may catch it."""
+
+
+def dying(at: int, *, before: bool) -> Callable[..., Path]:
+    """`write_named` that dies at its k-th file, before or after that is in place."""
+    write, calls = files.write_named, count(1)
+
+    def mortal(path: Path, *arguments: Any, **options: Any) -> Path:
+        number = next(calls)
+        if number == at and before:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name(f".{path.name}.1@elsewhere.tmp").write_bytes(b"half")
+            raise Killed
+        written = write(path, *arguments, **options)
+        if number == at:
+            raise Killed
+        return written
+
+    return mortal
+
+
+@pytest.mark.parametrize(
+    ("at", "before"),
+    [(1, True), (3, True), (4, False), (5, True), (6, False), (8, True)],
+)
+def test_a_run_that_dies_at_any_file_goes_on(
+    images: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at: int,
+    before: bool,
+) -> None:
+    config = tiny(dtypes=["float64"], grid=MASKED)
+    with monkeypatch.context() as patch:
+        mortal = dying(at, before=before)
+        for module in (files, store):
+            patch.setattr(module, "write_named", mortal)
+        with pytest.raises(Killed):
+            attack(images, tmp_path, config)
+    finished = written(tmp_path)
+    assert attack(images, tmp_path, config).exit_code == 0
+    assert finished.items() <= written(tmp_path).items()
+    same_as(whole, tmp_path)
+
+
+def test_a_run_that_ended_early_lists_the_cells_it_owes(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of a half-finished run must not look like that of a whole one."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "work_block", lambda *_: raised(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            attack(images, tmp_path, tiny(), limit=3)
+    planned = cells(tmp_path)
+    attack(images, tmp_path, tiny(), limit=3)
+    assert [c["cell_key"] for c in planned] == [c["cell_key"] for c in cells(tmp_path)]
+    assert {c["status"] for c in planned if c["model"] == "MJP"} == {"failed"}
+    assert all(c["reason"] for c in planned if c["model"] == "MJP")
+    assert {(c["status"], c["reason"]) for c in cells(tmp_path)} == {("ok", "")}
+
+
+def test_a_damaged_and_a_missing_file_are_named_and_made_again(
+    images: Path, whole: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "run"))
+    missing, flipped, *_ = sorted(out.glob("rows/*/00001.*.parquet"))
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 1
+    missing.unlink()
+    flipped.write_bytes(content)
+    assert attack(images, out, tiny(dtypes=BOTH)).exit_code == 0
+    assert str(flipped.relative_to(out)) in said(out)
+    assert (out / "damaged" / flipped.relative_to(out)).read_bytes() == content
+    same_results(whole, out)
+
+
+def test_the_same_command_again_does_nothing(
+    images: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "run"))
+    before = written(out)
+    monkeypatch.setattr(FedSGDClient, "update", lambda *_, **__: pytest.fail("computed again"))
+    assert attack(images, out, tiny(dtypes=BOTH)).exit_code == 0
+    assert written(out) == before
+    same_results(whole, out)
+    assert cells(out) == cells(whole)
+    assert "all 60 units" in said(out)
+
+
+# limits -------------------------------------------------------------------------------------------
+
+
+def test_a_larger_limit_adds_blocks_to_a_smaller_one(images: Path, tmp_path: Path) -> None:
+    attack(images, tmp_path / "grown", one_cell(), limit=3)
+    first, files = rows(tmp_path / "grown"), written(tmp_path / "grown")
+    assert attack(images, tmp_path / "grown", one_cell(), limit=6).images == 6
+    assert files.items() <= written(tmp_path / "grown").items()
+    attack(images, tmp_path / "fresh", one_cell(), limit=6)
+    same_rows(tmp_path / "grown", tmp_path / "fresh")
+    kept = rows(tmp_path / "grown")
+    kept = kept[kept["image_id"].isin(set(first["image_id"]))].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, first, check_exact=True)
+
+
+def test_a_limit_inside_a_block_ends_with_the_rows_of_a_fresh_run(
+    images: Path, tmp_path: Path
+) -> None:
+    """The block is done again as a whole, for its numbers move with the batch."""
+    config = one_cell(dtypes=BOTH, block=6)
+    attack(images, tmp_path / "grown", config, limit=2)
+    attack(images, tmp_path / "grown", config, limit=6)
+    attack(images, tmp_path / "fresh", config, limit=6)
+    same_results(tmp_path / "grown", tmp_path / "fresh")
+
+
+def test_a_smaller_limit_finds_everything_done(images: Path, whole: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "run"))
+    files = written(out)
+    summary = attack(images, out, tiny(dtypes=BOTH), limit=2)
+    assert (summary.images, summary.exit_code) == (2, 0)
+    assert written(out) == files
+    same_rows(whole, out)
+
+
+# other images -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(images: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of the images, and a finished run on it."""
+    folder = Path(shutil.copytree(images, tmp_path / "images"))
+    attack(folder, tmp_path / "run", one_cell())
+    return folder, tmp_path / "run"
+
+
+def test_other_pixels_under_the_same_name_are_refused(own: tuple[Path, Path]) -> None:
+    folder, run = own
+    before, files = rows(run), written(run)
+    for spoil in (photograph(99).save, lambda path: path.write_bytes(b"no image")):
+        spoil(folder / "2.png")
+        with pytest.raises(UserError, match=r"2\.png"):
+            attack(folder, run, one_cell())
+        assert written(run) == files
+    pd.testing.assert_frame_equal(rows(run), before)
+    photograph(2).save(folder / "2.png", compress_level=0)  # the same pixels in other bytes
+    assert attack(folder, run, one_cell()).exit_code == 0
+    assert written(run) == files
+
+
+def test_equal_pixels_of_another_shape_are_other_pixels(tmp_path: Path) -> None:
+    folder = photographs(tmp_path / "images", 1, labelled=False)
+    Image.new("RGB", (40, 64), "red").save(folder / "1.png")
+    attack(folder, tmp_path / "run", one_cell())
+    Image.new("RGB", (64, 40), "red").save(folder / "1.png")
+    with pytest.raises(UserError, match=r"1\.png"):
+        attack(folder, tmp_path / "run", one_cell())
+
+
+def test_other_labels_of_the_same_images_are_refused(own: tuple[Path, Path]) -> None:
+    folder, run = own
+    lines = (folder / "labels.csv").read_text().replace("3.png,3", "3.png,4")
+    (folder / "labels.csv").write_text(lines)
+    with pytest.raises(UserError, match=r"label.* 3\.png"):
+        attack(folder, run, one_cell())
+    (folder / "labels.csv").unlink()  # none: cells of their own
+    assert attack(folder, run, one_cell()).exit_code == 0
+    (folder / "labels.csv").write_text(lines)
+    with pytest.raises(UserError, match=r"label.* 3\.png"):
+        attack(folder, run, one_cell())
+
+
+def test_a_folder_of_wholly_other_images_is_refused(own: tuple[Path, Path], tmp_path: Path) -> None:
+    _, run = own
+    other = photographs(tmp_path / "other", 2, first=50)
+    with pytest.raises(UserError, match=str(run)):
+        attack(other, run, one_cell())
+
+
+def test_images_may_come_and_go(own: tuple[Path, Path]) -> None:
+    folder, run = own
+    before = values(run)
+    (folder / "0.png").unlink()
+    for label in (6, 7):
+        photograph(label).save(folder / f"{label}.png")
+    lines = [f"{at}.png,{at}" for at in range(1, 8)]
+    (folder / "labels.csv").write_text("\n".join(["file,label", *lines]) + "\n")
+    assert attack(folder, run, one_cell()).exit_code == 0
+    assert "0.png" in said(run)  # its rows stay
+    after = values(run)
+    assert set(after.index.get_level_values("image_id")) == set(names(8))
+    pd.testing.assert_series_equal(after[before.index], before, check_exact=True)
+
+
+@pytest.fixture
+def order(images: Path, tmp_path: Path) -> list[str]:
+    """The images as a run takes them."""
+    attack(images, tmp_path / "order", one_cell(block=2, attacks=[{"name": "grey"}]))
+    run_id = cells(tmp_path / "order")[0]["run_id"]
+    return RunStore(tmp_path / "order").read(run_id)["image_id"].tolist()
+
+
+def test_a_mended_image_may_move_to_another_block(
+    images: Path, order: list[str], tmp_path: Path
+) -> None:
+    """Fewer images before it in the order: its rows stand in another file, and once."""
+    folder = Path(shutil.copytree(images, tmp_path / "images"))
+    run, config = tmp_path / "run", one_cell(block=2, attacks=[{"name": "grey"}])
+    first, moving = order[0], order[2]
+    good = (folder / moving).read_bytes()
+    (folder / moving).write_bytes(b"no image")
+    assert attack(folder, run, config).exit_code == 3
+    (folder / moving).write_bytes(good)
+    (folder / first).unlink()
+    (folder / "labels.csv").write_text(
+        (folder / "labels.csv").read_text().replace(f"{first},{first[0]}\n", "")
+    )
+    assert attack(folder, run, config).exit_code == 0
+    found = rows(run)
+    assert not found.duplicated(KEYS).any()
+    assert set(found["status"]) == {"ok"}
+    before = written(run)
+    assert attack(folder, run, config).exit_code == 0
+    assert written(run) == before

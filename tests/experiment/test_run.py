@@ -1,0 +1,401 @@
+"""What a run leaves, from which every number can be made again; and that whoever works makes it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from attacks import ATTACKS
+from mjp_privacy import load_model, score
+from mjp_privacy.client.gradients import FedSGDClient, predict
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import Entry
+from mjp_privacy.experiment import cell as cells_of_blocks
+from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
+from mjp_privacy.experiment.engines.options import EngineConfig
+from mjp_privacy.experiment.run import run_experiment
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.metrics import METRICS
+from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from tests.helpers.faulty_attacks import FRAMES
+from tests.helpers.rounds_attack import ROUNDS, SEEN, mjp, rounds
+from tests.helpers.runs import (
+    KEYS,
+    MJP,
+    PATCH,
+    SIDE,
+    TINY,
+    attack,
+    cell,
+    cells,
+    names,
+    one_cell,
+    photographs,
+    rows,
+    same_results,
+    same_rows,
+    tensors,
+    tiny,
+    values,
+)
+
+BOTH = ["float32", "float64"]
+
+
+@pytest.fixture(scope="module")
+def run(images: Path, whole: Path) -> Path:
+    """The five cells of `tiny` in both precisions; nobody changes it."""
+    return whole
+
+
+# rows ---------------------------------------------------------------------------------------------
+
+
+SCORES = {(METRICS[key].name, METRICS[key].variant) for key in METRICS}
+
+
+TOP1 = {("top1", "intact"), ("top1", "altered")}
+
+
+def test_every_image_has_every_score_in_every_cell(run: Path) -> None:
+    found = rows(run)
+    assert set(found["status"]) == {"ok"}
+    assert set(found["reason"]) == {""}
+    assert set(found["label_source"]) == {"csv"}
+    assert not found.duplicated(KEYS).any()
+    for entry in cells(run):
+        own = found[found["run_id"] == entry["run_id"]]
+        for image_id, part in own.groupby("image_id"):
+            kinds = set(zip(part["metric"], part["variant"], strict=True))
+            assert kinds >= SCORES | TOP1 | {("ceiling_psnr", "diagnostic")}, image_id
+        assert sorted(own["image_id"].unique()) == names(6)
+
+
+def test_rows_say_what_each_image_was(run: Path) -> None:
+    for entry in cells(run):
+        known = RunStore(run).read(entry["run_id"]).set_index("image_id")
+        assert [known.loc[name, "label"] for name in names(6)] == [0, 1, 2, 3, 4, 5]
+        for column in ("sha256", "pixel_sha256"):
+            assert known[column].str.fullmatch("[0-9a-f]{64}").all()
+            assert known[column].is_unique
+
+
+def test_stages_of_the_work_are_timed(run: Path) -> None:
+    found = RunStore(run).read(cells(run)[0]["run_id"])
+    stages = {name for name in found if name.startswith("stage_seconds.")}
+    assert {"stage_seconds.decode", "stage_seconds.gradient", "stage_seconds.attack"} <= stages
+    assert (found[sorted(stages)].fillna(0) >= 0).all(axis=None)
+
+
+def test_image_ids_are_paths_inside_the_folder_and_inside_the_zip(tmp_path: Path) -> None:
+    for place in ("cats", "dogs/small"):
+        photographs(tmp_path / "pets" / place, 2, labelled=False)
+    expected = {"cats/0.png", "cats/1.png", "dogs/small/0.png", "dogs/small/1.png"}
+    attack(tmp_path / "pets", tmp_path / "folder", one_cell())
+    zipped = Path(shutil.make_archive(str(tmp_path / "pets"), "zip", tmp_path / "pets"))
+    attack(zipped, tmp_path / "zip", one_cell())
+    assert set(rows(tmp_path / "folder")["image_id"]) == expected
+    same_rows(tmp_path / "folder", tmp_path / "zip")
+
+
+def test_stored_tensors_give_the_stored_scores(run: Path) -> None:
+    found = rows(run).set_index(KEYS)["value"]
+    for run_id in (entry["run_id"] for entry in cells(run)):
+        stored = tensors(run, run_id)
+        assert sorted(stored) == names(6)
+        for block in (list(stored)[:3], list(stored)[3:]):  # LPIPS moves with the batch
+            images, targets = (
+                torch.stack([stored[i][n] for i in block]) for n in ("images", "target")
+            )
+            for (metric, variant), again in score(images, targets).items():
+                assert again.tolist() == [found[run_id, i, metric, variant] for i in block]
+
+
+def test_accuracy_is_that_of_the_models_on_the_rows_own_input(run: Path) -> None:
+    model = load_model(**{**MJP, "seed": 0})
+    entry = cell(run, model="MJP", setting="b", dtype="float32")
+    found = values(run, run_id=entry["run_id"])
+    for image_id, stored in tensors(run, entry["run_id"]).items():
+        label = int(image_id.removesuffix(".png")) % 10
+        right = predict(model, stored["input"][None], stored["mask"][None]).item() == label
+        assert found[image_id, "top1", "intact"] == right
+
+
+def test_accuracy_is_taken_with_the_mask_that_the_client_used(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def noted(model: Any, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        asked.append((x, mask))
+        return predict(model, x, mask)
+
+    monkeypatch.setattr(cells_of_blocks, "predict", noted)
+    grid = [{"models": ["MJP"], "settings": ["a", "b"], "gammas": [0.5]}]
+    attack(images, tmp_path, tiny(grid=grid), limit=3)
+    stored = tensors(tmp_path, cell(tmp_path, setting="b")["run_id"]).values()
+    plain, mask = (torch.stack([own[name] for own in stored]) for name in ("plain", "mask"))
+    kinds = [("a" if x.equal(plain) else "b", used) for x, used in asked]
+    assert [kind for kind, _ in kinds] == ["a", "b"]  # the other one is the client's own pass
+    assert all(used is None if kind == "a" else mask.equal(used) for kind, used in kinds)
+
+
+def test_diagnostics_say_what_the_mask_was(run: Path) -> None:
+    entry = cell(run, model="MJP", setting="c", dtype="float64")
+    found = values(run, run_id=entry["run_id"])
+    for image_id, stored in tensors(run, entry["run_id"]).items():
+        assert found[image_id, "shuffled_patches", "diagnostic"] == stored["mask"].sum()
+        moved = (stored["permutation"] != torch.arange(16)).sum()
+        assert found[image_id, "moved_patches", "diagnostic"] == moved
+        assert found[image_id, "empty_mask", "diagnostic"] == (not stored["mask"].any())
+        assert found[image_id, "zero_rows", "diagnostic"] == stored["mask"].sum()
+
+
+# settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "fed", "against"),
+    [
+        ("ViT", "a", "plain", "plain"),
+        ("MJP", "a", "plain", "plain"),
+        ("MJP", "b", "shuffled", "shuffled"),
+        ("MJP", "c", "shuffled", "plain"),
+    ],
+)
+def test_settings_feed_and_score_what_they_say(
+    run: Path, images: Path, model: str, setting: str, fed: str, against: str
+) -> None:
+    from mjp_privacy import load_images
+
+    plain = {i.image_id: i.image for i in load_images(images, size=SIDE)}
+    entry = cell(run, model=model, setting=setting, dtype="float32")
+    stored = tensors(run, entry["run_id"])
+    assert set(stored) == set(names(6))
+    for image_id, own in stored.items():
+        kinds = {"plain": plain[image_id], "shuffled": plain[image_id]}
+        assert own["plain"].equal(plain[image_id])
+        assert ("mask" in own) == ("permutation" in own) == (fed == "shuffled")
+        if "mask" in own:
+            order = own["permutation"]
+            kinds["shuffled"] = shuffle_patches(plain[image_id][None], order[None], PATCH)[0]
+            assert order[~own["mask"]].equal(torch.arange(16)[~own["mask"]])
+        assert own["input"].equal(kinds[fed])
+        assert own["target"].equal(kinds[against])
+    if fed == "shuffled":
+        assert any(not own["input"].equal(own["plain"]) for own in stored.values())
+
+
+def test_setting_c_is_setting_b_scored_against_the_plain_image(run: Path) -> None:
+    b, c = (
+        tensors(run, cell(run, model="MJP", setting=setting, dtype="float64")["run_id"])
+        for setting in "bc"
+    )
+    for image_id in names(6):
+        for name in ("images", "input", "mask", "permutation"):
+            assert b[image_id][name].equal(c[image_id][name]), name
+
+
+def test_masks_are_those_of_seed_and_image_alone(images: Path, tmp_path: Path) -> None:
+    config = tiny(
+        dtypes=["float32", "float64"],
+        attacks=[{"name": "april"}, {"name": "april_unk_aware"}],
+        grid=[{"models": ["ViT", "MJP"], "settings": ["b", "c"], "gammas": [0.5]}],
+        seed=3,
+    )
+    attack(images, tmp_path, config, limit=3)
+    puzzles = []
+    for entry in cells(tmp_path):
+        if entry["model"] == "ViT" and entry["attack"] == "april_unk_aware":
+            continue  # not applicable: nothing is stored
+        stored = tensors(tmp_path, entry["run_id"])
+        puzzles.append(
+            {i: (t["mask"].tolist(), t["permutation"].tolist()) for i, t in stored.items()}
+        )
+    assert len(puzzles) == 12
+    assert all(puzzle == puzzles[0] for puzzle in puzzles)
+    ids = list(puzzles[0])
+    drawn = draw_masks(ids, grid=4, gamma=0.5, round=0, seed=3)
+    assert [puzzles[0][i][0] for i in ids] == drawn[0].tolist()
+    assert [puzzles[0][i][1] for i in ids] == drawn[1].tolist()
+
+
+# cells --------------------------------------------------------------------------------------------
+
+
+def run_id(images: Path, out: Path, config: dict[str, Any], **arguments: Any) -> str:
+    attack(images, out, config, **arguments)
+    return str(cells(out)[0]["run_id"])
+
+
+def test_run_id_is_of_the_cell_and_not_of_the_limit(images: Path, tmp_path: Path) -> None:
+    known = {run_id(images, tmp_path / "0", one_cell(), limit=1)}
+    assert {run_id(images, tmp_path / "0", one_cell(), limit=2)} == known
+    changed = [
+        {"seed": 1},
+        {"dtypes": ["float64"]},
+        {"client": {"dal": True}},
+        {"block": 2},
+        {"attacks": [{"name": "april", "options": {"engine": "breaching"}}]},
+        {"grid": [{"models": ["ViT"], "settings": ["b"]}]},
+        {"models": {"ViT": {**TINY, "seed": 1}}},
+        {"models": {"ViT": {**TINY, "num_classes": 11}}},
+        {"models": {"ViT": {**TINY, "std": 0.4}}},
+    ]
+    for place, change in enumerate(changed, 1):
+        known.add(run_id(images, tmp_path / str(place), one_cell(**change), limit=1))
+    assert len(known) == 1 + len(changed)
+
+
+def test_gradients_are_made_once_for_cells_that_share_them(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    update = FedSGDClient.update
+
+    def counted(self: FedSGDClient, inputs: Any, *, names: Any = None) -> Any:
+        calls.append(list(names))
+        return update(self, inputs, names=names)
+
+    monkeypatch.setattr(FedSGDClient, "update", counted)
+    attacks = [{"name": "april"}, {"name": "april_unk_aware"}]
+    grid = [{"models": ["MJP"], "settings": ["b"]}]
+    attack(images, tmp_path, tiny(attacks=attacks, grid=grid), limit=3)
+    assert len(calls) == 1
+    needed = {"pos_embed", "blocks.0.attn.qkv.weight", "unk_embed"}
+    assert set(calls[0]) == needed | {RESIDUAL_OVER}
+
+
+def test_cells_stand_in_table_order_and_those_of_other_commands_stay(
+    images: Path, tmp_path: Path
+) -> None:
+    attack(images, tmp_path, tiny(), limit=1)
+    first = [(entry["model"], entry["setting"], entry["gamma"]) for entry in cells(tmp_path)]
+    assert first == [
+        ("ViT", "a", 0),
+        ("ViT", "b", 0.5),
+        ("MJP", "a", 0),
+        ("MJP", "b", 0.5),
+        ("MJP", "c", 0.5),
+    ]
+    attack(images, tmp_path, tiny(), limit=1, gamma=0.9)
+    gammas = [entry["gamma"] for entry in cells(tmp_path)]
+    assert gammas == [0, 0.9, 0, 0.9, 0.9, 0.5, 0.5, 0.5]
+    assert rows(tmp_path)["status"].eq("ok").all()
+
+
+def test_a_cell_given_twice_is_refused(images: Path, tmp_path: Path) -> None:
+    entry = {"models": ["ViT"], "settings": ["a"]}
+    for again in (entry, entry | {"note": "again"}, entry | {"paper_setting": "b"}):
+        with pytest.raises(UserError, match="ViT"):
+            attack(images, tmp_path, tiny(grid=[entry, again]))
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_two_labels_of_one_checkpoint_keep_rows_and_lines_of_their_own(
+    images: Path, tmp_path: Path
+) -> None:
+    grid = [{"models": ["first", "second"], "settings": ["a"]}]
+    attack(images, tmp_path, one_cell(models={"first": TINY, "second": TINY}, grid=grid))
+    first, second = (cell(tmp_path, model=label) for label in ("first", "second"))
+    assert first["run_id"] != second["run_id"]
+    one, other = (values(tmp_path, model=label) for label in ("first", "second"))
+    pd.testing.assert_series_equal(one, other, check_exact=True)
+
+
+def test_the_device_that_is_not_there(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name, named in (("cuda", "--device"), ("gpu", "'gpu'")):
+        with pytest.raises(UserError, match=named):
+            run_experiment(tiny(), images=images, out=tmp_path, device=name)
+
+
+# labels and the client ----------------------------------------------------------------------------
+
+
+def test_without_labels_the_label_is_the_models_own_prediction(tmp_path: Path) -> None:
+    folder = photographs(tmp_path / "images", 3, labelled=False)
+    config = mjp("b", rounds(rounds=1))
+    with ATTACKS.registered("rounds", ROUNDS):
+        assert attack(folder, tmp_path / "run", config).exit_code == 0
+    model, entry = load_model(**{**MJP, "seed": 0}), cells(tmp_path / "run")[0]
+    order = RunStore(tmp_path / "run").read(entry["run_id"])["image_id"]
+    stored = tensors(tmp_path / "run", entry["run_id"])
+    expected = [predict(model, stored[name]["plain"][None], None).item() for name in order]
+    assert SEEN[-1].labels.tolist() == expected  # type: ignore[union-attr]
+    found = rows(tmp_path / "run")
+    assert set(found["label_source"]) == {"prediction"}
+    top1 = found[found["metric"] == "top1"]
+    assert set(top1["status"]) == {"unscored"}
+    assert top1["value"].isna().all()
+    assert set(found.loc[found["metric"] != "top1", "status"]) == {"ok"}
+    assert not entry["true_labels"]
+
+
+def test_labels_that_come_later_are_cells_of_their_own(images: Path, tmp_path: Path) -> None:
+    bare = photographs(tmp_path / "bare", labelled=False)
+    attack(bare, tmp_path / "run", one_cell())
+    unlabelled = cells(tmp_path / "run")[0]["run_id"]
+    attack(bare, tmp_path / "run", one_cell(), labels=images / "labels.csv")
+    labelled = cells(tmp_path / "run")
+    assert [entry["true_labels"] for entry in labelled] == [True]  # the line is replaced
+    assert labelled[0]["run_id"] != unlabelled
+    assert len(rows(tmp_path / "run", [unlabelled])) > 0  # its rows are not lost
+
+
+def test_dal_is_in_the_loss_only_where_there_is_a_regressor(images: Path, tmp_path: Path) -> None:
+    grid = [{"models": ["ViT", "MJP"], "settings": ["a"]}]
+    attack(images, tmp_path / "without", tiny(grid=grid), limit=3)
+    attack(images, tmp_path / "with", tiny(grid=grid, client={"dal": True}), limit=3)
+    found = rows(tmp_path / "with")
+    assert set(found.loc[found["model"] == "ViT", "dal"]) == {False}
+    assert set(found.loc[found["model"] == "MJP", "dal"]) == {True}
+    same = {
+        label: values(tmp_path / "with", model=label).equals(
+            values(tmp_path / "without", model=label)
+        )
+        for label in ("ViT", "MJP")
+    }
+    assert same == {"ViT": True, "MJP": False}
+
+
+def test_a_config_attacks_the_classes_it_names(images: Path, tmp_path: Path) -> None:
+    summary = attack(images, tmp_path, one_cell(classes={"modulo": 3, "remainders": [1]}))
+    assert summary.images == 2
+    assert set(rows(tmp_path)["image_id"]) == {"1.png", "4.png"}
+    with pytest.raises(UserError, match="7"):
+        attack(images, tmp_path, one_cell(classes={"modulo": 10, "remainders": [7]}))
+    with pytest.raises(UserError, match="modulo"):
+        attack(images, tmp_path, one_cell(classes={"modulo": 1, "remainders": [0]}))
+
+
+# who works ----------------------------------------------------------------------------------------
+
+
+def test_one_and_two_workers_make_the_rows_of_this_process(images: Path, tmp_path: Path) -> None:
+    config = one_cell(dtypes=BOTH)
+    attack(images, tmp_path / "here", config)
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        engine = EngineConfig("local", workers=workers)
+        assert attack(images, out, config, engine=engine).exit_code == 0
+        same_results(tmp_path / "here", out)
+        assert not (out / "work").exists()
+
+
+MOST_FRAMES = 12
+
+
+def test_few_functions_stand_between_the_way_in_and_an_attack(images: Path, tmp_path: Path) -> None:
+    with ATTACKS.registered("frames", Entry("tests.helpers.faulty_attacks:Frames")):
+        attack(images, tmp_path, one_cell(attacks=[{"name": "frames"}]), limit=1)
+    print(*FRAMES, sep="\n")
+    assert FRAMES[0] == "run_experiment"
+    assert len(FRAMES) <= MOST_FRAMES

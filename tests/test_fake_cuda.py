@@ -1,0 +1,95 @@
+"""Nothing on the way forward makes a tensor on the wrong device, shown without a GPU.
+
+torch's FakeTensorMode gives tensors that have a device, a shape and a type, and no values: those of
+"cuda" refuse to be computed with one of the CPU. So a forward pass that only a machine with a GPU
+could refuse is refused here. Backward passes need a device, so there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import Feeding
+from mjp_privacy.client.gradients import FedSGDClient, Objective, predict
+from mjp_privacy.experiment.diagnostics import oracle
+from mjp_privacy.interfaces import ClientInput
+from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.mjp_vit import with_closed_form_block
+from tests.helpers.models import PATCH, some_images, some_labels, tiny
+
+IDS = ["one", "two", "three", "four"]
+NETWORKS: Mapping[str, dict[str, Any]] = {
+    "ViT": {},
+    "ViT without positions": {"position_embedding": "strict"},
+    **{
+        f"MJP, DAL {kind}": {"unknown_embedding": True, "dal": kind}
+        for kind in ("linear", "nonlinear", "pca")
+    },
+}
+
+
+def on_cuda(mode: FakeTensorMode, model: LoadedModel) -> LoadedModel:
+    """The model with fake parameters and buffers on a GPU."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            moved = mode.from_tensor(parameter.detach()).to("cuda")
+            setattr(module, name, nn.Parameter(moved, requires_grad=False))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, mode.from_tensor(buffer).to("cuda"))
+    return model
+
+
+def fed(setting: str, client: ClientConfig) -> ClientInput:
+    """What a client feeds: always made on the CPU, whose random numbers are everywhere the same."""
+    feeding = Feeding(client, setting, 0.5, PATCH, seed=0)
+    return feeding.input(some_images(len(IDS)), some_labels(len(IDS)), IDS, round=1)
+
+
+SINGLE, PAIRS = ClientConfig(dal=True), ClientConfig(batch=2, mask="batch", dal=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "dtype", "client"),
+    [
+        ("ViT", "a", torch.float32, SINGLE),
+        ("ViT", "c", torch.float64, PAIRS),
+        ("ViT without positions", "a", torch.float64, SINGLE),
+        ("MJP, DAL linear", "b", torch.float32, SINGLE),
+        ("MJP, DAL nonlinear", "a", torch.float32, PAIRS),
+        ("MJP, DAL nonlinear", "c", torch.float64, SINGLE),
+        ("MJP, DAL pca", "c", torch.float32, PAIRS),
+    ],
+)
+def test_a_client_goes_forward_on_its_own_device(
+    name: str, setting: str, dtype: torch.dtype, client: ClientConfig
+) -> None:
+    intact, inputs = tiny(dtype, **NETWORKS[name]), fed(setting, client)
+    altered = with_closed_form_block(intact)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for model in (on_cuda(mode, intact), on_cuda(mode, altered)):
+            steps = FedSGDClient(model, client).steps(inputs)
+            assert {tensor.device.type for tensor in steps} == {"cuda"}
+            objective = Objective(model, client)
+            for step in zip(*steps, strict=True):
+                loss = objective(*step, None) if len(step) == 2 else objective(*step)
+                assert (loss.device.type, loss.dtype) == ("cuda", dtype)
+            classes = predict(model, inputs.images, inputs.mask)
+            assert (classes.device.type, classes.shape) == ("cpu", (len(IDS),))
+            ceiling = oracle(model, inputs)
+            assert (ceiling.device.type, ceiling.shape) == ("cpu", inputs.images.shape)
+
+
+def test_the_wrong_device_is_refused() -> None:
+    """What the test above would not see otherwise."""
+    model = tiny(unknown_embedding=True)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        images = torch.zeros(1, 3, 32, 32, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="device"):
+            on_cuda(mode, model)(images)
