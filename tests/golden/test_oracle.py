@@ -28,7 +28,7 @@ from tools import convert_run
 QUICK = ("uploads", "batches", "minute")
 SOME = tuple(oracle.CASES) if os.environ.get("MJP_PRIVACY_ORACLE") == "all" else QUICK
 Inputs = Callable[[str], Path]
-
+pytestmark = pytest.mark.slow
 
 FROZEN_ON = json.loads((oracle.HOME / "machine.json").read_text())
 SAME_MACHINE = oracle.machine() == FROZEN_ON
