@@ -2,107 +2,60 @@
 
 from __future__ import annotations
 
+import random
 import shutil
-import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from random import Random
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from mjp_privacy.experiment.store import RunStore
+
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "crash-test"
+pytestmark = pytest.mark.nightly
 
 
-@pytest.fixture
-def crash(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The tool's package."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import crash.main
-    import crash.rot
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    """The script as a module."""
+    loader = SourceFileLoader("crash_test_tool", str(SCRIPT))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = sys.modules[loader.name] = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
-    return crash
 
-
-@pytest.fixture
-def trial(crash: ModuleType, tmp_path: Path) -> object:
-    """A trial whose undisturbed run is there."""
-    place = crash.workplace.Workplace(tmp_path, images=3).prepare()
-    made = crash.trial.Trial(place, Random(1), until=0.0)
-    made.reference("attack")
+@pytest.fixture(scope="module")
+def bench(tool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A place whose undisturbed run is there."""
+    made = tool.Bench(tmp_path_factory.mktemp("bench"), random.Random(1))
+    made.prepare()
     return made
 
 
-@pytest.mark.nightly
-def test_damage_is_mended_and_what_is_not_is_seen(
-    crash: ModuleType, trial: object, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trial", ["kills", "flips", "lost"])
+def test_a_disturbed_run_ends_as_an_undisturbed_one(
+    tool: ModuleType, bench: Any, trial: str
 ) -> None:
-    [line] = crash.rot.rot(trial)
-    assert line.tried == 3
-    assert line.complaints == []
-    assert line.cells[:3] == ["bits flipped", "attack", "3"]
-
-    def changed(path: Path, _: object) -> None:
-        """Rows as a forger writes them: whole, with a digest, and wrong."""
-        from mjp_privacy.experiment.store import RunStore
-
-        store = RunStore(Path(str(path).partition("/rows/")[0]))
-        run_id, block = path.parent.name, int(path.stem)
-        rows = store.read_rows(run_id)
-        store.write_rows(run_id, block, rows.assign(value=rows["value"] + 1))
-
-    [line] = crash.rot._damaged(_OfRows(trial), "rows changed", changed)
-    assert any("wrong and shown, first row" in said for said in line.complaints)
-    assert any("differ, first row" in said for said in line.complaints)
+    line = tool.Line(trial)
+    getattr(tool, trial)(bench, 2, line)
+    assert (line.tried, line.wrong) == (2, [])
 
 
-class _OfRows:
-    """The trial, whose dice fall on files of rows."""
-
-    def __init__(self, trial: object) -> None:
-        self.trial = trial
-        self.dice = self
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.trial, name)
-
-    def sample(self, files: list[Path], number: int) -> list[Path]:
-        return [path for path in files if "/rows/" in str(path)][:number]
-
-
-@pytest.mark.nightly
-def test_a_stop_and_a_kill(crash: ModuleType, trial: object) -> None:
-    place = trial.place  # type: ignore[attr-defined]
-    out = place.root / "stopped"
-    import signal
-
-    with crash.processes.Running(place.words("attack", out)) as running:
-        assert running.signal_after(0.3, signal.SIGTERM)
-        ended = running.ended()
-    assert (ended.code, ended.is_broken) == (143, False)
-    with crash.processes.Running(place.words("attack", out)) as running:
-        assert running.signal_after(0.3, signal.SIGKILL)
-        assert running.ended().code == -9
-    line = crash.figures.Figures("SIGKILL", "attack")
-    trial.finish("attack", out, line)  # type: ignore[attr-defined]
-    assert line.complaints == []
-    shutil.rmtree(out / "reconstructions")
-    trial.compare("attack", out, line)  # type: ignore[attr-defined]
-    assert "differ, first picture" in line.complaints[0]
-
-
-@pytest.mark.nightly
-def test_the_table_and_the_command_line(crash: ModuleType) -> None:
-    line = crash.figures.Figures("SIGKILL", "attack", tried=3)
-    line.count("killed", 2)
-    assert crash.figures.table([line]).splitlines()[-1] == (
-        "| SIGKILL | attack | 3     | 2 killed | none  |"
-    )
-    line.complain("1 differs")
-    assert line.cells[-1] == "1"
-    script = ROOT / "tools" / "crash-test"
-    shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
-    assert shown.returncode == 0
-    assert "--seed" in shown.stdout
-    refused = subprocess.run([sys.executable, script, "kill"], capture_output=True, text=True)
-    assert refused.returncode == 2
+def test_what_differs_is_seen(tool: ModuleType, bench: Any) -> None:
+    """Rows as a forger writes them: whole, with a digest, and wrong."""
+    out = bench.folder()
+    shutil.copytree(bench.root / "undisturbed", out)
+    store = RunStore(out)
+    run_id = store.stored_cells()[0]
+    rows = store.read(run_id)
+    store.write(run_id, 0, rows[rows["block"] == 0].assign(**{"psnr.standard": 1.0}))
+    line = tool.Line("forged")
+    bench.finish(out, line)
+    assert len(line.wrong) == 1
+    assert run_id in line.wrong[0]
