@@ -75,7 +75,7 @@ def ray_cluster(trap: Trap) -> Iterator[Any]:
 
 
 @needs_ray
-@pytest.mark.engine
+@pytest.mark.nightly
 def test_a_ray_node_dies(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, ray_cluster: Any
 ) -> None:
