@@ -38,7 +38,6 @@ IMAGES, TIMINGS = (b",", b"", b""), (b', "check": "', b'"}', b"}")
 PICTURES = b"mjp_privacy.pictures"  # what rows say of their blocks' pictures: the digests
 FACTS = ["status", "reason", "code", "group", "label_source"]
 
-
 class OldRun:
     """A folder of the old format: OldRun(Path("results/demo")).convert(RunStore(Path("new")))."""
 

@@ -28,7 +28,6 @@ from tools import convert_run
 QUICK = ("uploads", "batches", "minute")
 SOME = tuple(oracle.CASES) if os.environ.get("MJP_PRIVACY_ORACLE") == "all" else QUICK
 Inputs = Callable[[str], Path]
-pytestmark = pytest.mark.slow
 
 FROZEN_ON = json.loads((oracle.HOME / "machine.json").read_text())
 SAME_MACHINE = oracle.machine() == FROZEN_ON
@@ -58,11 +57,13 @@ def test_in_this_process(name: str, inputs_of: Inputs, tmp_path: Path) -> None:
     same_as_frozen(name, oracle.run(name, inputs_of(name), tmp_path / "run"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SOME)
 def test_by_two_workers(name: str, inputs_of: Inputs, tmp_path: Path) -> None:
     same_as_frozen(name, oracle.run(name, inputs_of(name), tmp_path / "run", workers=2))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SOME)
 def test_killed_and_given_again(name: str, inputs_of: Inputs, tmp_path: Path) -> None:
     folder = oracle.run_folder(name, tmp_path / "run")
