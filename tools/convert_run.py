@@ -3,9 +3,9 @@
     python -m tools.convert_run OLD OUT      or, with this file alone: python convert_run.py OLD OUT
 
 Values, statuses, reasons, pictures, digests of code and of images are equal, and so is the mean of
-each stage's seconds. What changed after it was written is left out and named: its images are
-attacked again by the command that made OLD, given with --out OUT. OLD is only read. Exit code 0:
-all of it; 3: without what is damaged; 2: OLD is no such folder, or OUT is not empty.
+each stage's seconds. What changed after it was written is left out and named: the command that made
+OLD, given with --out OUT, attacks its images again. OLD is only read. Exit code 0: all of it; 3:
+without what is damaged; 2: OLD is no such folder, or OUT is not empty.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ IMAGES, TIMINGS = (b",", b"", b""), (b', "check": "', b'"}', b"}")
 """What stands before and after the checksum of a line, and in its place where there is none."""
 PICTURES = b"mjp_privacy.pictures"  # what rows say of their blocks' pictures: the digests
 FACTS = ["status", "reason", "code", "group", "label_source"]
+
 
 class OldRun:
     """A folder of the old format: OldRun(Path("results/demo")).convert(RunStore(Path("new")))."""
@@ -229,17 +230,16 @@ def is_readable(path: Path) -> bool:
 def main(words: list[str] | None = None) -> int:
     """Convert the folder that the command line names."""
     parser = argparse.ArgumentParser("convert_run", description=(__doc__ or "").split("\n")[0])
-    for name in ("OLD", "OUT"):
-        parser.add_argument(name.lower(), type=Path, metavar=name)
-    given = parser.parse_args(words)
+    parser.add_argument("folders", nargs=2, type=Path, metavar=("OLD", "OUT"))
+    old, out = parser.parse_args(words).folders
     try:
-        run = OldRun(given.old)
-        if given.out.exists() and not (given.out.is_dir() and not any(given.out.iterdir())):
-            raise UserError(f"{given.out}: expected an empty folder, or a name that is not taken.")
+        run = OldRun(old)
+        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+            raise UserError(f"{out}: expected an empty folder, or a name that is not taken.")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    run.convert(RunStore(given.out))
+    run.convert(RunStore(out))
     print(
         *(f"damaged, left out: {what}\n" for what in run.damaged), sep="", end="", file=sys.stderr
     )
