@@ -197,8 +197,8 @@ class CellTask:
             rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_TRUTH.text
         for name, values in diagnostics.items():
             columns[f"{name}.diagnostic"] = values.cpu().double().numpy()[places]
-        for name, of_images in columns.items():
-            rows.loc[places, name] = of_images
+        scored = pd.DataFrame(columns, index=places, dtype=np.float64).reindex(rows.index)
+        rows = pd.concat([rows, scored], axis=1)
         if (seconds := self.cell.attack.seconds) is not None and OVER in diagnostics:
             late = (rows["status"] == "ok") & (rows[f"{OVER}.diagnostic"] == 1)
             rows.loc[late, "reason"] = over_budget(seconds)

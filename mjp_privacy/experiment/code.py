@@ -23,7 +23,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -371,11 +371,17 @@ def differences(made: Mapping[str, str] | None, now: Mapping[str, str]) -> list[
 
 def provenance(device: torch.device) -> dict[str, str | int]:
     """Versions of the packages, the commit and the device."""
-    facts: dict[str, str | int] = {name: version(name) for name in PACKAGES}
+    facts: dict[str, str | int] = dict(_versions())
     facts["python"] = platform.python_version()
     facts["commit"] = commit()
     facts["device"] = _name(device)
     return facts
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    """The versions of the packages, which do not change while a process lives."""
+    return {name: version(name) for name in PACKAGES}
 
 
 def _name(device: torch.device) -> str:

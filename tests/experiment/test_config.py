@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import types
 from collections.abc import Iterator, Mapping
@@ -11,8 +10,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
@@ -188,26 +185,6 @@ def test_mistakes_in_the_client_of_an_entry_are_named(
 ) -> None:
     message = mistake(entry(client=client))
     assert all(name in message for name in ["grid.0", *named]), message
-
-
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-
-
-trees = st.recursive(
-    scalars,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.sampled_from([field.name for field in dataclasses.fields(Experiment)]), trees)
-def test_any_content_is_an_experiment_or_a_user_error(field: str, value: Any) -> None:
-    with contextlib.suppress(UserError):
-        load_experiment(small(**{field: value}))
 
 
 # files --------------------------------------------------------------------------------------------

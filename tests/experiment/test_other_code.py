@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -20,7 +18,7 @@ from mjp_privacy.experiment.config import expand
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.experiment.store import RunStore, write_pieces
+from mjp_privacy.experiment.store import RunStore
 from tests.helpers.edited_code import TWO, Workbench, refusal
 from tests.helpers.runs import (
     KEYS,
@@ -283,17 +281,16 @@ def test_an_image_that_moved_to_another_block_has_its_rows_once(
 
 def old_run(images: Path, out: Path, limit: int) -> Path:
     """What an earlier version left: rows that do not say which code made them."""
-    attack(images, out, TWO, limit=limit)
-    store = RunStore(out)
-    for run_id in store.stored_cells():
-        for path in store.files(run_id):
-            table = pq.read_table(path.path)
-            column = pa.nulls(len(table), pa.string())
-            table = table.set_column(table.column_names.index("code"), "code", column)
-            table = table.replace_schema_metadata(None)
-            folder, files = store.folder(run_id), store.files(run_id)
-            write_pieces(folder, path.block, files, table.schema, [table])
-            path.path.unlink()
+    write = RunStore.write
+
+    def without_code(
+        self: RunStore, run_id: str, block: int, rows: Any, pictures: Any, _: Any
+    ) -> Path:
+        return write(self, run_id, block, rows.assign(code=None), pictures)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunStore, "write", without_code)
+        attack(images, out, TWO, limit=limit)
     return out
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mjp_privacy.core.machine import free_bytes
-from mjp_privacy.experiment import cell as cells
+from mjp_privacy.experiment.cell import TOGETHER
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import run_experiment
 from tests.helpers.runs import KEYS, MJP, photographs, rows, same_rows, tiny
@@ -44,7 +44,7 @@ def test_a_real_lack_of_memory_splits_a_block(tmp_path: Path, little_memory: Non
     assert summary.exit_code == 0, summary
     run_experiment(config(), images=images, out=tmp_path / "roomy", device="cuda")
     cramped, roomy = (rows(tmp_path / name) for name in ("cramped", "roomy"))
-    split = cramped["metric"] == cells.TOGETHER
+    split = cramped["metric"] == TOGETHER
     assert split.any(), "memory sufficed: the test shows nothing"
     left = cramped[~split].sort_values(KEYS)["value"].clip(upper=60).to_numpy()
     right = roomy.sort_values(KEYS)["value"].clip(upper=60).to_numpy()

@@ -10,9 +10,9 @@ import torch
 
 from attacks import find_attack
 from mjp_privacy.experiment.run import run_experiment
-from mjp_privacy.experiment.store import RunStore
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images, planted_view
+from tests.helpers.runs import cells, rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -36,10 +36,9 @@ def test_whole_run(tmp_path: Path) -> None:
         out = tmp_path / device
         config = Path(__file__).resolve().parents[2] / "configs" / "demo.yaml"
         assert run_experiment(config, out=out, limit=4, device=device).exit_code == 0
-        store = RunStore(out)
-        cells = [cell for cell in store.read_cells() if cell["dtype"] == "float64"]
-        rows = pd.concat([store.read_rows(cell["run_id"]) for cell in cells])
-        scores = rows[rows["variant"].isin(["paper", "standard"])]
+        exact = [cell["run_id"] for cell in cells(out) if cell["dtype"] == "float64"]
+        found = rows(out, exact)
+        scores = found[found["variant"].isin(["paper", "standard"])]
         values.append(scores["value"].clip(upper=60).to_numpy())
     assert values[0].shape == values[1].shape
     assert pd.Series(abs(values[0] - values[1])).max() <= 0.05
