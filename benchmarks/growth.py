@@ -175,8 +175,8 @@ class _Stages:
 
         places = [
             (simulated.SimulatedBlock, "observe", "gradient"),
-            (cell, "reconstruct", "attack"),
-            (cell.CellWork, "_scored", "score"),
+            (cell, "run_steps", "attack"),
+            (cell.CellTask, "_scored", "score"),
         ]
         originals = [getattr(owner, name) for owner, name, _ in places]
         for (owner, name, stage), original in zip(places, originals, strict=True):

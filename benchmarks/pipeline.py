@@ -6,8 +6,7 @@ The usual way, image by image: open the PNG, differentiate every parameter as br
 breaching's own AprilAttacker, then the scores that the paper's scripts take (MSE, PSNR and SSIM of
 scikit-image, FFT2D of NumPy's spectra with SciPy 1.9's cosine, LPIPS of the lpips package), a PNG
 and a line of CSV. Our way is `run_experiment` into a fresh folder, which also stores the picture,
-cond(A), the accuracy, the gradient of the picture (`residual`) and both variants of every metric:
-three more passes through the network. Both load the same model in each repeat.
+cond(A), the accuracy and both variants of every metric. Both load the same model in each repeat.
 PSNR of both is compared per image; the figures go to benchmarks/results/pipeline.json.
 """
 
@@ -36,6 +35,7 @@ from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
 from mjp_privacy.data.embedded import EMBEDDED
 from mjp_privacy.experiment.run import run_experiment
+from mjp_privacy.experiment.scores import STAGE
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.metrics.alexnet import PACKAGED
@@ -192,12 +192,11 @@ def our_way(pictures: Path, out: Path, dtype: str) -> Outcome:
     labels = pictures.with_suffix(".csv")
     run_experiment(experiment, images=pictures, labels=labels, out=out, device="cpu")
     store = RunStore(out)
-    rows = store.read_rows(store.stored_cells()[0])
-    assert set(METRICS) <= set(rows["metric"])
-    psnr = rows[(rows["metric"] == "psnr") & (rows["variant"] == "standard")]
-    by_image = zip(psnr["image_id"], psnr["value"], strict=True)
-    stages = store.read_timings().groupby("stage")["seconds"].sum()
-    return {Path(i).stem: float(v) for i, v in by_image}, stages.to_dict()
+    rows = store.read(store.stored_cells()[0])
+    assert {f"{metric}.standard" for metric in METRICS} <= set(rows)
+    by_image = zip(rows["image_id"], rows["psnr.standard"], strict=True)
+    stages = {n.removeprefix(STAGE): float(rows[n].sum()) for n in rows if n.startswith(STAGE)}
+    return {Path(i).stem: float(v) for i, v in by_image}, stages
 
 
 if __name__ == "__main__":

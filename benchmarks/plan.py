@@ -3,7 +3,7 @@
     python benchmarks/plan.py                        rewrites the tables of benchmarks/PLAN.md
     python benchmarks/plan.py --run results/ladder   with the unit costs of that run
 
-Unit costs are medians over the blocks of a run (timings.jsonl) and bytes of its files. Those of
+Unit costs are medians over the blocks of a run and bytes of its files. Those of
 UNITS were measured on one thread of an x86 server core at 192 pixels with ViT-Ti. Where they exist,
 benchmarks/results/april.json and scores.json give the gradient, `april` and the scores in their
 place; --run takes all that a run measured from its folder.
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.core.read import FileKind, json_lines
-from mjp_privacy.experiment.store import RunStore
+from pyarrow.parquet import ParquetFile
 
-TIMINGS = FileKind("how long the stages of a run took", "Run the attack again.", 1 << 32)
+from mjp_privacy.experiment.scores import STAGE, cell_scores
+from mjp_privacy.experiment.store import RunStore
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "PLAN.md", HERE / "results"
@@ -34,11 +34,11 @@ UNITS: dict[str, float] = {
     **{"attack april": 0.0052, "attack patch_gradient": 0.0039, "attack patch_prior": 0.0299},
     **{"attack masked_span": 0.1362, "attack token_span": 0.1934, "attack plain_step": 0.0086},
     **{"attack multi_round (6)": 0.1088, "attack pixel_lattice": 2.41},
-    **{"rows an image": 23.03, "bytes of rows": 1472.7, "bytes of compacted rows": 162.5},
+    **{"scores an image": 23.03, "bytes of rows": 1002.0, "bytes of compacted rows": 163.0},
     **{"bytes of pictures": 633_575.0},
 }
 """Seconds (on one core) or bytes for an image in a cell; results/ladder, ViT-Ti, 192 pixels. The
-bytes of compacted rows are those of a simulated folder of 10⁸ rows (`large_store`)."""
+bytes of compacted rows are those of a simulated folder of 10⁸ scores (`large_store`)."""
 
 ATTACKS = (
     *("april", "patch_gradient", "patch_prior", "masked_span", "token_span", "plain_step"),
@@ -47,8 +47,6 @@ ATTACKS = (
 UPLOADS_READ = 16  # by all attacks together: six read one, plain_step four, multi_round six
 BLOCK = 20
 SIDE = 192  # pixels of the pictures that unit costs are of
-STAGES = 3  # lines of timings.jsonl for each block of a cell
-LINE_BYTES = 150
 WITH_PICTURES = 100
 """Images of a cell whose pictures would be kept; the rows of all are."""
 
@@ -86,20 +84,35 @@ class Study:
 def units_of(run: Path) -> dict[str, float]:
     """The unit costs of a finished run."""
     store = RunStore(run)
-    attacks = {cell["run_id"]: cell["attack"] for cell in store.read_cells()}
     each: defaultdict[str, list[float]] = defaultdict(list)
-    for line in json_lines(run / "timings.jsonl", TIMINGS)[0]:
-        stage = line["stage"]
-        name = f"attack {attacks.get(line['run_id'])}" if stage == "attack" else stage
-        each[name].append(line["seconds"] / line["images"])
+    images = scores = 0
+    for cell in store.read_cells():
+        table, rows = cell_scores(store, cell["run_id"]), store.read(cell["run_id"])
+        images += len(rows)
+        columns = (table.column(*key) for key in table.keys)
+        scores += sum(len(column.at) for column in columns if column is not None)
+        for name in (name for name in rows if name.startswith(STAGE)):
+            stage = name.removeprefix(STAGE)
+            key = f"attack {cell['attack']}" if stage == "attack" else stage
+            each[key] += rows.groupby("block")[name].mean().dropna().tolist()
     found = {name: statistics.median(seconds) for name, seconds in each.items()}
-    tables = [store.score_table(run_id)[0] for run_id in store.stored_cells()]
-    units = sum(len(table.images) for table in tables)
-    columns = (table.column(*key) for table in tables for key in table.keys)
-    rows = sum(len(column.at) for column in columns if column is not None)
-    sizes = {"rows": _size(run / "rows"), "pictures": _size(run / "reconstructions")}
-    found |= {f"bytes of {name}": size / units for name, size in sizes.items() if size}
-    return found | {"rows an image": rows / units}
+    pictures = _picture_bytes(run)
+    whole = sum(path.stat().st_size for path in run.glob("rows/*/*.parquet"))
+    found |= {"bytes of rows": (whole - pictures) / images} if whole else {}
+    found |= {"bytes of pictures": pictures / images} if pictures else {}
+    return found | {"scores an image": scores / images}
+
+
+def _picture_bytes(run: Path) -> int:
+    """The bytes of all columns of pictures: those whose metadata say their shape."""
+    count = 0
+    for path in run.glob("rows/*/*.parquet"):
+        file = ParquetFile(path)
+        pictures = {f.name for f in file.schema_arrow if b"shape" in (f.metadata or {})}
+        for group in map(file.metadata.row_group, range(file.num_row_groups)):
+            chunks = map(group.column, range(group.num_columns))
+            count += sum(c.total_compressed_size for c in chunks if c.path_in_schema in pictures)
+    return count
 
 
 def benchmark_units(results: Path) -> dict[str, float]:
@@ -122,10 +135,6 @@ def _content(path: Path) -> dict[str, Any]:
     return content
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 def tables(study: Study, units: Mapping[str, float]) -> Iterator[str]:
     """The tables of the page, in Markdown."""
     yield _table(("Unit", "each"), [(name, _short(cost, name)) for name, cost in units.items()])
@@ -137,7 +146,9 @@ def tables(study: Study, units: Mapping[str, float]) -> Iterator[str]:
 
 
 def _short(cost: float, name: str) -> str:
-    return f"{cost:,.0f} B" if "bytes" in name else f"{cost:.4g}" + ("" if "rows" in name else " s")
+    return (
+        f"{cost:,.0f} B" if "bytes" in name else f"{cost:.4g}" + ("" if "scores" in name else " s")
+    )
 
 
 def _time_rows(study: Study, units: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
@@ -164,23 +175,21 @@ def _time_rows(study: Study, units: Mapping[str, float]) -> Iterator[tuple[str, 
 
 def _storage_rows(study: Study, units: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
     blocks = study.cells * -(-study.images // BLOCK)
-    rows = study.units * units["rows an image"]
+    rows = study.units * units["scores an image"]
     picture = units["bytes of pictures"] * (224 / 192) ** 2
     few = study.cells * WITH_PICTURES
-    parts = study.cells * -(-int(study.images * units["rows an image"]) // 2_000_000)
     yield (
-        f"{rows / 1e9:.2f}·10⁹ rows, as blocks",
+        f"{rows / 1e9:.2f}·10⁹ scores, as blocks",
         _bytes(study.units * units["bytes of rows"]),
         (f"{blocks:,}"),
     )
     yield (
         "the same, compacted",
         _bytes(study.units * units["bytes of compacted rows"]),
-        f"{parts:,}",
+        f"{study.cells:,}",
     )
     yield "pictures of all images", _bytes(study.units * picture), f"{blocks:,}"
     yield f"pictures of {WITH_PICTURES} images a cell", _bytes(few * picture), f"{few // BLOCK:,}"
-    yield "timings.jsonl", _bytes(blocks * STAGES * LINE_BYTES), "1"
 
 
 def _gpu(study: Study) -> Iterator[tuple[str, ...]]:

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mjp_privacy.experiment.store import CELL_COLUMNS, ROW_COLUMNS, RunStore
+from mjp_privacy.experiment.store import RunStore
 
 ATTACKS = ("april", "masked_span", "pixel_lattice", "multi_round", "mean_image", "april_prior")
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips")
@@ -30,7 +30,7 @@ BLOCK = 20
 
 
 def cells(lines: int, images: int) -> Iterator[dict[str, object]]:
-    """Entries of cells.json: six attacks on each of several MJP clients."""
+    """The facts of the cells: six attacks on each of several MJP clients."""
     for number in range(lines):
         attack = ATTACKS[number % len(ATTACKS)]
         yield {
@@ -46,20 +46,17 @@ def cells(lines: int, images: int) -> Iterator[dict[str, object]]:
 def write_line(store: RunStore, cell: dict[str, object], images: int, side: int) -> None:
     """Rows and reconstructions of one line, in blocks as a run writes them."""
     generator = np.random.default_rng(int(str(cell["run_id"])))
-    known = {name: cell.get(name) for name in (*ROW_COLUMNS, *CELL_COLUMNS)}
-    pairs = [(metric, variant) for metric in METRICS for variant in ("paper", "standard")]
-    pairs += [(name, "diagnostic") for name in DIAGNOSTICS]
+    names = [f"{metric}.{variant}" for metric in METRICS for variant in ("paper", "standard")]
+    names += [f"{name}.diagnostic" for name in DIAGNOSTICS]
+    known = {"status": "ok", "reason": "", "code": "", "label_source": "", "group": None}
     for block in range(-(-images // BLOCK)):
         ids = [f"image_{i:05d}" for i in range(block * BLOCK, min(images, (block + 1) * BLOCK))]
-        rows = pd.DataFrame([(i, *pair) for i in ids for pair in pairs])
-        rows.columns = pd.Index(["image_id", "metric", "variant"])
-        rows = rows.assign(value=generator.uniform(5, 60, len(rows)), status="ok", reason="")
-        rest = {name: value for name, value in known.items() if name not in rows}
-        store.write_rows(str(cell["run_id"]), block, rows.assign(**rest))
+        values = {name: generator.uniform(5, 60, len(ids)) for name in names}
+        rows = pd.DataFrame({"image_id": ids, **known, **values, "run_id": cell["run_id"]})
         pictures = torch.rand(len(ids), 3, side, side)
         private = (pictures * 255).round() / 255
         tensors = {"images": pictures, "target": private, "plain": private, "input": private}
-        store.write_reconstructions(str(cell["run_id"]), block, tensors, ids)
+        store.write(str(cell["run_id"]), block, rows, [(ids, tensors)], {"cell": cell})
 
 
 def main() -> None:

@@ -4,8 +4,8 @@
     python -m benchmarks.workers --config ladder_finetuned --weights model.safetensors \
         --images imagenet_sample/ --limit 40 --block 5                       the ladder
 
-Each way runs into a fresh folder. `here` is the plain command with all cores as threads; workers
-have one thread each, and their start is counted.
+Each way runs into a fresh folder. `here` is this process alone; every process computes with one
+thread, and the workers' start is counted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_
 from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import run_experiment
+from mjp_privacy.experiment.scores import STAGE
 from mjp_privacy.experiment.store import RunStore
 
 ONE, TWO, HERE = "1 worker", "2 workers", "here"
@@ -43,8 +44,10 @@ def attacked(arguments: argparse.Namespace, engine: EngineConfig) -> pd.DataFram
             engine=engine,
         )
         store = RunStore(Path(folder))
-        rows = pd.concat([store.read_rows(cell["run_id"]) for cell in store.read_cells()])
-    return rows.sort_values(["run_id", "image_id", "metric", "variant"], ignore_index=True)
+        rows = pd.concat([store.read(run_id) for run_id in store.stored_cells()])
+    timings = [name for name in rows if name.startswith(STAGE) or name == "seconds.diagnostic"]
+    rows = rows.drop(columns=timings)
+    return rows.sort_values(["run_id", "image_id"], ignore_index=True)
 
 
 def main() -> None:
@@ -61,8 +64,8 @@ def main() -> None:
     facts = machine()
     ways = {
         HERE: EngineConfig(),
-        ONE: EngineConfig(kind="local", workers=1, threads=1),
-        TWO: EngineConfig(kind="local", workers=2, threads=1),
+        ONE: EngineConfig(kind="local", workers=1),
+        TWO: EngineConfig(kind="local", workers=2),
     }
     calls = {name: partial(attacked, arguments, engine) for name, engine in ways.items()}
     timings = alternate(calls, arguments.repeats)

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from attacks.budget import over_budget
 from mjp_privacy.core.errors import NoFile, Unreadable
-from mjp_privacy.experiment.block_file import OF_IMAGE
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.coded import Coded, Images
 
@@ -41,6 +40,8 @@ AT_ONCE = 5_000
 """Images up to which all metrics of a cell are read together."""
 MANY_FILES = 50
 """And the number of files from which they are: those of a run that goes on are not compacted."""
+IMAGE = ("image_id", "status", "reason", "code", "group")
+"""The columns that are read of every image."""
 NO_LABELS = "the images carry no true labels"
 
 
@@ -178,6 +179,15 @@ class CellScores:
         intact = None if variant == "intact" else self._read("top1.intact")
         return np.full(len(self.images), np.nan) if intact is None else intact
 
+    @property
+    def ids_of_rows(self) -> Sequence[str]:
+        """The ids of the images in the order of the stored rows."""
+        if self._order is None:
+            return self.images.ids
+        ids = np.empty(len(self.images), dtype=object)
+        ids[self._order] = self.images.ids
+        return list(ids)
+
     def _read(self, name: str) -> NDArray[np.float64] | None:
         """A stored column in the order of the images; None where there is none."""
         stored = self._stored(name)
@@ -199,9 +209,8 @@ def cell_scores(store: RunStore, run_id: str) -> CellScores:
     cell = store.cell(run_id)
     scores = [name for name in cell.columns if is_score(name)]
     if sum(map(len, cell.ids)) <= AT_ONCE or len(cell.files) >= MANY_FILES:
-        return CellScores.of_table(store.read(run_id, [*OF_IMAGE, *scores]))
-    cell, table = store.settled(run_id, lambda rows: (rows, rows.read(OF_IMAGE)))
-    rows = _images(table)
+        return CellScores.of_table(store.read(run_id, [*IMAGE, *scores]))
+    cell, table = store.settled(run_id, lambda rows: (rows, rows.read(IMAGE)))
 
     def read(name: str) -> NDArray[np.float64] | None:
         if name not in scores:
@@ -210,10 +219,11 @@ def cell_scores(store: RunStore, run_id: str) -> CellScores:
             stored = cell.read([name])[name].to_numpy()
         except (NoFile, Unreadable):  # its file was replaced
             now = store.read(run_id, ["image_id", name]).set_index("image_id")
-            stored = now[name].reindex(rows["image_id"]).to_numpy()
+            stored = now[name].reindex(list(made.ids_of_rows)).to_numpy()
         return np.asarray(stored, dtype=np.float64)
 
-    return CellScores(rows, scores, read)
+    made = CellScores(_images(table), scores, read)
+    return made
 
 
 def _images(table: pa.Table) -> pd.DataFrame:

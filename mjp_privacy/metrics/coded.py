@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
+from operator import lt
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
@@ -89,7 +91,10 @@ class Images:
     @classmethod
     def of(cls, ids: Iterable[str]) -> Images:
         """The images of these ids, in any order and number."""
-        return cls._one(cls(sorted(set(ids))))
+        names = list(ids)
+        if not all(map(lt, names, islice(names, 1, None))):
+            names = sorted(set(names))
+        return cls._one(cls(names))
 
     @classmethod
     def _one(cls, images: Images) -> Images:
