@@ -137,7 +137,7 @@ def test_accuracy_is_taken_with_the_mask_that_the_client_used(
 
     monkeypatch.setattr(cells_of_blocks, "predict", noted)
     grid = [{"models": ["MJP"], "settings": ["a", "b"], "gammas": [0.5]}]
-    attack(images, tmp_path, tiny(grid=grid), limit=3)
+    attack(images, tmp_path, tiny(grid=grid, attacks=[{"name": "grey"}]), limit=3)
     stored = tensors(tmp_path, cell(tmp_path, setting="b")["run_id"]).values()
     plain, mask = (torch.stack([own[name] for own in stored]) for name in ("plain", "mask"))
     kinds = [("a" if x.equal(plain) else "b", used) for x, used in asked]

@@ -146,7 +146,7 @@ def test_a_stop_is_no_fault_of_the_attack(
             attack(three, tmp_path, with_faulty())
     # nor is whatever an attack raises after a signal: libraries turn it into errors of their own
     for module in (step, work):
-        monkeypatch.setattr(module, "stopped", lambda: True)
+        monkeypatch.setattr(module, "interrupted", lambda: True)
     with pytest.raises(RuntimeError, match="sizes do not match"):
         attack(three, tmp_path, with_faulty())
 
