@@ -27,7 +27,7 @@ tests: $(INSTALLED)
 # One run from end to end by each of Flower, Ray and Slurm, and what else needs these large installs.
 # Slurm's is skipped where it is not installed (Debian: apt install slurmctld slurmd slurm-client munge).
 FLOWER := tests/slow/test_flower.py tests/federation/test_flower_app.py tests/client/test_accounting.py
-CLUSTERS := tests/slow/test_ray.py tests/slow/test_slurm.py tests/experiment/test_engine_ray.py
+CLUSTERS := tests/engines/test_clusters.py
 EACH := -m "engine or not nightly"
 
 test-engines: $(ENGINES)

@@ -17,28 +17,9 @@ from tests.helpers.trap import Trap, planted
 
 WORKER_MEMORY = 3 << 30  # what a process of the tests may take, with room for those it starts
 
-NIGHTLY = tuple(
-    f"tests/experiment/test_engines_local.py::{name}"
-    for name in (
-        "test_a_block_that_always_kills_its_worker_is_given_up",
-        "test_a_worker_that_ends_by_itself_is_told_with_its_last_words",
-        "test_an_error_that_is_a_bug_is_the_row_of_its_image_alone",
-        "test_workers_end_where_the_run_is_broken_off",
-        "test_a_mistake_that_only_workers_meet_is_no_fault_of_the_package",
-    )
-)
-"""What `make nightly` alone runs and is not marked where it stands: the starts of names."""
-
 settings.register_profile("day", max_examples=50)
 settings.register_profile("nightly", max_examples=300)
 settings.load_profile("day")
-
-
-@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.nodeid.startswith(NIGHTLY):
-            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.hookimpl(optionalhook=True)

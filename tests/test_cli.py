@@ -182,7 +182,8 @@ def test_without_out_a_run_is_in_results_under_its_name(
 def test_weights_given_twice_are_refused(place: Workplace) -> None:
     code, said = place.attack("--weights", "ViT=a.pth", "--weights", "ViT=b.pth")
     assert code == 2
-    assert "--weights NAME=PATH NAME=PATH" in said
+    assert "--weights" in said
+    assert "more than once" in said
 
 
 def test_no_arguments_at_all(place: Workplace) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 import torch
 import yaml
-from pyarrow.parquet import ParquetFile, read_schema
+from pyarrow.parquet import ParquetFile
 from safetensors import safe_open
 
 from mjp_privacy.core.errors import UserError
@@ -134,13 +134,14 @@ class OldRun:
             if not self.whole(path):
                 lost |= {int(number)} if is_block else set()
                 continue
-            frame = ParquetFile(path).read().to_pandas()
+            file = ParquetFile(path)
+            frame = file.read().to_pandas()
             if is_block:
                 frame = frame.assign(block=int(number), row=range(len(frame)))
             failed = frame["status"].isin(NOT_DONE).groupby(frame["image_id"]).transform("any")
             merit = [is_block, *([~failed] if is_block else [False]), int(number)]
             frames.append(frame.assign(file=str(path), **dict(zip("abc", merit, strict=True))))
-            named = (read_schema(path).metadata or {}).get(b"mjp_privacy.pictures", b"{}")
+            named = (file.metadata.metadata or {}).get(b"mjp_privacy.pictures", b"{}")
             for block, digest in json.loads(named).items():
                 pictures = self._pictures(run_id, int(block))
                 if int(block) in {*frame["block"]} and (

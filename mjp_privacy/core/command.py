@@ -105,10 +105,17 @@ def _from_home(word: str) -> str:
 
 def _check_words(argv: Sequence[str]) -> None:
     """Raise for an option without a word in it, for as a path no text is the folder one stands in;
-    and for a word that nobody can read on a terminal."""
-    option = ""
+    for a word that nobody can read on a terminal; and for an option that stands twice, of which the
+    parser would take the last one without a word."""
+    option, given = "", set[str]()
     for word in argv:
         name, equals, value = word.partition("=")
+        if name.startswith("--") and name.replace("_", "-") in given:
+            raise UserError(
+                f"{shown(name)} is given more than once, and only the last one would be used. "
+                f"Expected it once; several values stand behind one {shown(name)}."
+            )
+        given.add(name.replace("_", "-"))
         if not word.strip() or (name.startswith("--") and equals and not value.strip()):
             raise UserError(
                 f"{shown(name if equals else option or 'the command line')}: expected a value, got "

@@ -1,4 +1,4 @@
-"""The scores of one cell by metric, as numbers: computed with when there are millions of them.
+"""The scores of one cell by metric, as numbers: what is computed with when there are millions.
 
     table = cell_scores(store, "0b3a689adbb159cb")
     scores = table.column("psnr", "standard")
@@ -36,8 +36,10 @@ UNREADABLE = "unreadable"
 DIAGNOSTIC = "diagnostic"
 STAGE = "stage_seconds."
 """How the names of columns begin that say how long a stage took for an image."""
-AT_ONCE = 50_000
-"""Rows up to which all metrics of a cell are read together."""
+AT_ONCE = 5_000
+"""Images up to which all metrics of a cell are read together."""
+MANY_FILES = 50
+"""And the number of files from which they are: those of a run that goes on are not compacted."""
 NO_LABELS = "the images carry no true labels"
 
 
@@ -195,7 +197,7 @@ def cell_scores(store: RunStore, run_id: str) -> CellScores:
     """The scores of a cell of a run folder; where a run writes rows meanwhile, those of now."""
     cell = store.cell(run_id)
     scores = [name for name in cell.columns if is_score(name)]
-    if sum(map(len, cell.ids)) <= AT_ONCE:
+    if sum(map(len, cell.ids)) <= AT_ONCE or len(cell.files) >= MANY_FILES:
         return CellScores.of_table(store.read(run_id, [*OF_IMAGE, *scores]))
     cell, table = store.settled(run_id, lambda rows: (rows, rows.read(OF_IMAGE)))
     rows = _images(table)
@@ -215,11 +217,11 @@ def cell_scores(store: RunStore, run_id: str) -> CellScores:
 
 def _images(table: pa.Table) -> pd.DataFrame:
     """What a cell says of its images, with words that few have as categories."""
-    from pyarrow import compute, nulls
+    from pyarrow import compute, nulls, string
 
     if compute.all(compute.equal(table["group"], table["image_id"])).as_py() in (True, None):
         place = table.column_names.index("group")
-        table = table.set_column(place, "group", nulls(len(table)))
+        table = table.set_column(place, "group", nulls(len(table), string()))
     for name in ("status", "reason", "code", "group"):
         place = table.column_names.index(name)
         table = table.set_column(place, name, table[name].dictionary_encode())

@@ -260,7 +260,12 @@ class SimulatedBlock:
             make = partial(make_upload, model, steps, cell.client, **options)  # type: ignore[arg-type]
             key = ("update", federation_key(cell, attack.victim), steps[0].image_ids, round)
             client = cell.client
-            plain = client.mode == "eval" and client.one_plain_step and not client.defenses
+            plain = (
+                client.mode == "eval"
+                and client.one_plain_step
+                and not client.defenses
+                and client.adapters is None
+            )
             shows = plain and FedSGDClient(model, client).in_one_pass(wanted)
             update, seen = self._timed(key, partial(_with_classes, model, make, shows))
             updates.append(update)
@@ -292,7 +297,7 @@ def _with_classes(
         lambda _, inputs, logits: classes.append(logits.detach().argmax(-1))
     )
     try:
-        return make(), torch.cat(classes).cpu()
+        return make(), torch.cat(classes).cpu() if classes else None
     finally:
         hook.remove()
 

@@ -31,7 +31,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -398,13 +397,26 @@ class FileContent(NamedTuple):
 
         schema, table = _opened(path, read)
         check_columns(schema, path)
-        ids = table["image_id"].to_pylist()
-        if None in ids or len(set(ids)) < len(ids):
-            raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
-        ids = [sys.intern(name) for name in ids]  # the cells of a run have the same images
+        ids = _names(table["image_id"], path)
         known = "has_picture" in table.column_names
         has = table["has_picture"].to_pylist() if known else [False] * len(ids)
         return cls(ids, has, tuple(n for n in schema.names if not _is_picture(schema.field(n))))
+
+
+_last_names: tuple[Any, list[str]] = (None, [])
+
+
+def _names(column: pa.ChunkedArray, path: Path) -> list[str]:
+    """The names of images; those of cells with the same images are one list in memory."""
+    global _last_names
+    known, last = _last_names
+    if known is not None and known.equals(column):
+        return last
+    names: list[str] = column.to_pylist()
+    if None in names or len(set(names)) < len(names):
+        raise ROWS.refusal(path, "an image twice, or one without a name", "image_id")
+    _last_names = column, names
+    return names
 
 
 @dataclass(frozen=True)
@@ -429,7 +441,8 @@ class CellRows:
             names = contents[at].ids
             if not taken.isdisjoint(names):
                 kept[at] = np.array([name not in taken for name in names], dtype=bool)
-            taken.update(names)
+            if at:
+                taken.update(names)
         return cls(files, contents, kept)
 
     @cached_property
@@ -457,6 +470,8 @@ class CellRows:
 
     def pictured(self, at: int) -> list[str]:
         """The images of a file that count and have pictures."""
+        if True not in self.contents[at].has_picture:
+            return []
         names = zip(self.contents[at].ids, self.contents[at].has_picture, strict=True)
         return [name for name, has in names if has and self.place[name][0] == at]
 

@@ -7,7 +7,7 @@ never averages these uploads, so training is the same with and without recording
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from mjp_privacy.client.config import client_recipe
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.header import UploadHeader, header_changed
-from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE
+from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE, RecordedUpload
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import spread_subset
@@ -32,6 +32,9 @@ CLOSED_FORM = (
     "blocks.0.attn.qkv.weight",
 )
 """The parameters that closed-form attacks read; a tenth of a model of 1.3 million parameters."""
+
+Only = Collection[str] | None
+"""Names of uploads, or None: all."""
 
 
 @dataclass
@@ -61,14 +64,11 @@ class Recorder:
         series = range(len(self.places) // batch)
         return [f"b{batch}s{steps}_r{start:05d}_{n:03d}_at{round:05d}" for n in series]
 
-    def record(
-        self, weights: Mapping[str, Tensor], round: int, only: Collection[str] | None = None
-    ) -> None:
+    def record(self, weights: Mapping[str, Tensor], round: int, only: Only = None) -> None:
         """Write the probes' uploads of a round, or those with these names."""
         for probe, start in self.due(round):
-            names = self.names(probe, start, round)
-            if only is None or not set(names).isdisjoint(only):
-                self._record(probe, start, weights, round, names, only)
+            if only is None or not set(only).isdisjoint(self.names(probe, start, round)):
+                self._record(probe, start, weights, round, only)
 
     def damaged(self, until: int) -> dict[int, list[str]]:
         """The uploads of rounds before this one that are not there as they were recorded, by
@@ -81,21 +81,23 @@ class Recorder:
         names them any more, or their file is damaged."""
         for name in self._names(round):
             with suppress(UserError):
-                upload = self.folder.upload(name)
-                upload.check_weights()
-                check_digest(upload.weights_path, WEIGHTS_FILE)
-                return TensorFile(upload.weights_path, WEIGHTS_FILE).tensors()
+                return TensorFile(self._opened(name).weights_path, WEIGHTS_FILE).tensors()
         return None
 
     def _names(self, round: int) -> list[str]:
         return [name for due in self.due(round) for name in self.names(*due, round)]
 
+    def _opened(self, name: str) -> RecordedUpload:
+        """An upload whose header and weights are sound; UserError where they are not."""
+        upload = self.folder.upload(name)
+        upload.check_weights()
+        check_digest(upload.weights_path, WEIGHTS_FILE)
+        return upload
+
     def _is_damaged(self, name: str) -> bool:
         """Whether a file of an upload, or of its weights, is missing or another one."""
         try:
-            upload = self.folder.upload(name)
-            upload.check_weights()
-            check_digest(upload.weights_path, WEIGHTS_FILE)
+            upload = self._opened(name)
             upload.check_seals()
             upload.tensor_file()
             return upload.truth_file() is None or header_changed(upload.header_path)
@@ -103,13 +105,7 @@ class Recorder:
             return True
 
     def _record(
-        self,
-        probe: Probe,
-        start: int,
-        weights: Mapping[str, Tensor],
-        round: int,
-        names: Sequence[str],
-        only: Collection[str] | None,
+        self, probe: Probe, start: int, weights: Mapping[str, Tensor], round: int, only: Only
     ) -> None:
         config, task = self.task.config, self.task
         client = probe_client(config.client, probe)
@@ -127,13 +123,13 @@ class Recorder:
             recipe=client_recipe(client),
             partial=len(kept) < len(_sent_names(config, model)),
         )
-        plain = task.photographs(places, client, round)
+        names = self.names(probe, start, round)
         self.folder.record(
             update,
             header,
             names,
             inputs=inputs[0],
-            plain=plain,
+            plain=task.photographs(places, client, round),
             series=[name.partition("_at")[0] for name in names],
             only=only,
         )

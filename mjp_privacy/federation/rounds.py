@@ -126,26 +126,17 @@ class Federation:
         damaged = self.recorder.damaged(self.round)
         stored = {round for round in damaged if self.recorder.weights(round) is not None}
         computed = self._replayed(damaged.keys() - stored)
-        lost: list[str] = []
-        for round, names in damaged.items():
-            weights = self.recorder.weights(round) or computed.get(round)
-            if weights is None:
-                lost += names
-            else:
-                self.recorder.record(weights, round, only=names)
-        made = [name for names in damaged.values() for name in names if name not in lost]
-        if made:
-            self.journal.say(
-                f"{len(made)} upload(s) in {shown(self.out / UPLOADS)} were damaged or missing and "
-                f"were made again: {first_of(made, NAMED)}"
-            )
-        if lost:
-            self.journal.say(
-                f"{len(lost)} upload(s) in {shown(self.out / UPLOADS)} are damaged or missing and "
-                "are left out, because the weights of their rounds are lost and these rounds "
-                f"cannot be computed again in {REPLAY_SECONDS:.0f} s to the same weights: "
-                f"{first_of(lost, NAMED)}"
-            )
+        for round in stored | computed.keys():
+            weights = self.recorder.weights(round) or computed[round]
+            self.recorder.record(weights, round, only=damaged[round])
+        lost = damaged.keys() - stored - computed.keys()
+        for rounds, what in (
+            (damaged.keys() - lost, "were damaged or missing and were made again"),
+            (lost, "are damaged or missing, and the weights of their rounds are lost"),
+        ):
+            if names := [name for round in sorted(rounds) for name in damaged[round]]:
+                where = f"{len(names)} upload(s) in {shown(self.out / UPLOADS)}"
+                self.journal.say(f"{where} {what}: {first_of(names, NAMED)}")
         return bool(damaged)
 
     def _replayed(self, rounds: Set[int]) -> dict[int, Weights]:

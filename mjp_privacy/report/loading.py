@@ -72,7 +72,8 @@ def _refuse_empty(store: RunStore, lines: Sequence[Line]) -> None:
 
 def _refused(name: str, lines: Sequence[Line]) -> list[str]:
     """A sentence for uploads that could not be attacked: they are no client's line."""
-    count = sum(line.cell.outcome.planned_images for line in lines if _is_refused(line))
+    cells = [line.cell for line in lines if _is_refused(line)]  # one for each attack
+    count = max((cell.outcome.planned_images for cell in cells), default=0)
     if not count:
         return []
     return [

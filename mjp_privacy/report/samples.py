@@ -39,12 +39,13 @@ each image, with a column for each metric and variant ("psnr.standard", "ssim.pa
 "gradient_residual.diagnostic"); what all rows of a cell have in common is in cells.*.parquet. For
 example, in the folder above {first}:
 
-    duckdb -c "SELECT attack, setting, gamma, avg(least(\"psnr.standard\", 100)), count(*)
+    duckdb -c "SELECT attack, setting, gamma, avg(least(\\"psnr.standard\\", 100)), count(*)
                FROM read_parquet('{first}/rows/**/*.parquet', union_by_name=true) AS scores
                JOIN read_parquet('{first}/cells.*.parquet') AS cells USING (run_id)
                WHERE scores.status = 'ok' GROUP BY ALL"
 
-    polars:  pl.scan_parquet("{first}/rows/**/*.parquet", missing_columns="insert")
+    polars:  pl.scan_parquet("{first}/rows/**/*.parquet", missing_columns="insert",
+                             extra_columns="ignore")
     pandas:  RunStore(Path("{first}")).read(run_id)         # from mjp_privacy.experiment.store
 
 Of an image that is in several files of a cell, as after some images were attacked again, the file

@@ -293,7 +293,7 @@ def test_the_residual_reads_a_weight_difference(images: Path, tmp_path: Path) ->
     difference = {"upload": "weight_difference", "lr": 0.1, "weight_decay": 0.01}
     for name, client in (("gradient", {}), ("difference", difference)):
         config = mjp("c", rounds(rounds=1), client=client, dtypes=["float64"])
-        attack(images, tmp_path / name, config)
+        attack(images, tmp_path / name, {**config, "diagnostics": ["residual"]})
     one, other = (
         values(tmp_path / name).xs("gradient_residual", level="metric").droplevel("variant")
         for name in ("gradient", "difference")
@@ -383,7 +383,8 @@ def test_the_server_steps_along_the_mean_gradient_of_all_clients(dal: bool) -> N
 
 
 def test_the_attack_is_given_each_rounds_own_weights(images: Path, tmp_path: Path) -> None:
-    attack(images, tmp_path, mjp("c", rounds(), client={"server_lr": 0.1}, block=4))
+    config = mjp("c", rounds(), client={"server_lr": 0.1}, block=4)
+    attack(images, tmp_path, {**config, "diagnostics": ["residual"]})
     (view,) = SEEN
     names = {name for name, _ in view.model.named_parameters()}
     states = [update.weights_before for update in view.updates]

@@ -92,7 +92,8 @@ def test_score_and_sample_say_it(folder: Path, capsys: pytest.CaptureFixture[str
     assert main(["score", *words, "--metrics", "psnr"]) == 0
     (line,) = [s for s in capsys.readouterr().out.splitlines() if "frames" in s]
     assert "turned.jpg" in line
-    shutil.copytree(folder, folder.parent / "classes" / "class_0")
+    for name in ("class_0", "class_1"):
+        shutil.copytree(folder, folder.parent / "classes" / name)
     words = ["--from", str(folder.parent / "classes"), "--out", str(folder.parent / "sample")]
     assert main(["sample", *words, "--per-class", "9"]) == 0
     (line,) = [s for s in capsys.readouterr().out.splitlines() if "frames" in s]

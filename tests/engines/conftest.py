@@ -1,8 +1,4 @@
-"""Markers and fixtures of the engines' tests.
-
-pytest tests/engines -m "not cluster and not nightly" takes half a minute of processor time;
-`cluster` starts Ray or Slurm on this machine, `nightly` starts many processes.
-"""
+"""The run of one process, with which those of the engines are compared."""
 
 from __future__ import annotations
 
@@ -14,11 +10,6 @@ import pytest
 from tests.helpers.engine_runs import CONFIG
 from tests.helpers.runs import attack
 from tests.helpers.trap import Trap
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "cluster: starts Ray or Slurm on this machine")
-    config.addinivalue_line("markers", "nightly: takes long, or many processes")
 
 
 @pytest.fixture(scope="module")

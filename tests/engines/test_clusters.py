@@ -75,7 +75,7 @@ def ray_cluster(trap: Trap) -> Iterator[Any]:
 
 
 @needs_ray
-@pytest.mark.cluster
+@pytest.mark.nightly
 def test_a_ray_node_dies(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, ray_cluster: Any
 ) -> None:
@@ -93,7 +93,6 @@ def test_a_ray_node_dies(
 
 
 @needs_ray
-@pytest.mark.cluster
 @pytest.mark.nightly
 def test_the_ray_cluster_goes_and_the_run_says_so(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, ray_cluster: Any
@@ -114,7 +113,6 @@ def test_the_ray_cluster_goes_and_the_run_says_so(
 
 
 @needs_ray
-@pytest.mark.cluster
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [number for number, _ in SIGNALS])
 def test_ray_ends_with_the_command_that_started_it(
@@ -180,7 +178,7 @@ def running_jobs() -> list[str]:
     return sorted(job for job, state in squeue().items() if state == "RUNNING")
 
 
-@pytest.mark.cluster
+@pytest.mark.engine
 def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, slurm_cluster: Any
 ) -> None:
@@ -202,10 +200,9 @@ def test_slurm_jobs_are_killed_preempted_and_lose_their_node(
         assert run.result().exit_code == 0
     same_rows(here, tmp_path / "run")
     assert len(trap.attacked()) == BLOCKS + 4
-    assert not squeue("--states=PENDING,RUNNING")
+    until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
 
 
-@pytest.mark.cluster
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [number for number, _ in SIGNALS])
 def test_a_command_that_is_broken_off_leaves_no_job_for_the_next(
@@ -222,7 +219,7 @@ def test_a_command_that_is_broken_off_leaves_no_job_for_the_next(
     started = [pid for pid, _ in trap.attacked()]
     if number != signal.SIGKILL:
         until(lambda: not any(map(is_running, started)), 15)
-        assert not squeue("--states=PENDING,RUNNING")
+        until(lambda: not squeue("--states=PENDING,RUNNING"), 30)
     with by(SLURM, nine_photographs, out) as run:
         until(lambda: not any(map(is_running, started)), 60)
         trap.release()
@@ -230,7 +227,6 @@ def test_a_command_that_is_broken_off_leaves_no_job_for_the_next(
     same_rows(here, out)
 
 
-@pytest.mark.cluster
 @pytest.mark.nightly
 def test_what_slurm_does_not_do_is_named(
     nine_photographs: Path, tmp_path: Path, trap: Trap, slurm_cluster: Any
@@ -251,7 +247,6 @@ def test_what_slurm_does_not_do_is_named(
     assert "PartitionTimeLimit" in summary.not_done[0]
 
 
-@pytest.mark.cluster
 @pytest.mark.nightly
 def test_slurm_here_runs_a_command_and_leaves_nothing(tmp_path: Path, slurm_cluster: Any) -> None:
     folder = tmp_path / "cluster"

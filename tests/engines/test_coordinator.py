@@ -231,7 +231,7 @@ def run(job: Job, engine: Played, tasks: Sequence[Task]) -> list[CellDone | Task
 
 def test_a_worker_gets_tasks_of_the_block_and_the_model_that_it_has(job: Job) -> None:
     """Two models of two blocks and three groups: each worker has one of the models."""
-    tasks = [Task(m, b, g) for g in range(3) for b in range(2) for m in range(2)]
+    tasks = [Task(m, b, g) for m in range(2) for b in range(2) for g in range(3)]
     engine = Played(job.path.parent)
     run(job, engine, tasks)
     for number in range(2):
@@ -313,13 +313,25 @@ def test_messages_are_said_once(job: Job) -> None:
 
 
 def test_workers_without_tasks_are_told_to_end(job: Job) -> None:
-    """A machine of a cluster does not wait while others do the last tasks."""
-    engine = Played(job.path.parent, most=1)
+    """A machine of a cluster does not wait while others do the last tasks; who was told to end gets
+    no other task, also where one is given again."""
+    engine = Played(job.path.parent)
     with Coordinator(job, MODELS, engine) as coordinator:
-        coordinator.submit([Task(0, 0, 0)])
-        engine.working = True
-        list(coordinator.wait())
+        coordinator.submit([Task(0, 0, 0), Task(0, 1, 0)])
+        first = engine.look(0)
+        assert first is not None
+        engine.end(first)
+        waiting = coordinator.wait()
+        assert next(waiting) == CellDone(3, "ViT a float32", 0, [])
+        engine.look(1)
+        next(waiting)
         assert task_file(job.path, 0).read_text() == END
+        engine.die(1)
+        list(coordinator.news())
+        assert task_file(job.path, 0).read_text() == END
+        second = engine.look(1)
+        assert second is not None
+        assert second.task == Task(0, 1, 0, 2)
 
 
 @pytest.mark.parametrize("told", [True, False])

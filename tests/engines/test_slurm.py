@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import pickletools
 import re
+import signal
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from mjp_privacy.experiment.engines.coordinator import last_words
 from mjp_privacy.experiment.engines.slurm import STARTS, SlurmWorker
 from mjp_privacy.experiment.job import task_file
 from tests.helpers.slurm import FakeSlurm, arrays, engine_in
+from tests.helpers.trap import until
 
 
 @pytest.fixture
@@ -237,3 +241,34 @@ def test_a_task_that_never_ends_in_time_is_given_up(tmp_path: Path) -> None:
     worker = SlurmWorker(str(job), 3, text, STARTS - 1)
     with pytest.raises(SystemExit, match="minutes"):
         worker.checkpoint()
+
+
+def test_a_signal_ends_a_worker_at_once_and_no_attack_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its work goes on in a thread, and would take what is raised for an error of its own."""
+
+    class Exited(BaseException):
+        """In place of the end of the process."""
+
+    def leave(code: int) -> None:
+        raise Exited(code)
+
+    over = threading.Event()
+    seen: list[bool] = []
+
+    def works(job_file: str, number: int, interval: float) -> None:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        seen.append(over.wait(20))
+
+    before = signal.signal(signal.SIGUSR2, lambda *_: sys.exit("its task was not done"))
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(slurm_module, "serve", works)
+    try:
+        with pytest.raises(Exited):
+            SlurmWorker(str(tmp_path / "job.json"), 3)()
+    finally:
+        over.set()
+        signal.signal(signal.SIGUSR2, before)
+    until(lambda: seen == [True])
+    assert "its task was not done" in capfd.readouterr().err

@@ -14,7 +14,7 @@ from tests.helpers.runs import same_rows
 from tests.helpers.trap import planted
 
 ATTACKS = [{"name": "patch_gradient"}, {"name": "multi_round"}, {"name": "grey"}]
-ENGINE = ["--attack.engine", "local", "--attack.workers", "2", "--attack.threads", "1"]
+ENGINE = ["--attack.engine", "local", "--attack.workers", "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_workers_attack_what_was_recorded(tmp_path: Path) -> None:
     assert command(tmp_path, "two", *ENGINE, attacks=ATTACKS) == 0
     same_rows(tmp_path / "here" / "attack", tmp_path / "two" / "attack")
     log = (tmp_path / "two" / "attack" / "log.jsonl").read_text()
-    assert "engine local, each worker 1 thread(s) on cpu" in log
+    assert "engine local, 2 worker(s)" in log
     assert (tmp_path / "two" / "rounds.png").is_file()
 
 

@@ -1,4 +1,5 @@
-"""Runs of this tree give the frozen numbers: here, by two workers, and killed and given again.
+"""Runs of this tree give the frozen numbers: here, by two workers, killed and given again, and in a
+folder of before that was converted.
 
 On the machine of oracle/machine.json every number and every stored tensor is equal to the last bit.
 Elsewhere keys and statuses are equal and numbers within TOLERANCE.
@@ -12,6 +13,7 @@ import json
 import os
 import signal
 import time
+import zipfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,7 @@ import pandas as pd
 import pytest
 
 from tests.golden import oracle
+from tools import convert_run
 
 QUICK = ("uploads", "batches", "minute")
 SOME = tuple(oracle.CASES) if os.environ.get("MJP_PRIVACY_ORACLE") == "all" else QUICK
@@ -75,6 +78,14 @@ def test_killed_and_given_again(name: str, inputs_of: Inputs, tmp_path: Path) ->
         process.wait()
     assert process.returncode == -signal.SIGKILL, "it had ended before it was killed"
     same_as_frozen(name, oracle.run(name, inputs_of(name), tmp_path / "run"))
+
+
+def test_a_converted_folder_of_before_the_wide_files(inputs_of: Inputs, tmp_path: Path) -> None:
+    zipfile.ZipFile(oracle.HOME / "old_run.zip").extractall(tmp_path / "old")
+    assert convert_run.main([str(tmp_path / "old"), str(tmp_path / "new")]) == 0
+    folder = oracle.run("old_run", inputs_of("old_run"), tmp_path / "run")
+    same_values(oracle.long_frame(tmp_path / "new"), oracle.long_frame(folder))
+    same_pictures(oracle.picture_frame(tmp_path / "new", kept=3), folder)
 
 
 def same_as_frozen(name: str, folder: Path) -> None:

@@ -182,7 +182,11 @@ class ByHand:
         name = f"{metric}.{variant}"
         rows = self.rows[self.rows["run_id"] == run_id(client, attack)].set_index("image_id")
         rows = rows.reindex(columns=["status", name]).rename(columns={name: "value"})
-        return rows.dropna() if variant == "diagnostic" else rows
+        return (
+            rows.dropna()[["value", "status"]]
+            if variant == "diagnostic"
+            else rows[["value", "status"]]
+        )
 
     def best(self, client: str, attacks: Sequence[str]) -> Expected:
         """Per image the attack with the highest standard PSNR; the first of equals."""

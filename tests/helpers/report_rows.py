@@ -104,7 +104,9 @@ def wide(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         known = {"group": row.get("group"), "code": row.get("code")}
         known |= {name: row[name] for name in ("image_id", "status", "reason", "label_source")}
         image = images.setdefault(row["image_id"], known)
-        image[f"{row['metric']}.{row['variant']}"] = float(row["value"])
+        image[f"{row['metric']}.{row['variant']}"] = (
+            math.nan if row["value"] is None else float(row["value"])
+        )
     order = dict.fromkeys(row["image_id"] for row in rows)
     return pd.DataFrame([images[image] for image in order])
 
@@ -114,8 +116,9 @@ def add_pictures(
 ) -> None:
     """Store pictures of these images, which have rows, in the order of the tensors."""
     rows = store.read(run_id).drop(columns="has_picture", errors="ignore")
+    about = store.about(run_id)[-1]
     for block, part in rows.groupby("block"):
-        store.write(run_id, int(str(block)), part, [(list(ids), tensors)])
+        store.write(run_id, int(str(block)), part, [(list(ids), tensors)], about)
 
 
 def psnr_values(seed: int, count: int, mean: float = 18.0, spread: float = 3.0) -> list[float]:

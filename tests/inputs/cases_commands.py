@@ -238,7 +238,7 @@ def _foreign(folder: Path) -> None:
 
 
 def _foreign_names(folder: Path) -> None:
-    for name in ("rows", "cells.json", "reconstructions", "index.html", "model.safetensors"):
+    for name in ("rows", "experiments", "damaged", "index.html", "model.safetensors"):
         (folder / "place" / name).mkdir(parents=True)
 
 
@@ -256,10 +256,7 @@ def _pipes(folder: Path) -> None:
 
     (folder / "place").mkdir()
     for name in (
-        "cells.json",
-        "code.json",
-        "images.csv",
-        "timings.jsonl",
+        "cells.0001.0123456789abcdef.parquet",
         "log.jsonl",
         ".lock",
         "metrics.jsonl",

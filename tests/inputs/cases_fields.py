@@ -245,14 +245,10 @@ COMPARE = ("compare", "federation", "--out", "out")
 FEDERATE = ("federate", "federation.yaml", "--data", "classes", "--out", "federation")
 
 STORED: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "run/cells.json": (REPORT, AGAIN),
-    "run/code.json": (REPORT, AGAIN),
     "run/experiment.yaml": (REPORT, AGAIN),
     "federation/federation.json": (COMPARE, FEDERATE),
     "federation/metrics.jsonl": (COMPARE, FEDERATE),
-    "federation/attack/cells.json": (COMPARE, FEDERATE),
     "trained/metrics.jsonl": (("curves", "trained", "--out", "out"),),
-    "run/timings.jsonl": (REPORT, AGAIN),
     "run/log.jsonl": (REPORT, AGAIN),
 }
 ROOMS = {"run": "store", "federation": "federation", "trained": "training"}

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 from tests.inputs.case import Case
-from tests.inputs.cases_fields import AGAIN, REPORT
 from tests.inputs.cases_files import ATTACK, file_case
 from tests.inputs.damage import text
 
@@ -89,7 +88,7 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def tables() -> Iterator[Case]:
-    """Label files, and images.csv of a run."""
+    """Label files."""
     commands = (
         ATTACK,
         ("sample", "--from", "images", "--out", "out"),
@@ -98,9 +97,6 @@ def tables() -> Iterator[Case]:
     for argv in commands:
         for title, content in LABELS.items():
             yield file_case("data", "images/labels.csv", argv, f"labels: {title}", text(content))
-    for argv in (REPORT, AGAIN):
-        for title, content in IMAGES.items():
-            yield file_case("store", "run/images.csv", argv, title, text(content))
 
 
 def _rows(*rows: str) -> bytes:
@@ -135,22 +131,6 @@ LABELS: Mapping[str, bytes] = {
     "10^4 columns": ",".join(f"c{k}" for k in range(10_000)).encode() + b"\n",
     "names up": _rows("../0.png,1", "/etc/passwd,2"),
     "json": b'{"0.png": 1}\n',
-}
-IMAGES: Mapping[str, bytes] = {
-    "other columns": b"a,b\n1,2\n",
-    "a column twice": b"image_id,label,label\n0.png,1,2\n",
-    "an id twice": b"image_id,label,label_source,sha256,pixel_sha256,status,reason\n"
-    b"0.png,0,csv,a,b,ok,\n0.png,1,csv,a,b,ok,\n",
-    "label a text": b"image_id,label,label_source,sha256,pixel_sha256,status,reason\n"
-    b"0.png,five,csv,a,b,ok,\n",
-    "label 10^30": b"image_id,label,label_source,sha256,pixel_sha256,status,reason\n"
-    b"0.png,1000000000000000000000000000000,csv,a,b,ok,\n",
-    "a status of its own": b"image_id,label,label_source,sha256,pixel_sha256,status,reason\n"
-    b"0.png,0,csv,a,b,odd,\n",
-    "half a line": b"image_id,label,label_source,sha256,pixel_sha256,status,reason\n0.png,0,cs",
-    "too many cells": b"image_id,label\n0.png,0,1,2,3,4,5\n",
-    "escapes": b"image_id,label,label_source,sha256,pixel_sha256,status,reason\n"
-    b"0.png\x1b[2J,0,csv,a,b,ok,\n",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tests.inputs.case import Case
-from tests.inputs.cases_fields import AGAIN, FEDERATE, REPORT, UPLOAD
+from tests.inputs.cases_fields import FEDERATE, UPLOAD
 from tests.inputs.cases_files import ATTACK_UPLOADS, CHECK, PRIOR, TRAIN_AGAIN, file_case, own
 from tests.inputs.tensors import (
     HEADER_CHANGES,
@@ -54,12 +54,6 @@ def all_cases() -> Iterator[Case]:
             ("images", "mask", "permutation"),
         ),
         ("uploads", "uploads/weights/*.safetensors", (CHECK, ATTACK_UPLOADS), model[:3]),
-        (
-            "store",
-            "run/reconstructions/*/00000.safetensors",
-            (REPORT, AGAIN),
-            ("reconstruction", "target"),
-        ),
     )
     for room, file, argvs, names in targets:
         for argv in argvs:

@@ -110,7 +110,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
     else:
         beside = {"model": state_of(), "hook": Bomb(trap)}
         torch.save(beside if where == "beside" else Bomb(trap), path)
-    with pytest.raises(UserError, match=r"cannot be read as plain weights.*save its state_dict al"):
+    with pytest.raises(UserError, match=r"weights\.pth.*save its state_dict alone"):
         load_model(checkpoint=path, **KNOWN)
     assert not trap.exists()
     pickle.loads(pickle.dumps(Bomb(trap)))  # noqa: S301 (the trap works)
@@ -160,7 +160,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, suffix: str, kept: float) -
     path.write_bytes(content[: int(kept * len(content)) if kept < 1 else int(kept)])
     with pytest.raises(
         UserError,
-        match=rf"weights\{suffix}.* (no safetensors file at all|it is cut off|plain weights)",
+        match=rf"weights\{suffix}: expected the weights",
     ):
         load_model(checkpoint=path, **KNOWN)
 

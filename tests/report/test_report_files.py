@@ -191,7 +191,7 @@ def test_markdown_tables_have_equal_columns(request: pytest.FixtureRequest, fixt
 
 def test_seconds_per_image(everything: tuple[Path, ReportSummary]) -> None:
     text = (everything[0] / "table.md").read_text()
-    assert f"| april | float32 | attack | cpu | 2 | {2 * COUNT} | {4 / COUNT:.3g} |" in text
+    assert f"| april | float32 | attack | cpu | {2 * COUNT} | 4 |" in text
     assert "Another machine gives other figures" in text
 
 

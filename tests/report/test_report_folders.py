@@ -77,7 +77,7 @@ def a_pipe_for_cells(root: Path) -> Path:
         (several_runs, "/4 … (7 in all)"),
         (an_earlier_run, "convert_run"),
         (a_pipe, "is a file. Give the folder"),
-        (a_pipe_for_cells, "a named pipe"),
+        (a_pipe_for_cells, "is not a run folder"),
         (lambda root: root / ("x" * 300), "is file name too long"),
     ],
 )

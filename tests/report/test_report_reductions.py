@@ -112,9 +112,9 @@ def test_controls_are_never_chosen(ladder: dict[str, DerivedLine]) -> None:
 
 def test_a_score_that_is_no_number_is_no_candidate(tmp_path: Path) -> None:
     entries = [intact("x"), intact("y")]
-    ladder_of(tmp_path, (entries[0], [math.nan, math.nan]), (entries[1], [9.0, math.nan]))
+    ladder_of(tmp_path, (entries[0], [math.nan, math.nan, 7.0]), (entries[1], [9.0, math.nan, 8.0]))
     worst = derived_of(tmp_path)[f"worst_case, {ONE}"]
-    assert list(worst.scored("psnr", "standard")) == [9.0]
+    assert list(worst.scored("psnr", "standard")) == [9.0, 8.0]
     reason = worst.scores("psnr", "standard").set_index("image_id").loc[image_id(1), "reason"]
     assert reason.startswith("x failed: its PSNR is not a number")
 

@@ -19,11 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from attacks.budget import over_budget
 from mjp_privacy import cli
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import store as store_module
 from mjp_privacy.experiment.scores import cell_scores, long_rows
 from mjp_privacy.experiment.store import CONVERT, RunStore, digest_of, stored_files
+from tests.helpers.runs import attack, one_cell, photographs
 from tests.store.material import CELL, flip, rows_of, same_pictures, scores, tensors_of, write
 
 OLD_RUN = Path(__file__).parents[1] / "golden" / "oracle" / "old_run.zip"
@@ -137,24 +139,14 @@ def test_a_try_replaces_what_it_holds_and_the_rest_stays_until_the_run_ends(
 ) -> None:
     first = write(store, {"a": 1, "b": 2})
     second = write(store, {"b": 3}, status="failed")
-    assert (first.attempt, second.attempt) == (1, 2)
     assert scores(store) == {"a": 1.0, "b": -1.0}
     third = write(store, {"b": 4})
-    assert not second.path.exists()
     assert [file.path for file in store.files("c1")] == [first.path, third.path]
-    assert store.compact("c1") == 1
-    assert not first.path.exists()
+    assert (first.attempt, second.attempt, third.attempt) == (1, 2, 3)
+    assert (store.compact("c1"), store.compact("c1")) == (1, 0)
     assert third.path.exists()
     assert scores(store) == {"a": 1.0, "b": 4.0}
     assert sorted(name for names in store.cell("c1").ids for name in names) == ["a", "b"]
-    assert store.compact("c1") == 0
-
-
-def test_an_image_that_moved_to_another_block_counts_once(store: RunStore) -> None:
-    write(store, {"a": 1, "b": 2}, block=5)
-    write(store, {"a": 3}, block=0)
-    assert scores(store) == {"a": 3.0, "b": 2.0}
-    assert same_pictures(store.pictures("c1", "a"), 3)
 
 
 def test_two_writers_never_delete_each_others_file(
@@ -173,8 +165,7 @@ def test_two_writers_never_delete_each_others_file(
 def test_finished_images_their_code_and_lack_of_time(store: RunStore) -> None:
     rows = rows_of({"a": 1, "b": 2, "c": 3})
     rows["status"] = ["ok", "unreadable", "unsupported"]
-    rows["attack_seconds.diagnostic"] = [2.0, np.nan, 3.0]
-    rows["over_budget.diagnostic"] = [1.0, np.nan, 0.0]
+    rows["reason"] = [over_budget(2.0), "", "it does not apply"]
     rows.loc[2, "code"] = None
     store.write("c1", 0, rows)
     assert store.finished("c1") == {"a": ("c0ffee", 2.0), "c": ("", 0.0)}
@@ -375,15 +366,15 @@ def test_a_cell_that_lacks_something_or_whose_name_is_a_path(store: RunStore, ru
 
 
 def test_every_bit_of_a_small_folder(store: RunStore) -> None:
-    """160 bits all over: each is named, and what is left is right."""
+    """80 bits all over: each is named, and what is left is right."""
     for block in range(2):
         write(store, {f"{block}": block}, block=block)
     store.write_cells([CELL])
     files = [store.files("c1")[0].path, stored_files(store.root)[0].path]
-    for at in range(160):
+    for at in range(80):
         path = files[at % 2]
         content = path.read_bytes()
-        flip(path, at / 159, at % 8)
+        flip(path, at / 79, at % 8)
         assert store.damaged() == [path]
         left = RunStore(store.root).without([path])
         assert scores(left) == ({"1": 1.0} if at % 2 == 0 else {"0": 0.0, "1": 1.0})
@@ -408,18 +399,25 @@ def test_what_rots_in_mid_run_is_noticed_by_whoever_reads_it(store: RunStore) ->
     assert seen > 40
 
 
-def test_damage_is_not_compacted_and_no_write_fails_of_it(store: RunStore) -> None:
-    path = write(store, {"a": 1, "b": 2}).path
-    write(store, {"c": 3}, block=1)
-    flip(path, 0.3)
-    with pytest.raises((ValueError, UserError)):
-        store.compact("c1", fewest_files=1)
-    write(store, {"a": 4})
-    assert store.damaged() == [path]
-    assert store.damaged(["c2"]) == store.damaged([]) == []
-    store.set_aside(store.damaged())
-    assert (store.root / "damaged" / "rows" / "c1" / path.name).is_file()
-    assert scores(store) == {"a": 4.0, "c": 3.0}
+def test_a_run_names_and_mends_what_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, out = photographs(tmp_path / "images", 3), tmp_path / "run"
+    attack(images, out, one_cell())
+    shutil.copytree(out, tmp_path / "whole")
+    own = RunStore(out)
+    [run_id] = own.stored_cells()
+    path = own.files(run_id)[0].path
+    flip(path, 0.5)
+    capsys.readouterr()
+    assert attack(images, out, one_cell()).exit_code == 0
+    assert path.name in capsys.readouterr().err
+    assert (out / "damaged" / "rows" / run_id / path.name).is_file()
+    assert own.damaged() == own.damaged([]) == []
+    rows, before = own.read(run_id), RunStore(tmp_path / "whole").read(run_id)
+    same = [name for name in rows if not name.startswith("stage_seconds.")]
+    pd.testing.assert_frame_equal(rows[same], before[same], check_exact=True)
+    assert sorted(own.pictured(run_id)) == sorted(rows["image_id"])
 
 
 def test_rows_of_another_cell_are_damage(store: RunStore) -> None:
@@ -464,23 +462,19 @@ HOSTILE: list[dict[str, Any]] = [
     {"block": ["0", "1"]},
     {"block": None},
     {"status": None},
+    {"label": ["x", "y"]},
 ]
 
 
 @pytest.mark.parametrize("changes", HOSTILE, ids=str)
 def test_hostile_values_are_refused_in_one_line(store: RunStore, changes: dict[str, Any]) -> None:
+    kept = write(store, {"c": 1}, block=1).path
     path = named(store, **changes)
-    with pytest.raises(UserError, match=path.name) as refused:
+    with pytest.raises(UserError, match="c1" if "label" in changes else path.name) as refused:
         store.read("c1")
     assert "\n" not in str(refused.value)
-    assert scores(store.without([path])) == {}
-
-
-def test_columns_of_kinds_that_do_not_fit_together(store: RunStore) -> None:
-    write(store, {"c": 1}, block=1)
-    named(store, label=["x", "y"])
-    with pytest.raises(UserError, match="c1"):
-        store.read("c1")
+    assert scores(store.without([path])) == {"c": 1.0}
+    assert kept.exists()
 
 
 def test_other_files_beside_the_rows_are_nobodys_business(store: RunStore) -> None:

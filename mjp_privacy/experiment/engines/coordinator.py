@@ -111,7 +111,7 @@ class Coordinator:
             news = list(self.news())
             yield from news
             for number, worker in self._workers.items():
-                if not (worker.busy or worker.ending or self._waiting):
+                if not (worker.busy or worker.ending):  # then no task is waiting
                     worker.ending = True  # a machine of a cluster is not to wait for the last task
                     self._write(number, END)
             if not news:

@@ -23,7 +23,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,8 +73,14 @@ class SlurmWorker:
     starts: int = 1  # with this task
 
     def __call__(self) -> None:
-        """Do tasks until there are none."""
-        serve(self.job_file, self.number, interval=1.0)
+        """Do tasks until there are none. The main thread only waits: what a signal raises in it is
+        not to be taken for an attack's own error."""
+        try:
+            ThreadPoolExecutor(1).submit(serve, self.job_file, self.number, 1.0).result()
+        except BaseException as error:
+            if not isinstance(error, SystemExit) or isinstance(error.code, str):
+                print(*traceback.format_exception_only(error), sep="", file=sys.stderr, flush=True)
+            os._exit(1)  # the work is not waited for
 
     def checkpoint(self) -> DelayedSubmission:
         """What goes on after a preemption or the time limit; called by submitit on a signal."""

@@ -26,10 +26,11 @@ def timing_table(lines: Sequence[Line], timings: pd.DataFrame) -> TextTable | No
         return None
     cells = {line.number: line.cell for line in lines}
     timed = timed[timed["line"].isin(cells)]
+    order = {stage: place for place, stage in enumerate(STAGES)}
     timed = timed.assign(
-        attack=[cells[number].attack.title for number in timed["line"]],
-        dtype=[cells[number].dtype for number in timed["line"]],
-        order=[STAGES.index(s) if s in STAGES else len(STAGES) for s in timed["stage"]],
+        attack=timed["line"].map({n: cell.attack.title for n, cell in cells.items()}),
+        dtype=timed["line"].map({n: cell.dtype for n, cell in cells.items()}),
+        order=timed["stage"].map(order).fillna(len(order)),
     )
     keys = ["attack", "dtype", "device", "order", "stage"]
     stages = timed.groupby(keys, dropna=False).agg({"images": "sum", "seconds": "median"})
