@@ -73,9 +73,8 @@ def test_a_resume_keeps_them_and_more_time_makes_them_again(
     assert outcome(run)["1.png"] == ("ok" if looks else "unsupported", over_budget(0.1))
     RunStore(run).compact(cells(run)[0]["run_id"], fewest_files=1)
     before = written(run)
-    for seconds in (None, 0.05):  # the config's own, and less
-        attack(three, run, config, attack_seconds=seconds)
-        assert written(run) == before
+    attack(three, run, config, attack_seconds=0.05)  # less than the config's own
+    assert written(run) == before
     attack(three, run, config, attack_seconds=60.0)
     assert outcome(run)["1.png"] == ("ok", "")
     attack(three, tmp_path / "fresh", config, attack_seconds=60.0)

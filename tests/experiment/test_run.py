@@ -16,6 +16,9 @@ from mjp_privacy.client.gradients import FedSGDClient, predict
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment import cell as cells_of_blocks
+from mjp_privacy.experiment.cell_facts import run_id
+from mjp_privacy.experiment.config import expand
+from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import run_experiment
@@ -137,11 +140,11 @@ def test_accuracy_is_taken_with_the_mask_that_the_client_used(
 
     monkeypatch.setattr(cells_of_blocks, "predict", noted)
     grid = [{"models": ["MJP"], "settings": ["a", "b"], "gammas": [0.5]}]
-    attack(images, tmp_path, tiny(grid=grid), limit=3)
+    attack(images, tmp_path, tiny(grid=grid, attacks=[{"name": "grey"}]), limit=3)
     stored = tensors(tmp_path, cell(tmp_path, setting="b")["run_id"]).values()
     plain, mask = (torch.stack([own[name] for own in stored]) for name in ("plain", "mask"))
     kinds = [("a" if x.equal(plain) else "b", used) for x, used in asked]
-    assert [kind for kind, _ in kinds] == ["a", "b"]  # the other one is the client's own pass
+    assert [kind for kind, _ in kinds] == ["a", "a", "b", "b"]  # the intact and the altered model
     assert all(used is None if kind == "a" else mask.equal(used) for kind, used in kinds)
 
 
@@ -228,15 +231,10 @@ def test_masks_are_those_of_seed_and_image_alone(images: Path, tmp_path: Path) -
 # cells --------------------------------------------------------------------------------------------
 
 
-def run_id(images: Path, out: Path, config: dict[str, Any], **arguments: Any) -> str:
-    attack(images, out, config, **arguments)
-    return str(cells(out)[0]["run_id"])
-
-
-def test_run_id_is_of_the_cell_and_not_of_the_limit(images: Path, tmp_path: Path) -> None:
-    known = {run_id(images, tmp_path / "0", one_cell(), limit=1)}
-    assert {run_id(images, tmp_path / "0", one_cell(), limit=2)} == known
-    changed = [
+def test_a_run_id_is_of_all_that_makes_rows_others() -> None:
+    known = set()
+    for change in (
+        {},
         {"seed": 1},
         {"dtypes": ["float64"]},
         {"client": {"dal": True}},
@@ -246,10 +244,15 @@ def test_run_id_is_of_the_cell_and_not_of_the_limit(images: Path, tmp_path: Path
         {"models": {"ViT": {**TINY, "seed": 1}}},
         {"models": {"ViT": {**TINY, "num_classes": 11}}},
         {"models": {"ViT": {**TINY, "std": 0.4}}},
-    ]
-    for place, change in enumerate(changed, 1):
-        known.add(run_id(images, tmp_path / str(place), one_cell(**change), limit=1))
-    assert len(known) == 1 + len(changed)
+    ):
+        experiment = load_experiment(one_cell(**change))
+        model = load_model(**experiment.models["ViT"].loading())
+        ids = {
+            run_id(c, experiment, model, labels) for c in expand(experiment) for labels in (0, 1)
+        }
+        assert len(ids) == 2
+        assert known.isdisjoint(ids)
+        known |= ids
 
 
 def test_gradients_are_made_once_for_cells_that_share_them(
@@ -379,6 +382,7 @@ def test_a_config_attacks_the_classes_it_names(images: Path, tmp_path: Path) -> 
 # who works ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.engine
 def test_one_and_two_workers_make_the_rows_of_this_process(images: Path, tmp_path: Path) -> None:
     config = one_cell(dtypes=BOTH)
     attack(images, tmp_path / "here", config)
