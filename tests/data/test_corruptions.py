@@ -150,8 +150,8 @@ def test_an_unknown_corruption_is_refused() -> None:
 
 
 def corrupt(source: Path, out: Path, *options: str) -> int:
-    command = ["sample", "--from", str(source), "--out", str(out), "--corrupt", "--size", "32"]
-    return main([*command, *options])
+    size = [] if "--size" in options else ["--size", "32"]
+    return main(["sample", "--from", str(source), "--out", str(out), "--corrupt", *size, *options])
 
 
 @pytest.fixture

@@ -108,15 +108,15 @@ def test_image_ids_are_paths_inside_the_folder_and_inside_the_zip(tmp_path: Path
 
 def test_stored_tensors_give_the_stored_scores(run: Path) -> None:
     found = rows(run).set_index(KEYS)["value"]
-    for run_id in (entry["run_id"] for entry in cells(run)):
-        stored = tensors(run, run_id)
+    for key in (entry["run_id"] for entry in cells(run)):
+        stored = tensors(run, key)
         assert sorted(stored) == names(6)
         for block in (list(stored)[:3], list(stored)[3:]):  # LPIPS moves with the batch
             images, targets = (
                 torch.stack([stored[i][n] for i in block]) for n in ("images", "target")
             )
             for (metric, variant), again in score(images, targets).items():
-                assert again.tolist() == [found[run_id, i, metric, variant] for i in block]
+                assert again.tolist() == [found[key, i, metric, variant] for i in block]
 
 
 def test_accuracy_is_that_of_the_models_on_the_rows_own_input(run: Path) -> None:

@@ -154,9 +154,10 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 def command(folders: tuple[Path, Path], *more: str) -> list[str]:
     reconstruction, reference = map(str, folders)
-    out = str(folders[0].parent / "out" / "scores.csv")
-    given = ["--reconstruction", reconstruction, "--reference", reference, "--out", out]
-    return ["score", *given, "--device", "cpu", *more]
+    given = ["--reconstruction", reconstruction, "--reference", reference, "--device", "cpu"]
+    if "--out" not in more:
+        given += ["--out", str(folders[0].parent / "out" / "scores.csv")]
+    return ["score", *given, *more]
 
 
 def read_rows(folders: tuple[Path, Path]) -> list[dict[str, str]]:
