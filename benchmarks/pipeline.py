@@ -35,12 +35,12 @@ from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
 from mjp_privacy.data.embedded import EMBEDDED
 from mjp_privacy.experiment.run import run_experiment
-from mjp_privacy.experiment.scores import STAGE
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.metrics.alexnet import PACKAGED
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
+from mjp_privacy.report.scores import STAGE
 
 NAME, SIZE = "vit_small", 224
 WEIGHTS: dict[str, Any] = {"checkpoint": "random", "img_size": SIZE, "num_classes": 1000}

@@ -19,11 +19,11 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import run_experiment
-from mjp_privacy.experiment.scores import STAGE
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.scores import STAGE
 
 ONE, TWO, HERE = "1 worker", "2 workers", "here"
 

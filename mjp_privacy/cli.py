@@ -83,7 +83,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "compare results/plain results/mjp --out results/comparison",
     ),
     "check": _entry(
-        "mjp_privacy.experiment.check_commands:check",
+        "mjp_privacy.uploads.commands:check",
         "which attacks apply to recorded uploads, or to a model, and why others do not",
         "check results/minute/uploads",
     ),

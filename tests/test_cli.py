@@ -44,6 +44,7 @@ def test_a_run_and_its_report(place: Workplace) -> None:
         assert (place.run / "report" / name).is_file()
 
 
+@pytest.mark.nightly
 def test_a_report_prints_all_lines_and_writes_all_pictures_on_request(place: Workplace) -> None:
     assert place.attack()[0] == 0
     out = place.run / "report"
@@ -268,6 +269,7 @@ def test_the_overview_imports_nothing_heavy() -> None:
     assert not {"torch", "numpy", "pandas", "tyro", "pydantic"} & set(loaded)
 
 
+@pytest.mark.nightly
 def test_output_that_nobody_reads_to_its_end_is_no_fault() -> None:
     script = f"{sys.executable} -m mjp_privacy list | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "mjp_privacy/__main__.py": ({"os.open", "open"}, "the null device, and descriptors 0 to 2"),
     "mjp_privacy/core/files.py": ({"os.open", "open"}, "for fsync, the lock, to append lines"),
     "mjp_privacy/core/machine.py": ({"read_text"}, "what the system says of its memory"),
-    "mjp_privacy/experiment/store.py": ({"ParquetFile", "loads"}, STORED_ROWS),
+    "mjp_privacy/experiment/block_file.py": ({"ParquetFile", "loads"}, STORED_ROWS),
     "mjp_privacy/experiment/code.py": ({"read_bytes"}, SHIPPED),
     "mjp_privacy/experiment/engines/coordinator.py": ({"read_text"}, LOGS),
     "mjp_privacy/experiment/engines/slurm.py": ({"read_text"}, "a line of our own command"),
@@ -150,14 +151,16 @@ def _opens_a_file(built_in: bool, call: ast.Call) -> bool:
     return not set(mode) & set("wax") or "+" in mode
 
 
-def found() -> Iterator[tuple[str, int, str]]:
+@cache
+def found() -> list[tuple[str, int, str]]:
     """Every read outside the gate: file, line, function."""
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            place = path.relative_to(ROOT).as_posix()
-            if not place.startswith(GATE):
-                tree = ast.parse(path.read_text(encoding="utf-8"))
-                yield from ((place, line, name) for line, name in reads(tree))
+    return [
+        (place, line, name)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if not (place := path.relative_to(ROOT).as_posix()).startswith(GATE)
+        for line, name in reads(ast.parse(path.read_text(encoding="utf-8")))
+    ]
 
 
 def test_nobody_else_reads_files() -> None:

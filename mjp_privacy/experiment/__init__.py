@@ -1,14 +1,20 @@
 """An experiment: every cell of a grid, attacked block by block and stored in a run folder.
 
 A cell is one line of a table: a model, a setting, a precision and an attack. A block is a fixed
-slice of the images. One image in one cell is a unit. Read the files in the order of the work:
+slice of the images. One image in one cell is a unit. The files in the order of the work:
 
-    run      the way in: from a config and images, or recorded uploads, to a finished run folder
-    plan     decides which cells there are, with which attacks, on which blocks of images
-    work     carries the plan out and hands out results: models opened, blocks read, cells done
-    cell     does one cell on one block: observe the uploads, attack, score
-    save     writes each result into the run folder, which `store` reads and writes
+    commands    the command line, `mjp attack`; check: which attacks apply to a model
+    config      the experiment as YAML states it; overrides: what the command line changes in it
+    run         from an experiment and images, or recorded uploads, to a finished run folder
+    plan        which cells there are, with which attacks, on which blocks; what is finished
+    refusals    which attacks do not apply, said before the work
+    work        opens models, reads blocks, has each cell done, writes its rows
+    cell        one cell on one block: observe the uploads, attack, score; diagnostics: what
+                stands beside the scores
+    store       the run folder; block_file: one of its files
+    summary     how the run ended
 
-`source` is the contract for where uploads come from; `simulated` computes them from images,
-`recorded` reads them from files.
+`source` is the contract for where uploads come from: `simulated` computes them from images,
+`recorded` reads them from files. `cell_facts` names a cell and describes it, `code` says which
+code made a row. By default the work is done by processes of their own: `engines`.
 """

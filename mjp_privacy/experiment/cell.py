@@ -49,8 +49,7 @@ from mjp_privacy.experiment.diagnostics import (
     unshuffled_uploads,
 )
 from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_network, refused_by_setting
-from mjp_privacy.experiment.source import BlockUploads
-from mjp_privacy.experiment.variants import Block0
+from mjp_privacy.experiment.source import Block0, BlockUploads
 from mjp_privacy.interfaces import Attack, Control, Reconstruction, Refusal, Truth
 from mjp_privacy.metrics import References, prepare, score
 from mjp_privacy.metrics.assignment import assigned

@@ -1,13 +1,4 @@
-"""The command `mjp attack`, and where a run goes if no folder is given.
-
-    results/NAME                  for a config that names its models
-    results/NAME/WEIGHTS          for one whose models are whatever the weights are, such as `own`
-    results/NAME/WEIGHTS-1f09c3   the same where that folder holds runs of another model
-
-Lines of a table are the same for every checkpoint, so two models in one folder would replace each
-other. The six digits are a digest of what makes a model another one: the same command finds its own
-folder again.
-"""
+"""The command `mjp attack`, and where a run goes if no folder is given."""
 
 from __future__ import annotations
 
@@ -27,17 +18,17 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import counted, plain
-from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.config import DtypeName, Experiment, expand
-from mjp_privacy.experiment.config_files import (
+from mjp_privacy.experiment.config import (
     SUFFIXES,
+    DtypeName,
+    Experiment,
     check_attacks,
     check_experiment,
     find_config,
     load_experiment,
 )
 from mjp_privacy.experiment.engines.options import EngineConfig, EngineOptions
-from mjp_privacy.experiment.overrides import with_changes, with_weights
+from mjp_privacy.experiment.overrides import with_weights
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.summary import RunSummary
@@ -45,9 +36,6 @@ if TYPE_CHECKING:
 SHIPPED = ("packaged:", "timm:")
 GENERIC_STEMS = ("model", "pytorch_model", "open_clip_model")  # names that all weights have
 DIGITS = 6
-
-ModelKey = tuple[str, str, str, int, tuple[float, ...], tuple[float, ...]]
-"""A model's label, checkpoint sha256, architecture, image size, mean and std."""
 
 REASONS_SHOWN = 5  # reasons of failures that are printed
 MODEL_OPTIONS = ("model", "img_size", "mean", "std", "num_heads")
@@ -77,9 +65,8 @@ class AttackArguments:
     """A YAML file, such as configs/table5.yaml, or a stock config's name, such as table5."""
     overrides: Annotated[Overrides, tyro.conf.arg(name="")]
     out: Path | None = None
-    """The run folder; results/NAME if left out (for `own` results/own/WEIGHTS, with six digits
-    behind it where that is the folder of another model). If it holds an interrupted run, that run
-    is continued."""
+    """The run folder; results/NAME if left out, for `own` results/own/WEIGHTS-1f09c3, with six
+    digits of what the weights are. If it holds an interrupted run, that run is continued."""
     images: str | None = None
     """A folder, a zip, or `embedded`: photographs every installation has."""
     weights: tuple[str, ...] = ()
@@ -186,10 +173,7 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
     fields = {name: getattr(arguments, name) for name in MODEL_OPTIONS}
     out = arguments.out
     if out is None:
-        weights, gamma = arguments.weights, arguments.gamma
-        out, remark = run_folder(experiment, weights, gamma=gamma, model=fields)
-        if remark:
-            print(remark, file=sys.stderr)
+        out = run_folder(experiment, arguments.weights, gamma=arguments.gamma, model=fields)
     stale = stale_choice(arguments.fresh, arguments.keep)
     if arguments.uploads is None:
         return run_experiment(
@@ -277,98 +261,29 @@ def run_folder(
     *,
     gamma: float | None = None,
     model: Mapping[str, Any] | None = None,
-) -> tuple[Path, str]:
-    """The folder of a command that gives none, and a sentence if it is not the one that the
-    weights' name says: run_folder(load_experiment("own"), ["vit.safetensors"])[0] is
-    results/own/vit.
+) -> Path:
+    """The folder of a command that gives none: results/NAME, or results/NAME/WEIGHTS-1f09c3 where
+    only the weights say what the models are.
 
-    A file called model.safetensors, as trainings write it, is known by its folder's name.
+    A line of a table is the same for every checkpoint, so two models in one folder would replace
+    each other. The digits are of the weights and of the options that make another model of them. A
+    file called model.safetensors, as trainings write it, is known by its folder's name.
     """
-    plain = _folder_named_after(experiment, weights)
-    if plain == Path("results") / experiment.name:
-        return plain, ""
-    held = _models_in(plain)
-    siblings = list(plain.parent.glob(f"{plain.name}-{'[0-9a-f]' * DIGITS}"))
-    if not (held or siblings):
-        return plain, ""
-    changed = with_changes(experiment, weights=weights, gamma=gamma, model=model)
-    models, gammas = _models_of(changed), _gammas_of(changed)
-    text = json.dumps([sorted(models), sorted(gammas)])
-    own = plain.with_name(f"{plain.name}-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}")
-    if own in siblings:
-        return own, (f"this run's folder is {own}; {plain} was that of another model")
-    if not held or (held <= models and gammas <= _gammas_in(plain)):
-        return plain, ""
-    return (
-        own,
-        f"{plain} holds another model or gamma ({_described(plain)}): this run goes to {own}",
-    )
-
-
-def _folder_named_after(experiment: Experiment, weights: Sequence[str]) -> Path:
-    """results/NAME, or results/NAME/WEIGHTS where only the weights say what the models are."""
     folder = Path("results") / experiment.name
-    if any(model.model or model.checkpoint for model in experiment.models.values()):
+    if any(config.model or config.checkpoint for config in experiment.models.values()):
         return folder
-    checkpoints = {m.checkpoint for m in with_weights(experiment, tuple(weights)).models.values()}
-    name = next(iter(checkpoints), None) if len(checkpoints) == 1 else None
+    given = {m.checkpoint for m in with_weights(experiment, tuple(weights)).models.values()}
+    name = next(iter(given), None) if len(given) == 1 else None
     if name is None:
         return folder
-    if name.startswith(SHIPPED):
-        return folder / name.partition(":")[2]
-    path = Path(name).resolve()
-    return folder / (path.parent.name if path.stem in GENERIC_STEMS else path.stem)
+    stem, content = name.rpartition(":")[2], name
+    if name != "random" and not name.startswith(SHIPPED):
+        from mjp_privacy.models.checkpoint_files import check_is_there, file_sha256, located
 
-
-# what is to be run --------------------------------------------------------------------------------
-
-
-def _models_of(experiment: Experiment) -> set[ModelKey]:
-    """The experiment's models, loaded one after the other, for only then all of this is known."""
-    from mjp_privacy.models import load_model
-
-    keys: set[ModelKey] = set()
-    for label, config in experiment.models.items():
-        card = load_model(config.model, **config.loading()).card
-        sha = card.checkpoint.sha256
-        keys.add((label, sha, card.architecture, card.img_size, card.mean, card.std))
-    return keys
-
-
-def _gammas_of(experiment: Experiment) -> set[float]:
-    from mjp_privacy.experiment.overrides import decided
-
-    return {cell.gamma for cell in expand(decided(experiment)[0]) if cell.gamma}
-
-
-# what a folder holds ------------------------------------------------------------------------------
-
-
-def _models_in(folder: Path) -> set[ModelKey]:
-    """The models that a run of this folder opened; empty for a folder that holds none."""
-    return {
-        (m.label, m.checkpoint_sha, m.architecture or "", m.size or 0, m.mean or (), m.std or ())
-        for m in (facts.model for facts in _cells_in(folder))
-        if m.checkpoint_sha
-    }
-
-
-def _gammas_in(folder: Path) -> set[float]:
-    return {facts.gamma for facts in _cells_in(folder) if facts.gamma}
-
-
-def _described(folder: Path) -> str:
-    """Its models and the gammas of its cells: vit.safetensors, sha256 1f09…, 56 px, gamma 0.27."""
-    models = [facts.model for facts in _cells_in(folder) if facts.model.checkpoint_sha]
-    words = [f"{m.checkpoint}, sha256 {str(m.checkpoint_sha)[:12]}, {m.size} px" for m in models]
-    words += [f"gamma {gamma:g}" for gamma in sorted(_gammas_in(folder))]
-    return ", ".join(dict.fromkeys(words))
-
-
-def _cells_in(folder: Path) -> list[CellFacts]:
-    from mjp_privacy.experiment.store import RunStore
-
-    try:
-        return [CellFacts.read(columns) for columns in RunStore(folder).read_cells()]
-    except UserError:
-        return []
+        check_is_there(name, "--weights")
+        path = Path(name).resolve()
+        stem = path.parent.name if path.stem in GENERIC_STEMS else path.stem
+        content = file_sha256(located(name))
+    options = {key: value for key, value in (model or {}).items() if value not in (None, ())}
+    text = json.dumps([content, options, gamma], sort_keys=True)
+    return folder / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"

@@ -33,11 +33,18 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
-from mjp_privacy.experiment.forecast import RecordedForesight, lacking
-from mjp_privacy.experiment.images import check_labels, preprocessing
-from mjp_privacy.experiment.source import Block, EachRefused, ImageNote, Memo, Observation
+from mjp_privacy.experiment.refusals import RecordedForesight, lacking
+from mjp_privacy.experiment.simulated import check_labels, preprocessing
+from mjp_privacy.experiment.source import (
+    Block,
+    Block0,
+    EachRefused,
+    ImageNote,
+    Memo,
+    ModelVariants,
+    Observation,
+)
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.experiment.variants import Block0, ModelVariants
 from mjp_privacy.interfaces import Attack, ClientInput, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches

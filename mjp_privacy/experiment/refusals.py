@@ -1,12 +1,45 @@
-"""Why there is nothing to attack or to score, before an attack is asked."""
+"""Why there is nothing to attack or to score, before an attack is asked; and which attacks of a run
+will not apply, said before it (`forecast`).
+
+For a forecast every attack is asked by its own `unsupported`, with the view that it will get in the
+run, but of tensors on torch's meta device: what is said before a run is what its rows say after it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
 from attacks import traits_of
+from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS
+from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.recorded.groups import Group, Series
+from mjp_privacy.client.recorded.loading import stacked
+from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import out_of_memory
+from mjp_privacy.core.stop import interrupted
+from mjp_privacy.core.text import counted
+from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.interfaces import Attack, Control, Refusal
-from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.experiment.source import Foresight, ModelVariants, UploadSource
+from mjp_privacy.interfaces import (
+    Attack,
+    AttackerView,
+    ClientUpdate,
+    Control,
+    Pixels,
+    Refusal,
+)
+from mjp_privacy.models import LoadedModel, MJPVisionTransformer
+
+if TYPE_CHECKING:
+    from mjp_privacy.experiment.plan import Plan
 
 NO_ONE_INPUT = Refusal(
     "target",
@@ -65,3 +98,232 @@ def refused_by_block(model: MJPVisionTransformer, attack: Attack) -> Refusal | N
         "it needs a client whose block 0 has neither norm1 nor residuals; this one trained the "
         "intact model",
     )
+
+
+# before a run -------------------------------------------------------------------------------------
+
+META = torch.device("meta")
+Names = Callable[[LoadedModel], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class SimulatedForesight:
+    """The simulated clients of one model: SimulatedForesight.of(outline_model("cifar_vit"))."""
+
+    variants: ModelVariants
+    answers: dict[Cell, Refusal | None] = field(default_factory=dict)
+    """What was answered for each cell so far: images make no difference."""
+
+    @classmethod
+    def of(cls, outline: LoadedModel) -> SimulatedForesight:
+        """The foresight of a model without weights."""
+        return cls(ModelVariants(outline, META))
+
+    def refuses(
+        self,
+        cell: Cell,
+        attack: Attack | Control,
+        names: Names,
+        records: Sequence[ImageRecord] = (),
+    ) -> Refusal | None:
+        """Why the attack does not apply to this cell's clients, or None."""
+        if cell not in self.answers:
+            self.answers[cell] = self._answer(cell, attack, names)
+        return self.answers[cell]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the model's weights."""
+        return weight_bytes(self.variants.model)
+
+    def _answer(self, cell: Cell, attack: Attack | Control, names: Names) -> Refusal | None:
+        if (refusal := refused_by_network(cell, self.variants.model, attack)) is not None:
+            return refusal
+        if isinstance(attack, Control):
+            return None
+        if (refusal := refused_by_setting(cell, attack)) is not None:
+            return refusal
+        client = cell.client
+        model = self.variants.of(attack.victim, cell.dtype, client.positions, client.adapters)
+        trainer = FedSGDClient(model, client)
+        known = dict(model.named_parameters())
+        if (needed := _needed(names, model)) is None:
+            return None
+        sent = trainer.wanted([name for name in needed if name in known])
+        differs = client.upload == "weight_difference"
+        update = ClientUpdate(
+            _empty(known, sent),
+            kind=client.upload,
+            dtype=model.like.dtype,
+            batch=client.batch,
+            partners=client.partners,
+            optimizer=client.optimizer,
+            lr=client.lr if differs else None,
+            steps=client.steps,
+            weight_decay=client.weight_decay if differs else 0.0,
+            dal_lambda=client.dal_lambda if trainer.localizes else 0.0,
+            momentum=client.momentum,
+            autocast=client.autocast,
+            position_noise=client.position_noise,
+            clipped=client.clips,
+        )
+        return _asked(attack, model, [update] * attack.uploads, cell, labelled=True)
+
+
+@dataclass(frozen=True)
+class RecordedForesight:
+    """The recorded uploads of one group, by their headers and the names of their tensors."""
+
+    group: Group
+    outline: LoadedModel
+    sent: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The names of each upload's tensors that were read so far, by the upload's name."""
+
+    def refuses(
+        self,
+        cell: Cell,
+        attack: Attack | Control,
+        names: Names,
+        records: Sequence[ImageRecord],
+    ) -> Refusal | None:
+        """Why the attack does not apply to the uploads of these images, or None."""
+        if isinstance(attack, Control):
+            return None if self.group.scored else NO_TRUTH
+        series = self.group.of(records)
+        refusal = lacking(series, attack, self.outline) or refused_by_setting(cell, attack)
+        if refusal is not None:
+            return refusal
+        known = dict(self.outline.named_parameters())
+        if (needed := _needed(names, self.outline)) is None:
+            return None
+        updates = []
+        for number in range(attack.uploads):
+            uploads = [each.uploads[number] for each in series]
+            present = frozenset.intersection(*map(self._names, uploads))
+            sent = [name for name in needed if name in present and name in known]
+            updates.append(replace(stacked(uploads[:1], [], META), grads=_empty(known, sent)))
+        labelled = all(_labelled(each.first, self._names(each.first)) for each in series)
+        return _asked(attack, self.outline, updates, cell, labelled=labelled)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the model's weights."""
+        return weight_bytes(self.outline)
+
+    def _names(self, upload: RecordedUpload) -> frozenset[str]:
+        if upload.name not in self.sent:
+            self.sent[upload.name] = frozenset(upload.names())
+        return self.sent[upload.name]
+
+
+def weight_bytes(model: LoadedModel) -> int:
+    """The bytes of a model's parameters."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def _needed(names: Names, model: LoadedModel) -> Sequence[str] | None:
+    """The parameters that the attack reads; None where its own code fails, which the run tells."""
+    try:
+        return names(model)
+    except Exception:  # an attack of anybody's
+        return None
+
+
+def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Refusal | None:
+    """Why recorded uploads do not suit the attack: another block 0, or too few of them; or None."""
+    if (refusal := refused_by_block(model, attack)) is not None:
+        return refusal
+    fewest = min(len(each.uploads) for each in series)
+    if fewest < attack.uploads:
+        are = "is" if fewest == 1 else "are"
+        text = f"it needs {attack.uploads} uploads of the same images; {fewest} {are} recorded"
+        return Refusal("uploads", text)
+    return None
+
+
+def _labelled(upload: RecordedUpload, sent: frozenset[str]) -> bool:
+    """Whether the labels are recorded, or can be read off the classifier's gradient."""
+    readable = upload.header.batch == 1 and not sent.isdisjoint((HEAD, HEAD_BIAS))
+    return upload.header.labels is not None or readable
+
+
+def _empty(parameters: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """Gradients of one step (1, *shape) without values."""
+    return {
+        name: torch.empty(1, *parameters[name].shape, dtype=parameters[name].dtype, device=META)
+        for name in names
+    }
+
+
+def _asked(
+    attack: Attack,
+    model: LoadedModel,
+    updates: Sequence[ClientUpdate],
+    cell: Cell,
+    *,
+    labelled: bool,
+) -> Refusal | None:
+    """What the attack answers; None where it would have to look at values, which are not there.
+
+    Then it is asked in the run, with uploads that have values.
+    """
+    card, batch = model.card, updates[0].batch
+    labels = torch.zeros(batch, dtype=torch.long) if labelled else None
+    pixels = Pixels(card.img_size, card.mean, card.std)
+    view = AttackerView(model, updates, pixels, labels, SETTINGS[cell.setting].against)
+    try:
+        return attack.unsupported(view)
+    except Exception:  # an attack of anybody's; on a tensor without values errors are of any class
+        return None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is known of a run before it starts."""
+
+    lines: tuple[str, ...]
+    """One for each reason: "3 of 12 cells: april, april_prior: a batch of 2"."""
+    unopened: Mapping[str, str]  # models that cannot be opened, with the reason
+    largest_model: int = 0  # bytes of the float32 weights of the largest model
+
+
+def forecast(plan: Plan, source: UploadSource) -> Forecast:
+    """Which attacks of the grid will not apply, whatever the images show, and which models cannot
+    be opened. Only outlines of the models are read."""
+    attacks: dict[str, list[str]] = {}
+    cells: dict[str, int] = {}
+    unopened: dict[str, str] = {}
+    largest = 0
+    for model in plan.blocks:
+        try:
+            foresight = source.foresee(model)
+            largest = max(largest, foresight.bytes)
+            refused = {c: _refusals(plan, foresight, c) for c in plan.cells_of(model)}
+        except UserError as error:
+            unopened[model] = str(error)
+            continue
+        except Exception as error:  # it is opened again in the run, which tells what it is
+            if interrupted() or out_of_memory(error):
+                raise
+            continue
+        for cell, reasons in refused.items():
+            for reason in reasons:
+                cells[reason] = cells.get(reason, 0) + 1
+                attacks.setdefault(reason, []).append(cell.attack.title)
+    lines = (
+        f"{cells[reason]} of {counted(len(plan.cells), 'cell')}: "
+        f"{', '.join(dict.fromkeys(attacks[reason]))}: {reason}"
+        for reason in sorted(cells, key=lambda reason: -cells[reason])
+    )
+    return Forecast(tuple(lines), unopened, largest)
+
+
+def _refusals(plan: Plan, foresight: Foresight, cell: Cell) -> list[str]:
+    """The reasons why a cell's attack will not apply to some of its blocks, each once."""
+    refusals = [
+        foresight.refuses(
+            cell, plan.attacks[cell], lambda model: plan.gradients(cell, model), block.records
+        )
+        for block in plan.blocks[cell.model]
+    ]
+    return list(dict.fromkeys(refusal.text for refusal in refusals if refusal is not None))

@@ -38,18 +38,16 @@ from mjp_privacy.experiment.code import (
     refuse_other_code,
     write_experiment,
 )
-from mjp_privacy.experiment.config import Cell, Experiment
-from mjp_privacy.experiment.config_files import check_attacks, load_experiment
+from mjp_privacy.experiment.config import Cell, Experiment, check_attacks, load_experiment
 from mjp_privacy.experiment.engines.coordinator import Coordinator, TaskLost
+from mjp_privacy.experiment.engines.job import Job, Task
 from mjp_privacy.experiment.engines.options import EngineConfig, engine_config
 from mjp_privacy.experiment.engines.start import devices, settled, start_engine
-from mjp_privacy.experiment.forecast import Forecast, forecast
-from mjp_privacy.experiment.images import chosen_images
-from mjp_privacy.experiment.job import Job, Task
 from mjp_privacy.experiment.overrides import decided, with_changes
 from mjp_privacy.experiment.plan import Finished, check_partners, make_plan
 from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
-from mjp_privacy.experiment.simulated import Simulated
+from mjp_privacy.experiment.refusals import Forecast, forecast
+from mjp_privacy.experiment.simulated import Simulated, chosen_images
 from mjp_privacy.experiment.source import ImageNote, UploadSource
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.summary import (
@@ -228,8 +226,6 @@ class Run:
             self.store.set_aside(damaged)
             finished.store = self.store
             write_experiment(self.store, self.job.experiment, self.job.made_with)
-            if self.job.uploads is not None:
-                self._forget_refused()
             self.listed = self._listed()
             self._write_cells()
             foreseen = forecast(self.plan, self.source)
@@ -303,17 +299,6 @@ class Run:
             if opened.uploads is not None:
                 run_ids |= {cell: facts.run_id for cell, facts in opened.facts.items()}
         refuse_other_code(self.plan, run_ids, self.codes, finished)
-
-    def _forget_refused(self) -> None:
-        """Remove the rows of uploads that an earlier command refused: their files may have been
-        mended since, and those that are refused again get new ones."""
-        try:
-            stored = self.store.read_cells()
-        except UserError:  # a new folder
-            return
-        refused = {str(c.get("run_id")) for c in stored if c.get("model") == REFUSED}
-        for file in (file for run_id in refused for file in self.store.files(run_id)):
-            file.path.unlink(missing_ok=True)
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """The cells of the folder by their key: planned ones first, then those of other commands.

@@ -12,8 +12,7 @@ from mjp_privacy.core.read import is_there
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.places import keep_apart
 from mjp_privacy.experiment.code import Stale
-from mjp_privacy.experiment.config import Experiment
-from mjp_privacy.experiment.config_files import check_attacks
+from mjp_privacy.experiment.config import Experiment, check_attacks
 from mjp_privacy.experiment.engines.options import EngineConfig, check_engine
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation.config import FederationConfig

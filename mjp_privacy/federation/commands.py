@@ -70,7 +70,7 @@ def federate(argv: list[str], usage: Usage) -> int:
     """`mjp federate`: train a federation, then attack its recorded uploads; the exit code."""
     arguments = usage.parse(FederateArguments, argv)
     from mjp_privacy.experiment.code import stale_choice
-    from mjp_privacy.experiment.config_files import check_attacks
+    from mjp_privacy.experiment.config import check_attacks
     from mjp_privacy.experiment.overrides import with_seconds
     from mjp_privacy.federation.campaign import campaign
     from mjp_privacy.federation.config_files import load_federation

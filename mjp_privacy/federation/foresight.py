@@ -7,7 +7,7 @@ from typing import Any
 
 from attacks import find_attack
 from mjp_privacy.experiment.config import AttackConfig, Cell
-from mjp_privacy.experiment.forecast import SimulatedForesight
+from mjp_privacy.experiment.refusals import SimulatedForesight
 from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.task import FIELDS

@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mjp_privacy.experiment.scores import Column, JoinedTable, Key, joined
 from mjp_privacy.metrics.coded import Coded, Images
 from mjp_privacy.report.line import Line
+from mjp_privacy.report.scores import Column, JoinedTable, Key, joined
 
 OF_IMAGE = frozenset(
     (

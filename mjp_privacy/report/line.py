@@ -14,10 +14,10 @@ import pandas as pd
 from torch import Tensor
 
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.scores import UNREADABLE, Column, ScoreTable, long_rows
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.coded import Coded, Images
 from mjp_privacy.report.recent import Recent
+from mjp_privacy.report.scores import UNREADABLE, Column, ScoreTable, long_rows
 
 MARKS = {
     "floor": " (control)",

@@ -13,12 +13,12 @@ from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.cell_facts import CellFacts
-from mjp_privacy.experiment.scores import STAGE, JoinedTable, ScoreTable, cell_scores
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.coded import Images
 from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.report.folders import check_folders, run_names
 from mjp_privacy.report.line import Line
+from mjp_privacy.report.scores import STAGE, JoinedTable, ScoreTable, cell_scores
 
 __all__ = ["Line", "Loaded", "load_runs"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.experiment.scores import UNREADABLE
 from mjp_privacy.report.cell_columns import CLIENT_FACTS
 from mjp_privacy.report.line import Line
+from mjp_privacy.report.scores import UNREADABLE
 from mjp_privacy.report.spreadsheets import with_formula_free
 
 MOST_ROWS = 200_000

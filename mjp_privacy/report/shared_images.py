@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mjp_privacy.experiment.scores import Key
 from mjp_privacy.report.line import Line
+from mjp_privacy.report.scores import Key
 
 PSNR: Key = ("psnr", "standard")
 

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
-from mjp_privacy.experiment.scores import JoinedTable
 from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.chosen_scores import Choice, ChosenScores
 from mjp_privacy.report.line import Line
+from mjp_privacy.report.scores import JoinedTable
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def read(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.nightly
 def test_a_grid_and_noise_are_told_apart(
     plain: Path, noisy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +109,7 @@ def test_all_files_are_written_and_are_the_same_again(
     assert [row["label"] for row in content["rows"]] == [row["label"] for row in read(outs[0])]
 
 
+@pytest.mark.nightly
 def test_a_model_without_position_embeddings_stands_beside_others(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_model_without_position_embeddings_stands_beside_others(
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("left", "share"), [(1.06, 50.9), (1.0, 48.0)])
 def test_a_table_that_is_mostly_its_start_is_said_to_be(
     left: float, share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -157,6 +160,7 @@ def test_a_table_that_is_mostly_its_start_is_said_to_be(
     assert ("mine: mostly the noise it started from." in said) == (share > 50)
 
 
+@pytest.mark.nightly
 def test_different_grids_are_refused_and_resampled_on_request(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

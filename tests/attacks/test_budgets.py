@@ -123,6 +123,7 @@ def test_a_search_that_ends_in_time_is_the_same_under_a_budget(model: LoadedMode
     assert made.images.equal(free.images)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "again"),
     [("inverting_gradients", "restarts"), ("april_optimization", "restarts"), ("gradvit", "seeds")],

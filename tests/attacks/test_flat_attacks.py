@@ -33,6 +33,7 @@ def known_but_for(patches: Tensor, directions: Tensor) -> Knowledge:
     return Knowledge(x - x @ basis.mT @ basis, basis, torch.zeros(len(x), dtype=torch.bool))
 
 
+@pytest.mark.nightly
 def test_a_drawing_known_but_for_its_levels_comes_back() -> None:
     """Black and white patches masked every time: all patches lack their level."""
     patches = patches_of("drawing/phantom")

@@ -74,6 +74,7 @@ def test_a_planted_picture_is_approached(distance: str) -> None:
     assert reached > begun + 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     [
@@ -98,6 +99,7 @@ def test_without_a_prior_its_weight_and_schedule_mean_nothing() -> None:
         assert_same(none, pixels(made_by(view, **options)))
 
 
+@pytest.mark.nightly
 def test_with_all_switched_off_it_is_inverting_gradients() -> None:
     """The same loop, from the same noise: 40 steps in one go, or 20 and 20 with Adam's memory
     lost between."""
@@ -131,6 +133,7 @@ def test_a_part_of_the_steps_has_its_step_size_of_the_whole() -> None:
     assert moved == pytest.approx([0.1, 0.06, 0.01, 0], rel=1e-3, abs=1e-9)
 
 
+@pytest.mark.nightly
 def test_steps_of_all_seeds_are_counted() -> None:
     view, _ = view_of(images=2)
     facts = made_by(view, steps=5, seeds=3).diagnostics

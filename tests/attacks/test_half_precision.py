@@ -199,6 +199,7 @@ def recovered(kind: str, uploads: int, **facts: Any) -> Tensor:
     return psnr(images.float(), photographs())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["bf16", nightly("fp16")])
 def test_more_uploads_are_never_worse_than_fewer(kind: str) -> None:
     scores = [recovered(kind, uploads).median() for uploads in (1, 2, 4, 6)]

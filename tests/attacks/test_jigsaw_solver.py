@@ -43,6 +43,7 @@ def solved(shuffled: Tensor, mask: Tensor, **options: object) -> Tensor:
     return solve(known, mask, shuffled[mask], grid=GRID, patch_size=PATCH, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("gamma", "least"), [(0.27, 0.9), nightly(0.5, 0.9)])
 def test_the_pieces_of_photographs_are_put_back(
     photographs: Tensor, gamma: float, least: float

@@ -111,6 +111,7 @@ def test_knowing_the_rows_better_helps(name: str, monkeypatch: pytest.MonkeyPatc
     assert scores[noisy_span.PASSES] > scores[0] + 0.2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("share", [0.01, 0.0001])
 @pytest.mark.parametrize("name", ["masked_span", "multi_round", "pixel_lattice"])
 def test_an_upload_of_next_to_nothing_gives_a_picture(name: str, share: float) -> None:

@@ -12,8 +12,7 @@ from attacks import ATTACKS, find_attack
 from attacks.prior.names import check_prior
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment.config import AttackConfig
-from mjp_privacy.experiment.config_files import check_attacks
+from mjp_privacy.experiment.config import AttackConfig, check_attacks
 
 WRONG: tuple[Any, ...] = (
     *("perhaps", "5", "", b"5", [], ["a"], {}, {"a": 1}, object()),

@@ -40,6 +40,7 @@ def test_one_upload_gives_most_pictures_back_in_order(photographs: Tensor) -> No
     assert bool((sorted_pictures > fed - 0.1).all())
 
 
+@pytest.mark.nightly
 def test_six_uploads_give_pictures_back_in_order(photographs: Tensor) -> None:
     """Also the fourth, whose borders mislead: as they were fed, the uploads agree on its places."""
     assert float(found(photographs[2:4], "c", 6)[0].min()) > 60

@@ -60,6 +60,7 @@ def nearest(made: Tensor, images: Tensor) -> Tensor:
     return torch.stack([psnr(image.expand_as(images), images).max() for image in made])
 
 
+@pytest.mark.nightly
 @each_client
 def test_no_picture_is_certain_that_is_none(border: str, mask: str, batch: int) -> None:
     view, images = view_with(border, mask, batch)
@@ -72,6 +73,7 @@ def test_no_picture_is_certain_that_is_none(border: str, mask: str, batch: int) 
     assert len(certain) == len({int(psnr(c.expand_as(images), images).argmax()) for c in certain})
 
 
+@pytest.mark.nightly
 @each_client
 def test_uploads_of_one_round_share_nothing(border: str, mask: str, batch: int) -> None:
     """The search is not told the rounds: the equations alone say so."""

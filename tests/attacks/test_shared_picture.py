@@ -121,6 +121,7 @@ def test_augmented_pictures_are_found_where_they_recur_and_no_others(augment: st
         assert psnr(picture.expand_as(fed), fed).max() > 100
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mask", ["batch", "image"])
 def test_masks_do_not_keep_it_from_the_plain_pictures(mask: str) -> None:
     images = planted_images(8, 16)

@@ -45,6 +45,7 @@ def seed() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+@pytest.mark.nightly
 def test_gradients_in_the_span_come_closer_and_the_pictures_with_them() -> None:
     images = planted_images(2, SIDE)
     view = seen(images, 2)
@@ -56,6 +57,7 @@ def test_gradients_in_the_span_come_closer_and_the_pictures_with_them() -> None:
     assert mean_psnr(near.images, images) > guessed + 5
 
 
+@pytest.mark.nightly
 def test_labels_are_read_off_the_classifier_where_they_are_unknown() -> None:
     images = planted_images(2, SIDE)
     view = seen(images, 2)

@@ -16,7 +16,7 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import LoadedModel
 from tests.helpers.models import some_images, some_labels, some_masks

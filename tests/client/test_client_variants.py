@@ -21,8 +21,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import cell as experiment_cell
 from mjp_privacy.experiment import simulated
 from mjp_privacy.experiment.cell_facts import cell_key, run_id
-from mjp_privacy.experiment.config import expand
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.simulated import moved
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models.jigsaw import shuffle_patches

@@ -12,7 +12,7 @@ import pytest
 from mjp_privacy.client.recorded.examined import examine, known_uploads
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import REFUSED, Group, group_uploads
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers import federations

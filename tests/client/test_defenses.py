@@ -15,8 +15,7 @@ from mjp_privacy.client.gradients import FedSGDClient, Objective
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import cell_key
-from mjp_privacy.experiment.config import expand
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from tests.helpers.models import some_images, some_labels, some_masks
 from tests.helpers.models import tiny as tiny_model

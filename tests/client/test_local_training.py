@@ -16,7 +16,7 @@ from mjp_privacy.client.gradients import FedSGDClient, Objective
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from tests.helpers.models import PATCH, some_images, some_labels
 from tests.helpers.models import tiny as tiny_model

@@ -16,7 +16,7 @@ from mjp_privacy.client.defenses.pruning import Prune
 from mjp_privacy.client.defenses.registry import DEFENSES, defense_of
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import ClientInput, Grads
 from tests.contract.defense_errors import complaints

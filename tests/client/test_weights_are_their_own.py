@@ -13,7 +13,7 @@ from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import group_uploads
 from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.simulated import moved
-from mjp_privacy.experiment.variants import ModelVariants
+from mjp_privacy.experiment.source import ModelVariants
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import LoadedModel
 from tests.helpers.federations import run, task

@@ -181,6 +181,7 @@ def test_masks_are_named(target: AttackTarget, setting: str) -> None:
     assert torch.equal(found.mask, inputs.mask if inputs.mask is not None else found.mask & False)
 
 
+@pytest.mark.nightly
 @each_picture
 def test_on_an_unmasked_upload_of_an_mjp_model_nothing_is_lost(target: AttackTarget) -> None:
     reaches(target, "a", True, "unmasked")

@@ -67,6 +67,7 @@ def _all_complaints(defense: Any) -> Iterator[str]:
             yield from complaints(defense, upload)
 
 
+@pytest.mark.nightly
 @each_line
 def test_half_of_the_error_is_too_little(line: str) -> None:
     """The bound is as tight as it can be: of no defence may half of what it declares pass."""

@@ -125,6 +125,7 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in compiled code, deaf
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("body", [SWALLOWED, TURNED, IN_A_THREAD, COMPILED])
 def test_whatever_a_library_makes_of_the_stop_it_is_the_stop(body: str) -> None:
     with Made(body) as made:

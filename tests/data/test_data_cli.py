@@ -257,6 +257,7 @@ def test_progress_bar_on_a_terminal(
     assert "3/3" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_as_a_command(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mjp_privacy", "sample"]
     options = ["--from", str(folder) + "x", "--out", str(tmp_path / "out")]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mjp_privacy.core.errors import StorageError
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines.coordinator import ATTEMPTS, Coordinator, TaskLost
-from mjp_privacy.experiment.job import END, Job, Task, TaskReport, task_file
+from mjp_privacy.experiment.engines.job import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.work import CellDone
 from tests.helpers.runs import tiny
 

@@ -59,6 +59,7 @@ def test_a_block_that_always_kills_its_worker_is_given_up(
     assert len(trap.attacked()) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "code"),
     [

@@ -13,8 +13,7 @@ from attacks import ATTACKS
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import expand
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.overrides import with_gamma
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import Reconstruction

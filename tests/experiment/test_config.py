@@ -22,8 +22,8 @@ from mjp_privacy.experiment.config import (
     GridEntry,
     ModelConfig,
     expand,
+    load_experiment,
 )
-from mjp_privacy.experiment.config_files import load_experiment
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.config import (

@@ -214,6 +214,7 @@ def test_an_unknown_embedding_can_be_drawn(tmp_path: Path) -> None:
     assert any("N(0, 1)" in note for note in one.card.checkpoint.notes)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("augment", ["crop", "mixup"])
 def test_other_pixels_in_each_round_break_several_uploads(
     three: Path, tmp_path: Path, augment: str

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord, open_images
-from mjp_privacy.experiment.images import check_labels, check_same_images
+from mjp_privacy.experiment.simulated import check_labels, check_same_images
 from mjp_privacy.experiment.store import RunStore
 from tests.helpers.models import tiny
 from tests.helpers.runs import attack, one_cell, photographs

@@ -13,12 +13,12 @@ from attacks.equations.names import TABLE
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.upload import make_upload
-from mjp_privacy.experiment.check_uploads import check_uploads
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.diagnostics import shows_no_mask, unshuffled_uploads
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels
 from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.uploads.check import check_uploads
 from tests.helpers import uploads
 from tests.helpers.federations import MJP, run
 from tests.helpers.runs import MJP as TINY_MJP
@@ -99,6 +99,7 @@ def test_no_private_image_is_needed(half_plain: Path, tmp_path: Path) -> None:
     assert "uploads are unshuffled" in check_uploads(folder)[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "changes",
     [

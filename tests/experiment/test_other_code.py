@@ -14,8 +14,7 @@ import yaml
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.code import code_of_cells
-from mjp_privacy.experiment.config import expand
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.plan import Plan
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
@@ -252,6 +251,7 @@ def test_a_grown_run_that_keeps_says_for_each_image_which_code_made_it(
     assert levels(out) == {name: 0.5 if name in old else 0.25 for name in now}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("edited", [True, False])
 def test_an_image_that_moved_to_another_block_has_its_rows_once(
     bench: Workbench, tmp_path: Path, edited: bool

@@ -16,9 +16,9 @@ from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import group_uploads
 from mjp_privacy.client.recorded.loading import load_recorded
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model
+from mjp_privacy.uploads.check import check_uploads
 from tests.helpers.federations import MJP, config, images, run, task
 from tests.helpers.runs import cell, cells, tensors, written
 from tests.helpers.uploads import (

@@ -16,7 +16,7 @@ from mjp_privacy.client.recorded.examined import examine
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.groups import REFUSED
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.check_uploads import check_uploads
+from mjp_privacy.uploads.check import check_uploads
 from tests.helpers.runs import cells
 from tests.helpers.uploads import (
     ATTACKS,

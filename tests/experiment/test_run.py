@@ -17,8 +17,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment import cell as cells_of_blocks
 from mjp_privacy.experiment.cell_facts import run_id
-from mjp_privacy.experiment.config import expand
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import run_experiment

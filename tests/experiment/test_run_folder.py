@@ -20,7 +20,7 @@ from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.experiment.commands import run_folder
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import campaign as campaigns
 from tests.helpers import federations
@@ -38,9 +38,6 @@ CONFIG = {
         {"models": ["own"], "settings": ["c"], "only_with": "unknown_embedding"},
     ],
 }
-
-
-PLAIN = Path("results/brief/mine")
 
 
 @pytest.fixture
@@ -72,73 +69,53 @@ def shas(out: Path) -> set[str]:
     return {entry["checkpoint_sha"] for entry in cells(out)}
 
 
-def test_runs_have_a_folder(tmp_path: Path) -> None:
-    own_config, ladder = load_experiment("own"), load_experiment("ladder")
-    folders = {
-        "results/own": run_folder(own_config, []),
-        "results/own/vit": run_folder(own_config, ["a/vit.pth"]),
-        "results/own/J": run_folder(own_config, ["results/J/model.safetensors"]),
-        "results/own/cifar_vit": run_folder(own_config, ["packaged:cifar_vit"]),
-        "results/ladder": run_folder(ladder, ["vit.safetensors"]),
-    }
-    assert {str(folder[0]) for folder in folders.values()} == set(folders)
+def test_runs_have_a_folder(place: Path) -> None:
+    own, ladder = load_experiment("own"), load_experiment("ladder")
+    one = weights(place / "a" / "vit.safetensors")
+    trained = weights(place / "J" / "model.safetensors")
+    folders = [
+        run_folder(own),
+        run_folder(own, [str(one)]),
+        run_folder(own, [str(trained)]),
+        run_folder(own, ["packaged:cifar_vit"]),
+        run_folder(ladder, [str(one)]),
+    ]
+    names = ["own", "own/vit-", "own/J-", "own/cifar_vit-", "ladder"]
+    for folder, name in zip(folders, names, strict=True):
+        digits = "[0-9a-f]{6}" if name.endswith("-") else ""
+        assert re.fullmatch(f"results/{name}{digits}", str(folder)), folder
 
 
 def test_another_file_of_the_same_name_goes_elsewhere_and_is_found_again(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = (weights(place / name / "mine.safetensors", seed) for seed, name in enumerate("ab"))
-    assert run(one, capsys=capsys)[0] == PLAIN
-    out, told = run(two, capsys=capsys)
-    assert re.fullmatch(r"results/brief/mine-[0-9a-f]{6}", str(out))
-    (sha,) = shas(PLAIN)
-    assert all(name in told for name in (str(PLAIN), sha[:12], str(out)))
-    assert shas(PLAIN).isdisjoint(shas(out))
-    assert {entry["status"] for entry in [*cells(PLAIN), *cells(out)]} == {"ok"}
-    for path, folder in ((one, PLAIN), (two, out)):
+    folders = [run(path, capsys=capsys)[0] for path in (one, two)]
+    assert len({*folders}) == 2
+    assert shas(folders[0]).isdisjoint(shas(folders[1]))
+    one.rename(place / "mine.safetensors")
+    for path, folder in ((place / "mine.safetensors", folders[0]), (two, folders[1])):
         before = written(folder)
         assert run(path, capsys=capsys)[0] == folder
         assert written(folder) == before
-    shutil.rmtree(PLAIN)
-    again, told = run(two, capsys=capsys)
-    assert again == out
-    assert str(out) in told
-    assert run(one, capsys=capsys)[0] == PLAIN
 
 
-@pytest.mark.parametrize("options", [["--img-size", "64"], ["--mean", "0.4"], ["--gamma", "0.5"]])
+@pytest.mark.parametrize("changed", [{"img_size": 64}, {"mean": (0.4,)}, {"gamma": 0.5}])
 def test_the_same_file_as_another_model_goes_elsewhere(
-    place: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+    place: Path, changed: dict[str, Any]
 ) -> None:
-    path = weights(place / "mine.safetensors", unknown_embedding=True)
-    assert run(path, capsys=capsys)[0] == PLAIN
-    out, _ = run(path, *options, capsys=capsys)
-    assert out != PLAIN
-    assert out.name.startswith("mine-")
-    changed = {"--img-size": {"img_size": 64}, "--mean": {"mean": (0.4,)}}.get(options[0], {})
-    gamma = float(options[1]) if options[0] == "--gamma" else None
-    experiment = load_experiment("brief.yaml")
-    assert run_folder(experiment, [str(path)], gamma=gamma, model=changed)[0] == out
-    assert run_folder(experiment, [str(path)])[0] == PLAIN
-    assert run_folder(experiment, [str(path)], gamma=0.27)[0] == PLAIN
+    experiment, path = load_experiment("brief.yaml"), weights(place / "mine.safetensors")
+    gamma = changed.pop("gamma", None)
+    other = run_folder(experiment, [str(path)], gamma=gamma, model=changed)
+    assert other != run_folder(experiment, [str(path)])
+    assert other == run_folder(experiment, [str(path)], gamma=gamma, model=dict(changed))
 
 
-def test_gamma_is_nothing_to_a_model_that_cannot_mask(
+def test_weights_that_are_not_there_have_no_folder(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = weights(place / "mine.safetensors")
-    assert run(path, capsys=capsys)[0] == PLAIN
-    assert run_folder(load_experiment("brief.yaml"), [str(path)], gamma=0.5)[0] == PLAIN
-
-
-def test_files_known_by_their_folder_go_apart_too(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places = [place / name / "checkpoints" / "model.safetensors" for name in "ab"]
-    one, two = (weights(path, seed) for seed, path in enumerate(places))
-    assert run(one, capsys=capsys)[0] == Path("results/brief/checkpoints")
-    experiment = load_experiment("brief.yaml")
-    assert run_folder(experiment, [str(two)])[0].name.startswith("checkpoints-")
+    assert main(["attack", "brief.yaml", "--images", "images", "--weights", "no/such.pth"]) == 2
+    assert "no/such.pth" in capsys.readouterr().err
 
 
 def test_cells_that_another_checkpoint_replaces_are_said(

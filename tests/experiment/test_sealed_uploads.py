@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from mjp_privacy.client.recorded.examined import examine
 from mjp_privacy.client.recorded.folder import UploadFolder, _holds
 from mjp_privacy.core.read import FileKind
-from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.tensor_files import DIGEST_KEY, check_digest, save_tensors
+from mjp_privacy.uploads.check import check_uploads
 from tests.helpers.runs import TINY, said
 from tests.helpers.uploads import NAME, ONE, attacked, edit, edit_all
 

@@ -16,8 +16,7 @@ from mjp_privacy.client.config import ClientConfig, client_identity, client_reci
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.cell_facts import ClientFacts, cell_key, columns_of, run_id
-from mjp_privacy.experiment.config import Experiment, expand
-from mjp_privacy.experiment.config_files import find_config, load_experiment
+from mjp_privacy.experiment.config import Experiment, expand, find_config, load_experiment
 from mjp_privacy.experiment.overrides import with_gamma
 from mjp_privacy.experiment.simulated import federation_key
 from mjp_privacy.models.zoo import NAMED_MODELS

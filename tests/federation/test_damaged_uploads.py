@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation import rounds
 from tests.helpers.federations import run

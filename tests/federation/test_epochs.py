@@ -10,7 +10,7 @@ import pytest
 
 from mjp_privacy.client.recorded.truth import TruthFile
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from tests.helpers.federations import config, run, task
 from tests.helpers.runs import cells, rows

@@ -33,6 +33,7 @@ def command(root: Path, out: str, *options: str, attacks: Sequence[Mapping[str, 
     return main(["federate", *argv])
 
 
+@pytest.mark.nightly
 def test_workers_attack_what_was_recorded(tmp_path: Path) -> None:
     assert command(tmp_path, "here", attacks=ATTACKS) == 0
     shutil.copytree(tmp_path / "here", tmp_path / "two", ignore=shutil.ignore_patterns("attack"))

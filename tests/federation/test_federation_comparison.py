@@ -13,13 +13,13 @@ from scipy.stats import binomtest
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
-from mjp_privacy.experiment.scores import CellScores
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.comparison import defence_text, wilson
 from mjp_privacy.federation.config import plain
 from mjp_privacy.federation.config_files import load_federation
 from mjp_privacy.federation.picture import leakage_table, worst_case
 from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.scores import CellScores
 from tests.helpers.federations import MJP, content, images
 
 STATIONARY = {"prior": "stationary"}
@@ -44,6 +44,7 @@ def federations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [root / "plain", root / "mjp"]
 
 
+@pytest.mark.nightly
 def test_one_command_trains_attacks_and_draws(federations: list[Path]) -> None:
     for run in federations:
         for name in ("model.safetensors", "rounds.png", "rounds.csv"):

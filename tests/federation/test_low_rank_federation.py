@@ -7,7 +7,7 @@ import torch
 
 from mjp_privacy import load_model
 from mjp_privacy.client.recorded.folder import UploadFolder
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation.comparison import defence_text
 from mjp_privacy.federation.config import plain

@@ -46,6 +46,7 @@ def test_other_processes_find_the_same_images(tmp_path: Path) -> None:
     assert data_path("images") == str(Path("images").resolve())
 
 
+@pytest.mark.nightly
 def test_the_one_minute_config_needs_nothing_from_outside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,7 @@ class Reader:
 
 
 def _experiment(folder: Path) -> Any:
-    from mjp_privacy.experiment.config_files import load_experiment
+    from mjp_privacy.experiment.config import load_experiment
 
     return load_experiment(folder / "experiment.yaml")
 
@@ -61,7 +61,7 @@ def _uploads(folder: Path) -> None:
     from mjp_privacy.client.recorded.examined import examine
     from mjp_privacy.client.recorded.folder import UploadFolder
     from mjp_privacy.core.errors import UserError
-    from mjp_privacy.experiment.check_uploads import check_uploads
+    from mjp_privacy.uploads.check import check_uploads
 
     check_uploads(folder / "uploads")
     refused = examine(UploadFolder(folder / "uploads")).reasons
@@ -219,13 +219,13 @@ def _beside(folder: Path) -> Any:
 
 
 def _job(folder: Path) -> Any:
-    from mjp_privacy.experiment.job import Job
+    from mjp_privacy.experiment.engines.job import Job
 
     return Job.read(folder / "job.json")
 
 
 def _task(folder: Path) -> Any:
-    from mjp_privacy.experiment.job import TaskReport
+    from mjp_privacy.experiment.engines.job import TaskReport
 
     return TaskReport.read(folder / "task.json")
 

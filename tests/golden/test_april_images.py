@@ -86,6 +86,7 @@ def test_float32_mean(stored: Stored, engine: str) -> None:
     assert (found.diagnostics["rank_a"] < 145).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("gamma", "unknown"),
     by_day(itertools.product([0.0, 0.27, 0.9], [False, True]), {3, 4}),

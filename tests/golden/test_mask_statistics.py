@@ -48,6 +48,7 @@ def derived(gamma: float, number: int) -> Tensor:
     return draw_masks(ids, grid=GRID, gamma=gamma, round=0, seed=0)[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_the_generator_gives_the_authors_masks(
     reference: dict[str, dict[str, float]], ratio: str
@@ -68,6 +69,7 @@ def test_the_images_own_masks_follow_the_authors_at_27_percent(
         assert found[name] == pytest.approx(reference["0.27"][name], abs=0.02), name
 
 
+@pytest.mark.nightly
 def test_the_images_own_masks_follow_the_authors_at_3_percent(
     reference: dict[str, dict[str, float]],
 ) -> None:

@@ -103,7 +103,7 @@ def _arguments() -> dict[str, set[str]]:
         "analyse": "mjp_privacy.analysis.arguments:AnalysisArguments",
         "federate": "mjp_privacy.federation.commands:FederateArguments",
         "compare": "mjp_privacy.federation.commands:CompareArguments",
-        "check": "mjp_privacy.experiment.check_commands:CheckArguments",
+        "check": "mjp_privacy.uploads.commands:CheckArguments",
         "fit-prior": "attacks.prior.commands:FitArguments",
         "list": "mjp_privacy.federation.listing:ListArguments",
     }

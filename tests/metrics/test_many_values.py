@@ -140,6 +140,7 @@ TAILED = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TAILED)
 def test_drawing_the_few_large_ones_is_drawing_all(name: str) -> None:
     """Ends of 40,000 resamples, in which each group is drawn or only the few: chance moves either

@@ -43,6 +43,7 @@ SHAPES = [(), (0,), (1,), (24,), (1, 0, 24), (0, 24), (24, 0), (1, 1, 1, 1, 1), 
 SHAPES += [(2, 17, 24), (1, 18, 24), (24, 3, 0, 0), (0, 3, 8, 8), (24, 1, 8, 8), (24, 3, 8, 4)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("suffix", "step"),
     [(".safetensors", 7), (".pth", 7), nightly(".safetensors", 1), nightly(".pth", 1)],

@@ -98,6 +98,7 @@ def test_gradients_with_a_step_axis_and_in_part(source: Source) -> None:
         assert all(torch.equal(in_part[name], one[name]) for name in in_part)
 
 
+@pytest.mark.nightly
 def test_the_real_size_of_torchvision() -> None:
     vision = library("torchvision.models")
     module = randomised(vision.vit_b_32())

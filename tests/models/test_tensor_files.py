@@ -157,6 +157,7 @@ save_tensors(Path(sys.argv[1]), {"x": torch.ones(3)}, facts, digest=True)
 """
 
 
+@pytest.mark.nightly
 def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.safetensors" for number in range(2)]
     for path in paths:

@@ -13,10 +13,10 @@ from mjp_privacy import attack_gradients, save_upload
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.loading import stacked
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.check_uploads import check_uploads
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.own.client import ClientStep
 from mjp_privacy.own.uploads import own_uploads
+from mjp_privacy.uploads.check import check_uploads
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images
 from tests.own.test_attack_gradients import gradient_of

@@ -10,10 +10,10 @@ import torch
 from mjp_privacy import attack_gradients, save_upload
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.check_uploads import check_uploads
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.uploads.check import check_uploads
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images
 from tests.own.test_attack_gradients import gradient_of

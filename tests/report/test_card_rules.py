@@ -108,6 +108,7 @@ ONLY_APRIL: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ONLY_APRIL)
 def test_without_a_matching_attack_there_is_no_worst_case_anywhere(
     tmp_path: Path, name: str

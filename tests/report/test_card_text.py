@@ -137,6 +137,7 @@ def test_any_number_of_clients_fits(tmp_path: Path, count: int) -> None:
         assert f"{count - len(table)} further client" in lines[-1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "facts",
     [
@@ -288,6 +289,7 @@ def test_every_letter_in_the_table_is_explained_below(card: Card) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_markdown_opens_with_the_sentence(tmp_path: Path, card: Card) -> None:
     card_run(tmp_path / "run")
     write_report([tmp_path / "run"], tmp_path / "out", pictures="none")

@@ -196,6 +196,7 @@ def test_every_published_figure_holds() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.nightly
 def test_the_ladder_s_counts_by_another_road() -> None:
     """The README's exact counts and shares from the parquet file with pandas alone."""
     frame = pd.read_parquet(ROOT / "results" / "ladder" / "rows.parquet")

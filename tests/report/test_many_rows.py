@@ -23,6 +23,7 @@ def files_of(run: Path, out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in names}
 
 
+@pytest.mark.nightly
 def test_a_compacted_run_gives_the_same_report(tmp_path: Path) -> None:
     ladder_run(tmp_path / "run")
     before = files_of(tmp_path / "run", tmp_path / "before")
@@ -69,6 +70,7 @@ def test_what_was_read_last_is_kept_as_far_as_there_is_room() -> None:
     assert made == ["a", "b", "c", "b"]  # b was asked for longest ago when c came
 
 
+@pytest.mark.nightly
 def test_of_many_choices_a_parquet_file_holds_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

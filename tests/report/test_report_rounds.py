@@ -58,6 +58,7 @@ def test_exact_is_equal_in_every_8_bit_value(tmp_path: Path) -> None:
     assert points_of(tmp_path)["psnr_exact"].tolist() == [0, 2]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "change",
     [{"dtype": "float64"}, {"augment": "flip"}, {"model": "ViT-S"}, {"setting": "b"}],

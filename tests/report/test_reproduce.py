@@ -151,6 +151,7 @@ def test_a_folder_that_two_experiments_filled_has_a_command_for_each(tmp_path: P
     assert {"first: config, sha256", "second: config, sha256"} <= set(headings)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "text", [None, "", "[1, 2", "- a\n- b\n", "experiment: [1]\nmade_with: x\n", "\x00"]
 )

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config import expand
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card.clients import clients_of
 from mjp_privacy.report.card.facts import not_tried
@@ -163,6 +162,7 @@ def test_every_printed_row_can_be_trained_and_is_attacked_as_it_trains() -> None
         assert ("b" in {cell.setting for cell in cells}) == unmasked, name
 
 
+@pytest.mark.nightly
 def test_a_shuffling_client_without_e_unk_is_told_that_nobody_sorted_its_pictures() -> None:
     """The card lists patch_jigsaw as not tried on E, and never on a client that masks."""
     lines = read_published(RESULTS / "rows.parquet").lines

@@ -91,6 +91,7 @@ def test_a_failure_of_an_attack_stays_a_picture_that_was_not_recovered(
     assert success_share(april, 20).text().startswith("0 of 6")
 
 
+@pytest.mark.nightly
 def test_a_limit_is_filled_from_files_that_are_images(folder: Path, tmp_path: Path) -> None:
     attack(folder, tmp_path / "six", config(), limit=6)
     assert len(attack(folder, tmp_path / "all", config()).failures) == 1

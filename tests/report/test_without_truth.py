@@ -12,7 +12,7 @@ import torch
 
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.client.recorded.loading import load_recorded
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents

@@ -26,7 +26,7 @@ pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 
 from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.experiment.config_files import load_experiment
+from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.config import FederationConfig

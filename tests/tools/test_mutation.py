@@ -51,6 +51,7 @@ def test_what_does_not_run_is_left_alone(source: str) -> None:
     assert mutants_of("a.py", source) == []
 
 
+@pytest.mark.nightly
 def test_every_fault_of_a_real_file_is_python_and_another_program() -> None:
     for name in ("mjp_privacy/metrics/statistics.py", "attacks/equations/span.py"):
         source = (ROOT / name).read_text(encoding="utf-8")

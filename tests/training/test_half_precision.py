@@ -180,6 +180,7 @@ def test_no_product_of_a_training_and_its_validation_is_slow(
     assert products.seen > 100
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["swin", "resnet"])
 def test_no_product_of_another_family_is_slow(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
@@ -192,6 +193,7 @@ def test_no_product_of_another_family_is_slow(
     assert products.seen > 100
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "changes",
     [nightly({}), {"segmentation": {"head": "upernet", "channels": 16}}, nightly(SWIN)],

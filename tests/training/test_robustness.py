@@ -168,6 +168,7 @@ def test_numbers_of_plain_folders_are_those_of_a_model_with_as_many_classes(
     assert evaluate("--checkpoint", saved(tmp_path / "m.safetensors", 3), "--imagenet-c", out) == 0
 
 
+@pytest.mark.nightly
 def test_our_own_corruptions_are_called_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +212,7 @@ def test_imagenet_a(thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert set(table["n"]) == {200}
 
 
+@pytest.mark.nightly
 def test_photographs_are_cut_out_as_torchvision_does_it(thousand: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     for synset in SYNSETS[::5]:
@@ -238,6 +240,7 @@ def test_photographs_are_cut_out_as_torchvision_does_it(thousand: Path, tmp_path
     )
 
 
+@pytest.mark.nightly
 def test_imagenet_o(thousand: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strange = synset_set(tmp_path / "imagenet-o", SYNSETS[:200])
     # photographs of other classes are no part of it
@@ -321,6 +324,7 @@ def test_another_layout_is_refused(tmp_path: Path, capsys, broken, words: str) -
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_part_of_the_corruptions_has_no_mce(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ def ade(tmp_path: Path) -> Path:
     return pair_folder(tmp_path / "ade")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", [nightly("plain_linear"), "mjp_linear", nightly("mjp_upernet")])
 def test_plain_and_mjp_weights_learn_the_shapes(tmp_path: Path, row: str) -> None:
@@ -52,6 +53,7 @@ def test_plain_and_mjp_weights_learn_the_shapes(tmp_path: Path, row: str) -> Non
     assert lines[-1]["dal"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "changes",
     [
@@ -132,6 +134,7 @@ def test_the_command_trains_and_goes_on(
     assert "a run with other training images or labels (--data)" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_two_processes_lose_as_one_does(tmp_path: Path) -> None:
     """Where all pixels have labels, so that each process's mean is of as many."""
     ade, head = tmp_path / "ade", {"head": "upernet", "channels": 16, "scales": [1.5, 2.0]}
@@ -187,6 +190,7 @@ def test_training_starts_from_the_weights_of_a_classifier_with_mjp(tmp_path: Pat
             assert torch.equal(tensor, stored[name]), name
 
 
+@pytest.mark.nightly
 def test_a_swin_starts_from_the_weights_of_a_swin_with_mjp(tmp_path: Path) -> None:
     """At 56 and 112 pixels, where both stages hold a whole window of 7 patches."""
     sizes = {"family": "swin", "stages": [1, 1]}
@@ -208,6 +212,7 @@ def test_a_swin_starts_from_the_weights_of_a_swin_with_mjp(tmp_path: Path) -> No
         start_of(path, model={**larger, "img_size": 16}, **sizes)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

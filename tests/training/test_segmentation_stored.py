@@ -69,6 +69,7 @@ def rewritten(path: Path, recipe: Any = None, **tensors: torch.Tensor | None) ->
     return copy
 
 
+@pytest.mark.nightly
 def test_tasks_in_the_files_of_others_mean_nothing(tmp_path: Path) -> None:
     own = train(
         classifier(recipe={"epochs": 1}),
@@ -153,6 +154,7 @@ def starting_weights(tmp_path: Path, *, mjp: bool, swin: bool) -> Path:
     return train(config, data=data, out=tmp_path / "classifier", device="cpu")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mjp", "swin"), by_day(itertools.product([False, True], [False, True]), {1, 2})
 )

@@ -51,6 +51,7 @@ def test_the_command_names_the_attack_that_applies(
     assert said.startswith("Attacks: closed forms do not apply to a resnet; inverting_gradients")
 
 
+@pytest.mark.nightly
 def test_a_stopped_run_goes_on_as_if_it_had_not(data: Path, tmp_path: Path) -> None:
     content = family_content("resnet")
     whole = train(load_training(content), data=data, out=tmp_path / "whole", device="cpu")

@@ -99,6 +99,7 @@ def test_kill_9_in_the_middle_ends_with_the_same_curve(data: Path, tmp_path: Pat
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mask_per", ["batch", "image"])
 def test_two_processes_lose_as_one_does(data: Path, tmp_path: Path, mask_per: str) -> None:
     """Same global batch, gloo; without drop path, mixup and the like, which each process draws."""
@@ -160,6 +161,7 @@ def lose_alike(tmp_path: Path) -> None:
     assert len(set(measured)) > 1
 
 
+@pytest.mark.nightly
 def test_a_damaged_picture_of_one_process_ends_both_and_is_named_once(tmp_path: Path) -> None:
     """Nobody waits for a process that has left; what was repaired is trained."""
     config = small(**AS_IS, model={"drop_path": 0}, jigsaw={"first_epoch": 0})

@@ -108,6 +108,7 @@ def test_another_config_is_not_mixed_into_a_run(data: Path, tmp_path: Path) -> N
         train(changed, data=data, out=tmp_path / "run", device="cpu")
 
 
+@pytest.mark.nightly
 def test_other_images_are_not_mixed_into_a_run(data: Path, tmp_path: Path) -> None:
     train(small(), data=data, out=tmp_path / "run", device="cpu")
     with pytest.raises(UserError, match=r"other validation images.*Give the same"):

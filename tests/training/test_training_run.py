@@ -64,6 +64,7 @@ def test_the_exported_model_is_the_trained_one(data: Path, tmp_path: Path) -> No
     assert torch.equal(half.head.weight, model.head.weight.half().float())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["none", "pca", "linear", "nonlinear"])
 def test_dal_of_every_kind_comes_back(data: Path, tmp_path: Path, kind: str) -> None:
     config = small(model={"dal": kind}, recipe={"epochs": 1})
@@ -72,6 +73,7 @@ def test_dal_of_every_kind_comes_back(data: Path, tmp_path: Path, kind: str) -> 
     assert (model.dal_regressor is not None) == (kind != "none")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["none", "closed_form"])
 def test_other_kinds_of_models_come_back_as_they_were(
     data: Path, tmp_path: Path, kind: str
@@ -117,6 +119,7 @@ def test_a_killed_run_draws_the_same_curve(
         assert torch.equal(tensor, after[name]), name
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("at", [1, 2])
 def test_steps_before_a_validation_that_fails_are_kept(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
@@ -139,6 +142,7 @@ def test_steps_before_a_validation_that_fails_are_kept(
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
+@pytest.mark.nightly
 def test_a_line_that_was_written_before_its_checkpoint_stands_once(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ LOST: list[tuple[Change, str]] = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [("model.safetensors", *lost) for lost in LOST]

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.core.files import check_disk, check_folder, write_atomically
-from mjp_privacy.experiment.job import END, Job, Task, TaskReport, task_file
+from mjp_privacy.experiment.engines.job import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.work import CellDone
 
 ATTEMPTS = 3  # times that a task is given to a worker

@@ -22,7 +22,7 @@ from mjp_privacy.core.errors import UserError, storage_error
 from mjp_privacy.core.files import watch_folder, working_folders
 from mjp_privacy.core.machine import one_thread, out_of_memory, pick_device
 from mjp_privacy.experiment.code import code_of_cells
-from mjp_privacy.experiment.job import END, Job, Task, TaskReport, task_file
+from mjp_privacy.experiment.engines.job import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.plan import Finished, make_plan
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import Worker

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 from scipy.stats import binomtest
 
-from mjp_privacy.experiment.scores import CellScores
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.curves import MOST_STEPS, ecdf, success
@@ -22,6 +21,7 @@ from mjp_privacy.report.charts.distributions import MOST, distribution_charts, f
 from mjp_privacy.report.charts.names import short_names
 from mjp_privacy.report.charts.ridges import density, ridge_of
 from mjp_privacy.report.loading import Line
+from mjp_privacy.report.scores import CellScores
 from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run, lines_of, simple_line
 from tests.helpers.report_rows import HOSTILE, cell, image_id, image_rows, small_run, write_rows
 
@@ -94,6 +94,7 @@ def test_the_share_of_ssim_falls_as_more_is_asked(tmp_path: Path) -> None:
     assert [at(curve, x) for x in (0.0, 0.9, 0.95, 1.0)] == pytest.approx([2 / 3, 2 / 3, 1 / 3, 0])
 
 
+@pytest.mark.nightly
 def test_many_images_are_thinned_and_still_true(tmp_path: Path) -> None:
     values = np.random.default_rng(0).uniform(5, 50, 600)
     curve = success(line_of(tmp_path, values.tolist()))

@@ -23,6 +23,7 @@ def overlaps(boxes: list[Box | None]) -> int:
     return sum(a.meets(b) for a, b in combinations(placed, 2))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5))
 def test_no_two_labels_overlap_in_a_cluster(seed: int) -> None:
     generator = np.random.default_rng(seed)

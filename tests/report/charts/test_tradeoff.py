@@ -182,6 +182,7 @@ def test_a_point_stands_where_its_figures_are() -> None:
     assert frame.at(12, 60)[1] < frame.at(12, 50)[1]  # accuracy upwards
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "points",
     [

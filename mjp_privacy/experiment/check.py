@@ -12,7 +12,7 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.experiment.config import AttackConfig, Cell
-from mjp_privacy.experiment.forecast import SimulatedForesight
+from mjp_privacy.experiment.refusals import SimulatedForesight
 from mjp_privacy.interfaces import Control
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import (

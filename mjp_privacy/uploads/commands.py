@@ -53,14 +53,14 @@ def check(argv: list[str], usage: Usage) -> int:
             f"{'none of them' if folder is None else 'both'}. Give one of the two."
         )
     if model is not None:
-        from mjp_privacy.experiment.check_model import ModelQuestion, check_model
+        from mjp_privacy.experiment.check import ModelQuestion, check_model
 
         asked = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(ModelQuestion)}
         print(check_model(ModelQuestion(**asked)))
         if idle := [f"--{n.replace('_', '-')}" for n in IDLE if getattr(arguments, n)]:
             print(f"{', '.join(idle)}: of no effect here, what applies does not depend on it")
         return DONE
-    from mjp_privacy.experiment.check_uploads import check_uploads
+    from mjp_privacy.uploads.check import check_uploads
 
     assert folder is not None
     _refuse_model_options(arguments)

@@ -294,7 +294,8 @@ def long_rows(store: RunStore, run_id: str, facts: Mapping[str, Any]) -> pd.Data
         for name, value in facts.items()
         if name not in rows and not isinstance(value, (list, tuple, dict))
     }
-    return rows.assign(**shared)
+    constant = {name: [value] * len(rows) for name, value in shared.items()}
+    return pd.concat([rows, pd.DataFrame(constant, index=rows.index)], axis=1)
 
 
 class JoinedTable:
