@@ -213,13 +213,19 @@ def packed(
     for name in dict.fromkeys(name for of_group in arrays for name in of_group):
         parts = [of_group[name] for of_group in arrays if name in of_group]
         metadata = {"shape": json.dumps(parts[0].shape[1:]), "dtype": str(parts[0].dtype)}
-        same = [n for n in ("plain", "input") if name == "target" and _equal(arrays, name, n)]
-        if same:
-            columns[name] = pa.nulls(len(columns["has_picture"][0])), {**metadata, "same": same[0]}
+        for other in ("plain", "input") if name == "target" else ():
+            theirs = [of_group[other] for of_group in arrays if other in of_group]
+            if len(parts) == len(theirs) == len(arrays) and all(map(_same_bits, parts, theirs)):
+                metadata["same"] = other
+                break
+        if "same" in metadata:
+            columns[name] = pa.nulls(len(columns["has_picture"][0])), metadata
             continue
         if name != "images" and parts[0].dtype == np.float32:
-            small = [_as_bytes(part) for part in parts]
-            if all(map(_same_bits, map(_scaled, small), parts)):
+            with np.errstate(invalid="ignore"):  # of what is no number
+                small = [np.clip(np.round(p * np.float32(255)), 0, 255).astype("u1") for p in parts]
+            again = [values.astype(np.float32) / np.float32(255) for values in small]
+            if all(map(_same_bits, again, parts)):
                 parts, metadata = small, {**metadata, "dtype": "uint8", "scale": "1/255"}
         having = [names for (names, _), known in zip(groups, arrays, strict=True) if name in known]
         cells = {
@@ -232,24 +238,9 @@ def packed(
     return columns
 
 
-def _equal(groups: Sequence[Mapping[str, NDArray[Any]]], name: str, other: str) -> bool:
-    """Whether every group has both tensors, or neither, and they are equal."""
-    having = [group for group in groups if name in group or other in group]
-    return all(name in g and other in g and _same_bits(g[name], g[other]) for g in having)
-
-
 def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
     same_kind = one.dtype == other.dtype and one.shape == other.shape
     return same_kind and one.tobytes() == other.tobytes()
-
-
-def _as_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    with np.errstate(invalid="ignore"):  # of what is no number
-        return np.clip(np.round(values * np.float32(255)), 0, 255).astype(np.uint8)
-
-
-def _scaled(values: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return values.astype(np.float32) / np.float32(255)
 
 
 def unpacked(table: pa.Table, at: int) -> dict[str, Tensor]:

@@ -303,7 +303,12 @@ def attack_cell(
         return failed(piece, error)
 
     pieces = [records[at : at + number] for at in range(0, len(records), number)]
-    result = _joined(in_smaller_pieces(pieces, attempt, smaller, give_up))
+    parts = in_smaller_pieces(pieces, attempt, smaller, give_up)
+    result = CellResult(
+        pd.concat([part.rows for part in parts], ignore_index=True),
+        [pictures for part in parts for pictures in part.pictures],
+        {reason: text for part in parts for reason, text in part.traces.items()},
+    )
     if not cause:
         return result
     facts, held = task.facts, together.get(run_id, number)
@@ -356,15 +361,6 @@ def in_the_order_of(target: Tensor, done: Done, pool: int) -> Done:
         {moved[at]: reason for at, reason in answer.inapplicable.items()},
     )
     return Done(reordered, {moved[at]: why for at, why in done.failed.items()}, done.traces)
-
-
-def _joined(parts: Sequence[CellResult]) -> CellResult:
-    """The results of several pieces of a block as those of the whole."""
-    return CellResult(
-        pd.concat([part.rows for part in parts], ignore_index=True),
-        [pictures for part in parts for pictures in part.pictures],
-        {reason: text for part in parts for reason, text in part.traces.items()},
-    )
 
 
 def _that_fit(task: CellTask, images: int) -> int:

@@ -121,7 +121,8 @@ class SourceReader:
         while pending:
             reached.add(name := pending.pop())
             for target in self._module(name).imports:
-                room = next((r for r in rooms if _is_in(target, r)), None)
+                within = (r for r in rooms if target == r or target.startswith(f"{r}."))
+                room = next(within, None)
                 pending |= set() if room is None else self._run_by(target, room) - reached
         return reached
 
@@ -180,10 +181,6 @@ class SourceReader:
         return [file.parent] if file is not None and file.name == "__init__.py" else []
 
 
-def _is_in(name: str, package: str) -> bool:
-    return name == package or name.startswith(f"{package}.")
-
-
 def _stamp(file: Path | None) -> tuple[str, int, int] | None:
     if file is None:
         return None
@@ -215,13 +212,9 @@ def _imports(node: ast.AST, package: str) -> Iterator[str]:
         module = [node.module] if node.module else []
         yield from (".".join([*above, *module, alias.name]) for alias in node.names)
     for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-        for statement in _statements(node, part):
+        inside = getattr(node, part, ())
+        for statement in inside if isinstance(inside, list) else ():
             yield from _imports(statement, package)
-
-
-def _statements(node: ast.AST, part: str) -> Sequence[ast.AST]:
-    held = getattr(node, part, ())
-    return held if isinstance(held, list) else ()
 
 
 def _sha256(text: str) -> str:
@@ -374,7 +367,10 @@ def provenance(device: torch.device) -> dict[str, str | int]:
     facts: dict[str, str | int] = dict(_versions())
     facts["python"] = platform.python_version()
     facts["commit"] = commit()
-    facts["device"] = _name(device)
+    facts["device"] = platform.machine()
+    if device.type == "cuda":  # workers elsewhere may have a GPU where none is here
+        is_here = torch.cuda.is_available()
+        facts["device"] = torch.cuda.get_device_name(device) if is_here else "cuda"
     return facts
 
 
@@ -384,29 +380,17 @@ def _versions() -> Mapping[str, str]:
     return {name: version(name) for name in PACKAGES}
 
 
-def _name(device: torch.device) -> str:
-    """The model of a GPU, or a CPU's kind; workers elsewhere may have a GPU where none is here."""
-    if device.type != "cuda":
-        return platform.machine()
-    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cuda"
-
-
 def write_experiment(
     store: RunStore, experiment: Experiment, made_with: Mapping[str, str | int]
 ) -> None:
     """Write RUN/experiment.yaml, the complete experiment and the provenance of this command; and
     RUN/experiments/NAME.yaml, since a folder may be filled by several experiments."""
-    content = {"experiment": _plain(experiment), "made_with": dict(made_with)}
+    fields: dict[str, Any] = TypeAdapter(Experiment).dump_python(experiment, mode="json")
+    for model in fields["models"].values():
+        if model["checkpoint"]:
+            model["checkpoint"] = Path(model["checkpoint"]).name
+    content = {"experiment": fields, "made_with": dict(made_with)}
     text = f"# {BLANK_DIGEST}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}"
     name = FILE_NAME.sub("_", experiment.name)
     for path in (store.root / "experiment.yaml", store.root / "experiments" / f"{name}.yaml"):
         write_with_digest(path, lambda file: file.write_text(text, encoding="utf-8"))
-
-
-def _plain(experiment: Experiment) -> dict[str, Any]:
-    """The experiment's fields for YAML: tuples as lists, checkpoints without their folder."""
-    content: dict[str, Any] = TypeAdapter(Experiment).dump_python(experiment, mode="json")
-    for model in content["models"].values():
-        if model["checkpoint"]:
-            model["checkpoint"] = Path(model["checkpoint"]).name
-    return content

@@ -380,7 +380,7 @@ def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
             raise UserError(f"{where}: {unknown_name('attack', attack, labels)}")
     client = experiment.client
     if entry.client is not None:
-        client = _client_of(entry, experiment, where)
+        client = parse(ClientConfig, client_fields(entry, experiment), f"{where}.client", {})
         check_client(client, experiment.block, f"{where}.client")
     _check_precision(client, entry.dtypes or experiment.dtypes, where)
 
@@ -393,7 +393,3 @@ def _check_precision(client: ClientConfig, dtypes: Sequence[str], where: str) ->
             f"[{', '.join(dtypes)}]: torch.autocast leaves float64 as it is, so nothing would be "
             "rounded. Set dtypes: [float32] for this entry, or autocast: none."
         )
-
-
-def _client_of(entry: GridEntry, experiment: Experiment, where: str) -> ClientConfig:
-    return parse(ClientConfig, client_fields(entry, experiment), f"{where}.client", {})

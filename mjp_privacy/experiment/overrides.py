@@ -178,23 +178,24 @@ def unreached(argv: Sequence[str], experiment: Experiment) -> list[str]:
     notes = []
     for option, field in _given(argv).items():
         wanted = experiment.dtypes if field == DTYPES else getattr(experiment.client, field)
-        own = [
-            value
+        said = [
+            entry.dtypes if field == DTYPES else (entry.client or {}).get(field)
             for entry in experiment.grid
-            if (value := _own(entry, field)) is not None and not _same(value, wanted)
         ]
+        values = [tuple(value) if isinstance(value, list) else value for value in said]
+        own = [_words(value) for value in values if value not in (None, wanted)]
         if not own:
             continue
-        values = plain(", ".join(dict.fromkeys(map(_text, own))))
+        listed = plain(", ".join(dict.fromkeys(own)))
         if len(own) == len(experiment.grid):
             raise UserError(
                 f"{option} would change nothing: expected an entry in the grid of "
-                f"{experiment.name} without its own {field}, but they say {values}. Leave the "
+                f"{experiment.name} without its own {field}, but they say {listed}. Leave the "
                 "option out, or change a copy of the config."
             )
         notes.append(
             f"note: {option} does not reach {len(own)} of the grid's {len(experiment.grid)} "
-            f"entries, whose own {field} is {values}"
+            f"entries, whose own {field} is {listed}"
         )
     return notes
 
@@ -215,20 +216,8 @@ def _given(argv: Sequence[str]) -> Mapping[str, str]:
     return given
 
 
-def _own(entry: GridEntry, field: str) -> Any:
-    """What the entry says of this field; None where it leaves it to the experiment."""
-    return entry.dtypes if field == DTYPES else (entry.client or {}).get(field)
-
-
-def _same(own: Any, wanted: Any) -> bool:
-    """Whether two values are the same, a list like a tuple."""
-    both = (own, wanted)
-    first, second = (tuple(value) if isinstance(value, list) else value for value in both)
-    return bool(first == second)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
+def _words(value: Any) -> str:
+    if isinstance(value, tuple):
         return " ".join(map(str, value)) or "none"
     return str(value)
 

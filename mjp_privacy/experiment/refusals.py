@@ -202,7 +202,13 @@ class RecordedForesight:
             present = frozenset.intersection(*map(self._names, uploads))
             sent = [name for name in needed if name in present and name in known]
             updates.append(replace(stacked(uploads[:1], [], META), grads=_empty(known, sent)))
-        labelled = all(_labelled(each.first, self._names(each.first)) for each in series)
+        first = [each.first for each in series]
+        readable = [
+            upload.header.batch == 1 and not self._names(upload).isdisjoint((HEAD, HEAD_BIAS))
+            for upload in first
+        ]  # off the classifier's gradient
+        known_labels = [upload.header.labels is not None for upload in first]
+        labelled = all(map(any, zip(known_labels, readable, strict=True)))
         return _asked(attack, self.outline, updates, cell, labelled=labelled)
 
     @property
@@ -239,12 +245,6 @@ def lacking(series: Sequence[Series], attack: Attack, model: LoadedModel) -> Ref
         text = f"it needs {attack.uploads} uploads of the same images; {fewest} {are} recorded"
         return Refusal("uploads", text)
     return None
-
-
-def _labelled(upload: RecordedUpload, sent: frozenset[str]) -> bool:
-    """Whether the labels are recorded, or can be read off the classifier's gradient."""
-    readable = upload.header.batch == 1 and not sent.isdisjoint((HEAD, HEAD_BIAS))
-    return upload.header.labels is not None or readable
 
 
 def _empty(parameters: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:

@@ -76,8 +76,10 @@ def failures_and_refusals(
         for image, status, reason in rows[rows["status"].isin(NOT_DONE)].itertuples(index=False):
             if reason == lost.reason:
                 continue
-            where = {} if status == "unreadable" else _where(of_cell)
-            failures[Failure(reason, image=image, **where)] = None
+            where = (model, of_cell.setting, image, of_cell.run_id)
+            failures[Failure(reason, *(where if status != "unreadable" else ("", "", image)))] = (
+                None
+            )
         refused = rows.loc[rows["status"] == "unsupported", "reason"].value_counts(sort=False)
         for reason, count in refused.items():
             rows_of[str(reason)] = rows_of.get(str(reason), 0) + int(count)
@@ -88,10 +90,6 @@ def failures_and_refusals(
         for reason in ranked
     )
     return list(failures), tuple(lines)
-
-
-def _where(facts: CellFacts) -> dict[str, str]:
-    return {"model": facts.model.label, "setting": facts.setting, "cell": facts.run_id}
 
 
 def failure_lines(failures: Iterable[Failure]) -> tuple[str, ...]:

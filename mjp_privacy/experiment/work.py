@@ -167,7 +167,11 @@ class Worker:
                     own.get(record.image_id, opened.reason) for record in block.records
                 ]
             self._write(opened.facts[cell], cell, block, notes, result, left[cell])
-            yield _cell_done(opened.facts[cell], block, result, len(left[cell]))
+            where = f"{opened.name} {cell.setting} {cell.dtype}"
+            messages = [(result.remark, "")] if result.remark else []
+            for reason, text in result.traces.items():
+                messages.append((f"{where}, block {block.index}: FAILED. {reason}.", text))
+            yield CellDone(len(left[cell]), where, messages=messages)
 
     def _work_cell(
         self, opened: OpenModel, uploads: BlockUploads, block: Block, cell: Cell
@@ -258,11 +262,3 @@ class Worker:
             same = unit is not None and unit.code == self.codes[cell].digest
             if same and row["status"] in ("ok", "unscored") and row.get(late) != 1:
                 yield record.image_id
-
-
-def _cell_done(facts: CellFacts, block: Block, result: CellResult, units: int) -> CellDone:
-    where = f"{facts.model.label} {facts.setting} {facts.dtype}"
-    messages = [(result.remark, "")] if result.remark else []
-    for reason, text in result.traces.items():
-        messages.append((f"{where}, block {block.index}: FAILED. {reason}.", text))
-    return CellDone(units, where, messages=messages)

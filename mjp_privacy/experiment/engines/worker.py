@@ -108,13 +108,13 @@ def _worker(job_file: str, written_at: int) -> Worker:
 
 def main() -> None:
     """Serve until the coordinator says `end` or is gone."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def end_with_parent() -> None:
+        sys.stdin.read()
+        os._exit(0)  # whatever is half done is done again
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     serve(sys.argv[1], int(sys.argv[2]))
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(0)  # whatever is half done is done again
 
 
 if __name__ == "__main__":
