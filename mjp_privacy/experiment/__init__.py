@@ -6,8 +6,8 @@ slice of the images. One image in one cell is a unit. The files in the order of 
     commands    the command line, `mjp attack`; check: which attacks apply to a model
     config      the experiment as YAML states it; overrides: what the command line changes in it
     run         from an experiment and images, or recorded uploads, to a finished run folder
-    plan        which cells there are, with which attacks, on which blocks; what is finished
-    refusals    which attacks do not apply, said before the work
+    plan        which cells there are, on which blocks; what is finished, what will not apply
+    refusals    why an attack does not apply
     work        opens models, reads blocks, has each cell done, writes its rows
     cell        one cell on one block: observe the uploads, attack, score; diagnostics: what
                 stands beside the scores

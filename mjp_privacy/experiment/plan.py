@@ -15,12 +15,14 @@ from typing import Any
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.machine import out_of_memory
+from mjp_privacy.core.stop import interrupted
+from mjp_privacy.core.text import counted, shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
 from mjp_privacy.experiment.refusals import refused_by_network
-from mjp_privacy.experiment.source import Block, UploadSource
+from mjp_privacy.experiment.source import Block, Foresight, UploadSource
 from mjp_privacy.experiment.store import RunStore, Unit
 from mjp_privacy.interfaces import Attack, Control
 from mjp_privacy.models import LoadedModel
@@ -231,3 +233,58 @@ def _fitting(images: int, clients: Sequence[ClientConfig], block: int) -> int:
 def _largest_shuffled(clients: Sequence[ClientConfig]) -> int:
     """The largest batch of those clients that shuffle their images; 0 if none does."""
     return max((client.batch for client in clients if client.partners == "fresh"), default=0)
+
+
+# what will not apply ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is known of a run before it starts."""
+
+    lines: tuple[str, ...]
+    """One for each reason: "3 of 12 cells: april, april_prior: a batch of 2"."""
+    unopened: Mapping[str, str]  # models that cannot be opened, with the reason
+    largest_model: int = 0  # bytes of the float32 weights of the largest model
+
+
+def forecast(plan: Plan, source: UploadSource) -> Forecast:
+    """Which attacks of the grid will not apply, whatever the images show, and which models cannot
+    be opened. Only outlines of the models are read."""
+    attacks: dict[str, list[str]] = {}
+    cells: dict[str, int] = {}
+    unopened: dict[str, str] = {}
+    largest = 0
+    for model in plan.blocks:
+        try:
+            foresight = source.foresee(model)
+            largest = max(largest, foresight.bytes)
+            refused = {c: _refusals(plan, foresight, c) for c in plan.cells_of(model)}
+        except UserError as error:
+            unopened[model] = str(error)
+            continue
+        except Exception as error:  # it is opened again in the run, which tells what it is
+            if interrupted() or out_of_memory(error):
+                raise
+            continue
+        for cell, reasons in refused.items():
+            for reason in reasons:
+                cells[reason] = cells.get(reason, 0) + 1
+                attacks.setdefault(reason, []).append(cell.attack.title)
+    lines = (
+        f"{cells[reason]} of {counted(len(plan.cells), 'cell')}: "
+        f"{', '.join(dict.fromkeys(attacks[reason]))}: {reason}"
+        for reason in sorted(cells, key=lambda reason: -cells[reason])
+    )
+    return Forecast(tuple(lines), unopened, largest)
+
+
+def _refusals(plan: Plan, foresight: Foresight, cell: Cell) -> list[str]:
+    """The reasons why a cell's attack will not apply to some of its blocks, each once."""
+    refusals = [
+        foresight.refuses(
+            cell, plan.attacks[cell], lambda model: plan.gradients(cell, model), block.records
+        )
+        for block in plan.blocks[cell.model]
+    ]
+    return list(dict.fromkeys(refusal.text for refusal in refusals if refusal is not None))

@@ -1,15 +1,15 @@
-"""Why there is nothing to attack or to score, before an attack is asked; and which attacks of a run
-will not apply, said before it (`forecast`).
+"""Why there is nothing to attack or to score, before an attack is asked; and what each attack of a
+run will answer, before there are uploads.
 
-For a forecast every attack is asked by its own `unsupported`, with the view that it will get in the
-run, but of tensors on torch's meta device: what is said before a run is what its rows say after it.
+For the latter (`Foresight`) an attack is asked by its own `unsupported`, with the view that it will
+get in the run, but of tensors on torch's meta device: what is said before a run is what its rows
+say after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,13 +21,9 @@ from mjp_privacy.client.recorded.groups import Group, Series
 from mjp_privacy.client.recorded.loading import stacked
 from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.client.settings import SETTINGS
-from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.machine import out_of_memory
-from mjp_privacy.core.stop import interrupted
-from mjp_privacy.core.text import counted
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
-from mjp_privacy.experiment.source import Foresight, ModelVariants, UploadSource
+from mjp_privacy.experiment.source import ModelVariants
 from mjp_privacy.interfaces import (
     Attack,
     AttackerView,
@@ -37,9 +33,6 @@ from mjp_privacy.interfaces import (
     Refusal,
 )
 from mjp_privacy.models import LoadedModel, MJPVisionTransformer
-
-if TYPE_CHECKING:
-    from mjp_privacy.experiment.plan import Plan
 
 NO_ONE_INPUT = Refusal(
     "target",
@@ -275,55 +268,3 @@ def _asked(
         return attack.unsupported(view)
     except Exception:  # an attack of anybody's; on a tensor without values errors are of any class
         return None
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What is known of a run before it starts."""
-
-    lines: tuple[str, ...]
-    """One for each reason: "3 of 12 cells: april, april_prior: a batch of 2"."""
-    unopened: Mapping[str, str]  # models that cannot be opened, with the reason
-    largest_model: int = 0  # bytes of the float32 weights of the largest model
-
-
-def forecast(plan: Plan, source: UploadSource) -> Forecast:
-    """Which attacks of the grid will not apply, whatever the images show, and which models cannot
-    be opened. Only outlines of the models are read."""
-    attacks: dict[str, list[str]] = {}
-    cells: dict[str, int] = {}
-    unopened: dict[str, str] = {}
-    largest = 0
-    for model in plan.blocks:
-        try:
-            foresight = source.foresee(model)
-            largest = max(largest, foresight.bytes)
-            refused = {c: _refusals(plan, foresight, c) for c in plan.cells_of(model)}
-        except UserError as error:
-            unopened[model] = str(error)
-            continue
-        except Exception as error:  # it is opened again in the run, which tells what it is
-            if interrupted() or out_of_memory(error):
-                raise
-            continue
-        for cell, reasons in refused.items():
-            for reason in reasons:
-                cells[reason] = cells.get(reason, 0) + 1
-                attacks.setdefault(reason, []).append(cell.attack.title)
-    lines = (
-        f"{cells[reason]} of {counted(len(plan.cells), 'cell')}: "
-        f"{', '.join(dict.fromkeys(attacks[reason]))}: {reason}"
-        for reason in sorted(cells, key=lambda reason: -cells[reason])
-    )
-    return Forecast(tuple(lines), unopened, largest)
-
-
-def _refusals(plan: Plan, foresight: Foresight, cell: Cell) -> list[str]:
-    """The reasons why a cell's attack will not apply to some of its blocks, each once."""
-    refusals = [
-        foresight.refuses(
-            cell, plan.attacks[cell], lambda model: plan.gradients(cell, model), block.records
-        )
-        for block in plan.blocks[cell.model]
-    ]
-    return list(dict.fromkeys(refusal.text for refusal in refusals if refusal is not None))

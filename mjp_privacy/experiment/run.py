@@ -44,9 +44,8 @@ from mjp_privacy.experiment.engines.job import Job, Task
 from mjp_privacy.experiment.engines.options import EngineConfig, engine_config
 from mjp_privacy.experiment.engines.start import devices, settled, start_engine
 from mjp_privacy.experiment.overrides import decided, with_changes
-from mjp_privacy.experiment.plan import Finished, check_partners, make_plan
+from mjp_privacy.experiment.plan import Finished, Forecast, check_partners, forecast, make_plan
 from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
-from mjp_privacy.experiment.refusals import Forecast, forecast
 from mjp_privacy.experiment.simulated import Simulated, chosen_images
 from mjp_privacy.experiment.source import ImageNote, UploadSource
 from mjp_privacy.experiment.store import RunStore

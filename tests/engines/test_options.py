@@ -18,8 +18,7 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines import options, start
 from mjp_privacy.experiment.engines.options import EngineConfig, check_engine, engine_config
 from mjp_privacy.experiment.engines.start import COPIES, OF_A_WORKER, devices, settled
-from mjp_privacy.experiment.plan import Plan, make_plan
-from mjp_privacy.experiment.refusals import Forecast
+from mjp_privacy.experiment.plan import Forecast, Plan, make_plan
 from tests.helpers.runs import tiny
 
 ROOT = Path(__file__).parents[2]

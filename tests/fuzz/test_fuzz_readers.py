@@ -19,7 +19,7 @@ from tests.inputs.shared import shared_table
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bounds of processes as on Linux")
 
 SECONDS, SEED = 5.0, 16
-BY_DAY, BY_NIGHT = 5, 1500
+BY_DAY, BY_NIGHT = 10, 1500
 MOST_MIB = 2048
 
 

@@ -16,8 +16,7 @@ from mjp_privacy.experiment.engines.options import (
     visible_gpus,
     workers_here,
 )
-from mjp_privacy.experiment.plan import Plan
-from mjp_privacy.experiment.refusals import Forecast
+from mjp_privacy.experiment.plan import Forecast, Plan
 
 SMALL = 40
 """Units (an image in a cell) below which starting another process takes longer than the work."""
