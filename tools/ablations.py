@@ -95,8 +95,7 @@ def attacked(
     chosen.write_text(yaml.safe_dump(narrowed(config, {*checkpoints}), sort_keys=False), "utf-8")
     files = [f"{label}={path}" for label, path in checkpoints.items() if Path(path).is_file()]
     given = ["--images", str(data), "--limit", str(limit), "--out", str(out / "attack")]
-    workers = ["--engine", "local", "--threads", "1"]
-    _mjp("attack", str(chosen), *given, *workers, *(["--weights", *files] if files else []))
+    _mjp("attack", str(chosen), *given, *(["--weights", *files] if files else []))
     return out / "attack"
 
 

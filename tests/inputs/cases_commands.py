@@ -115,10 +115,10 @@ def _arguments() -> dict[str, set[str]]:
         found = {field.name for field in fields} - skipped
         found = {{"source": "from", "everything": "all"}.get(name, name) for name in found}
         names[command] = {"--" + name.replace("_", "-") for name in found}
-    names["attack"] |= {"--seed", "--block", "--dtypes", "--engine", "--workers", "--threads"}
+    names["attack"] |= {"--seed", "--block", "--dtypes", "--engine", "--workers"}
     names["attack"] |= {"--client.batch", "--client.lr", "--client.defenses", "--client.steps"}
     names["attack"] |= {"--address", "--minutes", "--gpus-per-task"}
-    names["federate"] |= {"--attack.engine", "--attack.workers", "--attack.threads"}
+    names["federate"] |= {"--attack.engine", "--attack.workers"}
     return names
 
 

@@ -162,6 +162,5 @@ def test_files_are_given_as_weights_and_packaged_models_by_their_name(
     ablations.attacked(CONFIG, both, Path("test.zip"), tmp_path, 100)
     (command,) = commands
     assert command[-2:] == ("--weights", f"G_0={file}")
-    assert command[-6:-2] == ("--engine", "local", "--threads", "1")
     ablations.attacked(CONFIG, {"A_0": "cifar_vit"}, Path("test.zip"), tmp_path, 100)
     assert "--weights" not in commands[1]
