@@ -22,6 +22,7 @@ from mjp_privacy.report.tables.ceilings import diagnostics_table
 from mjp_privacy.report.tables.clients import clients_table
 from mjp_privacy.report.tables.figures import Table, build_tables
 from mjp_privacy.report.tables.regions import regions_table
+from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
 from mjp_privacy.report.tables.text import TextTable, comparison_table, main_table
 from mjp_privacy.report.tables.timing import timing_table
 from mjp_privacy.report.tables.without_truth import residual_table
@@ -146,6 +147,16 @@ class Contents:
     def _residuals(self) -> TextTable | None:
         names = self.client_names
         return residual_table(self.groups, lambda group: names[group.attacks[0].number])
+
+    @cached_property
+    def table5_rows(self) -> list[Row]:
+        """The rows of the paper's Table 5."""
+        return table5_rows(self.groups)
+
+    @cached_property
+    def table5(self) -> TextTable | None:
+        """The table as the paper prints it; None where the published attack was not run."""
+        return table5(self.table5_rows)
 
     @cached_property
     def beside_paper(self) -> list[TextTable]:

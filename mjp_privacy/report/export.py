@@ -82,8 +82,10 @@ def _paragraph(text: str) -> str:
 def markdown_table(table: TextTable) -> str:
     """One table in Markdown, without its title and caption."""
     rule = ["---:" if side == "r" else "---" for side in table.align]
-    rows = [[markdown_text(cell) for cell in row] for row in (table.header, *table.rows)]
-    lines = [rows[0], rule, *rows[1:]]
+    header, *rows = ([markdown_text(cell) for cell in row] for row in (table.header, *table.rows))
+    for place in table.muted:
+        rows[place] = [cell and f"*{cell}*" for cell in rows[place]]
+    lines = [header, rule, *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
@@ -95,7 +97,7 @@ def latex(tables: Sequence[TextTable], notes: Sequence[Section]) -> str:
 
     Every table is scaled to the width of the text.
     """
-    parts = [r"% \usepackage{booktabs,graphicx,textcomp}  \usepackage[T1]{fontenc}"]
+    parts = [r"% \usepackage{booktabs,graphicx,textcomp,xcolor}  \usepackage[T1]{fontenc}"]
     parts += [latex_table(table) for table in tables]
     for section in notes:
         items = "\n".join(rf"  \item {latex_text(item)}" for item in section.items)
@@ -127,16 +129,17 @@ def _latex_letter(letter: str) -> str:
 
 def latex_table(table: TextTable) -> str:
     """One table as a LaTeX float with its title and caption."""
-    header, *rows = (
-        " & ".join(map(latex_text, row)) + r" \\" for row in (table.header, *table.rows)
-    )
+    header, *cells = ([*map(latex_text, row)] for row in (table.header, *table.rows))
+    for place in table.muted:
+        cells[place] = [rf"\textcolor{{gray}}{{{cell}}}" for cell in cells[place]]
+    rows = [" & ".join(row) + r" \\" for row in cells]
     caption = latex_text(f"{table.title}. {table.caption}".strip())
     return "\n".join(
         [
             *(r"\begin{table*}", r"  \centering", rf"  \caption{{{caption}}}"),
             r"  \resizebox{\textwidth}{!}{%",
             *(rf"  \begin{{tabular}}{{{table.align}}}", r"  \toprule"),
-            *(f"  {header}", r"  \midrule"),
+            *(f"  {' & '.join(header)}" + r" \\", r"  \midrule"),
             *(f"  {row}" for row in rows),
             *(r"  \bottomrule", r"  \end{tabular}}", r"\end{table*}"),
         ]

@@ -3,6 +3,7 @@
 OUT/index.html                 the whole report on one page that works offline
 OUT/table.md  table.tex        the same answer and tables in two formats
 OUT/table.csv                  the figures at full precision, for both metric variants
+OUT/table5.md .tex .csv        the paper's Table 5 of these runs: its rows, columns and digits
 OUT/samples.csv                every stored row; of a large run samples.txt: where they are
 OUT/choices.csv                which attack the worst case took for each image; of a large run
                                choices.parquet
@@ -40,6 +41,7 @@ from mjp_privacy.report.pictures.strip import write_strip
 from mjp_privacy.report.rounds import write_points, write_rounds
 from mjp_privacy.report.samples import write_samples
 from mjp_privacy.report.summary import ReportSummary, summary_of
+from mjp_privacy.report.tables.table5 import table5_csv
 
 __all__ = ["ReportSummary", "write_report"]
 
@@ -111,6 +113,9 @@ DOWNLOADS = {
     "table.md": "the answer and the tables in Markdown",
     "table.tex": "the same in LaTeX",
     "table.csv": "every line at full precision, both variants of the metrics",
+    "table5.md": "the paper's Table 5 of these runs in Markdown",
+    "table5.tex": "the same in LaTeX",
+    "table5.csv": "the same at full precision, with intervals and the paper's figures",
     "samples.csv": "every stored row: image, metric, value, status, reason",
     "samples.txt": "where the stored rows are, too many for a CSV file, and how to read them",
     "choices.csv": "which attack the worst case took for each image",
@@ -127,7 +132,8 @@ DOWNLOADS = {
 def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:
     """table.md and table.tex: the card, the clients and the lines; on request all else too."""
     card = contents.card
-    tables = [card_table(card), *contents.comparisons, *contents.beside_paper]
+    first = [contents.table5] if contents.table5 else []
+    tables = [card_table(card), *first, *contents.comparisons, *contents.beside_paper]
     tables.append(contents.main(folded=everything))
     tables += contents.details if everything else []
     under = Section("Under which assumptions", card_notes(card))
@@ -157,6 +163,17 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
     tables = (contents.paper, contents.standard)
     points, derived = contents.points, contents.derived
     written = [_write_text(out / "table.csv", table_csv(tables, many_runs=many))]
+    if contents.table5 is not None:
+        title = f"{contents.table5.title}: {_answer(contents.card)}"
+        for name, text in {
+            "table5.md": markdown(title, [contents.table5], []),
+            "table5.tex": latex([contents.table5], []),
+            "table5.csv": table5_csv(contents.table5_rows),
+        }.items():
+            written.append(_write_text(out / name, text))
+    else:
+        for name in ("table5.md", "table5.tex", "table5.csv"):
+            (out / name).unlink(missing_ok=True)
     written.append(write_samples(lines, out, many_runs=many))
     if choices := write_choices(derived, out):
         written.append(choices)

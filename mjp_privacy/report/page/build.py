@@ -75,6 +75,7 @@ def page_content(
         reproduce=commands(contents.runs, contents.lines),
         downloads=tuple(downloads),
         further=_remarks(gallery, len(every), len(image_ids)),
+        table5=contents.table5,
         comparisons=tuple(contents.comparisons),
         flags=flags,
         strip_caption=_strip_caption(contents),

@@ -91,7 +91,8 @@ class PageContent:
     further: Mapping[str, str] = field(default_factory=dict)
     """A sentence under a heading, also where its section holds nothing else, by section: "clients",
     "ladder", "distributions", "uploads", "tradeoff", "tables", "pictures" or "downloads"."""
-    comparisons: tuple[TextTable, ...] = ()  # the section after the card: clients side by side
+    table5: TextTable | None = None  # the section after the card: the paper's Table 5
+    comparisons: tuple[TextTable, ...] = ()  # the section after that: clients side by side
     flags: tuple[Flag, ...] = ()  # of lines, where the card does not have them
     strip_caption: str = "The same pictures in every column, at fixed quantiles, never picked."
     exact: Mapping[int, tuple[bool | None, ...]] = field(default_factory=dict)

@@ -38,6 +38,7 @@ class TextTable:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     align: str
+    muted: frozenset[int] = frozenset()  # places of rows that are shown in grey
 
 
 def number(value: float | None, decimals: int, *, sign: bool = False) -> str:

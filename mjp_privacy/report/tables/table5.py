@@ -1,0 +1,240 @@
+"""The paper's Table 5 from the rows of a run: its groups, order, columns, definitions and digits.
+
+    Model | Set. | γ | Acc. | MSE | FFT2D | PSNR | SSIM | LPIPS | what really leaks
+
+Rows are those of the published attack, in float32 where a run has several precisions. Beneath the
+rows that stand for one of the paper's the paper prints its own, in grey; nothing is subtracted. The
+last column is no part of the paper's table: what the best attack of the same run gets from the same
+client. A run without the paper's rows gets the same table of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import pandas as pd
+
+from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
+from mjp_privacy.report.card.clients import Client, clients_of
+from mjp_privacy.report.card.rows import (
+    PUBLISHED,
+    any_uploads_line,
+    exact_pictures,
+    main_attack,
+    one_upload_line,
+)
+from mjp_privacy.report.line import Line
+from mjp_privacy.report.measures import capped_median, success_share, summary
+from mjp_privacy.report.published import (
+    ARROWS,
+    METRICS,
+    TABLE5,
+    TITLES,
+    PublishedRow,
+    published_row,
+)
+from mjp_privacy.report.spreadsheets import with_formula_free
+from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, gamma
+from mjp_privacy.report.worst_case import Group
+from mjp_privacy.training.published import is_papers_model
+
+TITLE = "Table 5"
+GROUP_OF_SETTING = {"a": 1, "b": 2, "c": 4}
+PAPERS_SIZE = 224
+NOT_RUN = "not run"
+SCALE = {"acc": 100}  # in percent
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What the best attack gets from a client: exact pictures of all, and at 20 dB or more."""
+
+    attack: str
+    uploads: int
+    exact: int
+    at_20: int
+    of: int
+    median: float
+
+    @classmethod
+    def of_client(cls, client: Client) -> Leak | None:
+        """Of one upload, or of several where no attack on one was run; None where none was."""
+        line = one_upload_line(client) or any_uploads_line(client)
+        if line is None or not line.count("psnr", "standard"):
+            return None
+        given = success_share(line, 20)
+        median = capped_median(line, "psnr", "standard")
+        exact = exact_pictures(line)
+        return cls(main_attack(line), line.uploads, exact, given.count, given.of, median)
+
+    def text(self) -> str:
+        """`20 of 20 exactly: patch_gradient`, or how many are at 20 dB where none is exact."""
+        several = f" from {self.uploads} uploads" if self.uploads > 1 else ""
+        if self.exact:
+            return f"{self.exact} of {self.of} exactly{several}: {self.attack}"
+        median = f"median {self.median:.1f} dB"
+        return f"0 of {self.of} exactly, {self.at_20} ≥ 20 dB, {median}{several}: {self.attack}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of our rows, and the paper's that it stands for."""
+
+    group: int  # (1) to (4), as the paper numbers them
+    line: Line
+    paper: PublishedRow | None
+    leak: Leak | None
+
+    @property
+    def scores(self) -> dict[str, Summary]:
+        """Accuracy as a share, and the five metrics as the paper's scripts define them."""
+        cap = {"psnr": PSNR_CAP}
+        of_metric = {m: summary(self.line, m, "paper", cap=cap.get(m, math.inf)) for m in METRICS}
+        return {"acc": summary(self.line, "top1", "intact").as_share(), **of_metric}
+
+
+def table5_rows(groups: Sequence[Group]) -> list[Row]:
+    """The rows in the paper's order; those that stand for none of its rows only where none does."""
+    clients = clients_of(groups)
+    rows = [
+        Row(_group(line), line, _paper_row(line), _leak(client, clients))
+        for client in clients
+        for line in client.group.attacks
+        if line.cell.attack.known_as == PUBLISHED
+    ]
+    rows = [row for row in rows if row.paper] or rows
+    single = [row for row in rows if row.line.cell.dtype == "float32"]
+    places = {row: at for at, row in enumerate(TABLE5)}
+    return sorted(single or rows, key=lambda r: (r.group, places.get(r.paper, 0) if r.paper else 0))
+
+
+def _paper_row(line: Line) -> PublishedRow | None:
+    """The row of the paper that the config says this line stands for."""
+    named = line.cell.attack.paper_row
+    return None if named is None else published_row(named["model"], named["setting"])
+
+
+def _group(line: Line) -> int:
+    paper = _paper_row(line)
+    return GROUP_OF_SETTING[line.cell.setting] if paper is None else paper.group
+
+
+def _leak(client: Client, clients: Sequence[Client]) -> Leak | None:
+    """What leaks from the client; of shuffled pictures (b) what the same client gives of the plain
+    ones (c), where that was asked: it is the same upload."""
+    cell = client.cell
+    same = [
+        other
+        for other in clients
+        if other.lines[0].run == client.lines[0].run
+        and (other.cell.model.label, other.cell.gamma) == (cell.model.label, cell.gamma)
+        and (other.cell.client, other.cell.seed) == (cell.client, cell.seed)
+    ]
+    order = "cb" if cell.setting == "b" else cell.setting
+    chosen = [other for other in same if other.cell.setting in order]
+    chosen.sort(key=lambda o: (order.index(o.cell.setting), o.cell.dtype != cell.dtype))
+    leaks = (Leak.of_client(other) for other in chosen)
+    return next((leak for leak in leaks if leak is not None), None)
+
+
+# as text ------------------------------------------------------------------------------------------
+
+
+def table5(rows: Sequence[Row]) -> TextTable | None:
+    """The table as the paper prints it, with its own rows in grey; None without rows."""
+    if not rows:
+        return None
+    header = ["", "Model", "Set.", "γ", *(f"{TITLES[n]} {ARROWS[n]}" for n in ("acc", *METRICS))]
+    body: list[tuple[str, ...]] = []
+    muted: set[int] = set()
+    shown_group = 0
+    for at, row in enumerate(rows):
+        cell = row.line.cell
+        number = "" if row.group == shown_group else f"({row.group})"
+        shown_group = row.group
+        ratio = gamma(cell.gamma).removeprefix("0") if cell.gamma else DASH
+        scores = [digits(n, SCALE.get(n, 1) * s.mean) for n, s in row.scores.items()]
+        leak = row.leak.text() if row.leak else NOT_RUN
+        body.append((number, cell.model.label, cell.setting, ratio, *scores, leak))
+        if row.paper and (at + 1 == len(rows) or rows[at + 1].paper != row.paper):
+            printed = [digits(name, getattr(row.paper, name)) for name in ("acc", *METRICS)]
+            star = " †" if row.paper.repeats else ""
+            muted.add(len(body))
+            name = f"the paper's {row.paper.model}{star}"
+            body.append(("", name, row.paper.setting, DASH, *printed, ""))
+    align = "lllr" + "r" * (1 + len(METRICS)) + "l"
+    header.append("what really leaks")
+    caption = differences(rows)
+    return TextTable(TITLE, caption, tuple(header), tuple(body), align, frozenset(muted))
+
+
+def digits(name: str, value: float) -> str:
+    """A figure with the paper's digits: .0278, 19.27, 78.1."""
+    if math.isnan(value):
+        return DASH
+    text = f"{value:.{DECIMALS[name]}f}"
+    return text.removeprefix("0") if name in ("mse", "fft2d", "ssim", "lpips") else text
+
+
+def differences(rows: Sequence[Row]) -> str:
+    """One line under the table: what differs from the paper's, and what was not run."""
+    cells = [row.line.cell for row in rows]
+    counts = sorted({score.n for row in rows for score in [row.scores["psnr"]]})
+    images = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    said = []
+    if any(row.paper for row in rows):
+        papers = all(cell.command.data_is_papers for cell in cells)
+        others = "of" if papers else "that are not"
+        said.append(f"Ours: {images} pictures {others} the paper's 1,000 of ImageNet")
+        models = [cell.model for cell in cells]
+        if not all(is_papers_model(m.architecture, m.size) for m in models):
+            sizes = sorted({m.size or 0 for m in models})
+            pixels = " and ".join(f"{size}" for size in sizes)
+            said.append(f"models that are not the paper's, at {pixels} px (paper: {PAPERS_SIZE})")
+        said.append(f"{', '.join(sorted({cell.dtype for cell in cells}))} (paper: not said)")
+        gammas = ", ".join(sorted({gamma(c.gamma).removeprefix("0") for c in cells if c.gamma}))
+        if gammas:
+            said.append(f"γ {gammas} (paper: .27 by its poster, .9 by its code)")
+    else:
+        said.append(f"{images} pictures, metrics as the paper defines them")
+    line = "; ".join(said) + "."
+    if any(row.paper and row.paper.repeats for row in rows):
+        line += " † The paper prints the five scores of another row here."
+    line += (
+        " PSNR is capped at 100 a picture. What really leaks: the best attack of this run on the "
+        "same upload, per picture; exact is equal in every 8-bit value."
+    )
+    if any(row.leak is None for row in rows):
+        line += (
+            f" {NOT_RUN}: no attack that knows this client stands in this run; `mjp attack ladder "
+            "--weights FILE` runs them."
+        )
+    return line
+
+
+def table5_csv(rows: Sequence[Row]) -> str:
+    """The table at full precision: ours with 95 % intervals and n, the paper's beside it."""
+    records = []
+    for row in rows:
+        cell = row.line.cell
+        record: dict[str, object] = {"group": row.group, "line": row.line.number}
+        record |= {"model": cell.model.label, "setting": cell.setting, "gamma": cell.gamma}
+        record |= {"dtype": cell.dtype, "size": cell.model.size}
+        for name, score in row.scores.items():
+            scale = SCALE.get(name, 1)
+            record |= {f"{name}_mean": scale * score.mean, f"{name}_low": scale * score.low}
+            record |= {f"{name}_high": scale * score.high, f"{name}_n": score.n}
+        for leaked in fields(Leak):
+            record[f"leak_{leaked.name}"] = getattr(row.leak, leaked.name) if row.leak else None
+        record["paper_model"] = row.paper.model if row.paper else None
+        record["paper_setting"] = row.paper.setting if row.paper else None
+        for name in ("acc", *METRICS):
+            record[f"paper_{name}"] = getattr(row.paper, name) if row.paper else math.nan
+        records.append(record)
+    return str(
+        with_formula_free(pd.DataFrame(records, dtype=object)).to_csv(
+            index=False, lineterminator="\n"
+        )
+    )
