@@ -31,10 +31,15 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray`
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 
 
-def victims(trap: Trap, count: int, *before: int) -> list[int]:
-    """Processes that wait in the attack, apart from those before; clusters start them slowly."""
+def victims(
+    trap: Trap, count: int, *before: int, run: Background[RunSummary] | None = None
+) -> list[int]:
+    """Processes that wait in the attack, apart from those before; clusters start them slowly. The
+    error of a run that ended without them is raised at once."""
 
     def others() -> list[int]:
+        if run is not None and not run.thread.is_alive():
+            run.result()
         pids = {pid for pid, _ in trap.attacked()} - {*before}
         return [pid for pid in pids if is_running(pid)]
 
@@ -75,7 +80,7 @@ def ray_cluster(trap: Trap) -> Iterator[Any]:
 
 
 @needs_ray
-@pytest.mark.nightly
+@pytest.mark.engine
 def test_a_ray_node_dies(
     nine_photographs: Path, here: Path, tmp_path: Path, trap: Trap, ray_cluster: Any
 ) -> None:
@@ -83,7 +88,7 @@ def test_a_ray_node_dies(
     trap.hold()
     engine = EngineConfig("ray", address=ray_cluster.address)
     with by(engine, nine_photographs, tmp_path / "run") as run:
-        first = victims(trap, 2)
+        first = victims(trap, 2, run=run)
         ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
         until(lambda: [pid for pid in first if not is_running(pid)])
         trap.release()

@@ -143,7 +143,8 @@ def _connect(address: str | None, workers: int | None) -> None:
             raise ConnectionError("no answer")
         terminate = signal.getsignal(signal.SIGTERM)  # Ray takes it for itself
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
-        signal.signal(signal.SIGTERM, terminate)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminate)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = f"--address {address}" if address else "--engine ray"
         raise UserError(
