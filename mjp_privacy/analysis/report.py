@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -135,8 +137,9 @@ def _number(value: object, decimals: int) -> str:
 
 
 def _escaped(text: object) -> str:
-    """A stranger's word in a Markdown table."""
-    return str(text).replace("|", "\\|")
+    """A stranger's word in Markdown: it is no element, no link and no column."""
+    word = html.escape(str(text), quote=False)
+    return re.sub(r"([|`\[\]])", r"\\\1", word)
 
 
 def _csv(lines: Sequence[Row]) -> str:

@@ -174,9 +174,9 @@ def evaluate(argv: list[str], usage: Usage) -> int:
 def curves(argv: list[str], usage: Usage) -> int:
     """`mjp curves`: draw the curves of training runs and print the picture's path."""
     arguments = usage.parse(CurveArguments, argv)
-    from mjp_privacy.training.curves import check_runs, draw_curves
+    from mjp_privacy.training.curves import check_drawable, draw_curves
 
-    check_runs(arguments.runs)
+    check_drawable(arguments.runs)
     print(draw_curves(arguments.runs, output_folder(arguments.out)))
     return DONE
 

@@ -63,6 +63,18 @@ def check_runs(runs: Sequence[Path]) -> None:
         _points(run / METRICS)
 
 
+def check_drawable(runs: Sequence[Path]) -> None:
+    """Raise unless every folder is a training run's, and one of them has something to draw."""
+    check_runs(runs)
+    if not runs:
+        raise UserError("mjp curves: expected the folder of a training run, got none.")
+    if not any(_points(run / METRICS) for run in runs):
+        raise UserError(
+            f"{shown(runs[0] / METRICS)}: expected the journal of a training run, got no line of "
+            "one. Give it the time of an epoch, or another folder."
+        )
+
+
 @plain_texts()
 def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> Path:
     """Write curves.png into `out`: training loss on the left, validation on the right: top-1 or, of

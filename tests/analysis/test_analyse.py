@@ -225,10 +225,12 @@ def test_images_that_cannot_be_read(
 
 def test_a_label_is_no_formula_and_no_markdown_cell(plain: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert main(["analyse", f"@a|$x^$={plain}", "--out", str(out), "--limit", "1"]) == 0
-    assert read(out)[0]["label"] == "'@a|$x^$"
+    label = "@a|$x^$<script>[b](c)"
+    assert main(["analyse", f"{label}={plain}", "--out", str(out), "--limit", "1"]) == 0
+    assert read(out)[0]["label"] == f"'{label}"
     text = (out / "analysis.md").read_text(encoding="utf-8")
-    assert "| @a\\|$x^$ " in text
+    assert "| @a\\|$x^$&lt;script&gt;\\[b\\](c) " in text
+    assert "<script>" not in text
 
 
 def test_rows_of_nothing_are_the_papers() -> None:

@@ -212,6 +212,15 @@ def test_damaged_lines_of_the_journal_are_left_out_and_said(
     assert b"\xff" not in path.read_bytes()
 
 
+def test_curves_of_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "metrics.jsonl").write_text("")
+    for runs in ([], [str(tmp_path / "begun")]):
+        assert main(["curves", *runs, "--out", str(tmp_path / "out")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_flipped_bit_of_the_journal_is_in_no_curve(
     data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
