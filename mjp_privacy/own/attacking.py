@@ -13,7 +13,7 @@ from torch import Tensor
 from attacks import ATTACKS, find_attack, traits_of
 from attacks.controls import mean_image
 from attacks.shared_picture import CERTAIN
-from attacks.step import run_steps
+from attacks.step import BREAKDOWN, run_steps
 from mjp_privacy.client.autocast import Autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
@@ -33,6 +33,7 @@ from mjp_privacy.own.private_images import private_images
 from mjp_privacy.own.reading import Held
 from mjp_privacy.own.reconstructed import Reconstructed
 from mjp_privacy.own.uploads import Channels, Models, OwnUploads, own_uploads
+from mjp_privacy.uploads.normalisation import declared_wrongly, fed_pixels
 
 Images = Tensor | npt.NDArray[Any]
 
@@ -115,17 +116,20 @@ def attack_gradients(
         private = private_images(images, _pictures(uploads, images), view.pixels.size)
     chosen, refused = _chosen(attacks, len(uploads.updates))
     results: dict[str, Reconstructed] = {}
+    doubts = _doubts(view)
     for name, attack in chosen.items():
         outcome = _run(name, attack, uploads, view, seed)
         if isinstance(outcome, str):
             refused[name] = outcome
         else:
-            results[name] = outcome.scored(private, uploads.updates[0].batch)
+            results[name] = outcome.without(doubts).scored(private, uploads.updates[0].batch)
     ordered = {name: refused[name] for name in ATTACKS if name in refused}
     floor = None if private is None else _floor(view, private)
     size = uploads.updates[0].batch
     notes = (*batch_notes(size, len(uploads.updates), results), *uploads.notes)
-    return Leak(results, ordered, view.labels, uploads.label_source, private, floor, notes, size)
+    doubt = "; ".join(dict.fromkeys(doubts.values()))
+    source = uploads.label_source
+    return Leak(results, ordered, view.labels, source, private, floor, notes, size, doubt)
 
 
 def _pictures(uploads: OwnUploads, images: Images) -> int:
@@ -135,6 +139,20 @@ def _pictures(uploads: OwnUploads, images: Images) -> int:
     if several > 1 and uploads.updates[0].batch > 1 and 0 < given <= several * uploads.images:
         return int(given)
     return uploads.images
+
+
+def _doubts(view: AttackerView) -> dict[int, str]:
+    """What speaks against the declared normalisation, by the place of a picture of the upload."""
+    doubts: dict[int, str] = {}
+    steps = len(next(iter(view.updates[0].grads.values())))
+    for place in range(steps):
+        try:
+            fed = fed_pixels(view, place)
+        except BREAKDOWN:  # of numbers at the edge of their range: nothing is certain then
+            continue
+        if fed is not None and (doubt := declared_wrongly(fed, view.pixels.mean, view.pixels.std)):
+            doubts[place] = doubt
+    return doubts
 
 
 def _floor(view: AttackerView, private: Tensor) -> float:

@@ -51,6 +51,7 @@ class Leak:
     floor: float | None = None  # mean PSNR of the mean colour of photographs, without any gradient
     notes: tuple[str, ...] = ()  # what weakens these results or may be mistaken in the call
     batch: int = 1  # images in a step; the order of those of a batch means nothing
+    doubt: str = ""  # what speaks against the declared mean and std, seen from the pictures
 
     def __getitem__(self, attack: str) -> Reconstructed:
         if attack in self.results:
@@ -96,7 +97,8 @@ class Leak:
         if not self.ranked:
             return "No attack made a picture."
         best = self.best
-        return f"{self._score(best)}{_explained(best) if self.batch == 1 else _verified(best)}"
+        said = _explained(best) if self.batch == 1 else _verified(best)
+        return f"{self._score(best)}{said}{f' But {self.doubt}.' if self.doubt else ''}"
 
     def _score(self, best: Reconstructed) -> str:
         if best.scores is None:
@@ -149,12 +151,12 @@ def _explained(best: Reconstructed) -> str:
     if best.residual < EXPLAINED:
         return (
             f"{best.attack}'s picture has the uploaded gradient (residual {best.residual:.1e}), "
-            "mean and std taken as given."
+            "mean, std and order of channels taken as given."
         )
     if best.is_certain:
         solved = (
             f"{best.attack}'s picture solves the equations of the patch embedding{misfit}, which "
-            "only the client's picture does, mean and std taken as given."
+            "only the client's picture does, mean, std and order of channels taken as given."
         )
         if math.isnan(best.residual):
             return solved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
@@ -71,10 +71,18 @@ class Reconstructed:
         table.insert(0, "attack", self.attack)
         return replace(self, scores=table, places=places)
 
+    def without(self, doubts: Collection[int]) -> Reconstructed:
+        """The same with none of these pictures certain: their normalisation is not as declared."""
+        if self.certain is None or not doubts:
+            return self
+        kept = self.certain.clone()
+        kept[list(doubts)] = False
+        return replace(self, certain=kept)
+
     @property
     def is_certain(self) -> bool:
         """Whether every image has a picture, and each is the only one that meets the patch
-        embedding's equations."""
+        embedding's equations; as far as mean, std and the order of the channels are as declared."""
         return self.certain is not None and not self.reasons and bool(self.certain.all())
 
     @property

@@ -14,13 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from attacks import ATTACKS, find_attack
-from attacks.equations.names import HEAD, HEAD_BIAS, PATCH, TABLE
-from attacks.equations.patch_system import gradient, patch_system, weights
+from attacks.equations.names import HEAD, HEAD_BIAS, TABLE
+from attacks.equations.patch_system import gradient, weights
 from attacks.equations.requirements import lacks_gradients
-from attacks.equations.span import combine, upload_span
 from attacks.equations.weight_difference import holds_no_gradient
 from attacks.step import BREAKDOWN
 from mjp_privacy.client.recorded.examined import Examined, examine
@@ -43,10 +41,8 @@ from mjp_privacy.experiment.refusals import lacking
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import read_metadata
-from mjp_privacy.models.jigsaw import to_images
+from mjp_privacy.uploads.normalisation import declared_wrongly, fed_pixels
 
-OUTSIDE = 0.02  # how far pixels may leave [0, 1] by rounding under the right normalisation
-EIGHT_BIT = 0.02  # largest distance to a whole grey level, in grey levels
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
 HEAD_FITS_HALF = 0.1  # the same of logits in half precision
 SHOWN = 3  # number of unshuffled uploads that are named
@@ -164,44 +160,17 @@ def _head_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
 
 
 def _pixel_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
-    """A remark if the header's mean and std are not the client's.
-
-    Recovered pixels then leave [0, 1] or are no 8-bit levels. The first series is tried whose
-    gradients determine every patch.
-    """
+    """A remark if the header's mean and std are not the client's; the first series is tried whose
+    gradients determine every patch."""
     if group.header.batch > 1 or group.header.steps > 1 or group.header.recipe.get("defenses"):
         return
     for series in group.series[:TRIED]:
-        pixels = recovered_pixels(series, model)
-        if pixels is None:
+        fed = fed_pixels(view_of(series, model))
+        if fed is None:
             continue
-        outside = float(((pixels < -OUTSIDE) | (pixels > 1 + OUTSIDE)).double().mean())
-        levels = pixels * 255
-        whole = float(((levels - levels.round()).abs() < EIGHT_BIT).double().mean())
-        if outside > 0 or whole < 0.5:
-            yield (
-                f"with the header's mean {group.header.mean} and std {group.header.std}, "
-                f"{100 * outside:.1f} % of the pixels of {series.first.name} leave [0, 1] and "
-                f"{100 * whole:.0f} % are 8-bit levels; in a decoded picture none leave [0, 1] and "
-                "nearly all are 8-bit levels. The client probably normalised with others (put "
-                "them into the header), or altered its pixels"
-            )
+        if wrong := declared_wrongly(fed, group.header.mean, group.header.std):
+            yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
         return
-
-
-def recovered_pixels(series: Series, model: LoadedModel) -> Tensor | None:
-    """The image (C, S, S), not clipped, if the uploads determine every patch; else None."""
-    view = view_of(series, model)
-    if lacks_gradients(view, TABLE, PATCH) or model.patch_embed.num_patches > model.embed_dim:
-        return None
-    spans = [upload_span(patch_system(view, update), 0) for update in view.updates]
-    combined = combine(spans)
-    if len(combined.basis):
-        return None
-    image = to_images(combined.known, model.patch_size, len(view.pixels.mean))
-    std = torch.tensor(view.pixels.std, dtype=torch.float64).view(-1, 1, 1)
-    mean = torch.tensor(view.pixels.mean, dtype=torch.float64).view(-1, 1, 1)
-    return image * std + mean
 
 
 def view_of(series: Series, model: LoadedModel, uploads: int | None = None) -> AttackerView:
