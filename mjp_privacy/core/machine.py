@@ -10,6 +10,7 @@ import gc
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -179,6 +180,16 @@ def free_bytes(device: torch.device) -> int | None:
     except OSError:
         pass
     return min(filter(None, free), default=None)
+
+
+BESIDE = "MJP_PRIVACY_WORKERS"
+"""Environment variable of a worker: how many there are on its machine, itself included."""
+
+
+def workers_beside() -> int:
+    """How many processes share this machine's memory with this one, itself included."""
+    number = os.environ.get(BESIDE, "")
+    return max(1, int(number)) if number.isdecimal() else 1
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
     packed(ids, pictures)              the columns of pictures, as small as they are without loss
     write_file(path, schema, pieces)   a table in pieces, with checksums of its pages
     BlockContent.of(path)              its images and columns, or a UserError in one line
-    unpacked(read_pictures(path, 3)[1], 0)
+    at, table = read_pictures(path, 3); unpacked(table, 3 - at)   the tensors of its fourth image
 
 `images`, the reconstructions, are float32 in [0, 1]. Private images are bytes where all values are
 multiples of 1/255, as those of every picture that was not resampled; a target that equals the plain
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OF_IMAGE = ("image_id", "block", "status", "reason", "code", "group", "label_source")
-"""Columns that every file has, apart from its scores."""
+"""Columns without which a file is none of a run; its digests and labels stand beside them."""
 MOST_BYTES = 64 << 20  # of a row group that is put together of pieces
 ABOUT = b"mjp_privacy"  # key of a file's metadata: the cell, the code, the machine, as JSON
 

@@ -34,6 +34,7 @@ from mjp_privacy.core.machine import (
     out_of_memory,
     release_memory,
     torch_generator,
+    workers_beside,
 )
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.block_file import Pictures
@@ -222,6 +223,7 @@ class CellTask:
         columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}
         labelled = all(record.label is not None for record in records)
         seen = memo.content(scene.inputs.images), memo.content(scene.inputs.mask)
+        client = self.cell.client
         for variant, block0 in BLOCKS0.items():
             if block0 == "april_block" and scene.view.model.family != "vit":
                 continue  # only a plain ViT has a block 0 to alter
@@ -231,7 +233,7 @@ class CellTask:
                 correct = (scene.classes == scene.inputs.labels).double().numpy()
             elif labelled:
                 predicted = memo.once(
-                    ("prediction", block0, self.cell.client.positions, *seen),
+                    ("prediction", block0, client.positions, client.adapters, *seen),
                     partial(self._predicted, block0, scene),
                 )
                 correct = (predicted == scene.inputs.labels).double().cpu().numpy()
@@ -372,7 +374,8 @@ def _that_fit(task: CellTask, images: int) -> int:
     parameters = dict(task.model.named_parameters())
     entries = sum(parameters[name].numel() for name in task.gradients if name in parameters)
     each = entries * attack.uploads * COPIES * torch.float64.itemsize
-    while images > batch and images * each > SHARE * free:
+    own = SHARE * free / workers_beside()
+    while images > batch and images * each > own:
         images = max(images // batch // 2, 1) * batch
     return images
 

@@ -1,4 +1,4 @@
-"""The facts of a cell in five typed parts, and the columns of cells.json and rows they become.
+"""The facts of a cell in five typed parts, and the columns of the list of cells.
 
     model     what was attacked: the network and where its weights come from
     client    how the client made its upload
@@ -147,7 +147,7 @@ class CommandFacts:
 
 @dataclass(frozen=True)
 class CellFacts:
-    """All facts of a cell: `facts.columns["attack"]` is what cells.json holds under that name."""
+    """All facts of a cell: `facts.columns["attack"]` is a column of the list of cells."""
 
     model: ModelFacts
     attack: AttackFacts
@@ -176,7 +176,7 @@ class CellFacts:
 
     @classmethod
     def read(cls, columns: Mapping[str, Any]) -> CellFacts:
-        """The facts in an entry of cells.json; columns that it lacks get their defaults."""
+        """The facts in a row of the list of cells; columns that it lacks get their defaults."""
         parts: dict[str, Any] = {name: _read(kind, columns) for name, kind in PARTS.items()}
         without_part = {name: columns[name] for name in OWN}
         standard = {*OWN, *(column for kind in PARTS.values() for column in columns_of(kind))}
@@ -238,7 +238,7 @@ def describe(
     model: LoadedModel | None,
     reason: str = "",
 ) -> CellFacts:
-    """The facts of a cell, as cells.json and its rows state them.
+    """The facts of a cell, as the list of cells and its rows state them.
 
     model   None if it is not loaded
     reason  why not

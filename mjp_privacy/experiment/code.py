@@ -349,10 +349,10 @@ def differences(made: Mapping[str, str] | None, now: Mapping[str, str]) -> list[
     """What changed between two states of the code, in words.
 
     differences({"a.py": "1", "b.py": "2"}, {"a.py": "3"}) is ["a.py changed", "b.py removed"].
-    made: None if it is not known, because the run folder's code.json is gone.
+    made: None if it is not known, because no file of the cell says it any more.
     """
     if made is None:
-        return ["which files is not known: code.json lacks them"]
+        return ["which files is not known: no file of these rows says it"]
     words = {name: "added" for name in now if name not in made}
     words |= {name: "removed" for name in made if name not in now}
     words |= {name: "changed" for name in now if made.get(name, now[name]) != now[name]}

@@ -125,7 +125,7 @@ class GridEntry:
     dtypes: Annotated[tuple[DtypeName, ...], Many] | None = None
     """Precisions of this entry's gradients, whatever the experiment's are; None: those."""
     only_with: Literal["unknown_embedding"] | None = None
-    """Leave out models that have no such part; the run says which (`conditions`)."""
+    """Leave out models that have no such part; the run says which (`overrides.decided`)."""
     trained_gamma: Switch = False
     """Use the ratio that a model was trained with, where its checkpoint states one, in place of
     `gammas`; --gamma replaces both."""
@@ -341,7 +341,7 @@ def check_attacks(attacks: Sequence[AttackConfig], where: str) -> None:
 def _check_labels(attacks: tuple[AttackConfig, ...], where: str) -> None:
     """Raise if two attacks have one label.
 
-    Attacks without labels may share a name: they are then told apart by their engines.
+    Attacks without labels may share a name: they are then told apart by their option `engine`.
     """
     for attack in attacks:
         same = [candidate for candidate in attacks if candidate.title == attack.title]

@@ -89,7 +89,7 @@ def diagnose(
     images: Tensor,
     limits: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """All diagnostics but those that the attack itself returned and those `without_truth`.
+    """All diagnostics but those that the attack itself returned and those that need no truth.
 
     images  (m, C, S, S), the reconstructed images as they are stored
     limits  what `bounds` returned

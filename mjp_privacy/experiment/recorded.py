@@ -194,7 +194,7 @@ class RecordedModel:
         if weights_file == self.group.weights:
             return self.variants.of("intact", dtype)
         if (weights_file, dtype) not in self.later:
-            device = self.model.cls_token.device
+            device = self.model.like.device
             loaded = load_recorded(upload).to(device).to(getattr(torch, dtype))
             self.later[weights_file, dtype] = loaded
         return self.later[weights_file, dtype]
@@ -243,7 +243,7 @@ class RecordedBlock:
         labels = None if (inputs.labels == UNKNOWN_LABEL).any() else inputs.labels
         if attack is None:
             return Observation(images, images, inputs, [self.opened.model], [], labels)
-        device = self.opened.model.cls_token.device
+        device = self.opened.model.like.device
         series = self.opened.group.of(records)
         rounds = series[0].uploads[: attack.uploads]
         models = [self.opened.at(upload, cell.dtype) for upload in rounds]

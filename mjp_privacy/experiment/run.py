@@ -471,11 +471,11 @@ class Run:
 
     def _compact(self) -> None:
         """Put the files of cells with very many blocks into few."""
-        try:
-            for run_id in self.store.stored_cells():
+        for run_id in self.store.stored_cells():
+            try:
                 self.store.compact(run_id)
-        except (ValueError, OSError, TypeError, NotImplementedError) as error:  # pyarrow's errors
-            self.progress.say(f"rows were left in the files of their blocks: {error}")
+            except (ValueError, OSError, TypeError, NotImplementedError) as error:  # pyarrow's
+                self.progress.say(f"{run_id}: rows were left in the files of their blocks: {error}")
 
     def _summary(self, finished: Finished) -> RunSummary:
         """How the run ended, by its rows."""

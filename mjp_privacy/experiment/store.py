@@ -216,8 +216,9 @@ class RunStore:
         small = {at for at, size in enumerate(sizes) if size < FULL / 2}
         small = small if len(small) >= fewest_files else set()
         partly = {at for at, kept in enumerate(rows.kept) if kept is not None}
+        gone = {at for at, kept in enumerate(rows.kept) if kept is not None and not kept.any()}
         groups: dict[tuple[Any, ...], list[int]] = {}
-        for at in sorted(small | partly):
+        for at in sorted((small | partly) - gone):
             if not rows.files[at].is_whole:
                 raise ValueError(f"{shown(rows.files[at].path)} changed after it was written")
             total += sizes[at]

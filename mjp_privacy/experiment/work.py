@@ -187,7 +187,9 @@ class Worker:
             return CellResult(rows)
         try:
             task = self._task(opened, uploads, cell)
-        except Exception as error:  # of the attack's own `needs`
+        except Exception as error:  # of the attack's own `needs`, or of a copy of the model
+            if interrupted():
+                raise
             result = failed(usable, error)
         else:
             result = attack_cell(task, usable, opened.together)

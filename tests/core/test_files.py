@@ -139,8 +139,9 @@ def emptied(run: Path) -> None:
 
 @pytest.mark.parametrize("what_happens", [taken_away, replaced, emptied])
 def test_nothing_is_written_into_a_folder_that_is_not_the_same(
-    tmp_path: Path, what_happens: Callable[[Path], None]
+    tmp_path: Path, what_happens: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(files, "_folders", {})
     run = tmp_path / "run"
     with ExitStack() as stack:
         stack.enter_context(lock(run))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mjp_privacy.core.machine import one_thread_environment
+from mjp_privacy.core.machine import BESIDE, one_thread_environment
 from mjp_privacy.experiment.engines.coordinator import last_words
 
 
@@ -55,7 +55,7 @@ class LocalEngine:
         return self.job_file.parent / f"worker-{number}.log"
 
     def _started(self, number: int) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **one_thread_environment()}
+        environment = {**os.environ, **one_thread_environment(), BESIDE: str(self.most)}
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number % len(self.gpus)]
         program = [sys.executable, "-m", "mjp_privacy.experiment.engines.worker"]

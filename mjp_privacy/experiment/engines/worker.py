@@ -25,7 +25,7 @@ from mjp_privacy.experiment.code import code_of_cells
 from mjp_privacy.experiment.engines.job import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.plan import Finished, make_plan
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.experiment.work import Worker
+from mjp_privacy.experiment.work import NO_MEMORY, Worker
 
 
 def serve(job_file: str, number: int, interval: float = 0.05) -> None:
@@ -62,7 +62,11 @@ def do_task(job_file: str, model: int, block: int, group: int, attempt: int = 1)
         name = list(worker.plan.blocks)[model]
         of_block, cells = worker.plan.blocks[name][block], worker.plan.groups(name)[group]
         with one_thread():
-            for progress in worker.work_block(worker.open(name), of_block, cells):
+            opened = worker.open(name)
+            if opened.reason == NO_MEMORY:  # the command itself has opened it
+                worker.opened = None
+                raise MemoryError(NO_MEMORY)
+            for progress in worker.work_block(opened, of_block, cells):
                 report = replace(
                     report,
                     units=report.units + progress.units,
