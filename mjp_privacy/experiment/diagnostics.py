@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -233,6 +233,14 @@ def undeclared_error(view: AttackerView) -> dict[str, Tensor]:
 # g(x) is computed like the client's, with the weights, labels and precision of the round.
 
 
+class GradientFit(NamedTuple):
+    """How a reconstruction's own gradient g(x) compares with the uploaded one, g; (m,) each."""
+
+    residual: Tensor  # || g(x) - g || / || g ||
+    factor: Tensor  # f, with which f g(x) is nearest to g: below 1 where a client clips
+    scaled: Tensor  # || f g(x) - g || / || g ||
+
+
 def gradient_residual(
     view: AttackerView,
     images: Tensor,
@@ -240,7 +248,19 @@ def gradient_residual(
     models: Sequence[LoadedModel],
     mode: Mode = "eval",
 ) -> Tensor | None:
-    """(m,) residual of each image's step, averaged over the uploads.
+    """(m,) residual of each image's step, averaged over the uploads; None as of `gradient_fit`."""
+    fit = gradient_fit(view, images, mask, models, mode)
+    return None if fit is None else fit.residual
+
+
+def gradient_fit(
+    view: AttackerView,
+    images: Tensor,
+    mask: Tensor | None,
+    models: Sequence[LoadedModel],
+    mode: Mode = "eval",
+) -> GradientFit | None:
+    """The fit of each image's step, averaged over the uploads.
 
     None if the labels or the gradient are not known, and for batches: the order of a batch's
     pictures means nothing, so that nobody knows which label is whose.
@@ -254,7 +274,7 @@ def gradient_residual(
         return None
     images = images.nan_to_num(0.5)  # an image with NaN counts as failed; its value is not used
     ids = tuple(map(str, range(len(images))))
-    residuals = []
+    residuals, factors, scaled = [], [], []
     for model, update in zip(models, view.updates, strict=True):
         hidden = (
             mask if mask is not None and update is view.updates[0] else masked_rows(view, update)
@@ -264,8 +284,13 @@ def gradient_residual(
         computed = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
         uploaded = gradient(view, update, RESIDUAL_OVER)
         difference = (computed - uploaded).double().flatten(1).norm(dim=1)
-        residuals.append(difference / uploaded.double().flatten(1).norm(dim=1))
-    return torch.stack(residuals).mean(0).cpu()
+        size = uploaded.double().flatten(1).norm(dim=1)
+        residuals.append(difference / size)
+        own, sent = computed.double().flatten(1), uploaded.double().flatten(1)
+        factor = (own * sent).sum(1) / own.square().sum(1)
+        factors.append(factor)
+        scaled.append((factor.unsqueeze(1) * own - sent).norm(dim=1) / size)
+    return GradientFit(*(torch.stack(one).mean(0).cpu() for one in (residuals, factors, scaled)))
 
 
 def _config(mode: Mode, update: ClientUpdate) -> ClientConfig:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attacks import ATTACKS, find_attack, traits_of
 from attacks.controls import mean_image
+from attacks.equations.names import PATCH as RESIDUAL_OVER
 from attacks.shared_picture import CERTAIN
 from attacks.step import BREAKDOWN, run_steps
 from mjp_privacy.client.autocast import Autocast
@@ -19,7 +20,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
-from mjp_privacy.experiment.diagnostics import gradient_residual
+from mjp_privacy.experiment.diagnostics import gradient_fit
 from mjp_privacy.experiment.refusals import refused_by_block
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Reconstruction, Refusal
 from mjp_privacy.metrics.pixel import psnr
@@ -129,7 +130,8 @@ def attack_gradients(
     notes = (*batch_notes(size, len(uploads.updates), results), *uploads.notes)
     doubt = "; ".join(dict.fromkeys(doubts.values()))
     source = uploads.label_source
-    return Leak(results, ordered, view.labels, source, private, floor, notes, size, doubt)
+    known = declared_residual(view)
+    return Leak(results, ordered, view.labels, source, private, floor, notes, size, doubt, known)
 
 
 def _pictures(uploads: OwnUploads, images: Images) -> int:
@@ -139,6 +141,20 @@ def _pictures(uploads: OwnUploads, images: Images) -> int:
     if several > 1 and uploads.updates[0].batch > 1 and 0 < given <= several * uploads.images:
         return int(given)
     return uploads.images
+
+
+def declared_residual(view: AttackerView) -> float:
+    """The residual that the declared noise and rounding of the uploads give a perfect picture."""
+    shares = []
+    for update in view.updates:
+        sent = update.grads.get(RESIDUAL_OVER)
+        if sent is None or update.batch > 1 or update.kind != "gradient":
+            return 0.0
+        errors = [e[RESIDUAL_OVER] for e in (update.noise, update.rounding) if RESIDUAL_OVER in e]
+        variance = sum((error.double().cpu().square() for error in errors), torch.zeros(len(sent)))
+        spread = (variance * sent[0].numel()).sqrt()
+        shares.append(spread / sent.double().cpu().flatten(1).norm(dim=1))
+    return float(torch.stack(shares).mean())
 
 
 def _doubts(view: AttackerView) -> dict[int, str]:
@@ -263,13 +279,14 @@ def _measured(
 ) -> Reconstructed:
     """The reconstruction with the checks that need no truth."""
     images = None if made.images is None else made.images.float().cpu()
-    residual = check = None
+    fit = check = None
     if images is not None:
         images[list(reasons)] = torch.nan
-        residual = gradient_residual(view, images, made.mask, uploads.models[: len(view.updates)])
+        fit = gradient_fit(view, images, made.mask, uploads.models[: len(view.updates)])
         check = check_patches(view, images)
-        if residual is not None:
-            residual[list(reasons)] = torch.nan
+    residual, factor, scaled = fit or (None, None, None)
+    for values in fit or ():
+        values[list(reasons)] = torch.nan
     verified = made.diagnostics.get(CERTAIN)
     if verified is None and check is not None:
         verified = check.certain
@@ -277,6 +294,8 @@ def _measured(
         name,
         images,
         None if residual is None else residual.double(),
+        factor,
+        scaled,
         None if check is None else check.misfits,
         None if verified is None else verified.cpu().bool(),
         seconds,

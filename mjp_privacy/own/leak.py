@@ -27,6 +27,7 @@ EXPLAINED = 1e-2
 """A residual below it is that of rounding and clipping: the picture has the uploaded gradient."""
 ROUNDING = 1e-5  # of float32: residuals below it do not tell two attacks from each other
 DIGITS = 2  # of a residual that count when attacks are ranked
+NOISY = 1.2  # times the declared noise: a residual below it is that of the noise
 
 UNLIKE = (
     "the loss (plain cross entropy; dropout, label smoothing and mixup change it), labels, sign, "
@@ -35,7 +36,8 @@ UNLIKE = (
 NOT_EXPLAINED = (
     "None of these pictures explains the whole gradient: the nearest is {attack}'s ({check}). "
     f"That is no evidence of safety: the attacks may not reach it, or {UNLIKE}, "
-    "batch, mean and std, or a defence's error are not as assumed."
+    "batch, mean and std, or a defence's error are not as assumed (`kind=`, `noise=`, "
+    "`rounding=` and the like declare them)."
 )
 
 
@@ -52,6 +54,7 @@ class Leak:
     notes: tuple[str, ...] = ()  # what weakens these results or may be mistaken in the call
     batch: int = 1  # images in a step; the order of those of a batch means nothing
     doubt: str = ""  # what speaks against the declared mean and std, seen from the pictures
+    declared: float = 0.0  # the residual that declared noise and rounding give a perfect picture
 
     def __getitem__(self, attack: str) -> Reconstructed:
         if attack in self.results:
@@ -97,7 +100,7 @@ class Leak:
         if not self.ranked:
             return "No attack made a picture."
         best = self.best
-        said = _explained(best) if self.batch == 1 else _verified(best)
+        said = _explained(best, self.declared) if self.batch == 1 else _verified(best)
         return f"{self._score(best)}{said}{f' But {self.doubt}.' if self.doubt else ''}"
 
     def _score(self, best: Reconstructed) -> str:
@@ -143,7 +146,7 @@ class Leak:
         return figure
 
 
-def _explained(best: Reconstructed) -> str:
+def _explained(best: Reconstructed, declared: float = 0.0) -> str:
     """What the checks without truth say of the best attack's pictures of single images."""
     if SHARING in best.diagnostics:
         return _shared(best)
@@ -152,6 +155,20 @@ def _explained(best: Reconstructed) -> str:
         return (
             f"{best.attack}'s picture has the uploaded gradient (residual {best.residual:.1e}), "
             "mean, std and order of channels taken as given."
+        )
+    if best.scaled_residual < EXPLAINED:
+        why = "is the sign another" if best.factor < 0 else "was it clipped, averaged or scaled"
+        return (
+            f"{best.attack}'s picture explains the uploaded gradient {_times(best.factor)} "
+            f"(residual {best.scaled_residual:.1e}): {why}? mean, std and order of channels taken "
+            "as given."
+        )
+    if best.scaled_residual < NOISY * declared:
+        scaled = "" if abs(best.factor - 1) < EXPLAINED else f" {_times(best.factor)}"
+        return (
+            f"{best.attack}'s picture explains the uploaded gradient{scaled} as far as the "
+            f"declared noise lets it be seen (residual {best.scaled_residual:.2g}, of which the "
+            f"noise makes {declared:.2g}); many pictures may do so."
         )
     if best.is_certain:
         solved = (
@@ -172,6 +189,12 @@ def _explained(best: Reconstructed) -> str:
     unlabelled = math.isnan(best.residual)
     check = f"misfit {best.misfit:.2g}" if unlabelled else f"residual {best.residual:.2g}"
     return NOT_EXPLAINED.format(attack=best.attack, check=check)
+
+
+def _times(factor: float) -> str:
+    """A factor in words: `times 1/57.9` below 1, `times 2.5` above."""
+    sign, size = "−" if factor < 0 else "", abs(factor)
+    return f"times {sign}1/{1 / size:.3g}" if size < 1 else f"times {sign}{size:.3g}"
 
 
 def _verified(best: Reconstructed) -> str:
@@ -225,7 +248,7 @@ def _write(figure: Figure, path: Path) -> None:
 
 
 def _rank(made: Reconstructed) -> tuple[int, int, float, float]:
-    return len(made.reasons), -made.verified, _coarse(made.residual), _coarse(made.misfit)
+    return len(made.reasons), -made.verified, _coarse(made.scaled_residual), _coarse(made.misfit)
 
 
 def _mixes(made: Reconstructed) -> bool:

@@ -27,6 +27,9 @@ class Reconstructed:
     residuals: Tensor | None = None
     """(m,) || g(image) - g || / || g || of the patch embedding's gradient; None: the labels are not
     known, or not which picture of a batch has which."""
+    factors: Tensor | None = None
+    """(m,) f, with which f g(image) is nearest to g: a client that clips sends less than g."""
+    scaled: Tensor | None = None  # (m,) the residuals of f g(image)
     misfits: Tensor | None = None  # (m,) the same without the loss: see `own/misfit.py`
     certain: Tensor | None = None
     """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
@@ -49,6 +52,17 @@ class Reconstructed:
         """The mean of `residuals` over the images that have a picture: near 0, these have the
         gradient that was sent. NaN where the labels are not known."""
         return _mean(self.residuals)
+
+    @property
+    def factor(self) -> float:
+        """The mean of `factors`: 0.017 means that the upload is the picture's gradient times that,
+        as a client sends it that clips; NaN where the labels are not known."""
+        return _mean(self.factors)
+
+    @property
+    def scaled_residual(self) -> float:
+        """The residual once the gradient was multiplied by `factor`."""
+        return _mean(self.scaled)
 
     @property
     def misfit(self) -> float:

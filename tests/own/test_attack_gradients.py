@@ -141,15 +141,16 @@ def test_an_attack_without_a_picture_of_every_image_is_not_the_best() -> None:
     assert "plain_step: images (2, 3, 32, 32)" in repr(leak["plain_step"])
 
 
-@pytest.mark.parametrize("factor", [128.0, -0.01])
+@pytest.mark.parametrize(("factor", "said"), [(128.0, " 128 "), (-0.01, " −1/100 ")])
 def test_a_factor_on_the_whole_gradient_changes_nothing(
-    model: LoadedModel, gradients: dict[str, Tensor], factor: float
+    model: LoadedModel, gradients: dict[str, Tensor], factor: float, said: str
 ) -> None:
     """Such as a loss scale that was not undone, or another learning rate."""
     scaled = {name: factor * g for name, g in gradients.items()}
     leak = attack_gradients(model, scaled, labels=3, attacks=["patch_gradient", "token_span"])
     assert leak.best.attack == "patch_gradient"
-    assert "scale (lr, loss scale)" in leak.verdict
+    assert said in leak.verdict
+    assert leak.best.factor == pytest.approx(factor)
 
 
 def masked_uploads(model: LoadedModel, rounds: int) -> list[dict[str, Tensor]]:
@@ -252,7 +253,11 @@ def test_a_picture_is_certain_whatever_the_loss(model: LoadedModel, change: str)
     assert (leak.best.image.double() - planted_images(1)[0]).abs().max() < 1e-6
     assert leak.best.attack == "patch_gradient"
     assert leak.best.residual > 0.1
-    assert leak.verdict.startswith("patch_gradient's picture solves the equations")
+    assert leak.best.is_certain
+    if change == "sign":
+        assert "times −1 " in leak.verdict
+    else:
+        assert leak.verdict.startswith("patch_gradient's picture solves the equations")
     assert "on which this picture does not depend" in leak.verdict
     contradicted = "labels [4] were given, and the classifier's gradient says [3]" in str(leak)
     assert contradicted == (change == "another label")
