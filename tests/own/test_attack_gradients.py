@@ -258,7 +258,7 @@ def test_a_picture_is_certain_whatever_the_loss(model: LoadedModel, change: str)
         assert "times −1 " in leak.verdict
     else:
         assert leak.verdict.startswith("patch_gradient's picture solves the equations")
-    assert "on which this picture does not depend" in leak.verdict
+        assert "on which this picture does not depend" in leak.verdict
     contradicted = "labels [4] were given, and the classifier's gradient says [3]" in str(leak)
     assert contradicted == (change == "another label")
 
