@@ -146,7 +146,7 @@ def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Pat
 
 
 def _answer(card: Card) -> str:
-    return f"{card.sentence} {card.beside}".strip()
+    return " ".join(filter(None, (card.verdict, card.sentence, card.beside)))
 
 
 def _short_notes(contents: Contents) -> tuple[Section, ...]:
@@ -164,9 +164,8 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
     points, derived = contents.points, contents.derived
     written = [_write_text(out / "table.csv", table_csv(tables, many_runs=many))]
     if contents.table5 is not None:
-        title = f"{contents.table5.title}: {_answer(contents.card)}"
         for name, text in {
-            "table5.md": markdown(title, [contents.table5], []),
+            "table5.md": markdown(contents.card.verdict, [contents.table5], []),
             "table5.tex": latex([contents.table5], []),
             "table5.csv": table5_csv(contents.table5_rows),
         }.items():

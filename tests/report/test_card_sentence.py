@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -13,7 +14,14 @@ from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import card_of, card_of_lines
-from tests.helpers.report_rows import add_pictures, image_id, image_rows, intact, write_rows
+from tests.helpers.report_rows import (
+    add_pictures,
+    cell,
+    image_id,
+    image_rows,
+    intact,
+    write_rows,
+)
 
 MASKED = {"setting": "c", "gamma": 0.27}
 WITHHELD = {"withhold": "pos_embed"}
@@ -49,6 +57,36 @@ def test_it_leads_with_mjp_where_that_was_attacked_by_a_match(tmp_path: Path) ->
     assert "From one upload of the MJP γ .27 client" in made.sentence
     assert f"(median 10.5 dB){FAILED}protection." in made.sentence
     assert made.beside.startswith("The undefended client: none of 2 pictures exactly and all")
+
+
+@pytest.mark.parametrize(
+    ("psnrs", "said"),
+    [
+        ([math.inf, 30.0, 12.0], "does not protect these pictures: one upload gives 1 of 3 exact"),
+        ([21.0, 30.0, 12.0], "does not protect these pictures: one upload gives 2 of 3 at 20 dB"),
+        ([21.0, 11.0, 12.0], "does not protect all of these pictures: one upload gives 1 of 3"),
+        ([19.9, 11.0, 12.0], "protects these pictures is not shown"),
+    ],
+)
+def test_the_verdict_of_a_defended_client(tmp_path: Path, psnrs: list[float], said: str) -> None:
+    attack = intact("masked_span", **MASKED)
+    made = card_of_lines(tmp_path, (attack, psnrs, {"zero_rows": 3.0, "grey_psnr": 12.0}))
+    assert said in made.verdict
+    assert "MJP γ .27" in made.verdict
+    assert len(made.verdict.split()) <= 30
+
+
+def test_the_verdict_of_an_undefended_client(tmp_path: Path) -> None:
+    made = card_of_lines(tmp_path, (intact("patch_gradient"), [30.0, math.inf], {}))
+    assert made.verdict == "These pictures leak: one upload gives 1 of 2 exactly."
+
+
+def test_what_was_not_run_is_a_command_that_runs_it(tmp_path: Path) -> None:
+    april = cell("april", **MASKED)
+    made = card_of_lines(tmp_path, (april, [7.0, 8.0], {"zero_rows": 3.0, "grey_psnr": 12.0}))
+    assert made.verdict.startswith("Not shown: ")
+    assert "mjp attack ladder_vit" in made.verdict
+    assert len(made.verdict.split()) <= 30
 
 
 def test_of_several_models_it_names_those_it_speaks_of(tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ def clients(folder: Path, facts: Sequence[dict[str, Any]]) -> Card:
 def test_the_made_up_run_fits(card: Card) -> None:
     lines = fits(console_card(card))
     text = "\n".join(lines)
-    assert " ".join(text.split("\n\n")[0].split()) == f"{card.sentence} {card.beside}"
+    said = f"{card.verdict} {card.sentence} {card.beside}"
+    assert " ".join(text.split("\n\n")[0].split()) == said
+    assert len(card.verdict.split()) <= 30
     for client in CLIENTS:
         assert (TITLES[client][:9] in text) or client == "april only"
     for flag in card.flags:

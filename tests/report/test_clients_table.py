@@ -166,7 +166,7 @@ def test_it_comes_after_the_card(tmp_path: Path) -> None:
     write_report([tmp_path / "run"], tmp_path / "out")
     text = (tmp_path / "out/table.md").read_text()
     titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
-    assert titles[:2] == ["What leaks", TITLE]
+    assert titles[:3] == ["What leaks", "Table 5", TITLE]
     assert "an upper bound for any selector" in " ".join(text.split())
 
 

@@ -55,6 +55,7 @@ class Card:
     not_tried: tuple[str, ...]
     would_change: tuple[str, ...]
     main: int = 0  # the row that the sentence and the facts are about
+    verdict: str = ""  # the answer before all others, of at most thirty words
 
     @property
     def flags(self) -> tuple[Flag, ...]:

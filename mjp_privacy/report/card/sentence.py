@@ -22,6 +22,12 @@ from mjp_privacy.report.tables.without_truth import has_truth
 DEFENDED_NAMED = 2
 """Defended clients that are named after an undefended one."""
 
+HALF = 0.5
+"""Share of the pictures at 20 dB or more from which a defence does not protect them."""
+
+LADDER = "ladder_vit"
+"""The config that runs every attack that knows MJP on one's own weights."""
+
 MATCHES = 1e-2
 """Residual below which a picture has the uploaded gradient for all purposes."""
 
@@ -35,6 +41,36 @@ def main_row(clients: Sequence[Client], rows: Sequence[CardRow]) -> int:
         return not client.matching, not client.masks, client.defended, place
 
     return min(range(len(rows)), key=rank)
+
+
+def verdict(clients: Sequence[Client], rows: Sequence[CardRow]) -> str:
+    """Whether the main client's pictures are protected, as far as the attacks that were run show
+    it: `MJP γ .27 does not protect these pictures: one upload gives 116 of 200 exactly.`"""
+    place = main_row(clients, rows)
+    client, row = clients[place], rows[place]
+    if not client.matching:
+        return (
+            f"Not shown: no attack that knows the {client.name} client gave a picture here; "
+            f"`mjp attack {LADDER} --weights FILE` runs those that do."
+        )
+    known = [figure for figure in (row.one_upload, row.any_uploads) if figure and figure.of]
+    if not known:
+        return "Not scored: the private pictures are not known here."
+    best = max(known, key=lambda figure: figure.above_20 / figure.of)
+    best = known[0] if known[0].above_20 >= HALF * known[0].of else best
+    uploads = "one upload gives" if best is row.one_upload else "several uploads give"
+    given = f"{uploads} {best.above_20} of {best.of} at 20 dB or more"
+    if best.exact:
+        given = f"{uploads} {best.exact} of {best.of} exactly"
+    protector = client.name if client.cell.gamma else f"The defence of this client ({client.name})"
+    if best.above_20 >= HALF * best.of:
+        fails = f"{protector} does not protect these pictures"
+        return f"{fails if row.defended else 'These pictures leak'}: {given}."
+    if best.above_20:
+        fails = f"{protector} does not protect all of these pictures"
+        return f"{fails if row.defended else 'Some of these pictures leak'}: {given}."
+    said = f"{protector} protects these pictures" if row.defended else "these pictures leak"
+    return f"That {said} is not shown: no attack of this report reaches 20 dB, and others may."
 
 
 def sentence(clients: Sequence[Client], rows: Sequence[CardRow]) -> str:

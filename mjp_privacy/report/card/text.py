@@ -12,15 +12,16 @@ from mjp_privacy.report.card.clients import clients_of
 from mjp_privacy.report.card.content import Card, CardFigure, CardRow
 from mjp_privacy.report.card.facts import facts, not_tried, would_change
 from mjp_privacy.report.card.rows import card_rows
-from mjp_privacy.report.card.sentence import beside, main_row, sentence
+from mjp_privacy.report.card.sentence import beside, main_row, sentence, verdict
 from mjp_privacy.report.pictures.pixels import one_line, shorten
 from mjp_privacy.report.tables.text import DASH, TextTable, below_cap, number
 from mjp_privacy.report.worst_case import Group
 
 WIDTH = 120
 LINES = 12
-SENTENCES, LEGEND = 5, 2
-"""Lines of the console that the card's sentences and the names of its flags take at most."""
+SENTENCES, VERDICT, LEGEND = 5, 2, 2
+"""Lines of the console that the card's sentences, the first of them, and the names of its flags
+take at most."""
 
 HEADINGS = ("APRIL as published", "best, one upload", "best, several uploads", "floor")
 
@@ -42,6 +43,7 @@ def build_card(groups: Sequence[Group]) -> Card:
         return Card(nobody, "", (), 0, (), (), ())
     main = main_row(clients, rows)
     return Card(
+        verdict=verdict(clients, rows),
         sentence=sentence(clients, rows),
         beside=beside(clients, rows),
         rows=rows,
@@ -86,7 +88,9 @@ def counts_text(figure: CardFigure | None) -> str:
 def console_card(card: Card) -> str:
     """The card in at most twelve lines: the sentence, a line for each client, the flags."""
     said = one_line(f"{card.sentence} {card.beside}".strip())
-    lines = textwrap.wrap(said, WIDTH, max_lines=SENTENCES, placeholder=" …")
+    lines = textwrap.wrap(one_line(card.verdict), WIDTH, max_lines=VERDICT, placeholder=" …")
+    left = SENTENCES - len(lines)
+    lines += textwrap.wrap(said, WIDTH, max_lines=left, placeholder=" …")
     names = "; ".join(f"{flag.mark} {flag.name}" for flag in card.flags)
     legend = textwrap.wrap(names, WIDTH)[:LEGEND]
     room = LINES - len(lines) - len(legend) - 2

@@ -104,6 +104,8 @@ def table5_rows(groups: Sequence[Group]) -> list[Row]:
         for line in client.group.attacks
         if line.cell.attack.known_as == PUBLISHED
     ]
+    if not any(row.scores["psnr"].n for row in rows):
+        return []
     rows = [row for row in rows if row.paper] or rows
     single = [row for row in rows if row.line.cell.dtype == "float32"]
     places = {row: at for at, row in enumerate(TABLE5)}
