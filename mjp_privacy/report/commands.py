@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mjp_privacy.core.command import DONE, Usage
+from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.text import shown
 
 
@@ -46,4 +46,10 @@ def report(argv: list[str], usage: Usage) -> int:
             f"UNFINISHED: {summary.not_run} images were not run, counted over all lines",
             file=sys.stderr,
         )
+    if summary.damaged:
+        print(
+            f"DAMAGED: {summary.damaged} file(s) of rows are in no figure: run the attack again",
+            file=sys.stderr,
+        )
+        return SOME_FAILED
     return DONE

@@ -22,6 +22,7 @@ class ReportSummary:
     failed_lines: int  # cells that failed or have no rows; unsupported ones are not failures
     failed_images: int
     not_run: int  # images that a killed run still owes, over all lines
+    damaged: int = 0  # files whose rows are in no figure
 
     @property
     def any_failed(self) -> bool:
@@ -44,4 +45,5 @@ def summary_of(contents: Contents, files: Sequence[Path], *, everything: bool) -
             for line in lines
         ),
         not_run=sum(not_run(line) for line in lines),
+        damaged=sum(len(line.left_out) for line in lines),
     )

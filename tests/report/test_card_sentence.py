@@ -76,6 +76,22 @@ def test_the_verdict_of_a_defended_client(tmp_path: Path, psnrs: list[float], sa
     assert len(made.verdict.split()) <= 30
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_missing_rows_are_said_where_the_figure_stands(tmp_path: Path, lost: int) -> None:
+    """Of an attack that lacks some of its rows, or all: a weaker one takes its place."""
+    zero = {"zero_rows": 3.0, "grey_psnr": 12.0}
+    strong = intact("pixel_lattice", **MASKED, planned_images=2)
+    made = card_of_lines(
+        tmp_path,
+        (intact("masked_span", **MASKED, planned_images=2), [22.0, 21.0], zero),
+        (strong, [90.0, 80.0][: 2 - lost], zero),
+    )
+    row = made.rows[made.main]
+    assert row.one_upload is not None
+    assert ("unfinished" in [flag.name for flag in row.one_upload.flags]) == bool(lost)
+    assert ("rows are missing" in made.verdict) == bool(lost)
+
+
 def test_the_verdict_of_an_undefended_client(tmp_path: Path) -> None:
     made = card_of_lines(tmp_path, (intact("patch_gradient"), [30.0, math.inf], {}))
     assert made.verdict == "These pictures leak: one upload gives 1 of 2 exactly."

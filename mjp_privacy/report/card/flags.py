@@ -14,7 +14,7 @@ from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import not_run
 from mjp_privacy.report.unshuffled import unshuffled_images
-from mjp_privacy.report.worst_case import DerivedLine
+from mjp_privacy.report.worst_case import DerivedLine, meets_trained_model
 
 DIGITS = {"float32": 24, "float64": 53}
 """Bits of a significand: cond(A) is compared with 2 to this power."""
@@ -87,7 +87,8 @@ ALTERED_BLOCK = Flag(
 UNFINISHED = Flag(
     "z",
     "unfinished",
-    "Some attacks have not been run on all pictures yet; what is missing is filled by weaker ones.",
+    "Some attacks have no rows of all pictures, because they were not run yet or their rows are "
+    "damaged; what is missing is filled by weaker ones.",
 )
 UNDECLARED = Flag(
     "e",
@@ -118,7 +119,7 @@ def figure_flags(client: Client, line: Line, floor: pd.Series[float]) -> tuple[F
         (ILL_CONDITIONED, lambda: _ill_conditioned(line)),
         (ASSUMES_8_BIT, lambda: any("8 bit" in _traits(member) for member in _chosen(line))),
         (PARTLY_INAPPLICABLE, lambda: _some_not_scored(line)),
-        (UNFINISHED, lambda: _unfinished(line)),
+        (UNFINISHED, lambda: _unfinished(client, line)),
     )
     return tuple(flag for flag, applies in checks if applies())
 
@@ -165,11 +166,20 @@ def _below(line: Line, floor: pd.Series[float]) -> bool:
     return len(both) > 0 and float((scored[both] - floor[both]).sum()) < 0
 
 
-def _unfinished(line: Line) -> bool:
-    """Whether a planned image has no row, or attacks of a worst case have not the same images."""
+def _unfinished(client: Client, line: Line) -> bool:
+    """Whether a planned image has no row, or attacks that compete for the client's pictures have
+    not the same images: some were not run yet, or their rows are damaged."""
+    rivals = [
+        attack
+        for attack in client.group.attacks
+        if meets_trained_model(attack) and attack.uploads <= max(line.uploads, 1)
+    ]
+    if line not in (*rivals, *client.group.derived):
+        return not_run(line) > 0
     members = line.members if isinstance(line, DerivedLine) else (line,)
-    images = {id(member.images) for member in members}  # equal ones are one object
-    return len(images) > 1 or any(not_run(member) for member in members)
+    begun = [member for member in (*members, *rivals) if len(member.images)]
+    images = {id(member.images) for member in begun}  # equal ones are one object
+    return len(images) > 1 or any(map(not_run, (*members, *rivals)))
 
 
 def _chosen(line: Line) -> tuple[Line, ...]:

@@ -14,6 +14,7 @@ from mjp_privacy.report.card.flags import (
     ASSUMES_8_BIT,
     BELOW_FLOOR,
     RESIDUAL_CONVERGED,
+    UNFINISHED,
 )
 from mjp_privacy.report.card.rows import any_uploads_line
 from mjp_privacy.report.tables.text import number
@@ -63,6 +64,8 @@ def verdict(clients: Sequence[Client], rows: Sequence[CardRow]) -> str:
     if best.exact:
         given = f"{uploads} {best.exact} of {best.of} exactly"
     protector = client.name if client.cell.gamma else f"The defence of this client ({client.name})"
+    if UNFINISHED in best.flags:
+        given += "; rows are missing, so more may leak"
     if best.above_20 >= HALF * best.of:
         fails = f"{protector} does not protect these pictures"
         return f"{fails if row.defended else 'These pictures leak'}: {given}."

@@ -26,7 +26,7 @@ from mjp_privacy.report.card.rows import (
     one_upload_line,
 )
 from mjp_privacy.report.line import Line
-from mjp_privacy.report.measures import capped_median, success_share, summary
+from mjp_privacy.report.measures import capped_median, not_run, success_share, summary
 from mjp_privacy.report.published import (
     ARROWS,
     METRICS,
@@ -37,7 +37,7 @@ from mjp_privacy.report.published import (
 )
 from mjp_privacy.report.spreadsheets import with_formula_free
 from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, gamma
-from mjp_privacy.report.worst_case import Group
+from mjp_privacy.report.worst_case import Group, meets_trained_model
 from mjp_privacy.training.published import is_papers_model
 
 TITLE = "Table 5"
@@ -57,6 +57,7 @@ class Leak:
     at_20: int
     of: int
     median: float
+    missing: bool  # whether planned rows of an attack are not there: more may leak
 
     @classmethod
     def of_client(cls, client: Client) -> Leak | None:
@@ -67,15 +68,18 @@ class Leak:
         given = success_share(line, 20)
         median = capped_median(line, "psnr", "standard")
         exact = exact_pictures(line)
-        return cls(main_attack(line), line.uploads, exact, given.count, given.of, median)
+        rivals = [x for x in client.group.attacks if meets_trained_model(x)]
+        missing = any(map(not_run, rivals))
+        return cls(main_attack(line), line.uploads, exact, given.count, given.of, median, missing)
 
     def text(self) -> str:
         """`20 of 20 exactly: patch_gradient`, or how many are at 20 dB where none is exact."""
         several = f" from {self.uploads} uploads" if self.uploads > 1 else ""
+        attack = f"{self.attack}; rows are missing" if self.missing else self.attack
         if self.exact:
-            return f"{self.exact} of {self.of} exactly{several}: {self.attack}"
+            return f"{self.exact} of {self.of} exactly{several}: {attack}"
         median = f"median {self.median:.1f} dB"
-        return f"0 of {self.of} exactly, {self.at_20} ≥ 20 dB, {median}{several}: {self.attack}"
+        return f"0 of {self.of} exactly, {self.at_20} ≥ 20 dB, {median}{several}: {attack}"
 
 
 @dataclass(frozen=True)
