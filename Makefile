@@ -47,7 +47,7 @@ NIGHT ?= /tmp/nightly
 nightly: lint types $(ENGINES)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "" --hypothesis-profile=nightly --ignore=$(ROOMY)
 	$(BIN)/python -m pytest -rs -m "" $(ROOMY)
-	$(BIN)/python tools/crash-test --seconds $(SECONDS)
+	$(BIN)/python tools/crash-test --kills 100 --flips 50 --lost 10 --full 5 --read-only 4
 	$(BIN)/python tools/fuzz --number 2000
 	$(BIN)/python tools/fuzz --seconds $(SECONDS)
 	$(BIN)/python tools/mutate mjp_privacy/metrics --tests tests/metrics --sample $(FAULTS) --out $(NIGHT)/metrics
