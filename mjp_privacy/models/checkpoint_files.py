@@ -165,12 +165,7 @@ def located(source: str | Path) -> Path:
 
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    CHECKPOINT.check(path)
-    with CHECKPOINT.reading(path), path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return CHECKPOINT.sha256(path)
 
 
 def _outlines(file: TensorFile) -> dict[str, Tensor]:

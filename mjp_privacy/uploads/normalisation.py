@@ -21,7 +21,7 @@ from attacks.equations.names import PATCH, TABLE
 from attacks.equations.patch_system import patch_system
 from attacks.equations.requirements import lacks_gradients
 from attacks.equations.span import combine, upload_span
-from mjp_privacy.interfaces import AttackerView
+from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models.jigsaw import to_images
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 
@@ -65,13 +65,19 @@ def fed_pixels(view: AttackerView, index: int = 0) -> Tensor | None:
     uploads determine every patch; else None."""
     if lacks_gradients(view, TABLE, PATCH) or any(u.batch > 1 or u.steps > 1 for u in view.updates):
         return None
-    if view.model.patch_embed.num_patches > view.model.embed_dim:
+    if view.model.patch_embed.num_patches > view.model.embed_dim or any(map(_noisy, view.updates)):
         return None
     spans = [upload_span(patch_system(view, update), index) for update in view.updates]
     combined = combine(spans)
     if len(combined.basis):
         return None
     return to_images(combined.known, view.model.patch_size, len(view.pixels.mean))
+
+
+def _noisy(update: ClientUpdate) -> bool:
+    """Whether the gradients carry an error that would move the pixels: noise, rounding, halves."""
+    errors = (of[n] for of in (update.noise, update.rounding) for n in (TABLE, PATCH) if n in of)
+    return update.autocast != "none" or any(bool((error > 0).any()) for error in errors)
 
 
 def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> str:
@@ -99,7 +105,7 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
     if declared.outside > FEW:
         return (
             f"with the declared {known} {' and '.join(strange)}: the client normalised with "
-            "others, or altered its pixels"
+            "others, or its pixels or gradients were altered"
         )
     return ""  # resized or augmented pixels are no levels either
 

@@ -95,6 +95,20 @@ def test_a_picture_altered_beyond_its_range_is_doubted() -> None:
     assert "leave [0, 1]" in declared_wrongly(strange, (0.5,) * 3, (0.5,) * 3)
 
 
+def test_declared_noise_is_not_taken_for_another_normalisation(
+    model: LoadedModel, picture: Tensor
+) -> None:
+    upload = gradients(model, fed(picture, HALF))
+    generator = torch.Generator().manual_seed(0)
+    spread = 0.05 * float(upload["patch_embed.proj.weight"].std())
+    noisy = {
+        name: g + spread * torch.randn(g.shape, generator=generator, dtype=g.dtype)
+        for name, g in upload.items()
+    }
+    known = declaring(model, HALF)
+    assert attack_gradients(known, noisy, attacks=["patch_gradient"], noise=spread).doubt == ""
+
+
 def test_rounding_of_float32_is_no_fault(picture: Tensor) -> None:
     noise = torch.randn(picture.shape, generator=torch.Generator().manual_seed(0)) * 0.1 / 255
     assert declared_wrongly(fed(picture + noise, HALF)[0], (0.5,) * 3, (0.5,) * 3) == ""

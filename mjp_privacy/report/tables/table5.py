@@ -25,6 +25,7 @@ from mjp_privacy.report.card.rows import (
     main_attack,
     one_upload_line,
 )
+from mjp_privacy.report.card.sentence import LADDER
 from mjp_privacy.report.line import Line
 from mjp_privacy.report.measures import capped_median, not_run, success_share, summary
 from mjp_privacy.report.published import (
@@ -62,8 +63,9 @@ class Leak:
     @classmethod
     def of_client(cls, client: Client) -> Leak | None:
         """Of one upload, or of several where no attack on one was run; None where none was."""
-        line = one_upload_line(client) or any_uploads_line(client)
-        if line is None or not line.count("psnr", "standard"):
+        best = (one_upload_line(client), any_uploads_line(client))
+        line = next((x for x in best if x is not None and x.count("psnr", "standard")), None)
+        if line is None:
             return None
         given = success_share(line, 20)
         median = capped_median(line, "psnr", "standard")
@@ -214,8 +216,8 @@ def differences(rows: Sequence[Row]) -> str:
     )
     if any(row.leak is None for row in rows):
         line += (
-            f" {NOT_RUN}: no attack that knows this client stands in this run; `mjp attack ladder "
-            "--weights FILE` runs them."
+            f" {NOT_RUN}: no attack that knows this client stands in this run; "
+            f"`mjp attack {LADDER} --weights FILE` runs them."
         )
     return line
 
