@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,10 @@ import pandas as pd
 from mjp_privacy.report.batches import batch_points
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of
 from mjp_privacy.report.card.content import Card
+from mjp_privacy.report.card.rows import any_uploads_line, one_upload_line, published_line
 from mjp_privacy.report.card.text import build_card
+from mjp_privacy.report.charts.chart import Chart
+from mjp_privacy.report.charts.page_charts import page_charts
 from mjp_privacy.report.chosen_attacks import choices_section
 from mjp_privacy.report.loading import Line, Loaded, load_runs
 from mjp_privacy.report.notes import Section, all_notes, not_scored
@@ -138,6 +141,25 @@ class Contents:
         table = Table("standard", shown, self.standard.varying, self.standard.measures)
         many = self.loaded.many_runs
         return main_table(table, many_runs=many, caption=CAPTION + more, title="Every line")
+
+    @cached_property
+    def card_lines(self) -> list[tuple[str, Line]]:
+        """The lines behind the card's figures, each with its client's name and its own."""
+        named: dict[int, tuple[str, Line]] = {}
+        titles = [row.client for row in self.card.rows]
+        names = {id(client): self.client_names[client.lines[0].number] for client in self.clients}
+        shown = [client for client in self.clients if names[id(client)] in titles]
+        for client in shown or self.clients:
+            best = (one_upload_line(client), any_uploads_line(client))
+            for line in (*best, published_line(client)):
+                if line is not None and len(line.images):
+                    named.setdefault(line.number, (f"{names[id(client)]}: {line.attack}", line))
+        return list(named.values())
+
+    @cached_property
+    def charts(self) -> Mapping[str, tuple[Chart, ...]]:
+        """The charts by section of the page; a section without any is left out."""
+        return page_charts(self.groups, self.client_names, self.card_lines, self.points)
 
     @cached_property
     def comparisons(self) -> list[TextTable]:

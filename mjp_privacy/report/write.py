@@ -20,7 +20,7 @@ were that differ in their batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -34,7 +34,6 @@ from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.export import latex, markdown, table_csv
 from mjp_privacy.report.folders import check_out, nothing_in_the_way
 from mjp_privacy.report.notes import Section, unfinished
-from mjp_privacy.report.page.content import Chart
 from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.page.reproduce import config_text, run_configs
 from mjp_privacy.report.pictures.strip import write_strip
@@ -46,7 +45,6 @@ from mjp_privacy.report.tables.table5 import table5_csv
 __all__ = ["ReportSummary", "write_report"]
 
 Pictures = Literal["shown", "all", "none"]
-Charts = Mapping[str, tuple[Chart, ...]]  # by section of the page
 STALE = ("table.html", "figures/overview.png", "figures/comparison.png", "figures/psnr.png")
 """Files that an earlier version wrote into a report's folder."""
 
@@ -61,10 +59,7 @@ def write_report(
                  there are no others), all, or none
     """
     check_out(out, runs)
-    from mjp_privacy.report.page.build import page_charts
-
     contents = read_contents(runs)
-    charts = page_charts(contents)
     chooser = contents.strip.chooser if contents.strip else None
     gallery = fill_gallery([*contents.lines, *contents.derived], chooser)
     _ = contents.standard  # what is wrong with a run is said before anything is written
@@ -74,10 +69,10 @@ def write_report(
             *_write_texts(contents, out, everything=everything),
             *_write_data(contents, out),
             *_write_figures(contents, gallery, out),
-            *_write_charts(charts, out),
+            *_write_charts(contents, out),
             *_write_pictures(contents, gallery, out, pictures),
         ]
-        files.insert(0, _write_page(contents, gallery, charts, files, out))
+        files.insert(0, _write_page(contents, gallery, files, out))
         for name in STALE:
             (out / name).unlink(missing_ok=True)
     return summary_of(contents, files, everything=everything)
@@ -86,9 +81,7 @@ def write_report(
 # files --------------------------------------------------------------------------------------------
 
 
-def _write_page(
-    contents: Contents, gallery: Gallery, charts: Charts, files: Sequence[Path], out: Path
-) -> Path:
+def _write_page(contents: Contents, gallery: Gallery, files: Sequence[Path], out: Path) -> Path:
     from mjp_privacy.report.page.build import page_content
     from mjp_privacy.report.page.render import render_page
 
@@ -96,7 +89,7 @@ def _write_page(
     downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
     downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
     downloads += [(n, "the config, for mjp attack") for n in beside if n.startswith("config")]
-    page = page_content(contents, gallery, downloads, charts)
+    page = page_content(contents, gallery, downloads)
     return _write_text(out / "index.html", render_page(page))
 
 
@@ -214,12 +207,12 @@ def _write_figures(contents: Contents, gallery: Gallery, out: Path) -> list[Path
     return [path for path, written in made.items() if written]
 
 
-def _write_charts(sections: Charts, out: Path) -> list[Path]:
+def _write_charts(contents: Contents, out: Path) -> list[Path]:
     """The page's charts as SVG files; those of an earlier report are deleted."""
     from mjp_privacy.report.charts.svg import standalone
 
     folder = out / "figures"
-    charts = [chart for section in sections.values() for chart in section]
+    charts = [chart for section in contents.charts.values() for chart in section]
     written = [_write_text(folder / f"{c.name}.svg", standalone(c.svg)) for c in charts]
     for name in CHART_FILES:
         for stale in {*folder.glob(name)} - {*written}:

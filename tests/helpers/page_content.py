@@ -14,8 +14,9 @@ from PIL import Image, ImageFilter
 
 from mjp_privacy.report.card.content import Card, CardFigure, CardRow
 from mjp_privacy.report.card.flags import Flag
+from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.notes import Section
-from mjp_privacy.report.page.content import Chart, PageContent, PageLine, PagePicture
+from mjp_privacy.report.page.content import PageContent, PageLine, PagePicture
 from mjp_privacy.report.tables.text import TextTable
 
 HOSTILE = "</script><img src=x onerror=\"alert('x')\"><b>&amp; ]]> \u2028 ${7*7} {{7*7}}"

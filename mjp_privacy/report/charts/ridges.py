@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.axes import STRETCH_NOTE, Frame, psnr_scale, psnr_ticks
+from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.labels import fit
 from mjp_privacy.report.charts.svg import INK, MUTED, RULE, SIZE, Drawing, Scale
 from mjp_privacy.report.loading import Line
 from mjp_privacy.report.measures import summary
-from mjp_privacy.report.page.content import Chart
 
 TITLE = "Where the PSNR of the pictures lies"
 LEFT, RIGHT, EXACT_LEFT, EXACT_RIGHT = 226.0, 566.0, 586.0, 630.0

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.axes import Frame, round_ticks
+from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.labels import Anchor, Box, Segment, fit, place, text_width
 from mjp_privacy.report.charts.svg import INK, MUTED, SIZE, WIDTH, Drawing, Scale, stretched
 from mjp_privacy.report.charts.tradeoff_points import (
@@ -17,7 +18,6 @@ from mjp_privacy.report.charts.tradeoff_points import (
     strength_lines,
 )
 from mjp_privacy.report.measures import THRESHOLDS
-from mjp_privacy.report.page.content import Chart
 
 LEAKAGE_ROOM = ((8.0, 0.4), (20.0, 1.0), (40.0, 0.28), (100.0, 0.07))
 LEAKAGE_TICKS = (0, 4, 8, 10, 12, 14, 16, 18, 20, 25, 30, 40, 60, 100)

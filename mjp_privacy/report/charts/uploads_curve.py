@@ -10,8 +10,8 @@ import pandas as pd
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.charts.axes import EndLabel, Frame, end_labels
+from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.svg import MUTED, SHAPES, Drawing, Scale, dash, shade
-from mjp_privacy.report.page.content import Chart
 
 STATISTICS = {"psnr_median": "median", "psnr_mean": "mean"}
 PLOTS = ((44.0, 270.0), (412.0, 638.0))  # left and right of the two plots

@@ -7,21 +7,9 @@ from dataclasses import dataclass, field
 
 from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.card.flags import Flag
+from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.tables.text import TextTable
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A drawing as inline SVG, made by us; its text is escaped already.
-
-    Text and axes in `currentColor` are readable on the light page and on the dark one.
-    """
-
-    name: str  # id on the page and file name of its download: "success"
-    title: str
-    caption: str
-    svg: str
 
 
 @dataclass(frozen=True)
