@@ -40,7 +40,7 @@ from mjp_privacy.interfaces import Pixels
 from mjp_privacy.metrics.alexnet import PACKAGED
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
-from mjp_privacy.report.scores import STAGE
+from mjp_privacy.report.rows import STAGE
 
 NAME, SIZE = "vit_small", 224
 WEIGHTS: dict[str, Any] = {"checkpoint": "random", "img_size": SIZE, "num_classes": 1000}

@@ -23,7 +23,7 @@ from typing import Any
 from pyarrow.parquet import ParquetFile
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.scores import STAGE, cell_scores
+from mjp_privacy.report.rows import STAGE, cell_scores
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "PLAN.md", HERE / "results"

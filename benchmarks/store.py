@@ -60,7 +60,7 @@ def read_all(store: Any) -> int:
     if IS_OLD:
         table = store.score_table(RUN_ID)[0]
     else:
-        from mjp_privacy.report.scores import cell_scores
+        from mjp_privacy.report.rows import cell_scores
 
         table = cell_scores(store, RUN_ID)
     for metric, variant in NAMES:

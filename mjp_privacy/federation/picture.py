@@ -21,9 +21,8 @@ from mjp_privacy.core.files import write_atomically
 from mjp_privacy.federation.rounds import ATTACK
 from mjp_privacy.federation.stored import evaluations
 from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
-from mjp_privacy.report.line import Line
-from mjp_privacy.report.loading import load_runs
-from mjp_privacy.report.measures import failed_images
+from mjp_privacy.report.lines import Line, failed_images
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.unshuffled import unshuffled_images
 from mjp_privacy.training.drawing import colour, drawn, plain_texts
 

@@ -9,27 +9,29 @@ from pathlib import Path
 
 import pandas as pd
 
-from mjp_privacy.report.batches import batch_points
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of
 from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.card.rows import any_uploads_line, one_upload_line, published_line
 from mjp_privacy.report.card.text import build_card
 from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.page_charts import page_charts
-from mjp_privacy.report.chosen_attacks import choices_section
-from mjp_privacy.report.loading import Line, Loaded, load_runs
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
 from mjp_privacy.report.pictures.strip import Strip, card_strip
-from mjp_privacy.report.rounds import curve_points
-from mjp_privacy.report.tables.ceilings import diagnostics_table
-from mjp_privacy.report.tables.clients import clients_table
+from mjp_privacy.report.points import batch_points, curve_points
+from mjp_privacy.report.runs import Loaded, load_runs
+from mjp_privacy.report.tables.clients import clients_table, residual_table
+from mjp_privacy.report.tables.details import diagnostics_table, regions_table, timing_table
 from mjp_privacy.report.tables.figures import Table, build_tables
-from mjp_privacy.report.tables.regions import regions_table
 from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
 from mjp_privacy.report.tables.text import TextTable, comparison_table, main_table
-from mjp_privacy.report.tables.timing import timing_table
-from mjp_privacy.report.tables.without_truth import residual_table
-from mjp_privacy.report.worst_case import DerivedLine, Group, derived_lines, reduced_groups
+from mjp_privacy.report.worst_case import (
+    DerivedLine,
+    Group,
+    choice_notes,
+    derived_lines,
+    reduced_groups,
+)
 
 CAPTION = (
     "Metrics in their standard variants; mean [95 % interval]; PSNR in dB, capped at 100 in means. "
@@ -129,7 +131,8 @@ class Contents:
     def notes(self) -> tuple[Section, ...]:
         """The sections of notes."""
         left_out = Section("What is left out", tuple(self.loaded.remarks))
-        return all_notes(self.lines, left_out, choices_section(self.lines, self.derived))
+        choices = tuple(choice_notes(self.lines, self.derived))
+        return all_notes(self.lines, left_out, Section("Worst case and attacker's choice", choices))
 
     def main(self, *, folded: bool) -> TextTable:
         """Every line; without the folded ones if there are others: those in float64."""

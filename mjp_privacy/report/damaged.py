@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mjp_privacy.core.text import first_of, shown
-from mjp_privacy.report.line import Line
+from mjp_privacy.report.lines import Line
 
 NAMED = 3
 """Files that are called by their names."""

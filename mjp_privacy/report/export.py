@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from mjp_privacy.report.data_files import csv_text
 from mjp_privacy.report.notes import Section
 from mjp_privacy.report.pictures.pixels import one_line
-from mjp_privacy.report.spreadsheets import with_formula_free
 from mjp_privacy.report.tables.figures import Table
 from mjp_privacy.report.tables.text import TextTable
 
@@ -156,5 +156,4 @@ def table_csv(tables: Sequence[Table], *, many_runs: bool) -> str:
     merged = pd.DataFrame([row for frame in frames for row in frame.to_dict("records")])
     first = ["variant", "line", "run"] if many_runs else ["variant", "line"]
     merged = merged if many_runs else merged.drop(columns="run")  # names of folders are no results
-    ordered = with_formula_free(merged[[*first, *(name for name in merged if name not in first)]])
-    return str(ordered.to_csv(index=False, lineterminator="\n"))
+    return csv_text(merged[[*first, *(name for name in merged if name not in first)]])

@@ -10,13 +10,10 @@ from mjp_privacy.core.text import counted
 from mjp_privacy.experiment.cell_facts import ClientFacts
 from mjp_privacy.report.card.flags import DIGITS
 from mjp_privacy.report.damaged import damaged_notes
-from mjp_privacy.report.differences import differences
-from mjp_privacy.report.grouping import grouped, which
-from mjp_privacy.report.line import Line
-from mjp_privacy.report.measures import ceiling_distance, not_run
-from mjp_privacy.report.method import method
+from mjp_privacy.report.data_files import samples_name
+from mjp_privacy.report.differences import differences, grouped, method, which
+from mjp_privacy.report.lines import Line, ceiling_distance, not_run
 from mjp_privacy.report.published import CAVEATS
-from mjp_privacy.report.samples import samples_name
 from mjp_privacy.report.tables.figures import paper_row, rank_bound
 from mjp_privacy.report.unreadable import unreadable_notes
 from mjp_privacy.report.unshuffled import unshuffled_note

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mjp_privacy.core.text import first_of
 from mjp_privacy.experiment.source import IN_STEP_OF
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.lines import Line
 
 NAMED = 3
 """Files that are called by their names."""

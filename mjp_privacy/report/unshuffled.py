@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import exact_images
+from mjp_privacy.report.lines import Line, exact_images
 
 
 def unshuffled_images(line: Line) -> frozenset[str]:

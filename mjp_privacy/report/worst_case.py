@@ -15,19 +15,23 @@ without candidates has a reason in place of scores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
+from mjp_privacy.metrics.coded import Coded, Images
 from mjp_privacy.report.cell_columns import target_of
-from mjp_privacy.report.chosen_scores import Choice, ChosenScores
-from mjp_privacy.report.line import Line
-from mjp_privacy.report.scores import JoinedTable
+from mjp_privacy.report.differences import grouped, which
+from mjp_privacy.report.lines import Line
+from mjp_privacy.report.rows import Column, JoinedTable, Key, joined
 
 
 @dataclass(frozen=True)
@@ -200,3 +204,319 @@ def _line(members: tuple[Line, ...], chosen: Choice, rule: Rule, label: str) -> 
         outcome=OutcomeFacts(run_id=f"{label}, {first.run_id}", planned_images=planned),
     )
     return DerivedLine(0, first.run, cell, ChosenScores(chosen), first.store, members, chosen)
+
+
+OF_IMAGE = frozenset(
+    (
+        *("ceiling_psnr", "grey_psnr", "oracle_in_place_psnr", "mean_visible_psnr"),
+        *("shuffled_patches", "moved_patches", "empty_mask"),
+    )
+)
+"""Diagnostics that are the same for every attack on an image."""
+
+OF_RECONSTRUCTION = frozenset(("visible_psnr", "masked_psnr", "gradient_residual"))
+"""Diagnostics that score a reconstruction; all others describe how the attack worked."""
+
+REASONS_NAMED = 30
+
+NO_RESIDUAL = "no attack that reconstructed this image has a gradient residual to choose by"
+
+
+class Choice(Mapping[str, Line]):
+    """The line that was chosen for each image, by its id; images without one are left out."""
+
+    def __init__(
+        self, images: Images, members: Sequence[Line], member: NDArray[np.integer]
+    ) -> None:
+        self.images = images
+        self.members = members
+        self.member = member
+        """(n,) the chosen member of each image by its place among the members; -1 for none."""
+
+    def __getitem__(self, image_id: str) -> Line:
+        member = int(self.member[self.images.place[image_id]])
+        if member < 0:
+            raise KeyError(image_id)
+        return self.members[member]
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.images.ids[at] for at in np.flatnonzero(self.member >= 0).tolist())
+
+    def __len__(self) -> int:
+        return int((self.member >= 0).sum())
+
+    @property
+    def counts(self) -> list[int]:
+        """How many images each member was chosen for."""
+        chosen = self.member[self.member >= 0]
+        return [int(n) for n in np.bincount(chosen, minlength=len(self.members))]
+
+
+class ChosenScores:
+    """The rows of the chosen reconstructions, as a table of scores.
+
+    Diagnostics of the image come from the chosen line too, or else from the first that has them.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+        self._all = JoinedTable([line.table for line in choice.members])
+        self.keys: Sequence[Key] = [key for key in self._all.keys if _kind(*key)]
+        self.codes = None
+        self.unreadable: Mapping[str, str] = {}
+
+    @property
+    def images(self) -> Images:
+        """All images with rows."""
+        return self.choice.images
+
+    @property
+    def photographs(self) -> Coded | None:
+        """The photograph that each image was cut from."""
+        return self._all.photographs
+
+    def column(self, metric: str, variant: str) -> Column | None:
+        """The rows of one metric; None where it was not computed."""
+        kind = _kind(metric, variant)
+        columns = []
+        for line in self.choice.members if kind else ():
+            column = line.column(metric, variant)
+            columns.append(column._replace(at=self._places(line)[column.at]))
+        if kind == "image":
+            return self._first_known(columns)
+        member = self.choice.member
+        parts = [c.chosen(member[c.at] == number) for number, c in enumerate(columns)]
+        if kind == "score" and len(self._unchosen):
+            parts.append(self._without_choice(columns))
+        return joined([part for part in parts if len(part.at)])
+
+    def _places(self, line: Line) -> NDArray[np.int32]:
+        return self.images.places(line.images.ids)
+
+    def _first_known(self, columns: Sequence[Column]) -> Column | None:
+        """Of each image the row with a value, rather of the chosen line, rather of an early one."""
+        if all(len(c.at) == len(self.images) and c.statuses.equal("ok").all() for c in columns):
+            member = np.maximum(self.choice.member, 0)
+            parts = [c.chosen(member == number) for number, c in enumerate(columns)]
+            return joined([part for part in parts if len(part.at)])
+        every = joined([column for column in columns if len(column.at)])
+        if every is None:
+            return None
+        number = np.concatenate([np.full(len(c.at), i) for i, c in enumerate(columns)])
+        number = number[np.argsort(np.concatenate([c.at for c in columns]), kind="stable")]
+        taken = self.choice.member[every.at] == number
+        order = np.lexsort((number, ~taken, ~every.statuses.equal("ok"), every.at))
+        at = every.at[order]
+        first = order[np.append(True, at[1:] != at[:-1])]
+        return Column(
+            every.at[first], every.values[first], every.statuses[first], every.reasons[first]
+        )
+
+    # images without a choice ----------------------------------------------------------------------
+
+    def _without_choice(self, columns: Sequence[Column]) -> Column:
+        """Rows that say why no member was chosen for an image."""
+        open_images = np.concatenate([c.at for c in columns])
+        at = np.unique(open_images[self.choice.member[open_images] < 0]).astype(np.int32)
+        nothing = np.full(len(at), np.nan)
+        statuses, reasons = self._outcomes
+        place = np.searchsorted(self._unchosen, at)
+        return Column(at, nothing, statuses[place], reasons[place])
+
+    @cached_property
+    def _unchosen(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self.choice.member < 0)
+
+    @cached_property
+    def _outcomes(self) -> tuple[Coded, Coded]:
+        """(status, reason) of each image without a choice, as its members' PSNR say them."""
+        known: list[list[tuple[str, str] | None]] = []
+        codes = np.zeros((len(self.choice.members), len(self._unchosen)), dtype=np.int64)
+        for number, line in enumerate(self.choice.members):
+            said, code = self._said(line)
+            known.append(said)
+            codes[number] = code[self._unchosen]
+        different, which = np.unique(codes, axis=1, return_inverse=True)
+        told = [
+            _reason(self.choice.members, [known[i][code] for i, code in enumerate(combination)])
+            for combination in different.T.tolist()
+        ]
+        which = which.reshape(-1)
+        states, texts = (Coded.of([pair[i] for pair in told]) for i in (0, 1))
+        return states[which], texts[which]
+
+    def _said(self, line: Line) -> tuple[list[tuple[str, str] | None], NDArray[np.int64]]:
+        """The (status, reason) that occur in a line's PSNR, and the place of each image's among
+        them; 0 is None, for images without a row. A NaN counts as failed."""
+        column = line.column("psnr", "standard")
+        width = len(column.reasons.words) + 1
+        pair = column.statuses.codes.astype(np.int64) * width + column.reasons.codes
+        pair[column.statuses.equal("ok") & np.isnan(column.values)] = -1
+        different, which = np.unique(pair, return_inverse=True)
+        said: list[tuple[str, str] | None] = [None]
+        for both in different.tolist():
+            status, reason = divmod(both, width)
+            words = column.statuses.words, column.reasons.words
+            broken = "failed", "its PSNR is not a number"
+            said.append(broken if both < 0 else (words[0][status], words[1][reason]))
+        code = np.zeros(len(self.images), dtype=np.int64)
+        code[self._places(line)[column.at]] = which + 1
+        return said, code
+
+
+def _kind(metric: str, variant: str) -> str:
+    """Whether a metric scores the picture, the reconstruction without truth, or the image; "" for
+    what describes how an attack worked."""
+    if variant in ("paper", "standard"):
+        return "score"
+    if variant == "diagnostic" and metric in OF_RECONSTRUCTION:
+        return "reconstruction"
+    of_image = variant == "diagnostic" and metric in OF_IMAGE
+    return "image" if of_image or (metric, variant) == ("top1", "intact") else ""
+
+
+def _reason(members: Sequence[Line], outcomes: Sequence[tuple[str, str] | None]) -> tuple[str, str]:
+    """(status, reason) of an image for which no member was chosen."""
+    by_member = zip(members, outcomes, strict=True)
+    tried = [(line, *outcome) for line, outcome in by_member if outcome is not None]
+    statuses = {status for _, status, _ in tried}
+    if "ok" in statuses:
+        return "unsupported", NO_RESIDUAL
+    status = next((s for s in ("failed", "unscored") if s in statuses), "unsupported")
+    texts = [f"{line.attack} {state}: {why or 'no reason given'}" for line, state, why in tried]
+    return status, "; ".join(texts)
+
+
+# without the private images -----------------------------------------------------------------------
+
+PREFERENCE = (
+    *("plain_step", "shared_picture", "multi_round", "batch_lattice", "layer_span"),
+    *("pixel_lattice", "masked_span", "batch_span", "span_matching", "patch_gradient"),
+    *("patch_jigsaw", "patch_prior", "token_span", "inverting_gradients", "gradvit"),
+    "april_optimization",
+    *("april_prior", "april_unk_aware", "april"),
+)
+"""The ladder from its top: which attack to trust first where no residual tells. It is the order of
+what they reach on one upload or more in results/ladder, not a measurement of the upload at hand."""
+
+
+def has_truth(line: Line) -> bool:
+    """Whether the private images behind this line were given, as its rows and pictures tell.
+
+    False where pictures are stored but none that they could be compared with. A line without
+    pictures (a control, a refused attack, one that makes none) says nothing: True. Ask the other
+    lines of its group.
+    """
+    if isinstance(line, DerivedLine):
+        return all(has_truth(member) for member in line.members)
+    if line.column("psnr", "standard").statuses.equal("ok").any():
+        return True
+    stored = picture_ids(line)
+    tensors = line.reconstruction(stored[0]) if stored else None
+    return tensors is None or "target" in tensors
+
+
+def picture_ids(line: Line) -> list[str]:
+    """The images for which a reconstruction is stored, scored or not, sorted."""
+    if isinstance(line, DerivedLine):
+        stored = [(member, picture_ids(member)) for member in line.taken]
+        return sorted(i for member, ids in stored for i in ids if line.chosen.get(i) is member)
+    return sorted(line.store.pictured(line.run_id))
+
+
+def attackers_choice_by_image(lines: Sequence[Line]) -> dict[str, Line]:
+    """The attack that somebody without the truth would take for each image that has a picture.
+
+    attackers_choice_by_image(group.attacks)["upload_7/0"].attack     "pixel_lattice"
+
+    That is the one with the smallest gradient residual; among equals the first line. For an image
+    without any residual (the labels are unknown, or the gradient was not sent) it is the highest
+    rung of the ladder that made a picture, in the order PREFERENCE: a habit, not a choice that the
+    upload supports. Other attacks come after those, one with more uploads before one with fewer.
+    Attacks that met a client with an altered block 0 count only where no other made a picture.
+    """
+    attacks = [line for line in lines if line.role == "attack"]
+    trained = [line for line in attacks if meets_trained_model(line)]
+    altered = [line for line in attacks if not meets_trained_model(line)]
+    return {**_choice(altered), **_choice(trained)}
+
+
+def _choice(attacks: Sequence[Line]) -> dict[str, Line]:
+    by_habit: dict[str, Line] = {}
+    for line in sorted(attacks, key=_rank):
+        for image in picture_ids(line):
+            by_habit.setdefault(image, line)
+    by_residual = choose(attacks, ATTACKERS_CHOICE)
+    return by_habit | {i: line for i, line in by_residual.items() if i in by_habit}
+
+
+def _rank(line: Line) -> tuple[int, int]:
+    """The place of an attack in the order of PREFERENCE; lower is trusted more."""
+    name = line.cell.attack.known_as
+    place = PREFERENCE.index(name) if name in PREFERENCE else len(PREFERENCE)
+    return place, -line.uploads
+
+
+# in words ----------------------------------------------------------------------------------------
+
+
+def choice_notes(lines: Sequence[Line], derived: Sequence[DerivedLine]) -> list[str]:
+    """Notes on what each derived line is made of, and on which lines are controls."""
+    notes = [_sentence(line) for line in derived]
+    notes += grouped([*lines, *derived], _missing_images)
+    controls = [line for line in lines if line.role in ("floor", "ceiling")]
+    if controls:
+        notes.append(
+            f"Controls ({which(controls, lines)}) are not attacks: a floor shows what a score is "
+            "worth, a ceiling what an attack can reach. They may use the private images, so they "
+            "are not compared with published figures, and no derived line chooses them."
+        )
+    return notes
+
+
+def _sentence(line: DerivedLine) -> str:
+    how = (
+        "an oracle selection that takes, for each image, the attack with the highest PSNR "
+        "(standard); an upper bound on what any selector can reach"
+        if line.role == WORST_CASE.name
+        else "for each image the attack with the smallest gradient residual; the private images "
+        "are not used for the choice"
+    )
+    counts = ", ".join(f"{name} {count}" for name, count in line.counts.items())
+    parts = [
+        f"Line {line.number}, {line.attack}: {how}. A choice was made for {len(line.chosen)} "
+        f"images: {counts}."
+    ]
+    if line.uploads > 1:
+        parts.append(f"Its attacks may use up to {line.uploads} uploads of one image.")
+    if incomplete := _incomplete_choices(line):
+        lacking = "score" if line.role == WORST_CASE.name else "residual"
+        parts.append(
+            f"For {incomplete} of these images not every attack could be compared: at least one "
+            f"has no {lacking}."
+        )
+    return " ".join(parts)
+
+
+def _incomplete_choices(line: DerivedLine) -> int:
+    """On how many images at least one member has no value to be chosen by."""
+    (rule,) = (rule for rule in RULES if rule.name == line.role)
+    images = line.chosen.images
+    compared = np.zeros(len(images), dtype=int)
+    for member in line.members:
+        column = member.column(rule.metric, rule.variant)
+        compared[images.places(member.images.ids)[column.at[column.scored]]] += 1
+    return int(((line.chosen.member >= 0) & (compared < len(line.members))).sum())
+
+
+def _missing_images(line: Line) -> list[str]:
+    """Why images of a derived line have no reconstruction; other lines have their own section."""
+    if not isinstance(line, DerivedLine):
+        return []
+    column = line.column("psnr", "standard")
+    column = column.chosen(~column.statuses.equal("ok"))
+    reasons = Counter(zip(column.statuses.tolist(), column.reasons.tolist(), strict=True))
+    return [
+        f"{'1 image' if count == 1 else f'{count} images'} {status}: {reason}"
+        for (status, reason), count in reasons.most_common(REASONS_NAMED)
+    ]

@@ -21,7 +21,7 @@ were that differ in their batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -29,24 +29,43 @@ from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomi
 from mjp_privacy.report.batches import write_batches
 from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.card.text import card_notes, card_table
-from mjp_privacy.report.chosen_attacks import write_choices
+from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
+from mjp_privacy.report.data_files import write_choices, write_csv, write_samples
 from mjp_privacy.report.export import latex, markdown, table_csv
-from mjp_privacy.report.folders import check_out, nothing_in_the_way
+from mjp_privacy.report.lines import image_counts, not_run
 from mjp_privacy.report.notes import Section, unfinished
 from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.page.reproduce import config_text, run_configs
 from mjp_privacy.report.pictures.strip import write_strip
-from mjp_privacy.report.rounds import write_points, write_rounds
-from mjp_privacy.report.samples import write_samples
-from mjp_privacy.report.summary import ReportSummary, summary_of
+from mjp_privacy.report.rounds import write_rounds
+from mjp_privacy.report.runs import check_out, nothing_in_the_way
 from mjp_privacy.report.tables.table5 import table5_csv
+from mjp_privacy.report.unreadable import unreadable_images
 
 __all__ = ["ReportSummary", "write_report"]
 
 Pictures = Literal["shown", "all", "none"]
 STALE = ("table.html", "figures/overview.png", "figures/comparison.png", "figures/psnr.png")
 """Files that an earlier version wrote into a report's folder."""
+
+
+@dataclass(frozen=True)
+class ReportSummary:
+    """What was written, what to print, and whether anything failed."""
+
+    console: str
+    files: tuple[Path, ...]
+    lines: int
+    failed_lines: int  # cells that failed or have no rows; unsupported ones are not failures
+    failed_images: int
+    not_run: int  # images that a killed run still owes, over all lines
+    damaged: int = 0  # files whose rows are in no figure
+
+    @property
+    def any_failed(self) -> bool:
+        """Whether any line or image failed, or has not been run yet."""
+        return self.failed_lines > 0 or self.failed_images > 0 or self.not_run > 0
 
 
 def write_report(
@@ -75,7 +94,26 @@ def write_report(
         files.insert(0, _write_page(contents, gallery, files, out))
         for name in STALE:
             (out / name).unlink(missing_ok=True)
-    return summary_of(contents, files, everything=everything)
+    return _summary(contents, files, everything=everything)
+
+
+def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> ReportSummary:
+    """The summary of a report whose files were written."""
+    lines = contents.lines
+    table = contents.standard if everything else None
+    return ReportSummary(
+        console=console_text(contents.card, contents.reasons, table),
+        files=tuple(files),
+        lines=len(lines),
+        failed_lines=sum(line.status == "failed" for line in lines),
+        failed_images=sum(
+            max(image_counts(line, variant).failed for variant in ("paper", "standard"))
+            + len(unreadable_images([line]))
+            for line in lines
+        ),
+        not_run=sum(not_run(line) for line in lines),
+        damaged=sum(len(line.left_out) for line in lines),
+    )
 
 
 # files --------------------------------------------------------------------------------------------
@@ -171,7 +209,7 @@ def _write_data(contents: Contents, out: Path) -> list[Path]:
         written.append(choices)
     for name, table in (("rounds.csv", points), ("batches.csv", contents.batches)):
         if len(table):
-            write_atomically(out / name, partial(write_points, table))
+            write_csv([table], out / name)
             written.append(out / name)
         else:
             (out / name).unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from mjp_privacy.experiment import cell
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import Refusal
-from mjp_privacy.report.scores import standard_keys
+from mjp_privacy.report.rows import standard_keys
 from tests.helpers.families import checkpoint
 from tests.helpers.runs import (
     TINY,

@@ -18,8 +18,8 @@ from mjp_privacy.federation.comparison import defence_text, wilson
 from mjp_privacy.federation.config import plain
 from mjp_privacy.federation.config_files import load_federation
 from mjp_privacy.federation.picture import leakage_table, worst_case
-from mjp_privacy.report.loading import load_runs
-from mjp_privacy.report.scores import CellScores
+from mjp_privacy.report.rows import CellScores
+from mjp_privacy.report.runs import load_runs
 from tests.helpers.federations import MJP, content, images
 
 STATIONARY = {"prior": "stationary"}

@@ -15,7 +15,7 @@ from mjp_privacy.federation.foresight import inapplicable_attacks
 from mjp_privacy.models.low_rank import LowRank
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.charts.tradeoff_points import family_and_strength
-from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.federations import config, run, task
 from tests.helpers.runs import rows

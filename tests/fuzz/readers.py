@@ -150,7 +150,7 @@ def _pictures(folder: Path) -> Any:
 
 def _report(folder: Path) -> Any:
     """As the report does: what is damaged is left out, and a remark says so."""
-    from mjp_privacy.report.loading import load_runs
+    from mjp_privacy.report.runs import load_runs
 
     return load_runs([folder / "run"])
 

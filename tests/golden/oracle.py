@@ -38,7 +38,7 @@ from PIL import Image
 
 from mjp_privacy import cli
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.scores import long_rows
+from mjp_privacy.report.rows import long_rows
 
 HOME = Path(__file__).parent / "oracle"
 

@@ -18,7 +18,7 @@ import pandas as pd
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card.content import Card, CardFigure, CardRow
 from mjp_privacy.report.card.text import build_card
-from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import image_rows, intact, write_rows

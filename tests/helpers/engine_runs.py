@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.scores import long_rows
+from mjp_privacy.report.rows import long_rows
 from tests.helpers.runs import one_cell
 
 CONFIG = one_cell(attacks=[{"name": "trap"}, {"name": "grey"}], dtypes=["float32", "float64"])

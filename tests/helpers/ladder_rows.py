@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.lines import Line
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import DerivedLine, derived_lines, reduced_groups
 from tests.helpers.report_rows import cell, image_id, image_rows, write_rows
 

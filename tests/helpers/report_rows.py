@@ -11,8 +11,9 @@ import pandas as pd
 import torch
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import all_notes
+from mjp_privacy.report.runs import load_runs
 
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips")
 BLOCK = 8

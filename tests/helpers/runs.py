@@ -13,7 +13,7 @@ from PIL import Image
 
 from mjp_privacy.experiment.run import RunSummary, run_experiment
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.scores import long_rows
+from mjp_privacy.report.rows import long_rows
 
 SIDE, PATCH = 32, 8  # LPIPS needs 31 pixels
 KEYS = ["run_id", "image_id", "metric", "variant"]

@@ -11,7 +11,7 @@ import torch
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of, short_gamma
-from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import add_pictures, cell, image_id, intact

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.loading import load_runs
-from mjp_privacy.report.measures import success, success_share
+from mjp_privacy.report.lines import success, success_share
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.clients import TITLE, clients_table
 from mjp_privacy.report.tables.text import DASH
 from mjp_privacy.report.worst_case import reduced_groups

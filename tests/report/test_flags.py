@@ -11,7 +11,7 @@ import pytest
 from mjp_privacy.report.card import flags
 from mjp_privacy.report.card.flags import Flag
 from mjp_privacy.report.card.text import build_card
-from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.card_run import card_of_lines, marks
 from tests.helpers.report_rows import cell, intact

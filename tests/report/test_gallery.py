@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.page import gallery
 from mjp_privacy.report.page.gallery import (
     LARGEST_SIDE,
@@ -23,6 +22,7 @@ from mjp_privacy.report.page.gallery import (
     spread_order,
 )
 from mjp_privacy.report.pictures.pixels import picture
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (

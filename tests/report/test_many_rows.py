@@ -7,12 +7,11 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import chosen_attacks, method, samples
+from mjp_privacy.report import data_files, differences
 from mjp_privacy.report.charts import ridges
 from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.lines import Recent, shared_scores
 from mjp_privacy.report.page import build
-from mjp_privacy.report.recent import Recent
-from mjp_privacy.report.shared_images import shared_scores
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import ladder_run
 
@@ -39,7 +38,7 @@ def test_of_many_rows_a_text_says_where_they_are(
     out = tmp_path / "out"
     write_report([tmp_path / "run"], out)
     assert (out / "samples.csv").is_file()
-    monkeypatch.setattr(samples, "MOST_ROWS", 10)
+    monkeypatch.setattr(data_files, "MOST_ROWS", 10)
     write_report([tmp_path / "run"], out)
     assert not (out / "samples.csv").exists()  # that of the earlier report is removed
     text = (out / "samples.txt").read_text()
@@ -78,7 +77,7 @@ def test_of_many_choices_a_parquet_file_holds_the_same(
     out = tmp_path / "out"
     write_report([tmp_path / "run"], out)
     text = pd.read_csv(out / "choices.csv", dtype={"image_id": str})
-    monkeypatch.setattr(chosen_attacks, "MOST_ROWS", 3)
+    monkeypatch.setattr(data_files, "MOST_ROWS", 3)
     write_report([tmp_path / "run"], out)
     assert not (out / "choices.csv").exists()
     stored = pd.read_parquet(out / "choices.parquet")
@@ -91,10 +90,10 @@ def test_notes_say_from_how_many_images_on_nothing_is_drawn(
 ) -> None:
     ladder_run(tmp_path / "run")
     lines = read_contents([tmp_path / "run"]).lines
-    (said,) = (note for note in method.method(lines) if "resamples" in note)
+    (said,) = (note for note in differences.method(lines) if "resamples" in note)
     assert "with 2000 resamples and a fixed seed. " in said
-    monkeypatch.setattr(method, "MOST_DRAWN", 2)
-    (said,) = (note for note in method.method(lines) if "resamples" in note)
+    monkeypatch.setattr(differences, "MOST_DRAWN", 2)
+    (said,) = (note for note in differences.method(lines) if "resamples" in note)
     assert "or beyond 2 of them from their mean, spread and skewness. " in said
 
 

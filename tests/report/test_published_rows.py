@@ -12,10 +12,10 @@ import torch
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.loading import load_runs
-from mjp_privacy.report.measures import summary
+from mjp_privacy.report.lines import summary
 from mjp_privacy.report.results.repeated_patches import count_repeats, repeated_patches
 from mjp_privacy.report.results.rows import main, read_published, write_published
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.report_rows import cell, image_rows, synthetic_run, write_rows
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.chosen_attacks import choices_section
 from mjp_privacy.report.tables.figures import build_table
-from mjp_privacy.report.worst_case import derived_lines, reduced_groups
+from mjp_privacy.report.worst_case import choice_notes, derived_lines, reduced_groups
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run, lines_of
 from tests.helpers.report_rows import cell, image_id, intact, write_pictures
@@ -90,8 +89,8 @@ def test_choices_are_written_image_by_image(tmp_path: Path) -> None:
 def test_notes_say_what_the_lines_are_made_of(tmp_path: Path) -> None:
     ladder_run(tmp_path)
     lines = lines_of(tmp_path)
-    section = choices_section(lines, derived_lines(reduced_groups(lines)))
-    text = "\n".join(section.items)
+    notes = choice_notes(lines, derived_lines(reduced_groups(lines)))
+    text = "\n".join(notes)
     for expected in (
         "Line 7, worst_case, 1 upload: an oracle selection",
         "an upper bound on what any selector can reach",

@@ -11,10 +11,11 @@ import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import bootstrap_interval
-from mjp_privacy.report import samples
+from mjp_privacy.report import data_files
 from mjp_privacy.report.console import WIDTH, console_table
 from mjp_privacy.report.export import latex_text, markdown_text
-from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.lines import Line
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.figures import build_table
 from mjp_privacy.report.tables.text import number
 from mjp_privacy.report.write import ReportSummary, write_report
@@ -88,7 +89,7 @@ def test_samples_hold_every_row(written: tuple[Path, ReportSummary]) -> None:
     out = written[0]
     with (out / "samples.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0])[: len(samples.COLUMNS)] == samples.COLUMNS
+    assert tuple(rows[0])[: len(data_files.COLUMNS)] == data_files.COLUMNS
     lines = load_runs([out.parent / "run"]).lines
     assert len(rows) == sum(max(1, len(line.rows)) for line in lines)
     exact = [s for s in rows if s["run_id"] == "exact" and s["image_id"] == image_id(0)]

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.loading import Line, load_runs
-from mjp_privacy.report.tables.agreement import agreement_table, correlation
+from mjp_privacy.report.lines import Line
+from mjp_privacy.report.runs import load_runs
+from mjp_privacy.report.tables.comparisons import agreement_table, correlation
 from mjp_privacy.report.tables.identification import evenly_spaced, identification_table
 from tests.helpers.report_rows import (
     add_pictures,

@@ -10,9 +10,9 @@ import pytest
 import scipy.stats
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.loading import load_runs
-from mjp_privacy.report.tables import paired
-from mjp_privacy.report.tables.agreement import correlation
+from mjp_privacy.report.runs import load_runs
+from mjp_privacy.report.tables import comparisons as paired
+from mjp_privacy.report.tables.comparisons import correlation
 from mjp_privacy.report.tables.text import TextTable
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.report_rows import HOSTILE, cell, image_rows, psnr_values, write_rows

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.page.reproduce import commands, provenance, run_configs
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import HOSTILE, cell, small_run
 from tests.helpers.runs import TINY, attack, one_cell, photographs, same_rows

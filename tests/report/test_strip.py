@@ -10,8 +10,8 @@ from PIL import Image
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card.text import HEADINGS, build_card
-from mjp_privacy.report.loading import load_runs
 from mjp_privacy.report.pictures.strip import GAP, HEAD, SIDE, Strip, card_strip, write_strip
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import DerivedLine, reduced_groups
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import simple_line

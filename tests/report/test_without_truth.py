@@ -16,20 +16,21 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.loading import Line, load_runs
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.page.build import page_content
 from mjp_privacy.report.page.gallery import Gallery
 from mjp_privacy.report.pictures.files import write_pictures
-from mjp_privacy.report.tables.without_truth import (
-    HEADER,
+from mjp_privacy.report.runs import load_runs
+from mjp_privacy.report.tables.clients import RESIDUALS_HEADER as HEADER
+from mjp_privacy.report.tables.clients import groups_without_truth, residual_table
+from mjp_privacy.report.worst_case import (
     PREFERENCE,
     attackers_choice_by_image,
-    groups_without_truth,
+    derived_lines,
     has_truth,
     picture_ids,
-    residual_table,
+    reduced_groups,
 )
-from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.federations import MJP, run
 from tests.helpers.report_rows import add_pictures, cell, image_rows, row, write_rows
 

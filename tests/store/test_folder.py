@@ -25,7 +25,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import block_file
 from mjp_privacy.experiment import store as store_module
 from mjp_privacy.experiment.store import CONVERT, RunStore, digest_of, stored_files
-from mjp_privacy.report.scores import cell_scores, long_rows
+from mjp_privacy.report.rows import cell_scores, long_rows
 from tests.helpers.runs import attack, one_cell, photographs
 from tests.store.material import CELL, flip, rows_of, same_pictures, scores, tensors_of, write
 
@@ -255,7 +255,7 @@ def test_long_rows_have_a_row_for_each_metric(store: RunStore) -> None:
 def test_scores_fit_their_images_while_files_come_and_go(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("mjp_privacy.report.scores.AT_ONCE", at_once)
+    monkeypatch.setattr("mjp_privacy.report.rows.AT_ONCE", at_once)
     write(store, {"b": 1, "d": 2}, block=3)
     table = cell_scores(RunStore(store.root), "c1")
     write(store, {"a": 3, "c": 4}, block=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.scores import long_rows
+from mjp_privacy.report.rows import long_rows
 from tests.store.material import flip
 from tools.convert_run import main
 

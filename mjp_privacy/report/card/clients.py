@@ -9,7 +9,7 @@ from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
 from mjp_privacy.metrics.coded import Images
 from mjp_privacy.report.cell_columns import client_text
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.worst_case import Group, meets_trained_model, reconstructs
 
 DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora")

@@ -10,8 +10,7 @@ from mjp_privacy.report.card.chosen_clients import same_client
 from mjp_privacy.report.card.clients import Client, short_gamma
 from mjp_privacy.report.card.content import CardRow
 from mjp_privacy.report.card.rows import exact_pictures, published_line
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import image_counts
+from mjp_privacy.report.lines import Line, image_counts
 
 SURVEY = "threat model {} of Carletti et al., USENIX Security 2025"
 LETTERS = {

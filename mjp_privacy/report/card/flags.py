@@ -11,8 +11,7 @@ from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import ClientFacts
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.clients import Client
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import not_run
+from mjp_privacy.report.lines import Line, not_run
 from mjp_privacy.report.unshuffled import unshuffled_images
 from mjp_privacy.report.worst_case import DerivedLine, meets_trained_model
 

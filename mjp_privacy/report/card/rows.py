@@ -12,8 +12,7 @@ from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of
 from mjp_privacy.report.card.content import CardFigure, CardRow
 from mjp_privacy.report.card.flags import client_flags, figure_flags
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import capped_mean, capped_median, success_share, summary
+from mjp_privacy.report.lines import Line, capped_mean, capped_median, success_share, summary
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Group
 
 NAMED = 2

@@ -18,7 +18,7 @@ from mjp_privacy.report.card.flags import (
 )
 from mjp_privacy.report.card.rows import any_uploads_line
 from mjp_privacy.report.tables.text import number
-from mjp_privacy.report.tables.without_truth import has_truth
+from mjp_privacy.report.worst_case import has_truth
 
 DEFENDED_NAMED = 2
 """Defended clients that are named after an undefended one."""

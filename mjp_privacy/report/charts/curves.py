@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.metrics.success_curve import success_curve
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.lines import Line
 
 MOST_STEPS = 240
 """A curve of more images is drawn at this many thresholds, where its shares are true as well."""

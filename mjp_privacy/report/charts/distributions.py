@@ -27,8 +27,7 @@ from mjp_privacy.report.charts.curves import Curve, ecdf, success
 from mjp_privacy.report.charts.names import short_names
 from mjp_privacy.report.charts.ridges import ridge_of, ridges_chart
 from mjp_privacy.report.charts.svg import WIDTH, Drawing, Scale, dash, shade
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import THRESHOLDS, summary
+from mjp_privacy.report.lines import THRESHOLDS, Line, summary
 
 MOST = 12
 """More curves than these cannot be told apart; the lines that follow are in the tables."""

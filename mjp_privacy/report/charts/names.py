@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures.pixels import shorten
 
 WORDS = {"worst_case": "best", "attackers_choice": "attacker's choice"}

@@ -19,8 +19,7 @@ from mjp_privacy.report.charts.distributions import distribution_charts
 from mjp_privacy.report.charts.tradeoff import tradeoff_chart
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint, family_and_strength
 from mjp_privacy.report.charts.uploads_curve import uploads_charts
-from mjp_privacy.report.line import Line
-from mjp_privacy.report.measures import summary
+from mjp_privacy.report.lines import Line, summary
 from mjp_privacy.report.worst_case import Group
 
 MOST_CURVES = 12

@@ -14,8 +14,7 @@ from mjp_privacy.report.charts.axes import STRETCH_NOTE, Frame, psnr_scale, psnr
 from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.labels import fit
 from mjp_privacy.report.charts.svg import INK, MUTED, RULE, SIZE, Drawing, Scale
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import summary
+from mjp_privacy.report.lines import Line, summary
 
 TITLE = "Where the PSNR of the pictures lies"
 LEFT, RIGHT, EXACT_LEFT, EXACT_RIGHT = 226.0, 566.0, 586.0, 630.0

@@ -17,7 +17,7 @@ from mjp_privacy.report.charts.tradeoff_points import (
     pareto_front,
     strength_lines,
 )
-from mjp_privacy.report.measures import THRESHOLDS
+from mjp_privacy.report.lines import THRESHOLDS
 
 LEAKAGE_ROOM = ((8.0, 0.4), (20.0, 1.0), (40.0, 0.28), (100.0, 0.07))
 LEAKAGE_TICKS = (0, 4, 8, 10, 12, 14, 16, 18, 20, 25, 30, 40, 60, 100)

@@ -13,9 +13,8 @@ from mjp_privacy.report.page.glossary import GLOSSARY
 from mjp_privacy.report.page.lines import exact_by_line, line_flags, page_line, scores_by_line
 from mjp_privacy.report.page.reproduce import commands, provenance
 from mjp_privacy.report.published import CITATION
-from mjp_privacy.report.tables.agreement import agreement_table
+from mjp_privacy.report.tables.comparisons import agreement_table, tests_table
 from mjp_privacy.report.tables.identification import evenly_spaced, identification_table
-from mjp_privacy.report.tables.paired import tests_table
 from mjp_privacy.report.tables.text import TextTable
 
 MOST_CURVES = 12

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.page.content import PagePicture
 from mjp_privacy.report.pictures.pixels import Picture, picture
-from mjp_privacy.report.tables.without_truth import picture_ids
-from mjp_privacy.report.worst_case import DerivedLine
+from mjp_privacy.report.worst_case import DerivedLine, picture_ids
 
 STRIP_QUANTILES = (0.1, 0.5, 0.9)
 MOST_IMAGES = 48

@@ -11,8 +11,7 @@ from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.card.flags import Flag, figure_flags
 from mjp_privacy.report.card.rows import PLAIN_TO_SEE, exact_pictures, floor_values
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import image_counts, not_run, summary
+from mjp_privacy.report.lines import Line, image_counts, not_run, summary
 from mjp_privacy.report.page.content import PageLine
 from mjp_privacy.report.published import METRICS
 

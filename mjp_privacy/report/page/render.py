@@ -13,7 +13,7 @@ from urllib.parse import quote
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card.content import CardFigure, CardRow
 from mjp_privacy.report.card.flags import Flag
-from mjp_privacy.report.line import MARKS
+from mjp_privacy.report.lines import MARKS
 from mjp_privacy.report.page.content import PageContent, PagePicture
 from mjp_privacy.report.page.data import (
     capped_median,

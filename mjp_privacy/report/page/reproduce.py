@@ -16,7 +16,8 @@ from mjp_privacy.core.read import yaml_value
 from mjp_privacy.core.text import plain, shown
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.models.tensor_files import check_digest
-from mjp_privacy.report.loading import EXPERIMENT, Line
+from mjp_privacy.report.lines import Line
+from mjp_privacy.report.runs import EXPERIMENT
 
 CONFIG = "config.yaml"
 

@@ -35,9 +35,9 @@ from mjp_privacy.core.read import FileKind, csv_rows
 from mjp_privacy.data.files import IMAGE_SUFFIXES
 from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.report.cell_columns import target_of
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures.names import UniqueNames, digest
-from mjp_privacy.report.tables.without_truth import picture_ids
+from mjp_privacy.report.worst_case import picture_ids
 
 INDEX = "index.csv"
 COLUMNS = ("client", "attack", "line", "image_id", "file", "psnr", "psnr_paper", "reference")

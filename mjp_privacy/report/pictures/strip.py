@@ -18,10 +18,9 @@ from mjp_privacy.report.card.content import Card
 from mjp_privacy.report.card.rows import any_uploads_line, one_upload_line
 from mjp_privacy.report.card.sentence import main_row
 from mjp_privacy.report.card.text import HEADINGS
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures.pixels import Picture, picture, psnr_text, shorten
-from mjp_privacy.report.tables.without_truth import picture_ids
-from mjp_privacy.report.worst_case import Group
+from mjp_privacy.report.worst_case import Group, picture_ids
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,8 +10,8 @@ import pandas as pd
 
 from mjp_privacy.experiment.cell_facts import CommandFacts, columns_of
 from mjp_privacy.report.cell_columns import CLIENT_FACTS, client_text
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.scores import UNREADABLE, CellScores
+from mjp_privacy.report.lines import Line
+from mjp_privacy.report.rows import UNREADABLE, CellScores
 
 SCORES: Mapping[str, tuple[str, str]] = {
     "psnr": ("psnr", "standard"),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.report.results.figures import Figures, LineFigures, entry
-from mjp_privacy.report.tables.paired import line_test
+from mjp_privacy.report.tables.comparisons import line_test
 from mjp_privacy.report.tables.text import DASH
 
 COMPARED = ("model", "setting", "gamma", "client", "dtype")

@@ -17,8 +17,7 @@ import numpy as np
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import share_of_tried, success_share, summary
+from mjp_privacy.report.lines import Line, share_of_tried, success_share, summary
 from mjp_privacy.report.results.columns import published_client
 from mjp_privacy.report.results.seed_spread import SeedSpread
 

@@ -19,7 +19,7 @@ import pandas as pd
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import FileKind
 from mjp_privacy.metrics.coded import Images
-from mjp_privacy.report.line import Line
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.results.columns import REPEATS
 from mjp_privacy.report.results.figures import (
     ENTRIES,
@@ -31,7 +31,7 @@ from mjp_privacy.report.results.figures import (
 )
 from mjp_privacy.report.results.rows import Published, read_published
 from mjp_privacy.report.results.seed_spread import seed_spread
-from mjp_privacy.report.scores import JoinedTable
+from mjp_privacy.report.rows import JoinedTable
 
 CSV = FileKind("a table of results/", "Make it again, as results/README.md says.")
 Selection = Mapping[str, Any]

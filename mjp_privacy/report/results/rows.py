@@ -30,9 +30,9 @@ from mjp_privacy.core.read import FileKind, json_value, read_json_lines, yaml_va
 from mjp_privacy.core.text import shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.line import Line
-from mjp_privacy.report.loading import load_runs
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.results.columns import REPEATS, cells, line_rows, score_table
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 
 KEY = "mjp_privacy"  # of the metadata, JSON

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import PSNR_CAP
@@ -15,10 +16,15 @@ from mjp_privacy.report.card.rows import (
     floor_values,
     one_upload_line,
 )
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import THRESHOLDS, success_share
-from mjp_privacy.report.tables.text import DASH, TextTable, below_cap, capped
-from mjp_privacy.report.worst_case import ATTACKERS_CHOICE, Group
+from mjp_privacy.report.lines import THRESHOLDS, Line, success_share
+from mjp_privacy.report.tables.text import DASH, TextTable, below_cap, capped, number
+from mjp_privacy.report.worst_case import (
+    ATTACKERS_CHOICE,
+    Group,
+    attackers_choice_by_image,
+    has_truth,
+    picture_ids,
+)
 
 TITLE = "Every client"
 
@@ -99,3 +105,65 @@ def _median(figure: CardFigure | None) -> str:
 
 def _exact(figure: CardFigure | None) -> str:
     return DASH if figure is None else Share(figure.exact, figure.of, figure.trials).text()
+
+
+# uploads without their private images -----------------------------------------------------------
+
+RESIDUALS = "Uploads without their private images"
+RESIDUALS_CAPTION = (
+    "No score is possible here. Gradient residual: ‖gradient of the picture − upload‖ / ‖upload‖ "
+    "over the patch embedding, median [quartiles] over the pictures; 0 explains the upload wholly, "
+    "a picture without any gradient gets 1. Chosen: for how many pictures the attacker, who sees "
+    "the residual and not the truth, would take this attack. A small residual is no proof of a "
+    "good picture."
+)
+RESIDUALS_HEADER = ("client", "attack", "pictures", "gradient residual", "chosen")
+
+
+def groups_without_truth(groups: Sequence[Group]) -> list[Group]:
+    """The groups in which some attack's pictures have nothing to be compared with."""
+    return [g for g in groups if not all(has_truth(line) for line in g.attacks)]
+
+
+def residual_table(
+    groups: Sequence[Group], client_of: Callable[[Group], str] | None = None
+) -> TextTable | None:
+    """What stands in place of scores for groups without truth; None if every group has it.
+
+    client_of: what the report calls a group's client; None: its model and setting
+    """
+    rows = [
+        (client_of(group) if client_of else _client_of(group), *cells)
+        for group in groups_without_truth(groups)
+        for cells in _residual_rows(group)
+    ]
+    return (
+        TextTable(RESIDUALS, RESIDUALS_CAPTION, RESIDUALS_HEADER, tuple(rows), "llrrr")
+        if rows
+        else None
+    )
+
+
+def _client_of(group: Group) -> str:
+    cell = group.attacks[0].cell
+    return f"{cell.model.label} ({cell.setting})"
+
+
+def _residual_rows(group: Group) -> list[tuple[str, ...]]:
+    """Attack, number of pictures, residual and number of choices, for attacks with pictures."""
+    choices = Counter(line.number for line in attackers_choice_by_image(group.attacks).values())
+    with_pictures = [(line, len(picture_ids(line))) for line in group.attacks]
+    return [
+        (line.title, str(count), _residual(line), f"{choices[line.number]}")
+        for line, count in with_pictures
+        if count
+    ]
+
+
+def _residual(line: Line) -> str:
+    """`median [first quartile, third quartile]`, with its n where that is not the pictures'."""
+    values = line.scored("gradient_residual", "diagnostic")
+    if values.empty:
+        return "unknown: no labels or no gradient"
+    low, median, high = (number(float(values.quantile(q)), 4) for q in (0.25, 0.5, 0.75))
+    return f"{median} [{low}, {high}]"

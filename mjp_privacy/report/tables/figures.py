@@ -13,9 +13,9 @@ import pandas as pd
 from attacks import traits_of
 from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
 from mjp_privacy.report.cell_columns import ATTACK_FACTS, Scalar, fact
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.measures import (
+from mjp_privacy.report.lines import (
     THRESHOLDS,
+    Line,
     Measure,
     below_grey,
     ceiling_distance,
@@ -23,12 +23,12 @@ from mjp_privacy.report.measures import (
     measured,
     not_run,
     present,
+    shared_scores,
     success,
     success_share,
     summary,
 )
 from mjp_privacy.report.published import METRICS, PublishedRow, published_row
-from mjp_privacy.report.shared_images import shared_scores
 from mjp_privacy.report.worst_case import DerivedLine
 from mjp_privacy.training.published import is_papers_model
 

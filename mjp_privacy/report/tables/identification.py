@@ -29,10 +29,10 @@ from mjp_privacy.report.cell_columns import (
     MODEL_FACTS,
     client_text,
 )
-from mjp_privacy.report.loading import Line
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.tables.figures import varying_columns
 from mjp_privacy.report.tables.text import DASH, TextTable, gamma, number
-from mjp_privacy.report.tables.without_truth import picture_ids
+from mjp_privacy.report.worst_case import picture_ids
 
 TITLE = "Does a reconstruction point to its own image?"
 

@@ -26,8 +26,8 @@ from mjp_privacy.report.card.rows import (
     one_upload_line,
 )
 from mjp_privacy.report.card.sentence import LADDER
-from mjp_privacy.report.line import Line
-from mjp_privacy.report.measures import capped_median, not_run, success_share, summary
+from mjp_privacy.report.data_files import csv_text
+from mjp_privacy.report.lines import Line, capped_median, not_run, success_share, summary
 from mjp_privacy.report.published import (
     ARROWS,
     METRICS,
@@ -36,7 +36,6 @@ from mjp_privacy.report.published import (
     PublishedRow,
     published_row,
 )
-from mjp_privacy.report.spreadsheets import with_formula_free
 from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, gamma
 from mjp_privacy.report.worst_case import Group, meets_trained_model
 from mjp_privacy.training.published import is_papers_model
@@ -241,8 +240,4 @@ def table5_csv(rows: Sequence[Row]) -> str:
         for name in ("acc", *METRICS):
             record[f"paper_{name}"] = getattr(row.paper, name) if row.paper else math.nan
         records.append(record)
-    return str(
-        with_formula_free(pd.DataFrame(records, dtype=object)).to_csv(
-            index=False, lineterminator="\n"
-        )
-    )
+    return csv_text(pd.DataFrame(records, dtype=object))

@@ -9,7 +9,7 @@ from typing import Any
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.cell_columns import CLIENT_FACTS, client_text, options_text, scalar_text
-from mjp_privacy.report.line import MARKS
+from mjp_privacy.report.lines import MARKS
 from mjp_privacy.report.published import ARROWS, METRICS, TITLES
 from mjp_privacy.report.tables.figures import Table
 from mjp_privacy.report.worst_case import RULES

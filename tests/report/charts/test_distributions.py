@@ -20,8 +20,8 @@ from mjp_privacy.report.charts.curves import MOST_STEPS, ecdf, success
 from mjp_privacy.report.charts.distributions import MOST, distribution_charts, floor_mean
 from mjp_privacy.report.charts.names import short_names
 from mjp_privacy.report.charts.ridges import density, ridge_of
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.scores import CellScores
+from mjp_privacy.report.lines import Line
+from mjp_privacy.report.rows import CellScores
 from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run, lines_of, simple_line
 from tests.helpers.report_rows import HOSTILE, cell, image_id, image_rows, small_run, write_rows
 

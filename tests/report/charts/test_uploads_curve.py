@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.report.charts.uploads_curve import uploads_charts
-from mjp_privacy.report.loading import load_runs
-from mjp_privacy.report.rounds import curve_points
+from mjp_privacy.report.points import curve_points
+from mjp_privacy.report.runs import load_runs
 from tests.helpers.ladder_rows import curve_run
 from tests.helpers.report_rows import HOSTILE
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import starmap
 
 import numpy as np
+import pandas as pd
 
 from mjp_privacy.metrics.coded import Images
 from mjp_privacy.metrics.paired_tests import (
@@ -19,12 +20,13 @@ from mjp_privacy.metrics.paired_tests import (
     holm,
     paired_test,
 )
+from mjp_privacy.metrics.rank_agreement import CLOSER, RankAgreement, rank_agreement
 from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.report.card.circumstances import circumstances
 from mjp_privacy.report.card.clients import Client, client_titles, clients_of
-from mjp_privacy.report.loading import Line
-from mjp_privacy.report.shared_images import shared_scores
-from mjp_privacy.report.tables.agreement import correlation
-from mjp_privacy.report.tables.compared_clients import best_line, client_pairs
+from mjp_privacy.report.card.rows import any_uploads_line, one_upload_line
+from mjp_privacy.report.lines import Line, shared_scores
+from mjp_privacy.report.published import TITLES
 from mjp_privacy.report.tables.text import DASH, TextTable, number
 from mjp_privacy.report.worst_case import Group
 
@@ -187,3 +189,94 @@ def p_text(p: float, smallest: float | None = None) -> str:
     if smallest is not None and p <= smallest < 1:
         return f"{p:.2g} (min)"
     return "< 1e-4" if p < 1e-4 else f"{p:.2g}"
+
+
+def client_pairs(clients: Sequence[Client]) -> list[tuple[Client, Client]]:
+    """(undefended, defended) for every defended client that has an undefended one beside it.
+
+    The two agree in every circumstance: data, image size, batch, local steps, precision and so on,
+    and both have a best attack. Among several undefended clients one whose model was not trained
+    with shuffled patches is taken, then one of the same model, then the likest.
+    """
+    attacked = [client for client in clients if best_line(client, one_upload=False)]
+    undefended = [client for client in attacked if not client.defended]
+    pairs = []
+    for client in attacked:
+        if client.defended:
+            around = circumstances(client)
+            alike = [other for other in undefended if circumstances(other) == around]
+            pairs += [(min(alike, key=lambda x: _distance(x, client)), client)] if alike else []
+    return pairs
+
+
+def _distance(undefended: Client, defended: Client) -> tuple[bool, ...]:
+    one, other = undefended.cell.model, defended.cell.model
+    return (
+        bool(one.trained_gamma),
+        one.label != other.label,
+        one.position_embedding != other.position_embedding,
+        one.first_block != other.first_block,
+    )
+
+
+def best_line(client: Client, *, one_upload: bool) -> Line | None:
+    """The worst case of a client, as on the card; None where no matching attack scored.
+
+    With `one_upload` over attacks on a single upload, else over all.
+    """
+    single = one_upload_line(client)
+    return single if one_upload else any_uploads_line(client) or single
+
+
+FEWEST = 3  # images; two are always in perfect order
+
+AGREEMENT_CAPTION = (
+    "Rank correlations between metrics (standard) over {n} images of line {line} that have all of "
+    "them: Spearman's ρ above the diagonal, Kendall's τ-b below. Every metric is turned so that "
+    "higher is a better reconstruction: 1 means that two metrics order the images alike, −1 in "
+    "reverse; MSE and PSNR do so by definition. Images count equally, also where several are crops "
+    "of one photograph. A dash: one of the metrics is the same for every image."
+)
+
+
+def agreement_table(line: Line) -> TextTable | None:
+    """The table of one line; None with fewer than two metrics or three images."""
+    scores = {metric: values for metric in CLOSER if len(values := line.scored(metric, "standard"))}
+    if len(scores) < 2:
+        return None
+    common = pd.concat(scores, axis=1, join="inner")
+    if len(common) < FEWEST:
+        return None
+    agreement = rank_agreement(
+        {metric: common[metric].to_numpy(dtype=np.float64) for metric in scores}
+    )
+    names = [TITLES[metric] for metric in agreement.metrics]
+    rows = tuple((name, *_agreement_cells(agreement, at)) for at, name in enumerate(names))
+    caption = AGREEMENT_CAPTION.format(n=agreement.n, line=line.number)
+    title = f"Do the metrics agree? {line.label}"
+    return TextTable(title, caption, ("", *names), rows, "l" + "r" * len(names))
+
+
+def _agreement_cells(agreement: RankAgreement, row: int) -> list[str]:
+    def cell(column: int) -> str:
+        if column == row:
+            return ""
+        values = agreement.spearman if column > row else agreement.kendall
+        return correlation(float(values[row, column]))
+
+    return [cell(column) for column in range(len(agreement.metrics))]
+
+
+def correlation(value: float) -> str:
+    """A number in [-1, 1] with two decimals, or as many as keep it apart from 1 and -1.
+
+    correlation(0.9996)  # "0.9996"
+    """
+    if math.isnan(value):
+        return DASH
+    if abs(value) > 1 - 1e-12:
+        return f"{round(value):d}"
+    decimals = 2
+    while abs(float(f"{value:.{decimals}f}")) == 1:
+        decimals += 1
+    return f"{value:.{decimals}f}"
