@@ -1,26 +1,29 @@
-"""Position embeddings of several models in one picture, plain beside MJP.
+"""Pictures of position embeddings and of where the last block looks, of several models.
 
-The curves at the top are Table 6 and Figure 4. Below is a row for each model: its patches along the
-first two principal directions, joined as neighbours are in the image (Fig. 1 and 7, for which
-`umap_picture` lays out the plane as they do), along the first three, and the cosine similarities of
-every patch with all others (the poster's Fig. 1).
+`draw_analysis`: the curves at the top are Table 6 and Figure 4. Below is a row for each model: its
+patches along the first two principal directions, joined as neighbours are in the image (Fig. 1 and
+7), along the first three, and the cosine similarities of every patch with all others (the poster's
+Fig. 1). `draw_umap` lays the plane out as the paper does; `draw_attention` is its Fig. 8.
 """
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from mjp_privacy.analysis.analysed import Analysed, Figures, Noise
 from mjp_privacy.analysis.position_table import Matrix, PositionTable
 from mjp_privacy.analysis.sentences import MOSTLY
 from mjp_privacy.analysis.similarity import as_map
 from mjp_privacy.analysis.spectrum import projection
-from mjp_privacy.core.files import write_atomically
-from mjp_privacy.training.drawing import colour, drawn, plain_texts
+from mjp_privacy.core.drawing import INK, MUTED, RULE, colour, drawn, picture
+from mjp_privacy.core.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,28 +31,31 @@ if TYPE_CHECKING:
 MOST_ROWS = 12
 """Tables with a row of their own; the curves show all."""
 DIMENSIONS_DRAWN = 40
-NOISE_GREY = "#888888"
+MOST_HEADS = 8
+"""Heads whose attention is drawn; all enter the figures."""
+NEIGHBOURS = 15
+"""Nearest patches that a patch is tied to: UMAP's own setting."""
+APART = 0.1
+"""Least distance of two patches in UMAP's plane: its own setting."""
+SEEDS = (0, 1)
 
 
-@plain_texts()
 def draw_analysis(results: Sequence[Analysed], noises: Sequence[Noise], path: Path) -> None:
     """Write the picture; models without position embeddings are left out."""
-    from matplotlib.figure import Figure
-
     tables = drawn_tables(results)
-    figure = Figure(figsize=(10, 3 + 2.9 * len(tables)), layout="constrained")
-    parts = figure.subfigures(1 + len(tables), 1, squeeze=False)[:, 0]
-    curves = parts[0].subplots(1, 3)
-    _curves(curves[0], results, noises, "variance")
-    _curves(curves[1], results, noises, "energy")
-    _errors(curves[2], results, noises)
-    for part, (title, table) in zip(parts[1:], tables, strict=True):
-        plane = part.add_subplot(1, 3, 1)
-        _plane(plane, table)
-        plane.set_title(title, fontsize=9, fontweight="bold", loc="left")
-        _space(part.add_subplot(1, 3, 2, projection="3d"), table)
-        _similarities(part.add_subplot(1, 3, 3), table)
-    write_atomically(path, lambda place: figure.savefig(place, dpi=80, format="png"))
+    with picture(path, 10, 3 + 2.9 * len(tables), dpi=80) as figure:
+        parts = figure.subfigures(1 + len(tables), 1, squeeze=False)[:, 0]
+        curves = parts[0].subplots(1, 3)
+        _curves(curves[0], results, noises, "variance")
+        _curves(curves[1], results, noises, "energy")
+        _errors(curves[2], results, noises)
+        for part, (title, table) in zip(parts[1:], tables, strict=True):
+            plane = part.add_subplot(1, 3, 1)
+            draw_joined(plane, projection(table, 2).reshape(table.grid, table.grid, 2))
+            plane.set_xlabel("2 principal directions", fontsize=8)
+            plane.set_title(title, fontweight="bold", loc="left")
+            _space(part.add_subplot(1, 3, 2, projection="3d"), table)
+            _similarities(part.add_subplot(1, 3, 3), table)
 
 
 def drawn_tables(results: Sequence[Analysed]) -> list[tuple[str, PositionTable]]:
@@ -71,7 +77,7 @@ def _curves(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise], na
         curves = 100 * np.stack([_cut(getattr(figures, name)) for figures in noise.tables])
         dimensions = np.arange(1, curves.shape[1] + 1)
         low, high = curves.min(axis=0), curves.max(axis=0)
-        axes.fill_between(dimensions, low, high, color=NOISE_GREY, alpha=0.5, label="noise")
+        axes.fill_between(dimensions, low, high, color=MUTED, alpha=0.5, label="noise")
     for number, result in enumerate(results):
         shade = colour(number)
         for figures, style in ((result.figures, "-"), (_learned(result), ":")):
@@ -81,12 +87,12 @@ def _curves(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise], na
                 dimensions = np.arange(1, len(curve) + 1)
                 axes.plot(dimensions, curve, style, color=shade, label=label, linewidth=1.4)
     titles = {"variance": "variance % (Table 6)", "energy": "energy % (Fig. 4)"}
-    axes.set_title(titles[name], fontsize=9)
+    axes.set_title(titles[name])
     axes.set_xlabel("dimensions   (dotted: learned beside its start)", fontsize=8)
     axes.set_ylim(0, 102)
-    _plain_frame(axes)
+    axes.tick_params(labelsize=7)
     if name == "variance":
-        axes.legend(fontsize=6, frameon=False, loc="lower right")
+        axes.legend(fontsize=6, loc="lower right")
 
 
 def _learned(result: Analysed) -> Figures | None:
@@ -110,25 +116,18 @@ def _errors(axes: Axes, results: Sequence[Analysed], noises: Sequence[Noise]) ->
     for noise in noises:
         errors = [figures.places.mae_2d for figures in noise.tables]
         name = f"noise {noise.grid}×{noise.grid}×{noise.width}"
-        bars.append((name, float(np.mean(errors)), float(np.std(errors)), NOISE_GREY))
+        bars.append((name, float(np.mean(errors)), float(np.std(errors)), MUTED))
     names, values, around, colours = zip(*bars, strict=True)
     axes.barh(range(len(bars)), values, xerr=around, color=colours, height=0.7)
     axes.set_yticks(range(len(bars)), names, fontsize=6)
     axes.invert_yaxis()
+    axes.grid(visible=False)
     first = shown[0][1].figures
     assert first is not None
-    axes.axvline(first.places.constant_2d, color="black", linewidth=0.8, linestyle="--")
+    axes.axvline(first.places.constant_2d, color=INK, linewidth=0.8, linestyle="--")
     axes.set_xlabel("patches   (dashed: a constant guess)", fontsize=8)
-    axes.set_title("2D error of a linear map (Table 8)", fontsize=9)
-    _plain_frame(axes)
-
-
-def _plane(axes: Axes, table: PositionTable) -> None:
-    points = projection(table, 2).reshape(table.grid, table.grid, 2)
-    draw_joined(axes, points)
-    axes.set_xlabel("2 principal directions", fontsize=8)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set_title("2D error of a linear map (Table 8)")
+    axes.tick_params(labelsize=7)
 
 
 def _space(axes: Any, table: PositionTable) -> None:
@@ -141,8 +140,10 @@ def _space(axes: Any, table: PositionTable) -> None:
 
 def draw_joined(axes: Any, points: Matrix) -> None:
     """Points of a grid (G, G, 2 or 3): neighbours joined by lines, a hue a place."""
+    if points.shape[-1] == 2:
+        axes.set(xticks=[], yticks=[], frame_on=False)
     for line in (*points, *points.transpose(1, 0, 2)):
-        axes.plot(*line.T, color="#bbbbbb", linewidth=0.6, zorder=1)
+        axes.plot(*line.T, color=RULE, linewidth=0.6, zorder=1)
     axes.scatter(*points.reshape(-1, points.shape[-1]).T, c=_hues(len(points)), s=14, zorder=2)
 
 
@@ -163,7 +164,64 @@ def _similarities(axes: Axes, table: PositionTable) -> None:
     axes.figure.colorbar(drawing, ax=axes, shrink=0.8).ax.tick_params(labelsize=6)
 
 
-def _plain_frame(axes: Axes) -> None:
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=7)
+# UMAP ---------------------------------------------------------------------------------------------
+
+
+def umap_library() -> Any:
+    """The module `umap`; UserError with what to install where there is none."""
+    try:
+        return importlib.import_module("umap")
+    except ImportError as error:
+        raise UserError(
+            "--umap: expected the package umap-learn, which is not installed. Run "
+            "`pip install .[umap]`, or leave out --umap: analysis.png has PCA's plane."
+        ) from error
+
+
+def umap_plane(table: PositionTable, seed: int) -> Matrix:
+    """The patches (N, 2) in the plane; the same for the same table and seed."""
+    neighbours = min(NEIGHBOURS, len(table.rows) - 1)
+    with warnings.catch_warnings():  # it says that a seed costs it its threads
+        warnings.simplefilter("ignore")
+        plane: Matrix = (
+            umap_library()
+            .UMAP(n_neighbors=neighbours, min_dist=APART, random_state=seed, n_jobs=1)
+            .fit_transform(table.rows)
+        )
+    return plane
+
+
+def draw_umap(tables: Sequence[tuple[str, PositionTable]], path: Path) -> None:
+    """A row for each named table, a column for each of two seeds.
+
+    UMAP keeps near neighbours near and little else: distances and shapes in its plane depend on
+    its seed and settings, which the paper does not print. The settings are the library's.
+    """
+    size = 3.2
+    with picture(path, size * len(SEEDS), size * len(tables), dpi=80) as figure:
+        panels = figure.subplots(len(tables), len(SEEDS), squeeze=False)
+        for line, (title, table) in zip(panels, tables, strict=True):
+            for panel, seed in zip(line, SEEDS, strict=True):
+                draw_joined(panel, umap_plane(table, seed).reshape(table.grid, table.grid, 2))
+                panel.set_title(f"{title}, seed {seed}", fontsize=8, loc="left")
+
+
+# attention ----------------------------------------------------------------------------------------
+
+
+def draw_attention(result: Analysed, pixels: Tensor, path: Path) -> None:
+    """A row for each image (B, 3, S, S): the image, then the map of every head, each to its own
+    largest value."""
+    maps = result.attention.maps[: len(pixels), :MOST_HEADS]
+    rows, heads = maps.shape[:2]
+    with picture(path, 1.5 * (heads + 1), 1.5 * rows + 0.5, dpi=100) as figure:
+        panels = figure.subplots(rows, heads + 1, squeeze=False)
+        for row in range(rows):
+            panels[row, 0].imshow(pixels[row].permute(1, 2, 0).numpy(), interpolation="nearest")
+            for head in range(heads):
+                panels[row, head + 1].imshow(maps[row, head], interpolation="nearest")
+                if row == 0:
+                    panels[row, head + 1].set_title(f"head {head + 1}", fontsize=7)
+            for panel in panels[row]:
+                panel.set_axis_off()
+        figure.suptitle(f"{drawn(result.label)}: [CLS] of the last block", fontsize=9)

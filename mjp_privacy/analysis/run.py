@@ -9,11 +9,15 @@ from torch import Tensor
 
 from mjp_privacy.analysis.analysed import Analysed, Noise, analysed, noise
 from mjp_privacy.analysis.arguments import AnalysisArguments
-from mjp_privacy.analysis.attention_picture import draw_attention
-from mjp_privacy.analysis.picture import draw_analysis, drawn_tables
+from mjp_privacy.analysis.picture import (
+    draw_analysis,
+    draw_attention,
+    draw_umap,
+    drawn_tables,
+    umap_library,
+)
 from mjp_privacy.analysis.position_table import position_table
 from mjp_privacy.analysis.report import console, write_tables
-from mjp_privacy.analysis.umap_picture import draw_umap, umap_library
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder

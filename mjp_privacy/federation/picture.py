@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mjp_privacy.core.drawing import MUTED, band, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.federation.rounds import ATTACK
@@ -24,7 +25,6 @@ from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 from mjp_privacy.report.lines import Line, failed_images
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.unshuffled import unshuffled_images
-from mjp_privacy.training.drawing import colour, drawn, plain_texts
 
 THRESHOLD = 20.0  # dB at which a person recognises the picture
 SCOPES = ("1 upload", "any number of uploads")
@@ -34,6 +34,8 @@ TITLES = (
     ("success", f"images recovered at ≥ {THRESHOLD:.0f} dB (%)"),
 )
 UNSHUFFLED = "some uploads unshuffled"
+HOLLOW: dict[str, Any] = {"markersize": 5, "markerfacecolor": "white"}
+"""The marker of a round in which an attack read an unshuffled upload."""
 KEYS = ("client_label", "round", "batch", "steps")
 
 
@@ -134,44 +136,39 @@ def _scored(line: Line, metric: str, variant: str) -> dict[str, float]:
     return {str(k): float(v) for k, v in line.scored(metric, variant).items()}
 
 
-@plain_texts()
 def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
     """Write rounds.png and rounds.csv into `out`; the picture's path.
 
     The panels show top-1 (where test images were given), the worst-case PSNR and the share of
     recovered images, over the rounds.
     """
-    from matplotlib.figure import Figure
-
     table = leakage_table(runs)
     text = table.to_csv(index=False)  # pandas takes some paths for addresses
     write_atomically(out / "rounds.csv", lambda path: path.write_text(text, "utf-8"))
     accuracies = {run: _accuracies(run) for run in runs}
     titles = dict(TITLES) if any(accuracies.values()) else dict(TITLES[1:])
-    figure = Figure(figsize=(1 + 2.83 * len(titles), 3.8), layout="constrained")
-    panels = dict(zip(titles, figure.subplots(1, len(titles)), strict=True))
-    for number, run in enumerate(runs):
-        of_run, shade = table[table["run"] == str(run)], colour(number)
-        label = str(of_run["label"].iloc[0])
-        next(iter(panels.values())).plot([], [], color=shade, label=drawn(label))
-        if "accuracy" in panels:
-            panels["accuracy"].plot(*zip(*accuracies[run], strict=True), color=shade)
-        _draw_leakage(panels, of_run, shade)
-    panels["psnr"].axhline(table["floor"].mean(), color="#888888", linewidth=0.8, linestyle=":")
-    for name, axes in panels.items():
-        axes.set_title(titles[name], fontsize=9)
-        axes.set_xlabel("round")
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    next(iter(panels.values())).legend(fontsize=7)
-    styles = [("--", SCOPES[0]), ("-", SCOPES[1]), (":", "uniform grey")]
-    keys = [panels["psnr"].plot([], [], s, color="#444444", label=text)[0] for s, text in styles]
-    if (table["unshuffled"] > 0).any():
-        keys.append(panels["psnr"].plot([], [], "o", **_hollow("#444444"), label=UNSHUFFLED)[0])
-    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), fontsize=7)
-    path = out / "rounds.png"
-    write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=150))
-    return path
+    with picture(out / "rounds.png", 1 + 2.83 * len(titles), 3.8) as figure:
+        panels = dict(zip(titles, figure.subplots(1, len(titles)), strict=True))
+        first = next(iter(panels.values()))
+        for number, run in enumerate(runs):
+            of_run, shade = table[table["run"] == str(run)], colour(number)
+            first.plot([], [], color=shade, label=drawn(of_run["label"].iloc[0]))
+            if "accuracy" in panels:
+                panels["accuracy"].plot(*zip(*accuracies[run], strict=True), color=shade)
+            _draw_leakage(panels, of_run, shade)
+        panels["psnr"].axhline(table["floor"].mean(), color=MUTED, linewidth=1, linestyle=":")
+        for name, axes in panels.items():
+            axes.set_title(titles[name])
+            axes.set_xlabel("round")
+            axes.set_ylim(bottom=0)
+        first.legend(fontsize=7)
+        styles = [("--", SCOPES[0]), ("-", SCOPES[1]), (":", "uniform grey")]
+        keys = [panels["psnr"].plot([], [], s, color=MUTED, label=name)[0] for s, name in styles]
+        if (table["unshuffled"] > 0).any():
+            look = {"color": MUTED, **HOLLOW}
+            keys.append(panels["psnr"].plot([], [], "o", label=UNSHUFFLED, **look)[0])
+        figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), fontsize=7)
+    return out / "rounds.png"
 
 
 def _accuracies(run: Path) -> list[tuple[int, float]]:
@@ -183,17 +180,13 @@ def _draw_leakage(panels: Mapping[str, Any], of_run: pd.DataFrame, shade: str) -
     """A federation's PSNR and recovered images over the rounds, for the kind of client with the
     smallest batch and the fewest steps."""
     psnr, success = panels["psnr"], panels["success"]
+    look: dict[str, Any] = {"color": shade, "marker": "o", "markersize": 3}
     for scope, style in zip(SCOPES, ("--", "-"), strict=True):
         shown = of_run[of_run["scope"] == scope]
         shown = shown[shown["batch"] == of_run["batch"].min()]
         shown = shown[shown["steps"] == shown["steps"].min()].sort_values("round")
         rounds, marked = shown["round"], shown[shown["unshuffled"] > 0]
-        psnr.plot(rounds, shown["psnr"], style, color=shade, marker="o", markersize=3)
-        psnr.plot(marked["round"], marked["psnr"], "o", **_hollow(shade))
-        psnr.fill_between(rounds, shown["low"], shown["high"], color=shade, alpha=0.12, linewidth=0)
-        success.plot(rounds, 100 * shown["success"], style, color=shade, marker="o", markersize=3)
-
-
-def _hollow(shade: str) -> dict[str, Any]:
-    """The marker of a round in which an attack read an unshuffled upload."""
-    return {"markersize": 5, "markerfacecolor": "white", "markeredgecolor": shade}
+        psnr.plot(rounds, shown["psnr"], style, **look)
+        psnr.plot(marked["round"], marked["psnr"], "o", color=shade, **HOLLOW)
+        band(psnr, rounds, shown["low"], shown["high"], shade)
+        success.plot(rounds, 100 * shown["success"], style, **look)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from attacks import traits_of
 from attacks.shared_picture import SHARING
+from mjp_privacy.core.drawing import house_style
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import reason
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
 from mjp_privacy.own.reconstructed import Reconstructed
-from mjp_privacy.training.drawing import plain_texts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -232,7 +232,7 @@ def _shared(best: Reconstructed) -> str:
     )
 
 
-@plain_texts()
+@house_style()
 def _write(figure: Figure, path: Path) -> None:
     if not path.parent.is_dir() or path.is_dir():
         raise UserError(

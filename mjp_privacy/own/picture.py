@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from mjp_privacy.core.drawing import house_style
 from mjp_privacy.own.reconstructed import Reconstructed
-from mjp_privacy.training.drawing import plain_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ ROWS, COLUMNS = 4, 7  # images and attacks that are shown
 SIDE = 2.1  # inches
 
 
-@plain_texts()
+@house_style()
 def leak_figure(
     ranked: Sequence[Reconstructed], private: Tensor | None, title: str, batch: int = 1
 ) -> Figure:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from mjp_privacy.core.drawing import COLOURS, colour, drawn, house_style
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.text import plain
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.pictures.pixels import shorten
-from mjp_privacy.training.drawing import COLOURS, colour, drawn, plain_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ INK, MUTED, GRID = "#1f2933", "#6b7780", "#dfe4e8"
 MARKERS = "osD^vPX"
 
 
-@plain_texts()
+@house_style()
 def write_batches(points: pd.DataFrame, path: Path) -> bool:
     """Draw batches.png from what `batch_points` returns; False where that is empty."""
     if points.empty:

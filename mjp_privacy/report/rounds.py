@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from mjp_privacy.core.drawing import COLOURS, colour, drawn, house_style
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.text import plain
 from mjp_privacy.report.pictures.pixels import shorten
-from mjp_privacy.training.drawing import COLOURS, colour, drawn, plain_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ MARKERS = "osD^vPX"
 STATISTICS = {"psnr_median": "median", "psnr_mean": "mean"}
 
 
-@plain_texts()
+@house_style()
 def write_rounds(points: pd.DataFrame, path: Path) -> bool:
     """Draw rounds.png from what `curve_points` returns; False where that is empty."""
     if points.empty:

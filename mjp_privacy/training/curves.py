@@ -11,11 +11,10 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from mjp_privacy.core.drawing import colour, drawn, picture
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.read import is_there
 from mjp_privacy.core.text import shown
-from mjp_privacy.training.drawing import colour, drawn, plain_texts
 from mjp_privacy.training.journal import LINES, METRICS, whole_lines
 
 Finite = Annotated[float, Field(strict=True, ge=-1e12, le=1e12)]
@@ -75,53 +74,36 @@ def check_drawable(runs: Sequence[Path]) -> None:
         )
 
 
-@plain_texts()
 def draw_curves(runs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> Path:
     """Write curves.png into `out`: training loss on the left, validation on the right: top-1 or, of
     a segmentation, mIoU.
 
     labels: names of the runs in the legend; None: their folders' names.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    measures: set[str] = set()
-    for number, run in enumerate(runs):
-        points = _points(run / METRICS)
-        if damaged := whole_lines(run / METRICS)[1]:
-            words = f"{shown(run / METRICS)}: {damaged} damaged line(s) are left out of the curves"
-            print(words, file=sys.stderr, flush=True)
-        if not points:
-            continue  # a run that has only just begun
-        shade = colour(number)
-        label = labels[number] if labels else run.resolve().name
-        left.plot(
-            [point.epoch for point in points],
-            [point.cross_entropy for point in points],
-            color=shade,
-            linewidth=1,
-            label=drawn(label),
-        )
-        measured = [point for point in points if point.validated is not None]
-        measures |= {"mIoU" if point.val_miou is not None else "top-1" for point in measured}
-        right.plot(
-            [point.epoch for point in measured],
-            [point.validated for point in measured],
-            color=shade,
-            marker="o",
-            markersize=3,
-            linewidth=1,
-            label=drawn(label),
-        )
-    validation = f"validation {' and '.join(sorted(measures)) or 'top-1'} (%)"
-    for axes, name in ((left, "training cross-entropy"), (right, validation)):
-        axes.set_xlabel("epoch")
-        axes.set_title(name, fontsize=10)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    left.legend(fontsize=8, frameon=False)
     path = out / "curves.png"
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format="png"))
+    measures: set[str] = set()
+    with picture(path, 9, 3.4) as figure:
+        left, right = figure.subplots(1, 2)
+        for number, run in enumerate(runs):
+            points = _points(run / METRICS)
+            if damaged := whole_lines(run / METRICS)[1]:
+                told = (
+                    f"{shown(run / METRICS)}: {damaged} damaged line(s) are left out of the curves"
+                )
+                print(told, file=sys.stderr, flush=True)
+            if not points:
+                continue  # a run that has only just begun
+            look = {"color": colour(number), "linewidth": 1}
+            label = drawn(labels[number] if labels else run.resolve().name)
+            epochs = [point.epoch for point in points]
+            left.plot(epochs, [point.cross_entropy for point in points], label=label, **look)
+            measured = [point for point in points if point.validated is not None]
+            measures |= {"mIoU" if point.val_miou is not None else "top-1" for point in measured}
+            epochs, scores = [p.epoch for p in measured], [p.validated for p in measured]
+            right.plot(epochs, scores, marker="o", markersize=3, **look)
+        left.set_title("training cross-entropy")
+        right.set_title(f"validation {' and '.join(sorted(measures)) or 'top-1'} (%)")
+        for axes in (left, right):
+            axes.set_xlabel("epoch")
+        left.legend()
     return path

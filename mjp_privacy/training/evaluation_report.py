@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from mjp_privacy.core.files import write_atomically
+from mjp_privacy.core.drawing import band, colour, dashes, drawn, picture
 from mjp_privacy.metrics.statistics import Summary, summarise
-from mjp_privacy.training.drawing import drawn, plain_texts
 from mjp_privacy.training.presets import Preset
 from mjp_privacy.training.published import PublishedModel
 
@@ -150,23 +149,23 @@ def _beside(paper: float | None, ours: float, decimals: int) -> str:
     return f"{paper:.{decimals}f}{difference}"
 
 
-@plain_texts()
 def draw_sweep(table: pd.DataFrame, path: Path) -> None:
     """Draw consistency, [CLS] difference and top-1 over γ as in Fig. 3, a line for each model."""
-    from matplotlib.figure import Figure
-
     names = ("consistency", "diff_norm", "top1_shuffled")
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    for axes, name in zip(figure.subplots(1, 3), names, strict=True):
-        for label, line in table.groupby("model", sort=False):
-            points = line[line[name].notna()]  # a protocol measures some of the three
-            gammas, low, high = (points[key] for key in ("gamma", f"{name}_low", f"{name}_high"))
-            axes.plot(gammas, points[name], marker="o", markersize=3, label=drawn(label))
-            axes.fill_between(gammas, low, high, alpha=0.15)
-        axes.set_title(f"{MEASURES[name][0]} {MEASURES[name][1]}", fontsize=10)
-        axes.set_xlabel("γ of the shuffled input")
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(fontsize=7, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format="png"))
+    with picture(path, 11, 3.4) as figure:
+        for axes, name in zip(figure.subplots(1, 3), names, strict=True):
+            for number, (label, line) in enumerate(table.groupby("model", sort=False)):
+                points = line[line[name].notna()]  # a protocol measures some of the three
+                look = {"color": colour(number), "linestyle": dashes(number)}
+                axes.plot(
+                    *(points["gamma"], points[name]),
+                    marker="o",
+                    markersize=3,
+                    label=drawn(label),
+                    **look,
+                )
+                ends = points[f"{name}_low"], points[f"{name}_high"]
+                band(axes, points["gamma"], *ends, colour(number))
+            axes.set_title(f"{MEASURES[name][0]} {MEASURES[name][1]}")
+            axes.set_xlabel("γ of the shuffled input")
+        figure.axes[0].legend()

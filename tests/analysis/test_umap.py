@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mjp_privacy.analysis.picture import umap_plane
 from mjp_privacy.analysis.position_table import PositionTable
-from mjp_privacy.analysis.umap_picture import umap_plane
 from mjp_privacy.cli import main
 
 needs_umap = pytest.mark.skipif(

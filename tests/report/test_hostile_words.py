@@ -21,11 +21,11 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 from mjp_privacy.cli import main
+from mjp_privacy.core.drawing import drawn
 from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
 from mjp_privacy.report.export import latex_text, markdown_text
 from mjp_privacy.report.rounds import write_rounds
-from mjp_privacy.training.drawing import drawn
 from tests.helpers import runs
 from tests.report.test_latex import DOCUMENT
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mjp_privacy.training.drawing import COLOURS
+from mjp_privacy.core.drawing import COLOURS
 
 WIDTH = 720.0
 """Every chart is this wide in its own pixels and as wide as its column on the page."""
@@ -31,7 +31,7 @@ PAPER = "var(--paper, Canvas)"
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 SHAPES = ("circle", "square", "triangle", "diamond", "wedge", "plus", "cross", "ring")
 
-DARK_ON_DARK = {"#0072b2": "#5c7cff", "#882255": "#a970e0", "#000000": "currentColor"}
+DARK_ON_DARK = {"#0072b2": "#5c7cff", "#882255": "#a970e0", "#1f2933": "currentColor"}
 """Colours of the house that are too dark for a dark page, and what stands there instead."""
 
 _DARK = "".join(

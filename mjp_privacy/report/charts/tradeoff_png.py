@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mjp_privacy.core.drawing import house_style
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.text import plain
 from mjp_privacy.report.charts.svg import INK, MUTED, SIZE, WIDTH, Drawing, marker_outline, resolved
 from mjp_privacy.report.charts.tradeoff import draw, height_of
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
-from mjp_privacy.training.drawing import plain_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,7 +110,7 @@ def _paint(paint: str) -> str:
     return resolved(paint).replace("currentColor", _DARK_INK)
 
 
-@plain_texts()
+@house_style()
 def draw_tradeoff(
     panels: Mapping[str, Sequence[TradeoffPoint]],
     path: Path,

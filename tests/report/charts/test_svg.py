@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from mjp_privacy.core.drawing import COLOURS
 from mjp_privacy.report.charts.axes import psnr_scale, round_ticks
 from mjp_privacy.report.charts.svg import (
     SHAPES,
@@ -20,7 +21,6 @@ from mjp_privacy.report.charts.svg import (
     standalone,
     stretched,
 )
-from mjp_privacy.training.drawing import COLOURS
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</svg><script>alert(\"1\")</script> & \x00\x1b\ud800\u202e 'x' var(--ink, red)"
@@ -56,9 +56,9 @@ def test_numbers_are_short() -> None:
 
 
 def test_black_follows_the_page_and_every_colour_has_a_paint() -> None:
-    assert shade(COLOURS.index("#000000")) == "currentColor"
+    assert shade(COLOURS.index("#1f2933")) == "currentColor"
     for index, colour in enumerate(COLOURS):
-        assert colour == "#000000" or colour in shade(index)
+        assert colour == "#1f2933" or colour in shade(index)
     assert shade(len(COLOURS)) == shade(0)
 
 
