@@ -27,10 +27,9 @@ HARD = 1.5
 """Times its time that an attack may take before it is stopped from outside."""
 GRACE = 5.0
 """Seconds that an attack that looked has at least to put together what it has."""
-
-
-class OverBudget(Exception):
-    """The attack took longer than it may, and offers nothing."""
+SECONDS, OVER = "attack_seconds", "over_budget"
+"""Diagnostics of images that were attacked with so much time: how much, and whether it ended them.
+Which they are depends on the machine."""
 
 
 @dataclass
@@ -84,26 +83,24 @@ class Budget:
     def stop_if_long_over(self) -> None:
         """Raise OverBudget where an attack went on although its time had long passed."""
         if time.thread_time() > self._last:
-            raise OverBudget(over_budget(self.seconds))
+            self.cut.update(range(self.images))
+            raise OverBudget(self)
+
+
+class OverBudget(Exception):
+    """The attack took longer than it may, and offers nothing."""
+
+    def __init__(self, budget: Budget) -> None:
+        super().__init__(over_budget(budget.seconds))
+        self.budget = budget
 
 
 _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
-REASON = "over budget: attack.seconds = "
-
-
 def over_budget(seconds: float) -> str:
     """The reason in the rows of such images; the same on every machine."""
-    return f"{REASON}{seconds:.12g}"
-
-
-def seconds_in(reason: str) -> float:
-    """The time of `over_budget` in a row's reason; 0 where the reason is another."""
-    try:
-        return float(reason.removeprefix(REASON)) if reason.startswith(REASON) else 0.0
-    except ValueError:
-        return 0.0
+    return f"over budget: attack.seconds = {seconds:.12g}"
 
 
 def spent() -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.budget import Budget, OverBudget, limited
+from attacks.budget import OVER, SECONDS, Budget, OverBudget, limited
 from mjp_privacy.core.errors import UserError, format_error, format_traceback
 from mjp_privacy.core.machine import out_of_memory
 from mjp_privacy.core.stop import interrupted
@@ -27,9 +27,6 @@ from mjp_privacy.core.text import shown
 from mjp_privacy.interfaces import Attack, AttackerView, Reconstruction
 
 BREAKDOWN = (torch.linalg.LinAlgError, np.linalg.LinAlgError)
-SECONDS, OVER = "attack_seconds", "over_budget"
-"""Diagnostics of images that were attacked with so much time: how much, and whether it ended them.
-Which they are depends on the machine."""
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -108,7 +105,8 @@ def run_steps(
     def give_up(piece: range, error: BaseException) -> Done:
         places = range(batch if divisible else len(piece) * batch)
         if isinstance(error, OverBudget):
-            return Done(Reconstruction(None, inapplicable=dict.fromkeys(places, str(error))))
+            reasons, told = dict.fromkeys(places, str(error)), _told(error.budget, len(places))
+            return Done(Reconstruction(None, inapplicable=reasons, diagnostics=told))
         reason, traced = _reason(error)
         return Done(Reconstruction(None), dict.fromkeys(places, reason), traced)
 

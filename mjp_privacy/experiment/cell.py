@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attacks.budget import over_budget
-from attacks.step import OVER, Done, checked_reconstruction, in_smaller_pieces, run_steps
+from attacks.budget import OVER, SECONDS, over_budget
+from attacks.step import Done, checked_reconstruction, in_smaller_pieces, run_steps
 from attacks.step import without_reconstruction as unfinished
 from mjp_privacy.client.gradients import predict
 from mjp_privacy.core.errors import UserError, format_error, format_traceback
@@ -173,12 +173,12 @@ class CellTask:
                 status[at], reason[at] = word, why
         rows = pd.DataFrame({"status": status, "reason": reason})
         places: list[int] = np.flatnonzero(rows["status"] == "ok").tolist()
-        if not places:
-            return CellResult(rows)
-        diagnostics: dict[str, Tensor] = dict(made.diagnostics)
+        diagnostics: dict[str, Tensor] = dict(made.diagnostics) if places else {}
         tensors: dict[str, Tensor] = {}
         columns: dict[str, Floats] = {}
-        if made.images is None:  # an attack that only names the masked positions
+        if not places:
+            pass
+        elif made.images is None:  # an attack that only names the masked positions
             agreement = mask_agreement(made.mask, scene.inputs) if known else {}
             diagnostics |= {**agreement, **unshuffled_uploads(scene.view, self.cell.gamma)}
             rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_PICTURE
@@ -199,9 +199,12 @@ class CellTask:
             columns[f"{name}.diagnostic"] = values.cpu().double().numpy()[places]
         scored = pd.DataFrame(columns, index=places, dtype=np.float64).reindex(rows.index)
         rows = pd.concat([rows, scored], axis=1)
-        if (seconds := self.cell.attack.seconds) is not None and OVER in diagnostics:
-            late = (rows["status"] == "ok") & (rows[f"{OVER}.diagnostic"] == 1)
-            rows.loc[late, "reason"] = over_budget(seconds)
+        if (seconds := self.cell.attack.seconds) is not None and OVER in made.diagnostics:
+            late = (made.diagnostics[OVER].cpu().numpy() == 1) & (rows["status"] != "failed")
+            if late.any():  # also of images of which the attack offers nothing
+                rows.loc[late, f"{OVER}.diagnostic"] = 1.0
+                rows.loc[late, f"{SECONDS}.diagnostic"] = seconds
+            rows.loc[late & (rows["status"] == "ok"), "reason"] = over_budget(seconds)
         pictured = [records[at].image_id for at in places]
         stored = {name: tensor[places] for name, tensor in tensors.items()}
         return CellResult(rows, [(pictured, stored)] if stored else [])
@@ -214,30 +217,31 @@ class CellTask:
         places: list[int],
     ) -> dict[str, Floats]:
         """The scores of the images at these places, and whether the model classified their inputs
-        correctly: NaN where an image of the block has no label."""
+        correctly: NaN for an image without a label."""
         memo, target, device = self.uploads.memo, scene.target, self.model.like.device
         make: Callable[[], References] = partial(prepare, target, device=device)
         references: References = memo.recent("references", memo.content(target), make)
         every = len(places) == len(images)
         scores = score(images[places], references if every else references.at(list(places)))
         columns = {f"{metric}.{variant}": values for (metric, variant), values in scores.items()}
-        labelled = all(record.label is not None for record in records)
+        labelled = torch.tensor([record.label is not None for record in records])
         seen = memo.content(scene.inputs.images), memo.content(scene.inputs.mask)
         client = self.cell.client
         for variant, block0 in BLOCKS0.items():
             if block0 == "april_block" and scene.view.model.family != "vit":
                 continue  # only a plain ViT has a block 0 to alter
-            correct = np.full(len(images), np.nan)
+            correct = torch.full((len(images),), torch.nan, dtype=torch.float64)
             own = not isinstance(self.attack, Control) and self.attack.victim == block0
-            if labelled and own and scene.classes is not None:
-                correct = (scene.classes == scene.inputs.labels).double().numpy()
-            elif labelled:
-                predicted = memo.once(
-                    ("prediction", block0, client.positions, client.adapters, *seen),
-                    partial(self._predicted, block0, scene),
-                )
-                correct = (predicted == scene.inputs.labels).double().cpu().numpy()
-            columns[f"top1.{variant}"] = correct[places]
+            if labelled.any():
+                predicted = scene.classes if own else None
+                if predicted is None:
+                    predicted = memo.once(
+                        ("prediction", block0, client.positions, client.adapters, *seen),
+                        partial(self._predicted, block0, scene),
+                    ).cpu()
+                right = (predicted == scene.inputs.labels.cpu()).double()
+                correct = right.where(labelled, torch.nan)
+            columns[f"top1.{variant}"] = correct.numpy()[places]
         return columns
 
     def _predicted(self, block0: Block0, scene: Scene) -> Tensor:

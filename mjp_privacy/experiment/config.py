@@ -311,7 +311,7 @@ def _check_size(experiment: Experiment, where: str) -> None:
         * len(entry.settings)
         * len(entry.gammas)
         * len(experiment.attacks if entry.attacks is None else entry.attacks)
-        * len(experiment.dtypes)
+        * len(entry.dtypes or experiment.dtypes)
         for entry in experiment.grid
     )
     if cells > MOST_CELLS:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -142,13 +141,7 @@ class Recorded:
             raise EachRefused(self.refused)
 
     def check(self, store: RunStore) -> list[str]:
-        """Forget the rows of uploads that an earlier command refused: they may have been mended.
-        There is nothing to check, for the groups' digests are part of their run_ids."""
-        with suppress(UserError):  # a new folder has no list of cells
-            for cell in store.read_cells():
-                if cell.get("model") == REFUSED:
-                    for file in store.files(str(cell["run_id"])):
-                        file.path.unlink()
+        """Nothing to check: the groups' digests are part of their run_ids."""
         return []
 
 

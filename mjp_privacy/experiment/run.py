@@ -26,6 +26,7 @@ from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import first_of, shown
 from mjp_privacy.data import open_images
+from mjp_privacy.data.decoding import Altered
 from mjp_privacy.data.places import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import (
@@ -39,7 +40,7 @@ from mjp_privacy.experiment.code import (
     write_experiment,
 )
 from mjp_privacy.experiment.config import Cell, Experiment, check_attacks, load_experiment
-from mjp_privacy.experiment.engines.coordinator import Coordinator, TaskLost
+from mjp_privacy.experiment.engines.coordinator import Coordinator, News, TaskLost
 from mjp_privacy.experiment.engines.job import Job, Task
 from mjp_privacy.experiment.engines.options import EngineConfig, engine_config
 from mjp_privacy.experiment.engines.start import devices, settled, start_engine
@@ -48,7 +49,7 @@ from mjp_privacy.experiment.plan import Finished, Forecast, check_partners, fore
 from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
 from mjp_privacy.experiment.simulated import Simulated, chosen_images
 from mjp_privacy.experiment.source import ImageNote, UploadSource
-from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.store import NoRun, RunStore
 from mjp_privacy.experiment.summary import (
     Failure,
     RunSummary,
@@ -135,8 +136,9 @@ def run_experiment(
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
     )
-    summary = Run(root, job, source, workers, stale, len(chosen), remarks, passed_over).run()
-    if opened.altered.remark:  # of the files that were opened in this process
+    run = Run(root, job, source, workers, stale, len(chosen), remarks, passed_over, opened.altered)
+    summary = run.run()
+    if opened.altered.remark:
         print(opened.altered.remark, file=sys.stderr)
     return summary
 
@@ -203,6 +205,8 @@ class Run:
     remarks: Sequence[str] = ()  # what is said at the start about the experiment
     passed_over: Sequence[ImageNote] = ()
     """Files that are no images and are left out of the plan: failures without rows."""
+    altered: Altered = field(default_factory=Altered)
+    """Files whose pictures were turned, or are the first of several, as far as they were opened."""
     facts: dict[Cell, CellFacts] = field(default_factory=dict, init=False)
     not_done: dict[str, list[str]] = field(default_factory=dict, init=False)
     """Blocks that no worker finished, by reason."""
@@ -254,7 +258,7 @@ class Run:
 
     def _elsewhere(
         self, finished: Finished, engine: EngineConfig, foreseen: Forecast
-    ) -> Iterator[CellDone | TaskLost]:
+    ) -> Iterator[News]:
         """Have an engine do it. Each model is opened here as well, for only its weights tell which
         rows belong to a cell; its tasks are under way while the next one is opened."""
         on_gpu = torch.device(self.job.device).type == "cuda"
@@ -314,10 +318,13 @@ class Run:
         listed = {str(columns["cell_key"]): dict(columns) for columns in planned}
         try:
             stored = self.store.read_cells()
-        except UserError:  # a new folder
+        except NoRun:
             return listed
         for columns in stored:
             key = str(columns.get("cell_key"))
+            if self.job.uploads and columns.get("model") == REFUSED:  # its rows go too
+                for file in self.store.files(str(columns.get("run_id"))):
+                    file.path.unlink(missing_ok=True)
             gone = (
                 self.job.uploads is not None
                 and key not in listed
@@ -429,8 +436,12 @@ class Run:
             "give this run an --out of its own"
         )
 
-    def _note(self, news: CellDone | TaskLost) -> None:
+    def _note(self, news: News) -> None:
         """Show and count what is told of a block."""
+        if isinstance(news, Altered):
+            self.altered.turned.update(news.turned)
+            self.altered.animated.update(news.animated)
+            return
         if isinstance(news, TaskLost):
             *trace, reason = news.reason.splitlines()
             if trace:

@@ -43,7 +43,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attacks.budget import seconds_in
+from attacks.budget import OVER, SECONDS
 from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
 from mjp_privacy.core.files import fsync, write_named
 from mjp_privacy.core.progress import Progress
@@ -91,6 +91,10 @@ CONVERT = "python tools/convert_run.py"  # of the sources; it needs nothing else
 CELLS = FileKind("the list of a run's cells", "Run the attack again, which mends it.", 1 << 30)
 
 T = TypeVar("T")
+
+
+class NoRun(UserError):
+    """A folder in which no run has been."""
 
 
 class StoredFile(NamedTuple):
@@ -262,10 +266,11 @@ class RunStore:
 
     def finished(self, run_id: str) -> dict[str, Unit]:
         """The images of a cell that need not be attacked again."""
-        rows = self.read(run_id, ["image_id", "status", "code", "reason"])
-        done = rows[~rows["status"].isin(NOT_DONE)].fillna({"code": "", "reason": ""})
-        seconds = {reason: seconds_in(reason) for reason in done["reason"].unique()}
-        late = done["reason"].map(seconds).tolist()
+        over, seconds = f"{OVER}.diagnostic", f"{SECONDS}.diagnostic"
+        rows = self.read(run_id, ["image_id", "status", "code", over, seconds])
+        done = rows[~rows["status"].isin(NOT_DONE)].fillna({"code": ""})
+        known = over in done and seconds in done
+        late = done[seconds].where(done[over] == 1, 0.0) if known else [0.0] * len(done)
         return dict(zip(done["image_id"], map(Unit, done["code"], late), strict=True))
 
     def about(self, run_id: str) -> list[dict[str, Any]]:
@@ -348,7 +353,7 @@ class RunStore:
 
     def read_cells(self) -> list[dict[str, Any]]:
         """The cells of the folder, those of the last command first; where their list is damaged,
-        those that rows tell of. `CellFacts.read` makes facts of one."""
+        those that rows tell of, of each line of a table the one that was written last."""
         self.check_format()
         for _ in range(TRIES):
             try:
@@ -358,13 +363,16 @@ class RunStore:
                 break
             except NoFile:  # the next list has taken its place
                 continue
-        told = [about[-1].get("cell") for r in self.stored_cells() if (about := self.about(r))]
+        told = [about[-1] for r in self.stored_cells() if (about := self.about(r))]
         if not told:
-            raise UserError(
+            raise NoRun(
                 f"{self.root} is not a run folder: expected cells.….parquet in it, as mjp attack "
                 "writes it. Give the folder that was the --out of a run."
             )
-        return [cell for cell in told if isinstance(cell, dict)]
+        told.sort(key=lambda about: about.get("written", 0.0))
+        cells = [about["cell"] for about in told if isinstance(about.get("cell"), dict)]
+        latest = {cell.get("cell_key", cell.get("run_id")): cell for cell in cells}
+        return list(latest.values())
 
     def check_format(self) -> None:
         """Raise for a folder that an earlier version wrote, or with a file in place of a folder."""

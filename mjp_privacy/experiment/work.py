@@ -9,12 +9,13 @@ whole, even where some of its images are finished.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
 
-from attacks.step import OVER
+from attacks.budget import OVER
 from mjp_privacy.core.errors import UserError, format_error, format_traceback
 from mjp_privacy.core.machine import clock, out_of_memory
 from mjp_privacy.core.stop import interrupted
@@ -243,6 +244,7 @@ class Worker:
             "cell": facts.columns,
             "code": {self.codes[cell].digest: dict(self.codes[cell].files)},
             "made_with": dict(self.made_with),
+            "written": time.time(),
         }
         rows = rows[rows["image_id"].isin(wanted)].assign(run_id=facts.run_id)
         pictures = [

@@ -351,6 +351,8 @@ def test_a_grid_of_more_cells_than_anybody_reads_is_refused() -> None:
     gammas = [number / 1000 for number in range(200)]
     grid = [{"models": ["plain"], "settings": ["b"], "gammas": gammas}]
     assert "40000" in mistake(small(attacks=attacks, grid=grid))
+    grid[0] |= {"gammas": gammas[:40], "dtypes": ["float32", "float64"]}  # 8,000, if not for these
+    assert "16000" in mistake(small(attacks=attacks, grid=grid))
 
 
 @pytest.mark.parametrize(("text", "number"), [("1e-3", 1e-3), ("1E5", 1e5), ("2.e+1", 20.0)])

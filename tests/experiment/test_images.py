@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import ImageRecord, open_images
-from mjp_privacy.experiment.simulated import check_labels, check_same_images
+from mjp_privacy.experiment.code import code_of_cells
+from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.engines.options import EngineConfig
+from mjp_privacy.experiment.plan import Finished, make_plan
+from mjp_privacy.experiment.simulated import Simulated, check_labels, check_same_images
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.work import Worker
 from tests.helpers.models import tiny
-from tests.helpers.runs import attack, one_cell, photographs
+from tests.helpers.runs import attack, one_cell, photograph, photographs
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +76,35 @@ def test_labels_must_be_classes_of_the_model() -> None:
     check_labels([ImageRecord("a", 4, "csv"), ImageRecord("b")], model)
     with pytest.raises(UserError, match=r"Image c .* 5"):
         check_labels([ImageRecord("c", 5, "csv")], model)
+
+
+@pytest.mark.parametrize("options", [{}, {"engine": EngineConfig("local", workers=1)}])
+def test_turned_pictures_are_said_whoever_opens_them(
+    tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = photographs(tmp_path / "images", 3)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    photograph(1).save(images / "1.png", exif=turned)
+    attack(images, tmp_path / "run", one_cell(attacks=[{"name": "grey"}]), **options)
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "EXIF" in line]
+    assert "1.png" in line
+    assert "0.png" not in line
+
+
+def test_an_image_without_a_label_takes_nothing_from_its_neighbours(tmp_path: Path) -> None:
+    records = [ImageRecord("0.png", 0, "csv"), ImageRecord("1.png"), ImageRecord("2.png", 2, "csv")]
+    source = open_images(photographs(tmp_path / "images", 3))
+    source = dataclasses.replace(source, records=tuple(records))
+    experiment = load_experiment(one_cell(attacks=[{"name": "april"}]))
+    simulated = Simulated(experiment, source, records, torch.device("cpu"))
+    plan = make_plan(experiment, simulated)
+    worker = Worker(
+        plan, simulated, code_of_cells(plan, with_defenses=True), Finished(RunStore(tmp_path)), {}
+    )
+    [block] = plan.blocks["ViT"]
+    list(worker.work_block(worker.open("ViT"), block, plan.cells))
+    [run_id] = RunStore(tmp_path).stored_cells()
+    rows = RunStore(tmp_path).read(run_id)
+    for variant in ("intact", "altered"):
+        assert rows[f"top1.{variant}"].isna().tolist() == [False, True, False]

@@ -33,6 +33,7 @@ from tests.helpers.runs import (
     values,
     written,
 )
+from tests.helpers.uploads import edit, edit_all
 
 DEFENDED = {**TWO, "client": {"defenses": ["dimmed"]}}
 
@@ -117,15 +118,20 @@ def test_recorded_uploads_were_defended_before(bench: Workbench) -> None:
 
 
 def test_attacks_on_recorded_uploads_stop_too(
-    bench: Workbench, recorded: Path, tmp_path: Path
+    bench: Workbench, folder: Path, tmp_path: Path
 ) -> None:
+    """Before anything is taken from the folder, as rows of refused uploads are."""
+    edit_all(folder, series=None)
+    edit(folder, gamma=2)
     experiment = load_experiment({"name": "named", "attacks": [{"name": "tone"}]})
-    again = partial(attack_uploads, experiment, recorded, tmp_path / "run", device="cpu")
+    again = partial(attack_uploads, experiment, folder, tmp_path / "run", device="cpu")
     again()
+    before = written(tmp_path / "run")
     bench.edit("levels", "0.5", "0.25")
     with pytest.raises(UserError, match=r"workbench/levels\.py changed"):
         again()
-    assert again(stale="keep").of_other_code == 1
+    assert written(tmp_path / "run") == before
+    assert again(stale="keep").of_other_code == 2
     assert again(stale="fresh").of_other_code == 0
 
 

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from attacks.budget import over_budget
 from mjp_privacy import cli
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import block_file
@@ -166,7 +165,7 @@ def test_two_writers_never_delete_each_others_file(
 def test_finished_images_their_code_and_lack_of_time(store: RunStore) -> None:
     rows = rows_of({"a": 1, "b": 2, "c": 3})
     rows["status"] = ["ok", "unreadable", "unsupported"]
-    rows["reason"] = [over_budget(2.0), "", "it does not apply"]
+    rows.loc[0, ["over_budget.diagnostic", "attack_seconds.diagnostic"]] = 1.0, 2.0
     rows.loc[2, "code"] = None
     store.write("c1", 0, rows)
     assert store.finished("c1") == {"a": ("c0ffee", 2.0), "c": ("", 0.0)}
@@ -355,12 +354,22 @@ def test_a_lost_list_of_cells_is_read_from_rows(store: RunStore, how: str) -> No
     assert store.read_cells()[0] == CELL
 
 
+def test_a_lost_list_brings_no_line_back_that_another_cell_had_replaced(store: RunStore) -> None:
+    for cell, written in (("c2", 1.0), ("c1", 2.0), ("c3", 3.0)):
+        line = {**CELL, "run_id": cell, "cell_key": "one" if cell != "c3" else "other"}
+        store.write(cell, 0, rows_of({"a": 1}), about={"cell": line, "written": written})
+    assert {cell["run_id"] for cell in store.read_cells()} == {"c1", "c3"}
+
+
 @pytest.mark.parametrize("run_id", ["../c1", "a/b", None, 7, "no model"])
 def test_a_cell_that_lacks_something_or_whose_name_is_a_path(store: RunStore, run_id: Any) -> None:
     kept = {n: v for n, v in CELL.items() if (n, run_id) != ("model", "no model")}
     store.write_cells([CELL, {**kept, "run_id": run_id}])
     with pytest.raises(UserError, match="cell 1"):
         store.read_cells()
+    images = photographs(store.root.parent / "images", 1)
+    with pytest.raises(UserError, match="cell 1"):  # it is no new folder
+        attack(images, store.root, one_cell())
 
 
 # damage -------------------------------------------------------------------------------------------

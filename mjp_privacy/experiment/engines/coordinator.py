@@ -20,6 +20,7 @@ from typing import Protocol
 
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.core.files import check_disk, check_folder, write_atomically
+from mjp_privacy.data.decoding import Altered
 from mjp_privacy.experiment.engines.job import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.work import CellDone
 
@@ -54,6 +55,9 @@ class TaskLost:
     model: str
     block: int
     reason: str
+
+
+News = CellDone | TaskLost | Altered
 
 
 @dataclass
@@ -105,7 +109,7 @@ class Coordinator:
         self._waiting += tasks
         self._give_out()
 
-    def wait(self) -> Iterator[CellDone | TaskLost]:
+    def wait(self) -> Iterator[News]:
         """What is told until all tasks are over."""
         while self._waiting or any(worker.busy for worker in self._workers.values()):
             news = list(self.news())
@@ -117,7 +121,7 @@ class Coordinator:
             if not news:
                 time.sleep(self.engine.interval)
 
-    def news(self) -> Iterator[CellDone | TaskLost]:
+    def news(self) -> Iterator[News]:
         """What is told since the last call."""
         check_folder(self.folder)
         gone = self.engine.gone()  # asked first: what they told before is read below
@@ -125,6 +129,8 @@ class Coordinator:
             if worker.busy and (report := self._report(worker)) is not None:
                 yield self._since(worker.task, report)
                 worker.busy = not report.ended
+                if report.altered != Altered():
+                    yield report.altered
                 if report.storage:
                     raise StorageError(report.error, report.storage)
                 if report.error:

@@ -13,17 +13,18 @@ way: they are in the run folder before a task's file tells of them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
 from mjp_privacy.core.read import FileKind, read_json
 from mjp_privacy.core.text import first_of
+from mjp_privacy.data.decoding import Altered
 from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.source import UploadSource
 
@@ -59,8 +60,6 @@ class Job:
 
     def write(self) -> None:
         """Write the file."""
-        from pydantic import TypeAdapter
-
         write_json(self.path, TypeAdapter(Job).dump_python(self, mode="json"))
 
     @classmethod
@@ -130,6 +129,7 @@ class TaskReport:
     where: str = ""  # model, setting and precision, as they are shown
     messages: tuple[tuple[str, str], ...] = ()
     """What is said, each with the traceback that goes into the log, or ""."""
+    altered: Altered = field(default_factory=Altered)  # of the images that it has opened
     ended: bool = False
     error: str = ""  # an error that ended it, in one line; for a fault its traceback
     storage: int = 0
@@ -138,7 +138,7 @@ class TaskReport:
 
     def write(self, path: Path) -> None:
         """Write the file, whole."""
-        write_json(path, dataclasses.asdict(self))
+        write_json(path, TypeAdapter(TaskReport).dump_python(self, mode="json"))
 
     @classmethod
     def read(cls, path: Path) -> TaskReport:

@@ -24,6 +24,7 @@ from mjp_privacy.core.machine import one_thread, out_of_memory, pick_device
 from mjp_privacy.experiment.code import code_of_cells
 from mjp_privacy.experiment.engines.job import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.plan import Finished, make_plan
+from mjp_privacy.experiment.simulated import Simulated
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import NO_MEMORY, Worker
 
@@ -78,6 +79,9 @@ def do_task(job_file: str, model: int, block: int, group: int, attempt: int = 1)
     except Exception as error:
         text, number = _ended_by(error)
         report = replace(report, error=text, storage=number)
+    else:
+        if isinstance(worker.source, Simulated):
+            report = replace(report, altered=worker.source.images.altered)
     replace(report, ended=True).write(path)
 
 
