@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from mjp_privacy.experiment.run import run_experiment as run_experiment
     from mjp_privacy.metrics import score as score
     from mjp_privacy.models import load_model as load_model
-    from mjp_privacy.own.attacking import attack_gradients as attack_gradients
-    from mjp_privacy.own.saving import save_upload as save_upload
+    from mjp_privacy.uploads.leak.attacking import attack_gradients as attack_gradients
+    from mjp_privacy.uploads.memory import save_upload as save_upload
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,11 +31,11 @@ __all__ = [
 __getattr__ = imported_on_use(
     __name__,
     {
-        "attack_gradients": "mjp_privacy.own.attacking",
+        "attack_gradients": "mjp_privacy.uploads.leak.attacking",
         "load_images": "mjp_privacy.data",
         "load_model": "mjp_privacy.models",
         "run_experiment": "mjp_privacy.experiment.run",
-        "save_upload": "mjp_privacy.own.saving",
+        "save_upload": "mjp_privacy.uploads.memory",
         "score": "mjp_privacy.metrics",
     },
 )

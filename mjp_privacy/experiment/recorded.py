@@ -17,16 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.recorded.groups import REFUSED, Group
-from mjp_privacy.client.recorded.loading import (
-    UNKNOWN_LABEL,
-    labels_of,
-    load_recorded,
-    outline_recorded,
-    stacked,
-)
-from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
-from mjp_privacy.client.recorded.truth import RecordedTruth
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
@@ -47,6 +37,13 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import Attack, ClientInput, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
+from mjp_privacy.uploads.folder import REFUSED, Group
+from mjp_privacy.uploads.record import (
+    UNKNOWN_LABEL,
+    Upload,
+    stacked,
+)
+from mjp_privacy.uploads.truth import RecordedTruth
 
 
 def recorded_experiment(
@@ -134,7 +131,7 @@ class Recorded:
         """What the headers of the group's uploads and of its weights tell."""
         self._refuse(model)
         group = self.groups[model]
-        return RecordedForesight(group, outline_recorded(group.series[0].first))
+        return RecordedForesight(group, group.series[0].first.outline())
 
     def _refuse(self, model: str) -> None:
         if model == REFUSED:
@@ -147,7 +144,7 @@ class Recorded:
 
 def load_group(group: Group) -> LoadedModel:
     """The model of a group's first round; a UserError if it cannot be attacked with."""
-    loaded = load_recorded(group.series[0].first)
+    loaded = group.series[0].first.model()
     check_labels(group.records, loaded)
     preprocessing(loaded)  # raises if the header's way of preparing images is impossible
     return loaded
@@ -181,19 +178,19 @@ class RecordedModel:
                 notes.append(ImageNote(record, "", pixels, reason))
         return RecordedBlock(self, images, notes)
 
-    def at(self, upload: RecordedUpload, dtype: str) -> LoadedModel:
+    def at(self, upload: Upload, dtype: str) -> LoadedModel:
         """The model that this upload was computed with, in the given precision."""
         weights_file = upload.header.weights
         if weights_file == self.group.weights:
             return self.variants.of("intact", dtype)
         if (weights_file, dtype) not in self.later:
             device = self.model.like.device
-            loaded = load_recorded(upload).to(device).to(getattr(torch, dtype))
+            loaded = upload.model().to(device).to(getattr(torch, dtype))
             self.later[weights_file, dtype] = loaded
         return self.later[weights_file, dtype]
 
 
-def _read_truth(upload: RecordedUpload) -> tuple[RecordedTruth | None, str]:
+def _read_truth(upload: Upload) -> tuple[RecordedTruth | None, str]:
     """The private images of an upload, if they were recorded; or what happened to their file since
     the folder was examined."""
     try:
@@ -253,7 +250,7 @@ class RecordedBlock:
         nothing here needs them."""
         uploads = [series.first for series in self.opened.group.of(records)]
         ids = tuple(record.image_id for record in records)
-        labels = torch.cat([labels_of(u, self.opened.at(u, "float32")) for u in uploads])
+        labels = torch.cat([u.labels(self.opened.at(u, "float32")) for u in uploads])
         truths = [upload.truth() for upload in uploads]
         masks = [t.mask for t in truths if t is not None and t.mask is not None]
         orders = [t.permutation for t in truths if t is not None and t.permutation is not None]

@@ -17,9 +17,6 @@ from torch import Tensor
 from attacks import traits_of
 from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.recorded.groups import Group, Series
-from mjp_privacy.client.recorded.loading import stacked
-from mjp_privacy.client.recorded.recorded_upload import RecordedUpload
 from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
@@ -33,6 +30,8 @@ from mjp_privacy.interfaces import (
     Refusal,
 )
 from mjp_privacy.models import LoadedModel, MJPVisionTransformer
+from mjp_privacy.uploads.folder import Group, Series
+from mjp_privacy.uploads.record import Upload, stacked
 
 NO_ONE_INPUT = Refusal(
     "target",
@@ -209,7 +208,7 @@ class RecordedForesight:
         """The bytes of the model's weights."""
         return weight_bytes(self.outline)
 
-    def _names(self, upload: RecordedUpload) -> frozenset[str]:
+    def _names(self, upload: Upload) -> frozenset[str]:
         if upload.name not in self.sent:
             self.sent[upload.name] = frozenset(upload.names())
         return self.sent[upload.name]

@@ -17,9 +17,6 @@ from typing import Any
 
 import torch
 
-from mjp_privacy.client.recorded.examined import check_some, examine
-from mjp_privacy.client.recorded.folder import UploadFolder
-from mjp_privacy.client.recorded.groups import REFUSED, group_uploads
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import one_thread
@@ -57,6 +54,8 @@ from mjp_privacy.experiment.summary import (
     failures_and_refusals,
 )
 from mjp_privacy.experiment.work import CellDone, OpenModel, Worker
+from mjp_privacy.uploads.faults import check_some, examine
+from mjp_privacy.uploads.folder import REFUSED, UploadFolder, group_uploads
 
 __all__ = ["EngineConfig", "RunSummary", "attack_uploads", "run_experiment"]
 

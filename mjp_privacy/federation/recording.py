@@ -9,21 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from mjp_privacy.client.config import client_recipe
-from mjp_privacy.client.recorded.folder import UploadFolder
-from mjp_privacy.client.recorded.header import UploadHeader, header_changed
-from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE, RecordedUpload
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import spread_subset
 from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
 from mjp_privacy.federation.task import Task
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.tensor_files import TensorFile, check_digest
+from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.header import UploadHeader, header_changed
+from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload, record_weights, uploads_of
 
 CLOSED_FORM = (
     "pos_embed",
@@ -87,7 +88,7 @@ class Recorder:
     def _names(self, round: int) -> list[str]:
         return [name for due in self.due(round) for name in self.names(*due, round)]
 
-    def _opened(self, name: str) -> RecordedUpload:
+    def _opened(self, name: str) -> Upload:
         """An upload whose header and weights are sound; UserError where they are not."""
         upload = self.folder.upload(name)
         upload.check_weights()
@@ -114,25 +115,23 @@ class Recorder:
         model = task.with_weights(weights)
         kept = kept_names(config, model)
         update = make_upload(model, inputs, client, names=kept, round=round, seed=config.seed)
+        weights_file = record_weights(self.folder.root, model)
         header = UploadHeader(
             label=config.title,
-            weights=self.folder.record_weights(model),
+            weights=weights_file,
+            weights_sha256=file_sha256(self.folder.root / weights_file),
             mean=model.card.mean,  # type: ignore[arg-type]
             std=model.card.std,  # type: ignore[arg-type]
             gamma=config.gamma,
             recipe=client_recipe(client),
             partial=len(kept) < len(_sent_names(config, model)),
         )
-        names = self.names(probe, start, round)
-        self.folder.record(
-            update,
-            header,
-            names,
-            inputs=inputs[0],
-            plain=task.photographs(places, client, round),
-            series=[name.partition("_at")[0] for name in names],
-            only=only,
-        )
+        names, plain = self.names(probe, start, round), task.photographs(places, client, round)
+        for upload in uploads_of(update, header, model, names, inputs[0], plain):
+            if only is None or upload.name in only:
+                series = upload.name.partition("_at")[0]
+                own = replace(upload.header, series=series)
+                replace(upload, header=own).save(self.folder.root)
 
 
 def kept_names(config: FederationConfig, model: LoadedModel) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 OUT/federation.json     the resolved config
 OUT/metrics.jsonl       a line for each evaluation: round, top-1, how far the weights moved
-OUT/uploads/            what a curious server wrote down (`client/recorded/folder.py`)
+OUT/uploads/            what a curious server wrote down (`uploads/record.py`)
 OUT/attack/             the attacks on these uploads (`campaign.py`)
 OUT/checkpoint.pt       where the same command goes on after a stop
 OUT/model.safetensors   the final model
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.recorded.folder import UploadFolder, save_weights, weights_metadata
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.files import lock, output_folder, write_json
 from mjp_privacy.core.machine import pick_device
@@ -50,6 +49,8 @@ from mjp_privacy.training.snapshots import (
     load_checkpoint,
     save_checkpoint,
 )
+from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.record import save_weights, weights_metadata
 
 UPLOADS, ATTACK = "uploads", "attack"
 FINAL = FileKind("the final weights of this federation", "They are written again.", 1 << 40)

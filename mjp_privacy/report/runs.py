@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from mjp_privacy.client.recorded.groups import REFUSED
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, is_there, reason
 from mjp_privacy.core.text import plain, shown
@@ -20,6 +19,7 @@ from mjp_privacy.metrics.coded import Images
 from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.rows import STAGE, JoinedTable, ScoreTable, cell_scores
+from mjp_privacy.uploads.folder import REFUSED
 
 __all__ = ["Line", "Loaded", "load_runs"]
 

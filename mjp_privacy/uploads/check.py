@@ -3,7 +3,7 @@ weaken attacks.
 
 Examples of these are momentum, several local steps, a wrong normalisation in the header, and
 parameters that were not uploaded. What makes an upload unusable altogether is in
-`client.recorded.faults`.
+`uploads.faults`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,6 @@ from attacks.equations.patch_system import gradient, weights
 from attacks.equations.requirements import lacks_gradients
 from attacks.equations.weight_difference import holds_no_gradient
 from attacks.step import BREAKDOWN
-from mjp_privacy.client.recorded.examined import Examined, examine
-from mjp_privacy.client.recorded.faults import one_line
-from mjp_privacy.client.recorded.folder import UploadFolder
-from mjp_privacy.client.recorded.groups import Group, Series, group_uploads
-from mjp_privacy.client.recorded.loading import (
-    UNKNOWN_LABEL,
-    labels_of,
-    load_recorded,
-    stacked,
-)
-from mjp_privacy.client.recorded.recorded_upload import WEIGHTS_FILE, RecordedUpload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import json_value
 from mjp_privacy.core.text import first_of, shown
@@ -41,7 +30,15 @@ from mjp_privacy.experiment.refusals import lacking
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import read_metadata
-from mjp_privacy.uploads.normalisation import declared_wrongly, fed_pixels
+from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
+from mjp_privacy.uploads.faults import Examined, examine, one_line
+from mjp_privacy.uploads.folder import Group, Series, UploadFolder, group_uploads
+from mjp_privacy.uploads.record import (
+    UNKNOWN_LABEL,
+    WEIGHTS_FILE,
+    Upload,
+    stacked,
+)
 
 HEAD_FITS = 1e-3  # largest error of the classifier's equation that rounding explains
 HEAD_FITS_HALF = 0.1  # the same of logits in half precision
@@ -106,14 +103,14 @@ def _unshuffled_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
         )
 
 
-def _is_unshuffled(upload: RecordedUpload, group: Group, model: LoadedModel) -> bool:
+def _is_unshuffled(upload: Upload, group: Group, model: LoadedModel) -> bool:
     """Whether the upload shows that it masked nothing; False where it does not show it.
 
     A weight difference must be read with the weights of its own round.
     """
     own = upload.header.kind == "gradient" or upload.header.weights == group.weights
     series = Series((upload,))
-    view = view_of(series, model if own else load_recorded(upload))
+    view = view_of(series, model if own else upload.model())
     without_mask = shows_no_mask(view, view.updates[0])
     return without_mask is not None and bool((without_mask == 1).all())
 
@@ -182,10 +179,10 @@ def view_of(series: Series, model: LoadedModel, uploads: int | None = None) -> A
     updates = [stacked([upload], names, torch.device("cpu")) for upload in series.uploads[:uploads]]
     for place, upload in enumerate(series.uploads[:uploads]):
         if upload.header.weights != series.first.header.weights:
-            before = {n: p.detach() for n, p in load_recorded(upload).named_parameters()}
+            before = {n: p.detach() for n, p in upload.model().named_parameters()}
             updates[place] = replace(updates[place], weights_before=before)
     card, header = model.card, series.first.header
-    recorded = labels_of(series.first, model)
+    recorded = series.first.labels(model)
     labels = None if (recorded == UNKNOWN_LABEL).any() else recorded
     pixels = Pixels(card.img_size, card.mean, card.std)
     return AttackerView(model, updates, pixels, labels, "plain" if header.gamma else "input")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +10,11 @@ from torch.nn import functional as F
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.recorded.loading import load_recorded, outline_recorded
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model
+from mjp_privacy.uploads.header import UploadHeader
+from mjp_privacy.uploads.record import Upload
 from tests.helpers.families import SIDE, checkpoint
 
 
@@ -71,11 +70,9 @@ def test_gradients_of_several_images_are_each_its_own(tmp_path: Path, family: st
 
 
 def test_recorded_uploads_are_of_plain_vits(tmp_path: Path) -> None:
-    upload: Any = SimpleNamespace(
-        check_weights=lambda: None,
-        header=SimpleNamespace(mean=None, std=None, model={}),
-        weights_path=checkpoint(tmp_path, "swin"),
-    )
-    for load in (load_recorded, outline_recorded):
+    half = (0.5, 0.5, 0.5)
+    weights = checkpoint(tmp_path, "swin")
+    upload = Upload(weights.parent, "one", UploadHeader("one", weights.name, half, half))
+    for load in (Upload.model, Upload.outline):
         with pytest.raises(UserError, match="swin"):
             load(upload)

@@ -24,7 +24,6 @@ from flwr.cli.config_utils import load_and_validate
 from flwr.supercore.task_identity import TaskIdentity
 
 import mjp_privacy
-from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.flower import app as flower_app
@@ -34,6 +33,7 @@ from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.server import ServerState
 from mjp_privacy.federation.task import Task
 from mjp_privacy.interfaces import ClientUpdate
+from mjp_privacy.uploads.folder import UploadFolder
 
 ROOT = Path(__file__).parents[2]
 Answer = Callable[[Message, Context], Message]

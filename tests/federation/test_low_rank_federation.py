@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from mjp_privacy import load_model
-from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.federation.comparison import defence_text
@@ -17,6 +16,7 @@ from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.charts.tradeoff_points import family_and_strength
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
+from mjp_privacy.uploads.folder import UploadFolder
 from tests.helpers.federations import config, run, task
 from tests.helpers.runs import rows
 

@@ -58,10 +58,10 @@ def _site(folder: Path) -> Any:
 
 
 def _uploads(folder: Path) -> None:
-    from mjp_privacy.client.recorded.examined import examine
-    from mjp_privacy.client.recorded.folder import UploadFolder
     from mjp_privacy.core.errors import UserError
     from mjp_privacy.uploads.check import check_uploads
+    from mjp_privacy.uploads.faults import examine
+    from mjp_privacy.uploads.folder import UploadFolder
 
     check_uploads(folder / "uploads")
     refused = examine(UploadFolder(folder / "uploads")).reasons
@@ -70,20 +70,21 @@ def _uploads(folder: Path) -> None:
 
 
 def _header(folder: Path) -> Any:
-    from mjp_privacy.client.recorded.header import read_header
 
     path = folder / "uploads" / f"{UPLOAD}.json"
+    from mjp_privacy.uploads.header import read_header
+
     return read_header(path).client_config(path.stem)
 
 
 def _tensors(folder: Path) -> Any:
-    from mjp_privacy.client.recorded.folder import UploadFolder
+    from mjp_privacy.uploads.folder import UploadFolder
 
     return UploadFolder(folder / "uploads").upload(UPLOAD).tensors()
 
 
 def _truth(folder: Path) -> None:
-    from mjp_privacy.client.recorded.folder import UploadFolder
+    from mjp_privacy.uploads.folder import UploadFolder
 
     upload = UploadFolder(folder / "uploads").upload(UPLOAD)
     file = upload.truth_file()

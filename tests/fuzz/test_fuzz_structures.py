@@ -9,7 +9,6 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mjp_privacy.client.recorded.header import read_header
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value, yaml_value
 from mjp_privacy.core.text import shown
@@ -18,6 +17,7 @@ from mjp_privacy.experiment.config import parse_experiment
 from mjp_privacy.federation.config_files import load_federation
 from mjp_privacy.models.tensor_files import TensorFile
 from mjp_privacy.training.config_files import load_training
+from mjp_privacy.uploads.header import read_header
 from tests.inputs import base
 from tests.inputs.case import CONTROL
 from tests.inputs.tensors import file_of

@@ -131,8 +131,8 @@ def write_base(folder: Path, server: ForkServer) -> None:
 
 
 def _write_checkpoints(folder: Path) -> None:
-    from mjp_privacy.client.recorded.folder import save_weights
     from mjp_privacy.models import load_model
+    from mjp_privacy.uploads.record import save_weights
 
     for name, unknown in (("model", False), ("mjp", True)):
         shape = {**MODEL, "unknown_embedding": unknown}

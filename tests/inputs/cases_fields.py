@@ -76,7 +76,7 @@ def _field_case(
 def headers() -> Iterator[Case]:
     """Fields of an upload's header; one bad upload is a line of its own, so 0 is no answer."""
     from mjp_privacy.client.config import ClientConfig
-    from mjp_privacy.client.recorded.header import UploadHeader
+    from mjp_privacy.uploads.header import UploadHeader
 
     header: dict[str, Any] = {
         "label": "small",

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from mjp_privacy import load_model
-from mjp_privacy.client.recorded.folder import save_weights
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.low_rank import LowRank, low_rank
 from mjp_privacy.models.outline import outline_model
+from mjp_privacy.uploads.record import save_weights
 from tests.helpers.models import some_images, tiny
 
 BOTH = LowRank(4, ("qkv", "fc2"), alpha=6.0, spread=0.3)

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from mjp_privacy.client.recorded.folder import UploadFolder
-from mjp_privacy.client.recorded.loading import load_recorded
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
@@ -31,6 +29,7 @@ from mjp_privacy.report.worst_case import (
     picture_ids,
     reduced_groups,
 )
+from mjp_privacy.uploads.folder import UploadFolder
 from tests.helpers.federations import MJP, run
 from tests.helpers.report_rows import add_pictures, cell, image_rows, row, write_rows
 
@@ -105,7 +104,7 @@ def test_the_residual_is_that_of_the_stored_picture(recorded: Path) -> None:
             continue
         stored = line.reconstruction(image)
         assert stored is not None
-        model = load_recorded(upload)
+        model = upload.model()
         sent = upload.tensors()
         mask = sent["pos_embed"][0, 1:].abs().amax(-1)[None] == 0
         logits = model(model.normalize(stored["images"][None]), mask=mask)

@@ -24,7 +24,6 @@ from tests.helpers.flower import federated_images, small_federation
 
 pytest.importorskip("flwr", reason="the extra `federated` is not installed")
 
-from mjp_privacy.client.recorded.folder import UploadFolder
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
@@ -36,6 +35,7 @@ from mjp_privacy.federation.flower.run import HOME, NAME, run_flower
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.server import ServerState
 from mjp_privacy.federation.task import Task
+from mjp_privacy.uploads.folder import UploadFolder
 
 pytestmark = pytest.mark.nightly
 PROGRAMS = ("flwr", "flower-", "raylet", "ray::")

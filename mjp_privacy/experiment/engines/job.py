@@ -87,10 +87,9 @@ class Job:
         return Simulated(self.experiment, opened, chosen, torch.device(self.device))
 
     def _recorded(self) -> UploadSource:
-        from mjp_privacy.client.recorded.examined import known_uploads
-        from mjp_privacy.client.recorded.folder import UploadFolder
-        from mjp_privacy.client.recorded.groups import group_uploads
         from mjp_privacy.experiment.recorded import Recorded
+        from mjp_privacy.uploads.faults import known_uploads
+        from mjp_privacy.uploads.folder import UploadFolder, group_uploads
 
         folder = Path(str(self.uploads))
         known = known_uploads(UploadFolder(folder), self.refused)

@@ -17,8 +17,6 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from mjp_privacy.client.config import client_recipe
-from mjp_privacy.client.recorded.folder import UploadFolder
-from mjp_privacy.client.recorded.header import UploadHeader
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.read import FileKind, json_lines
@@ -26,6 +24,9 @@ from mjp_privacy.federation.flower.records import arrays, cause, order_of, read_
 from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.rounds import Federation
 from mjp_privacy.interfaces import ClientUpdate
+from mjp_privacy.uploads.folder import UploadFolder
+from mjp_privacy.uploads.header import UploadHeader
+from mjp_privacy.uploads.record import record_weights, uploads_of
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -182,7 +183,7 @@ class RecordingStrategy(Strategy):
         kept = set(update.grads) if self.keeps == "all" else set(kept_names(config, model))
         header = UploadHeader(
             label=config.title,
-            weights=self.received.record_weights(model),
+            weights=record_weights(self.received.root, model),
             mean=model.card.mean,  # type: ignore[arg-type]
             std=model.card.std,  # type: ignore[arg-type]
             client=str(client),
@@ -190,7 +191,9 @@ class RecordingStrategy(Strategy):
             recipe=client_recipe(config.client),
             partial=not kept >= set(update.grads),
         )
-        self.received.record(_part(update, kept), header, [f"r{update.round:05d}_c{client:04d}"])
+        name = f"r{update.round:05d}_c{client:04d}"
+        for upload in uploads_of(_part(update, kept), header, model, [name]):
+            upload.save(self.received.root)
 
     def _note(self, arrived: list[int]) -> None:
         """Write a line of rounds.jsonl; it replaces that of an earlier attempt at the round."""

@@ -1,1 +1,0 @@
-"""Uploads as files: written, read, checked, and grouped into the lines of a table."""

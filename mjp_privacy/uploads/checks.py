@@ -1,0 +1,222 @@
+"""Checks of an upload and of pictures made from it that need no truth.
+
+Whether the client normalised its pictures as is declared: where an upload's equations determine
+every patch, they give what the client *fed*, its pixels after normalisation. Undone with the right
+mean and std, a decoded picture has whole grey levels within [0, 1]; with others it has not.
+
+    declared_wrongly(fed, (0.5,) * 3, (0.5,) * 3)   a sentence; "" where nothing is wrong
+
+A picture cannot show everything: red and blue swapped under equal mean and std is a picture, too.
+
+Whether a picture meets the equations of the patch embedding, whose gradient is G = sum_i g_i x_i^T
+over the patches (`attacks/equations/patch_system.py`). The rows g_i of visible patches are in the
+upload; those of masked ones are not, so the best ones are taken:
+
+    misfit = min over the masked g_i of || G - sum_i g_i x_i^T || / || G ||
+
+Where no patch is masked and there are fewer patches than equations (N < D), G = A^T X has one
+solution, and a relative error of G becomes at most cond(A) times that in X.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.names import PATCH, TABLE
+from attacks.equations.patch_system import patch_system
+from attacks.equations.requirements import lacks_gradients
+from attacks.equations.span import combine, upload_span
+from attacks.step import BREAKDOWN
+from mjp_privacy.interfaces import AttackerView, ClientUpdate
+from mjp_privacy.models.jigsaw import to_images, to_patches
+from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
+
+# normalisation ------------------------------------------------------------------------------------
+
+OUTSIDE = 0.02  # how far pixels may leave [0, 1] by rounding under the right normalisation
+RANDOM = 0.2  # mean distance to a whole grey level, in levels; .25 of numbers that are no levels
+LEVELS = 0.1  # and below it pixels are 8-bit levels
+FEW = 1e-3  # share of pixels outside [0, 1] that says nothing
+
+Channels = tuple[float, float, float]
+COMMON: Mapping[str, tuple[Channels, Channels]] = {
+    "ImageNet's": (IMAGENET_MEAN, IMAGENET_STD),
+    "one half": ((0.5,) * 3, (0.5,) * 3),
+    "none": ((0.0,) * 3, (1.0,) * 3),
+    "CLIP's": (
+        (0.48145466, 0.4578275, 0.40821073),
+        (0.26862954, 0.26130258, 0.27577711),
+    ),
+    "CIFAR-10's": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+"""Normalisations that clients use, by name."""
+
+
+class Fit(NamedTuple):
+    """How a picture looks under one normalisation."""
+
+    outside: float  # share of pixels that leave [0, 1]
+    off: float  # mean distance to a whole 8-bit level, in levels
+
+    @classmethod
+    def of(cls, fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> Fit:
+        """fed: (C, S, S), normalised"""
+        scale = torch.tensor([mean, std], dtype=torch.float64).view(2, -1, 1, 1)
+        pixels = fed.double().cpu() * scale[1] + scale[0]
+        outside = ((pixels < -OUTSIDE) | (pixels > 1 + OUTSIDE)).double().mean()
+        levels = pixels * 255
+        return cls(float(outside), float((levels - levels.round()).abs().mean()))
+
+
+def fed_pixels(view: AttackerView, index: int = 0) -> Tensor | None:
+    """The picture (C, S, S) at this index as the client fed it, normalised and not clipped, if its
+    uploads determine every patch; else None."""
+    if lacks_gradients(view, TABLE, PATCH) or any(u.batch > 1 or u.steps > 1 for u in view.updates):
+        return None
+    if view.model.patch_embed.num_patches > view.model.embed_dim or any(map(_noisy, view.updates)):
+        return None
+    spans = [upload_span(patch_system(view, update), index) for update in view.updates]
+    combined = combine(spans)
+    if len(combined.basis):
+        return None
+    return to_images(combined.known, view.model.patch_size, len(view.pixels.mean))
+
+
+def _noisy(update: ClientUpdate) -> bool:
+    """Whether the gradients carry an error that would move the pixels: noise, rounding, halves."""
+    errors = (of[n] for of in (update.noise, update.rounding) for n in (TABLE, PATCH) if n in of)
+    return update.autocast != "none" or any(bool((error > 0).any()) for error in errors)
+
+
+def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> str:
+    """What speaks against the declared normalisation, and which one fits; "" if nothing does."""
+    declared = Fit.of(fed, mean, std)
+    known = f"mean {_numbers(mean)} and std {_numbers(std)}"
+    strange = []
+    if declared.outside > FEW:
+        strange.append(f"{100 * declared.outside:.1f} % of its pixels leave [0, 1]")
+    if declared.off > RANDOM:
+        strange.append("its pixels are no 8-bit levels")
+    if not strange:
+        return ""
+    fitting = [
+        (fit.off, f"{name} (mean {_numbers(m)}, std {_numbers(s)})")
+        for name, m, s in _candidates(mean, std)
+        if (fit := Fit.of(fed, m, s)).outside <= FEW and fit.off < LEVELS
+    ]
+    if fitting:
+        return (
+            f"with the declared {known} {' and '.join(strange)}; with {min(fitting)[1]} they are "
+            "8-bit levels within [0, 1]: the client normalised with these. Give them; until then "
+            "its picture is known up to colours and contrast alone"
+        )
+    if declared.outside > FEW:
+        return (
+            f"with the declared {known} {' and '.join(strange)}: the client normalised with "
+            "others, or its pixels or gradients were altered"
+        )
+    return ""  # resized or augmented pixels are no levels either
+
+
+def _candidates(
+    mean: Sequence[float], std: Sequence[float]
+) -> list[tuple[str, Sequence[float], Sequence[float]]]:
+    """The declared normalisation and the common ones, in both orders of the channels."""
+    every = {"those declared": (tuple(mean), tuple(std)), **COMMON}
+    found: list[tuple[str, Sequence[float], Sequence[float]]] = []
+    for name, (m, s) in every.items():
+        if len(m) != len(mean):
+            continue
+        found.append((name, m, s))
+        if (m[::-1], s[::-1]) != (m, s):
+            found.append((f"{name} in the other order of channels", m[::-1], s[::-1]))
+    return found
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in dict.fromkeys(values))
+
+
+def normalisation_doubts(view: AttackerView) -> dict[int, str]:
+    """What speaks against the declared normalisation, by the place of a picture of the view."""
+    doubts: dict[int, str] = {}
+    for place in range(view.updates[0].steps_in_all):
+        try:
+            fed = fed_pixels(view, place)
+        except BREAKDOWN:  # of numbers at the edge of their range: nothing is certain then
+            continue
+        if fed is not None and (doubt := declared_wrongly(fed, view.pixels.mean, view.pixels.std)):
+            doubts[place] = doubt
+    return doubts
+
+
+# the equations of the patch embedding -------------------------------------------------------------
+
+SHUFFLED = 0.5
+"""Of the steps across borders: what is left of them in order where pictures were shuffled."""
+LITTLE = 0.05
+"""Relative error of the patches up to which the equations tell the client's picture from others."""
+
+
+@dataclass(frozen=True)
+class PatchCheck:
+    """How well m pictures meet the equations of the first upload's patch embedding."""
+
+    misfits: Tensor  # (m,)
+    certain: Tensor  # (m,) bool: they meet them, and only the client's picture does
+
+
+def check_patches(view: AttackerView, images: Tensor) -> PatchCheck | None:
+    """Check reconstructed images (m, C, H, W) in [0, 1]; None where the first upload holds no
+    gradient of the position table or of the patch embedding, or is of a batch."""
+    update = view.updates[0]
+    if update.batch != 1 or not {TABLE, PATCH} <= update.grads.keys():
+        return None
+    system = patch_system(view, update)
+    rows, total, masked = system.rows.cpu(), system.total.cpu(), system.hidden.cpu()
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64).view(-1, 1, 1)
+        for values in (view.pixels.mean, view.pixels.std)
+    )
+    patches = to_patches((images.double() - mean) / std, view.model.patch_size)
+    misfits = torch.stack(
+        [_left(*one) for one in zip(total - rows.mT @ patches, masked, patches, strict=True)]
+    ) / total.flatten(1).norm(dim=1)
+    facts = condition_and_rank(rows, update.dtype)
+    patch_count, width = rows.shape[1:]
+    unique = (facts["rank_a"] == patch_count) & (patch_count < width) & ~masked.any(1)
+    return PatchCheck(misfits, unique & (misfits * facts["cond_a"] < LITTLE))
+
+
+def _left(rest: Tensor, masked: Tensor, patches: Tensor) -> Tensor:
+    """The norm of what the masked patches (rows of `patches` (N, p)) leave of `rest` (D, p)."""
+    if bool(masked.any()) and bool(patches.isfinite().all()):
+        span = torch.linalg.svd(patches[masked], full_matrices=False).Vh
+        rest = rest - (rest @ span.mT) @ span
+    return rest.norm()
+
+
+# the order of a picture's patches -----------------------------------------------------------------
+
+
+def shuffled_patches(fed: Tensor, in_order: Tensor, patch_size: int) -> int:
+    """How many patches of pictures (m, C, S, S) stand elsewhere in the same pictures put in order,
+    where the borders between patches say that they were shuffled; 0 where they do not."""
+    if border_steps(in_order, patch_size) > SHUFFLED * border_steps(fed, patch_size):
+        return 0
+    apart = to_patches(fed.double(), patch_size) - to_patches(in_order.double(), patch_size)
+    return int((apart.abs().amax(-1) > 1 / 255).sum())
+
+
+def border_steps(images: Tensor, patch_size: int) -> float:
+    """The mean squared step from pixel to pixel across the borders of patches."""
+    across = [images.diff(dim=dim) for dim in (-2, -1)]
+    at = torch.arange(patch_size - 1, images.shape[-1] - 1, patch_size)
+    steps = across[0].index_select(-2, at), across[1].index_select(-1, at)
+    return float(torch.cat([step.double().flatten() for step in steps]).square().mean())

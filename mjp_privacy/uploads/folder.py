@@ -1,0 +1,273 @@
+"""A folder of recorded uploads, and how they stand together.
+
+A series holds uploads of the same images in successive rounds. A group holds the series that begin
+in the same round with the same weights and recipe: they are attacked together, as the images of
+one cell, and make one line of a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import MIB, FileKind
+from mjp_privacy.core.text import cut, shown
+from mjp_privacy.data import ImageRecord
+from mjp_privacy.models.tensor_files import TensorFile
+from mjp_privacy.uploads.header import UploadHeader
+from mjp_privacy.uploads.record import Upload
+
+UPLOADS, RECEIVED = "uploads", "received"
+"""Folders inside a federation's that hold uploads."""
+HOW_TO_RECORD = (
+    "`mjp federate` records such folders; mjp_privacy/federation/README.md describes the files, "
+    "for those of another training."
+)
+PART = FileKind("a file of an upload", "Copy it again, or take the upload's files out.", 1 << 40)
+
+REFUSED = "refused uploads"
+"""What tables call the uploads that cannot be attacked; no other line has this name."""
+
+LONGEST_NAME = 80
+"""Characters of a line's name before its number."""
+
+CHANGES = (
+    "weights",
+    "weights_sha256",
+    "round",
+    "client",
+    "lr",
+    "partial",
+    "noise",
+    "rounding",
+    "undeclared",
+)
+"""Header fields that may change from one upload of a series to the next."""
+MAY_DIFFER = {*CHANGES, "series", "labels"} - {"lr"}
+"""Header fields in which the uploads of a group may differ; in all others they agree."""
+
+
+@dataclass(frozen=True)
+class UploadFolder:
+    """A folder of uploads: `UploadFolder(Path("run/uploads")).entries()`."""
+
+    root: Path
+
+    def names(self) -> list[str]:
+        """The names of all uploads that have a header, sorted."""
+        if not self.root.is_dir():
+            raise UserError(
+                f"{shown(self.root)}: expected a folder of recorded uploads, but there is no "
+                f"folder of this name. {HOW_TO_RECORD}"
+            )
+        names = sorted(path.stem for path in self.root.glob("*.json"))
+        inside = [name for name in (UPLOADS, RECEIVED) if any((self.root / name).glob("*.json"))]
+        if inside and not any((self.root / f"{name}.safetensors").exists() for name in names):
+            raise UserError(
+                f"{shown(self.root)}: expected a folder of recorded uploads, got a federation's. "
+                f"Its uploads are in {shown(self.root / inside[0])}: give that folder."
+            )
+        if not names:
+            raise UserError(
+                f"{shown(self.root)}: expected NAME.json beside NAME.safetensors for each upload, "
+                f"but no file in this folder ends in .json. {HOW_TO_RECORD}"
+            )
+        return names
+
+    def upload(self, name: str) -> Upload:
+        """The upload of this name; a UserError where its header is not sound."""
+        return Upload.load(self.root / f"{name}.json")
+
+    def entries(self) -> list[Upload]:
+        """Every upload, sorted by name; a UserError where one has no sound header.
+
+        `faults.examine` passes over such uploads and says why.
+        """
+        return [self.upload(name) for name in self.names()]
+
+    def unfinished(self) -> list[str]:
+        """Files of tensors without a header: the recorder was stopped between the two."""
+        return sorted(
+            path.name
+            for path in self.root.glob("*.safetensors")
+            if not path.with_suffix(".json").exists()
+        )
+
+
+@dataclass(frozen=True, eq=False)  # hashable by identity
+class Series:
+    """Uploads of the same images, in order of their rounds; usually a single one."""
+
+    uploads: tuple[Upload, ...]
+
+    @property
+    def first(self) -> Upload:
+        """The upload of the earliest round."""
+        return self.uploads[0]
+
+    def lacking(self, lost: Iterable[str]) -> str:
+        """Which of these uploads, whose headers nobody can read, is one of the series: its name
+        begins with the series' name. Empty if none is."""
+        series = self.first.header.series
+        known = (n for n in lost if series and n.startswith(series))
+        return next((n for n in known if not n[len(series or "") :][:1].isalnum()), "")
+
+    @cached_property
+    def records(self) -> tuple[ImageRecord, ...]:
+        """The images of its batch."""
+        return records_of(self.first)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The series that make one line of a table."""
+
+    name: str
+    header: UploadHeader  # of the first upload
+    series: tuple[Series, ...]
+    scored: bool  # every upload's private images are known
+    weights: str  # the file of the first round's weights
+    by_image: Mapping[str, Series] = field(repr=False)
+
+    @property
+    def records(self) -> tuple[ImageRecord, ...]:
+        """The images of all its series."""
+        return tuple(record for series in self.series for record in series.records)
+
+    def digest(self) -> str:
+        """The sha256 of all that its rows depend on: tensors, headers, weights, private images."""
+        digest = hashlib.sha256()
+        for upload in (upload for series in self.series for upload in series.uploads):
+            digest.update(upload.name.encode())
+            for path in upload.files():
+                _add(digest, path)
+        return digest.hexdigest()
+
+    def of(self, records: Sequence[ImageRecord]) -> list[Series]:
+        """The series that hold these images, each once; the images must fill whole steps."""
+        return list(dict.fromkeys(self.by_image[record.image_id] for record in records))
+
+
+def _add(digest: hashlib._Hash, path: Path) -> None:
+    """Add a file's bytes to a digest; a word if there is none, or if it is no safetensors file
+    though it is called one: such a file is refused, and may be as long as a disk."""
+    if not path.is_file():
+        digest.update(b"none")
+        return
+    if path.suffix == ".safetensors":
+        try:
+            TensorFile(path, PART)
+        except BadFile as error:
+            digest.update(f"refused: {path.stat().st_size} {error.got}".encode())
+            return
+    with PART.reading(path), path.open("rb") as file:
+        while chunk := file.read(MIB):
+            digest.update(chunk)
+
+
+def group_uploads(
+    uploads: Sequence[Upload], limit: int | None = None, refused: Collection[str] = ()
+) -> list[Group]:
+    """Groups in order of label, round, batch and steps; of each at most `limit` images, but at
+    least one step.
+
+    refused: names of uploads that cannot be attacked. Their series are left out, and the other
+    lines keep the names that they have beside them.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit: expected 1 or more images, got {limit}.")
+    lost = set(refused) - {upload.name for upload in uploads}
+    lines = lines_of([each for each in series_of(uploads) if not each.lacking(lost)])
+    names = _names([members[0].first.header for members in lines])
+    sound = [
+        [each for each in members if not any(u.name in refused for u in each.uploads)]
+        for members in lines
+    ]
+    return [_group(n, members, limit) for n, members in zip(names, sound, strict=True) if members]
+
+
+def lines_of(series: Sequence[Series]) -> list[list[Series]]:
+    """The series that make each line of a table, in the order of the table."""
+    by_key: dict[tuple[str, int, int, int, str, str], list[Series]] = {}
+    for each in series:
+        header = each.first.header
+        shared = dataclasses.asdict(header)
+        recipe = repr(sorted((k, v) for k, v in shared.items() if k not in MAY_DIFFER))
+        rounds = [(u.header.round, u.header.weights, u.header.lr) for u in each.uploads]
+        rest = f"{recipe} {rounds} {'' if each.first.has_truth else 'without truth'}"
+        key = (header.label, header.round, header.batch, header.steps, header.weights, rest)
+        by_key.setdefault(key, []).append(each)
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def series_of(uploads: Sequence[Upload]) -> list[Series]:
+    """Uploads of one label and series name together; every other upload alone."""
+    members: dict[tuple[str, ...], list[Upload]] = {}
+    for upload in uploads:
+        header = upload.header
+        key = (header.label, "series", header.series) if header.series else ("", "", upload.name)
+        members.setdefault(key, []).append(upload)
+    series = []
+    for together in members.values():
+        ordered = sorted(together, key=lambda upload: (upload.header.round, upload.name))
+        series.append(Series(tuple(ordered)))
+    return series
+
+
+def records_of(upload: Upload) -> tuple[ImageRecord, ...]:
+    """A record for each image of the batch, named as the private image where that is known."""
+    truth, batch = upload.truth_file(), upload.header.batch
+    if truth is None:
+        names = [f"{upload.name}/{place}" for place in range(batch)]
+    else:
+        names = list(truth.image_ids)
+        if upload.header.recipe.get("augment", "none") != "none":
+            names = [f"{name}@{upload.header.round}" for name in names]
+    labels = upload.header.labels or (None,) * batch
+    return tuple(
+        ImageRecord(name, label, "none" if label is None else "file")
+        for name, label in zip(names, labels, strict=True)
+    )
+
+
+def _names(headers: Sequence[UploadHeader]) -> list[str]:
+    """Names of the groups for tables: the label, and with it whatever of round, batch and steps
+    differs among groups of that label; " #2" and so on behind one that was there before."""
+    names: list[str] = []
+    for header in headers:
+        namesakes = [candidate for candidate in headers if candidate.label == header.label]
+        parts = [header.label]
+        for field_name, text in (
+            ("round", f"round {header.round}"),
+            ("batch", f"B {header.batch}"),
+            ("steps", f"E {header.steps}"),
+            ("dtype", header.dtype),
+        ):
+            if len({getattr(namesake, field_name) for namesake in namesakes}) > 1:
+                parts.append(text)
+        name = numbered = cut(", ".join(parts), LONGEST_NAME)
+        number = 1
+        while numbered in (REFUSED, *names):
+            number += 1
+            numbered = f"{name} #{number}"
+        names.append(numbered)
+    return names
+
+
+def _group(name: str, members: Sequence[Series], limit: int | None) -> Group:
+    header = members[0].first.header
+    chosen = tuple(members) if limit is None else tuple(members[: max(limit // header.batch, 1)])
+    by_image = {record.image_id: series for series in chosen for record in series.records}
+    if len(by_image) != sum(len(series.records) for series in chosen):
+        raise UserError(
+            f"{name}: two uploads of one round hold an image of the same name. Give uploads of the "
+            "same image one `series` in their headers, or the images different names in the truth "
+            "folder."
+        )
+    scored = all(series.first.has_truth for series in chosen)
+    return Group(name, header, chosen, scored, header.weights, by_image)

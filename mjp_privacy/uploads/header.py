@@ -1,0 +1,258 @@
+"""The header of an upload: the JSON file beside its tensors, or the same facts in memory.
+
+Everything in it is known to the server, which gave its clients their recipe. Private images, where
+somebody kept them for scoring, lie in a folder of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from mjp_privacy.client.config import ClientConfig, check_client
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import FileKind, json_value, read_json_value, typed
+from mjp_privacy.core.schema import (
+    STRICT,
+    Classes,
+    Depth,
+    Label,
+    Many,
+    Mean,
+    NotNegative,
+    Positive,
+    Share,
+    Side,
+    Spread,
+    Switch,
+    Whole,
+    Width,
+    parse,
+    schema,
+)
+from mjp_privacy.core.text import shown
+from mjp_privacy.models.localization import DalKind
+from mjp_privacy.models.mjp_vit import FirstBlock, PositionEmbedding
+from mjp_privacy.models.tensor_files import BLANK_DIGEST, DIGEST, check_digest, write_with_digest
+from mjp_privacy.models.variant import Activation
+
+HEADER = FileKind(
+    "the JSON header of an upload, with fields such as label and weights",
+    "Mend it as mjp_privacy/uploads/header.py describes it, record this upload again, or take its "
+    "files out.",
+    1 << 20,
+)
+MOST_IMAGES = 10_000
+"""In one step of a client."""
+MOST_FLIPPED = 1 << 13
+"""Bytes of a header in which a flipped bit is looked for; that takes 10 ms for 500."""
+
+Images = Annotated[int, Field(strict=True, ge=1, le=MOST_IMAGES)]
+Steps = Annotated[int, Field(strict=True, ge=1, lt=1_000_000)]
+ClassIndex = Annotated[int, Field(strict=True, ge=0, lt=1_000_000)]
+InsideFolder = Annotated[str, Field(strict=True, min_length=1, max_length=500)]
+Digest = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
+Levels = Annotated[dict[Label, NotNegative], Field(max_length=10_000)]
+Ratio = Annotated[float, Field(strict=True, gt=0, le=64)]
+Kind = Literal["gradient", "weight_difference"]
+
+
+class ModelArguments(TypedDict, total=False):
+    """Arguments of `load_model` that the weights file does not tell; its weights, mean and std are
+    fields of the header itself."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+    model: Label
+    """A model's name, such as vit_small_patch16_224."""
+    unknown_init: Literal["mean_position", "zeros", "random"]
+    img_size: Side
+    patch_size: Side
+    embed_dim: Width
+    depth: Depth
+    num_heads: Width
+    num_classes: Classes
+    mlp_ratio: Ratio
+    resize: Side
+    interpolation: Literal["bicubic", "bilinear"]
+    position_embedding: PositionEmbedding
+    unknown_embedding: Switch
+    index_embedding: Switch
+    dal: DalKind
+    first_block: FirstBlock
+    pre_norm: Switch
+    patch_bias: Switch
+    qkv_bias: Switch
+    head_bias: Switch
+    distillation_token: Switch
+    norm_eps: Positive
+    activation: Activation
+    trained_gamma: Share
+
+
+@schema
+class UploadHeader:
+    """One client's message in one round."""
+
+    label: Label
+    """What tables call this client and its model."""
+    weights: InsideFolder
+    """The file of the weights before the round, relative to the folder: safetensors, or any
+    checkpoint that `load_model` reads."""
+    mean: tuple[Mean, Mean, Mean]
+    """Mean and standard deviation that the client normalised its images with; never guessed."""
+    std: tuple[Spread, Spread, Spread]
+    format: Annotated[int, Field(strict=True, ge=1, le=1)] = 1
+    weights_sha256: Digest | None = None
+    model: ModelArguments = dataclasses.field(default_factory=ModelArguments)
+    """Arguments of `load_model` that the weights file does not tell: model, num_heads, img_size."""
+    round: Whole = 0
+    client: Label = "0"
+    series: Label | None = None
+    """Uploads with the same series name hold the same images, as an attacker assumes of one
+    client's rounds; None: this upload stands alone."""
+    kind: Kind = "gradient"
+    """weight_difference: weights after minus weights before."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """The precision in which the client computed."""
+    batch: Images = 1
+    steps: Steps = 1
+    optimizer: Label = "sgd"
+    momentum: Share = 0.0
+    lr: Positive | None = None
+    weight_decay: NotNegative = 0.0
+    autocast: Literal["none", "fp16", "bf16"] = "none"
+    """The half precision in which the client computed products of matrices (`client.autocast`).
+    Gradients that show it need not say it."""
+    gamma: Share = 0.0
+    """MJP's shuffle ratio; 0: nothing is shuffled."""
+    recipe: Annotated[dict[Label, Any], Many] = dataclasses.field(default_factory=dict)
+    """Other fields of a client in the attack's configs: dal, mask, withhold, defenses, ..."""
+    noise: Levels = dataclasses.field(default_factory=dict)
+    """By parameter, the standard deviation of what the recipe's defences added to every entry."""
+    rounding: Levels = dataclasses.field(default_factory=dict)
+    """The same for errors that leave a zero entry zero: quantisation and dropped entries."""
+    undeclared: Switch = False
+    """Whether one of the recipe's defences changed the upload and did not say by how much."""
+    labels: Annotated[tuple[ClassIndex, ...], Field(max_length=MOST_IMAGES)] | None = None
+    """Classes of the images, where the attacker knows them; None: read from the gradient."""
+    partial: Switch = False
+    """Whether only some of the tensors that were sent were written down."""
+
+    def client_config(self, where: str) -> ClientConfig:
+        """The same client as the attack's configs describe it.
+
+        where: the upload's name, which opens the message about a mistake in the recipe. An
+        optimiser that the configs do not know stays in the header alone.
+        """
+        shared = {name: getattr(self, name) for name in SHARED_WITH_CLIENT}
+        if self.optimizer not in KNOWN_OPTIMIZERS:
+            del shared["optimizer"]
+        if self.lr is not None:
+            shared["lr"] = self.lr
+        content = {**self.recipe, "upload": self.kind, **shared}
+        return parse(ClientConfig, content, f"{where}, recipe", {})
+
+    def hides_an_error(self, client: ClientConfig) -> bool:
+        """Whether attacks are told too little of what the recipe's defences did to this upload.
+
+        client: the recipe's. A defence that only scales examples has nothing to declare.
+        """
+        return self.undeclared or (client.has_errors and not (self.noise or self.rounding))
+
+
+SHARED_WITH_CLIENT = ("batch", "steps", "optimizer", "momentum", "weight_decay", "autocast")
+"""Fields that a header and a client's config have in common."""
+KNOWN_OPTIMIZERS: tuple[str, ...] = get_args(get_type_hints(ClientConfig)["optimizer"])
+ALWAYS = ("label", "weights", "mean", "std", "format", "round", "client", "kind")
+"""Fields that stand in the file also where they have their default."""
+
+
+def read_header(path: Path) -> UploadHeader:
+    """Read and check a header; each mistake in it is a UserError that names file and field."""
+    return _header(read_json_value(path, HEADER), path)
+
+
+def _header(content: Any, path: Path) -> UploadHeader:
+    if isinstance(content, dict):
+        content.pop("seal", None)
+    header = typed(content, path, HEADER, UploadHeader, {"model": ModelArguments})
+    check_header(header, path)
+    return header
+
+
+def header_changed(path: Path) -> bool:
+    """Whether a header is not as it was recorded: a person changed it, which is allowed, or a bit
+    of it flipped. One that never had a seal did not change."""
+    content = read_json_value(path, HEADER)
+    if not isinstance(content, dict) or "seal" not in content:
+        return False
+    try:
+        check_digest(path, HEADER, needed=True)
+    except BadFile:
+        return True
+    return False
+
+
+def header_before_a_flip(path: Path) -> UploadHeader | None:
+    """The header as it was recorded where exactly one of its bits is another one: the bit whose
+    return fits the seal. None where it has no seal, or more of it changed."""
+    content = bytearray(HEADER.bytes(path))
+    if len(content) > MOST_FLIPPED:
+        return None
+    for bit in range(8 * len(content)):
+        content[bit // 8] ^= 1 << bit % 8
+        if (seal := DIGEST.search(content)) is not None:
+            zeros = content[: seal.start(1)] + b"0" * 64 + content[seal.end(1) :]
+            if hashlib.sha256(zeros).hexdigest().encode() == seal[1]:
+                return _header(json_value(content.decode(), path, HEADER), path)
+        content[bit // 8] ^= 1 << bit % 8
+    return None
+
+
+def check_header(header: UploadHeader, path: Path) -> None:
+    """Raise for fields that do not fit each other, and for weights outside of the folder."""
+    for place in (PurePosixPath(header.weights), PureWindowsPath(header.weights)):
+        if place.is_absolute() or place.drive or ".." in place.parts:
+            inside = "a file inside the uploads' folder"
+            raise header_refusal(path, "weights", inside, repr(shown(header.weights)))
+    if header.kind == "weight_difference" and header.lr is None:
+        difference = (
+            "a number above 0, because a weight difference is a gradient times the client's "
+            "learning rate"
+        )
+        raise header_refusal(path, "lr", difference, "none")
+    if header.labels is not None and len(header.labels) != header.batch:
+        each = f"one for each of {header.batch} image(s) of the batch"
+        raise header_refusal(path, "labels", each, str(len(header.labels)))
+    try:
+        parse(ClientConfig, header.recipe, "it", {})  # also what the header's own fields replace
+        check_client(header.client_config("it"), None, "recipe")
+    except UserError as error:
+        fields = "fields of one client's config, whose `upload` is the header's `kind`"
+        raise header_refusal(path, "recipe", fields, " ".join(str(error).split())) from error
+
+
+def header_refusal(path: Path, field: str, expected: str, got: str) -> BadFile:
+    """The error for one field: header_refusal(path, "lr", "a number above 0", "none")."""
+    return dataclasses.replace(HEADER, expected=expected).refusal(path, got.rstrip("."), field)
+
+
+def write_header(path: Path, header: UploadHeader) -> None:
+    """Write the header as JSON with its digest; most fields are left out where they have their
+    default."""
+    content: dict[str, Any] = {"seal": BLANK_DIGEST}
+    for field in dataclasses.fields(header):
+        value = getattr(header, field.name)
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        if field.name in ALWAYS or value != default:
+            content[field.name] = value
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_with_digest(path, lambda file: file.write_bytes(text.encode()))

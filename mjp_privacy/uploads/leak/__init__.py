@@ -1,0 +1,1 @@
+"""What one's own gradients give away: `attack_gradients` and what it returns."""

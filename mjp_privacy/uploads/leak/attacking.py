@@ -1,0 +1,412 @@
+"""`attack_gradients`: every attack that applies to a user's own model and gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from attacks import ATTACKS, find_attack, traits_of
+from attacks.controls import mean_image
+from attacks.equations.names import PATCH, TABLE, UNKNOWN
+from attacks.equations.patch_system import error_of, is_disturbed, patch_system
+from attacks.equations.requirements import lacks_gradients, lacks_positions
+from attacks.shared_picture import CERTAIN
+from attacks.step import run_steps
+from mjp_privacy.client.autocast import Autocast
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import torch_generator
+from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.text import shown
+from mjp_privacy.experiment.diagnostics import gradient_fit
+from mjp_privacy.experiment.refusals import refused_by_block
+from mjp_privacy.interfaces import (
+    Attack,
+    AttackerView,
+    ClientUpdate,
+    Control,
+    Reconstruction,
+    Refusal,
+)
+from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.models.modules import Channels
+from mjp_privacy.uploads.checks import check_patches, normalisation_doubts, shuffled_patches
+from mjp_privacy.uploads.header import Kind
+from mjp_privacy.uploads.leak.reconstructed import Reconstructed
+from mjp_privacy.uploads.leak.result import Leak
+from mjp_privacy.uploads.memory import OwnUploads, own_uploads
+from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
+
+CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
+"""Attacks that are always run: a linear system, and what others are compared with."""
+BY_COST = (
+    *CHEAP,
+    *("april", "april_unk_aware", "april_prior", "patch_prior", "masked_span", "multi_round"),
+    *("shared_picture", "batch_span", "layer_span", "batch_lattice", "pixel_lattice", "token_span"),
+)
+"""The order in which attacks are run; others come after them, and those that optimise last."""
+NOT_NEEDED = "every picture is certain already; exhaustive=True runs it all the same"
+OPTIMISES = "it optimises for minutes; name it, or give exhaustive=True, to run it"
+
+
+def attack_gradients(
+    model: Models,
+    gradients: Held = None,
+    *,
+    labels: Labels | None = None,
+    mean: Channels = None,
+    std: Channels = None,
+    attacks: Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]] = "all",
+    exhaustive: bool = False,
+    images: Images | None = None,
+    kind: Kind = "gradient",
+    batch: int | None = None,
+    lr: float | None = None,
+    steps: int = 1,
+    optimizer: str = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    dal_lambda: float = 0.0,
+    defenses: Sequence[Any] = (),
+    noise: float = 0.0,
+    rounding: float = 0.0,
+    autocast: Autocast = "none",
+    seed: int = 0,
+) -> Leak:
+    """What the pictures of a client's step look like to whoever sees its gradients.
+
+    leak = attack_gradients(model, gradients, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    leak.best.image; leak["patch_gradient"].residual; leak.refused; leak.show("leak.png")
+
+    Of several uploads of batches, which need not hold the same pictures, it finds those that they
+    share, with the weights of each upload if they moved:
+
+    leak = attack_gradients(models, [monday, tuesday], batch=8, mean=0.5, std=0.5)
+    shared = leak["shared_picture"]
+    shared.images[shared.certain]   # the other places hold guesses
+
+    model      the ViT as it was before the step: of timm, torchvision, transformers, open_clip or
+               this package; a list of models if each of several uploads had its own weights
+    gradients  {parameter name: tensor}, a list in parameter order, a model whose parameters hold
+               `.grad`, or None for the .grad of `model`; a list of these for several uploads, of
+               the same images if batch is 1. With kind="weight_difference": weights after minus
+               before
+    labels     classes of the images; None: read off the classifier's gradient if batch is 1
+    mean, std  with which the client normalised its images: one number or three; never guessed
+    attacks    "all" (every closed form, until every picture is certain), names, or {name: options}
+    exhaustive with attacks="all": those that could not improve what is certain and those that
+               optimise for minutes are run, too
+    images     the private images (B, 3, S, S) in [0, 1], to score against; those of all uploads
+               where several hold batches
+    batch      images in a step; None: as the number of labels or images says, else 1
+    lr, steps, optimizer, momentum, weight_decay
+               of the client's training, for weight differences
+    dal_lambda weight of MJP's extra loss, where the client's loss has it
+    defenses   what the client did to its gradient, as a config says it: [{"dp_sgd": 0.5}, "int8"]
+    noise      standard deviation, in the gradient's units, of what a defence added to every entry
+    rounding   the same for errors that leave a zero entry zero (quantised or dropped entries);
+               half-precision tensors need none
+    autocast   "fp16" or "bf16" where the client computed under torch.autocast; a float32 gradient
+               that was rounded so shows it, and need not say it
+    """
+    started = time.perf_counter()
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise UserError(f"seed: expected a whole number from 0, less than 2^63, got {said(seed)}.")
+    training = {"lr": lr, "steps": steps, "optimizer": optimizer, "momentum": momentum}
+    errors = {"noise": noise, "rounding": rounding, "autocast": autocast, "defenses": defenses}
+    facts = {"kind": kind, "batch": batch, "weight_decay": weight_decay, "dal_lambda": dal_lambda}
+    uploads = own_uploads(
+        model, gradients, {**facts, **training, **errors}, labels=labels, images=images, mean=mean,
+        std=std,
+    )  # fmt: skip
+    view = uploads.view()
+    size, several = view.updates[0].batch, len(view.updates)
+    private = None
+    if images is not None:
+        private = read_images(images, _pictures(uploads, images), view.pixels.size)
+    chosen, refused, skipped = _chosen(attacks, several, exhaustive=exhaustive)
+    results: dict[str, Reconstructed] = {}
+    doubts = normalisation_doubts(view)
+    may_skip = attacks == "all" and not exhaustive and not any(map(is_disturbed, view.updates))
+    with _progress() as tell:
+        for number, (name, attack) in enumerate(chosen.items(), 1):
+            began = time.perf_counter()
+            if isinstance(seen := _asked(name, attack, view), str):
+                refused[name] = seen
+                continue
+            if may_skip and name not in CHEAP and any(made.is_certain for made in results.values()):
+                skipped[name] = NOT_NEEDED
+                continue
+            tell(f"attack {number} of {len(chosen)}: {name}")
+            outcome = _run(name, attack, uploads, seen, seed)
+            if isinstance(outcome, str):
+                refused[name] = outcome
+                continue
+            made = outcome.without(doubts).scored(private, size)
+            results[name] = replace(made, seconds=time.perf_counter() - began)
+    floor = None
+    if private is not None:
+        grey = mean_image(view).double().cpu().expand_as(private)
+        floor = float(psnr(grey, private).mean())
+    return Leak(
+        _in_order(results),
+        _in_order(refused),
+        view.labels,
+        uploads.label_source,
+        private,
+        floor,
+        (*batch_notes(size, several, results), *uploads.notes),
+        size,
+        "; ".join(dict.fromkeys(doubts.values())),
+        declared_residual(view),
+        _in_order(skipped),
+        time.perf_counter() - started,
+        _moved(results, view),
+    )
+
+
+def _in_order(by_attack: Mapping[str, Any]) -> dict[str, Any]:
+    """The same in the registry's order, in which the simplest stand first."""
+    return {name: by_attack[name] for name in ATTACKS if name in by_attack}
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """On a terminal one line on stderr that says what runs; elsewhere nothing."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading the gradients") as status:
+        yield status.update
+
+
+def _pictures(uploads: OwnUploads, images: Images) -> int:
+    """How many private images are expected: those of a step or, of several uploads of batches, as
+    many as were given, for these need not hold the same ones."""
+    several, given = len(uploads.rounds), next(iter(getattr(images, "shape", ())), 0)
+    batch = uploads.rounds[0][0].header.batch
+    if several > 1 and batch > 1 and 0 < given <= several * uploads.images:
+        return int(given)
+    return uploads.images
+
+
+def declared_residual(view: AttackerView) -> float:
+    """The residual that the declared noise and rounding of the uploads give a perfect picture."""
+    shares = []
+    for update in view.updates:
+        sent = update.grads.get(PATCH)
+        if sent is None or update.batch > 1 or update.kind != "gradient":
+            return 0.0
+        errors = [e[PATCH] for e in (update.noise, update.rounding) if PATCH in e]
+        variance = sum((error.double().cpu().square() for error in errors), torch.zeros(len(sent)))
+        spread = (variance * sent[0].numel()).sqrt()
+        shares.append(spread / sent.double().cpu().flatten(1).norm(dim=1))
+    return float(torch.stack(shares).mean())
+
+
+def _moved(results: Mapping[str, Reconstructed], view: AttackerView) -> int:
+    """How many patches patch_jigsaw moved in pictures whose borders say that they were shuffled."""
+    fed, in_order = (results.get(name) for name in ("patch_gradient", "patch_jigsaw"))
+    if fed is None or in_order is None or fed.images is None or in_order.images is None:
+        return 0
+    if view.updates[0].batch > 1 or in_order.reasons or not fed.is_certain:
+        return 0
+    return shuffled_patches(fed.images, in_order.images, view.model.patch_size)
+
+
+# which attacks ------------------------------------------------------------------------------------
+
+
+def _chosen(
+    attacks: str | Sequence[str] | Mapping[str, Mapping[str, Any]],
+    uploads: int,
+    *,
+    exhaustive: bool,
+) -> tuple[dict[str, Attack], dict[str, str], dict[str, str]]:
+    """The attacks to run, built, the cheapest first; why others are refused; why they are left
+    out."""
+    everything = isinstance(attacks, str) and attacks == "all"
+    options = _options(list(ATTACKS) if everything else attacks)
+    chosen: dict[str, Attack] = {}
+    refused: dict[str, str] = {}
+    skipped: dict[str, str] = {}
+    for name, given in options.items():
+        if name not in ATTACKS:
+            raise unknown_name("attack", shown(name, 60), list(ATTACKS))
+        if everything and not exhaustive and "steps" in traits_of(name):
+            skipped[name] = OPTIMISES
+            continue
+        attack = find_attack(name, dict(given))
+        assert not isinstance(attack, Control)
+        if attack.uploads > 1 and uploads < 2:
+            refused[name] = (
+                "it needs two uploads or more of batches that share pictures, and one was given"
+                if "shared pictures" in traits_of(name)
+                else "it reads several uploads of the same images, and one was given"
+            )
+        elif attack.uploads > uploads or (attack.uploads > 1 and "uploads" not in given):
+            built = find_attack(name, {**given, "uploads": uploads})
+            assert not isinstance(built, Control)
+            chosen[name] = built
+        else:
+            chosen[name] = attack
+    cost = {name: place for place, name in enumerate(BY_COST)}
+
+    def dear(name: str) -> tuple[bool, int]:
+        return "steps" in traits_of(name), cost.get(name, len(cost))
+
+    return {name: chosen[name] for name in sorted(chosen, key=dear)}, refused, skipped
+
+
+def _options(
+    attacks: str | Sequence[str] | Mapping[str, Mapping[str, Any]],
+) -> Mapping[str, Mapping[str, Any]]:
+    """Options by attack; none for attacks that were only named."""
+    if isinstance(attacks, str):
+        return {attacks: {}}
+    options = attacks if isinstance(attacks, Mapping) else {}
+    if isinstance(attacks, list | tuple | set) and all(isinstance(n, str) for n in attacks):
+        options = {name: {} for name in attacks}
+    if not options or not all(
+        isinstance(name, str) and isinstance(given, Mapping) for name, given in options.items()
+    ):
+        raise UserError(
+            f"attacks: expected 'all', a name, a list of names or {{name: options}}, got "
+            f"{said(attacks)}. `mjp list attacks` has the names."
+        )
+    return options
+
+
+OF_ATTACKS = {
+    "shared_picture": "shared_picture finds the pictures that uploads share",
+    "layer_span": "layer_span searches one upload for its pictures, and marks those that are "
+    "certain",
+    "batch_lattice": "batch_lattice finds 8-bit pictures by the lattice of their differences, and "
+    "marks those that are certain",
+    "batch_span": "batch_span returns two guesses for the pictures of a step, from what the upload "
+    "says of all of them alike",
+}
+
+
+def batch_notes(batch: int, uploads: int, ran: Collection[str]) -> tuple[str, ...]:
+    """What to know of the attacks that were run on batches: one note, and none for single images.
+
+    batch_notes(4, 1, ["patch_gradient"])   # "batch 4: closed forms return mixtures of ..."
+    """
+    said = [text for name, text in OF_ATTACKS.items() if name in ran]
+    optimised = any("steps" in traits_of(name) for name in ran)
+    if any(name not in OF_ATTACKS and "steps" not in traits_of(name) for name in ran):
+        said.append(
+            f"{'other ' if said else ''}closed forms return mixtures of the "
+            f"{'step' if uploads == 1 else 'first step'}'s pictures, so their low scores are no "
+            "evidence of safety"
+        )
+    if uploads == 1 and not optimised:
+        said.append("attacks=['inverting_gradients'] matches the gradient instead, in minutes")
+    return (f"batch {batch}: {'; '.join(said)}",) if batch > 1 and said else ()
+
+
+# one attack ---------------------------------------------------------------------------------------
+
+
+def _asked(name: str, attack: Attack, view: AttackerView) -> AttackerView | str:
+    """What the attack sees, or the reason why it does not apply."""
+    seen = replace(view, updates=view.updates[: attack.uploads])
+    if "shared pictures" in traits_of(name) and seen.updates[0].batch > 1:
+        together = joined(seen)
+        if isinstance(together, Refusal):
+            return together.text
+        seen = together
+    refusal = refused_by_block(view.model, attack) or attack.unsupported(seen)
+    return seen if refusal is None else refusal.text
+
+
+def joined(view: AttackerView) -> AttackerView | Refusal:
+    """The view of R uploads of n steps as one of R n steps, or why they hold no patch system.
+
+    Several uploads of batches may hold other pictures each, and what they share is for the attack
+    to find out: every upload's pictures get places of their own. What does not depend on the
+    pictures, such as weight decay, is subtracted with each upload's own weights, so that none are
+    needed any more.
+    """
+    refusal = lacks_positions(view.model) or lacks_gradients(view, TABLE, PATCH)
+    if refusal is not None:
+        return refusal
+    first = view.updates[0]
+    grads: dict[str, list[Tensor]] = {TABLE: [], PATCH: []}
+    rounding: dict[str, list[Tensor]] = {}
+    for update in view.updates:
+        system = patch_system(view, update)
+        token = system.rows.new_zeros(len(system.rows), 1, system.rows.shape[-1])
+        grads[TABLE].append(torch.cat((token, system.rows), 1).unsqueeze(1))
+        shape = view.model.patch_embed.proj.weight.shape[1:]
+        grads[PATCH].append(system.total.unflatten(2, shape))
+        if system.hidden_sum is not None:
+            grads.setdefault(UNKNOWN, []).append(system.hidden_sum[:, None, None])
+        if is_disturbed(update):
+            for name in (TABLE, PATCH):
+                rounding.setdefault(name, []).append(error_of(update, name))
+    count = len(view.updates)
+    update = ClientUpdate(
+        {name: torch.cat(parts) for name, parts in grads.items() if len(parts) == count},
+        dtype=first.dtype,
+        batch=first.batch,
+        partners="fresh",
+        rounding={name: torch.cat(p) for name, p in rounding.items() if len(p) == count},
+    )
+    return replace(view, updates=[update], labels=None)
+
+
+def _run(
+    name: str, attack: Attack, uploads: OwnUploads, seen: AttackerView, seed: int
+) -> Reconstructed | str:
+    """What one attack gives, or the reason why it gives nothing."""
+    count = seen.updates[0].steps_in_all * seen.updates[0].batch
+    done = run_steps(
+        attack, seen, count, lambda step: torch_generator("own gradients", seed, name, step)
+    )
+    made = done.reconstruction
+    reasons = {**made.inapplicable, **done.failed}
+    if made.images is not None and len(reasons) == len(made.images):
+        return next(iter(reasons.values()))
+    if made.images is None and made.mask is None:
+        return next(iter(reasons.values()), "it returned no reconstruction")
+    return _measured(name, made, uploads, seen, reasons)
+
+
+def _measured(
+    name: str,
+    made: Reconstruction,
+    uploads: OwnUploads,
+    view: AttackerView,
+    reasons: Mapping[int, str],
+) -> Reconstructed:
+    """The reconstruction with the checks that need no truth."""
+    images = None if made.images is None else made.images.float().cpu()
+    fit = check = None
+    if images is not None:
+        images[list(reasons)] = torch.nan
+        fit = gradient_fit(view, images, made.mask, uploads.models[: len(view.updates)])
+        check = check_patches(view, images)
+    residual, factor, scaled = fit or (None, None, None)
+    for values in fit or ():
+        values[list(reasons)] = torch.nan
+    verified = made.diagnostics.get(CERTAIN)
+    if verified is None and check is not None:
+        verified = check.certain
+    return Reconstructed(
+        name,
+        images,
+        None if residual is None else residual.double(),
+        factor,
+        scaled,
+        None if check is None else check.misfits,
+        None if verified is None else verified.cpu().bool(),
+        mask=None if made.mask is None else made.mask.cpu(),
+        diagnostics={key: values.cpu() for key, values in made.diagnostics.items()},
+        reasons=dict(reasons),
+    )

@@ -1,0 +1,449 @@
+"""A user's own step as uploads in memory, and `save_upload`, which writes one of them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attacks.equations.half_precision import rounding_error
+from attacks.equations.names import TABLE
+from attacks.equations.weight_difference import INVERSIONS
+from attacks.masked_span import WEIGHED
+from mjp_privacy.client.autocast import Autocast, shown_autocast
+from mjp_privacy.client.config import DefenseText
+from mjp_privacy.client.defenses.disturbance import Deviations, Disturbed, Draws, added
+from mjp_privacy.client.defenses.noise import GaussianNoise
+from mjp_privacy.client.defenses.registry import StepDefense, check_order, defense_of
+from mjp_privacy.client.gradient_labels import HEAD_BIAS
+from mjp_privacy.client.upload import weights_of
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.registry import did_you_mean
+from mjp_privacy.core.schema import NotNegative, Positive, Share, parse, schema
+from mjp_privacy.core.text import shown
+from mjp_privacy.interfaces import AttackerView, Pixels
+from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.modules import Channels, load_module
+from mjp_privacy.uploads.header import Images, Kind, Steps, UploadHeader, check_header
+from mjp_privacy.uploads.reading import (
+    Held,
+    Labels,
+    Models,
+    checked_labels,
+    images_given,
+    modules_of,
+    read_gradients,
+    read_images,
+    said,
+    separate_uploads,
+)
+from mjp_privacy.uploads.reading import Images as Pictures
+from mjp_privacy.uploads.record import NOT_STORED, UNKNOWN_LABEL, Upload, stacked
+from mjp_privacy.uploads.truth import RecordedTruth
+
+SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+CPU = torch.device("cpu")
+
+# what is known of the client ----------------------------------------------------------------------
+
+
+@schema
+class ClientStep:
+    """What is public of a client's step: ClientStep(kind="weight_difference", lr=0.1)."""
+
+    kind: Kind = "gradient"
+    batch: Images = 1
+    lr: Positive | None = None
+    steps: Steps = 1
+    optimizer: Any = "sgd"
+    momentum: Share = 0.0
+    weight_decay: NotNegative = 0.0
+    dal_lambda: NotNegative = 0.0
+    """Weight of MJP's extra loss (DAL), where the client has it in its loss."""
+    noise: NotNegative = 0.0
+    """Standard deviation, in the gradient's own units, of what a defence added to every entry."""
+    rounding: NotNegative = 0.0
+    """The same for errors that leave a zero entry zero: quantised or dropped entries."""
+    autocast: Autocast = "none"
+    defenses: tuple[DefenseText, ...] = ()
+
+
+OF_TRAINING = ("lr", "steps", "optimizer", "momentum", "weight_decay")
+"""Facts that matter for weight differences alone."""
+
+
+def client_step(facts: Mapping[str, Any]) -> ClientStep:
+    """The facts as a user gave them, checked; what is None has its default."""
+    given = {name: value for name, value in facts.items() if value is not None or name != "batch"}
+    if not isinstance(given.get("defenses"), list | tuple | None):
+        got = said(given["defenses"])
+        raise UserError(
+            f"defenses: expected a list such as [{{'dp_sgd': 0.5}}, 'int8'], got {got}."
+        )
+    client = parse(ClientStep, given, "The client's step", {})
+    if client.kind == "gradient":
+        changed = [n for n in OF_TRAINING if given.get(n) != getattr(ClientStep, n)]
+        if changed := [f"{name}={said(given[name])}" for name in changed if name in given]:
+            raise UserError(
+                f"{', '.join(changed)}: a gradient does not depend on them. If the client sent "
+                "weights, give kind='weight_difference' and the weights after the step minus those "
+                "before; else leave them out."
+            )
+        return client
+    if client.lr is None:
+        raise UserError(
+            "kind='weight_difference': a weight difference is a gradient times the client's "
+            "learning rate; expected lr above 0, got None. Give lr=… and steps=…."
+        )
+    if not isinstance(client.optimizer, str) or client.optimizer not in INVERSIONS:
+        raise UserError(
+            f"optimizer: expected {' or '.join(INVERSIONS)}, got {said(client.optimizer)}."
+            f"{did_you_mean(shown(client.optimizer, 60).lower(), INVERSIONS)} No attack here reads "
+            "the weight difference of another one, which is no evidence of safety. Adam without "
+            "weight decay moves weights as optimizer='adamw' does."
+        )
+    return client
+
+
+def declared_errors(
+    client: ClientStep, sent: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
+    """Standard deviations (n,) by name of the noise and the rounding that the client's defences
+    left on what it sent, and whether the upload does not tell one of them.
+
+    Recipe and upload alone tell them (`client/defenses/disturbance.py`): a defence without noise
+    changes nothing more where it is applied to its own result. Of two defences that change a whole
+    upload nobody sees what lay between them, so one is taken.
+    """
+    steps = len(next(iter(sent.values())))
+    noise: Deviations = {}
+    rounding: Deviations = {}
+    unknown = False
+    check_order(client.defenses, "")
+    defenses = [defense_of(text) for text in client.defenses]
+    whole = [defense for defense in defenses if not isinstance(defense, StepDefense)]
+    if len(whole) > 1 or (client.defenses and client.kind == "weight_difference"):
+        raise UserError(
+            f"defenses: expected dp_sgd and at most one other of a gradient, got "
+            f"{said(list(client.defenses))} of a {client.kind}. Give what they left on an entry "
+            "instead: noise=… and rounding=…, standard deviations in the upload's own units."
+        )
+    for defense in defenses:
+        if isinstance(defense, StepDefense):
+            level = defense.deviation(client.batch)
+            noise = dict.fromkeys(sent, torch.full((steps,), level, dtype=torch.float64))
+        elif isinstance(defense, GaussianNoise):
+            noise = added(noise, dict.fromkeys(sent, defense._public_deviation(sent)))
+        else:
+            made: Disturbed = defense.apply(sent, Draws(0, [""] * steps, 0))
+            noise, rounding = added(noise, made.noise), added(rounding, made.rounding)
+            unknown |= any(bool(silent.any()) for silent in made.unknown.values())
+    return _nonzero(noise), _nonzero(rounding), unknown
+
+
+def _nonzero(levels: Deviations) -> dict[str, Tensor]:
+    return {name: level for name, level in levels.items() if bool(level.any())}
+
+
+# uploads in memory --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OwnUploads:
+    """What a user gave: the uploads of each round, one for every independent step, and the model
+    of the round."""
+
+    rounds: Sequence[Sequence[Upload]]
+    labels: Tensor | None  # (m,)
+    label_source: Literal["given", "read off the gradient", "unknown"]
+    notes: tuple[str, ...]  # what may be mistaken in what was given
+
+    @property
+    def models(self) -> list[LoadedModel]:
+        """The model of each round."""
+        return [steps[0].model() for steps in self.rounds]
+
+    @property
+    def images(self) -> int:
+        """The number of images m of all steps of a round."""
+        return len(self.rounds[0]) * self.rounds[0][0].header.batch
+
+    def view(self) -> AttackerView:
+        """Everything that an attacker may use."""
+        models = self.models
+        updates = []
+        for round, (steps, model) in enumerate(zip(self.rounds, models, strict=True)):
+            update = stacked(steps, steps[0].names(), CPU)
+            before = weights_of(model) if round else None
+            updates.append(replace(update, round=round, weights_before=before))
+        card = models[0].card
+        pixels = Pixels(card.img_size, card.mean, card.std)
+        return AttackerView(models[0], updates, pixels, self.labels, "plain")
+
+
+def own_uploads(
+    model: Models,
+    gradients: Held,
+    facts: Mapping[str, Any],
+    *,
+    labels: Labels | None = None,
+    images: Pictures | None = None,
+    mean: Channels = None,
+    std: Channels = None,
+) -> OwnUploads:
+    """Read models and gradients, and the label off the gradient where none is given.
+
+    facts   the client's, as `ClientStep` names them. Without a batch the labels or images say how
+            many images a step has
+    """
+    client = client_step(facts)
+    held = separate_uploads(gradients)
+    modules = modules_of(model, len(held))
+    loaded = {id(module): _on_cpu(load_module(module, mean=mean, std=std)) for module in modules}
+    models = [loaded[id(module)] for module in modules]
+    sent = [read_gradients(*one) for one in zip(held, modules, models, strict=True)]
+    steps = {len(next(iter(one.values()))) for one in sent}
+    if len(steps) > 1:
+        raise UserError(
+            f"gradients: the uploads hold {', '.join(map(str, sorted(steps)))} independent steps; "
+            "expected the same number in each, because they are of the same images."
+        )
+    count, number = images_given(labels, images), steps.pop()
+    if facts.get("batch") is None and count is not None:
+        if not count or count % number:
+            raise UserError(
+                f"labels, images: expected as many for each of {number} independent step(s), got "
+                f"{count} in all. Their first axis counts the images of all steps, in order."
+            )
+        client = replace(client, batch=count // number)
+    rounds = [_steps_of(*one, client) for one in zip(sent, models, strict=True)]
+    own = OwnUploads(rounds, None, "unknown", _of_frozen_table(rounds[0][0]))
+    return _labelled(own, labels, models[0])
+
+
+def _on_cpu(model: LoadedModel) -> LoadedModel:
+    """The model where the gradients are."""
+    on_cpu = model.cls_token.device.type == "cpu"
+    return model if on_cpu else copy.deepcopy(model).to("cpu")
+
+
+def _steps_of(sent: Mapping[str, Tensor], model: LoadedModel, client: ClientStep) -> list[Upload]:
+    """The upload of each independent step; numbers of less than 32 bits become float32, with their
+    rounding declared where it is large enough to be weighed."""
+    if TABLE in sent and not bool(sent[TABLE].any()):  # a frozen table, sent as zeros
+        sent = {name: tensor for name, tensor in sent.items() if name != TABLE}
+    double = any(tensor.dtype == torch.float64 for tensor in sent.values())
+    dtype = torch.float64 if double else torch.float32
+    wide = {name: tensor.to(dtype) for name, tensor in sent.items()}
+    noise, rounding, unknown = declared_errors(client, wide)
+    steps = len(next(iter(sent.values())))
+    said = {name: torch.full((steps,), client.noise, dtype=torch.float64) for name in sent}
+    errors = {
+        name: (half_precision_error(tensor).square() + client.rounding**2).sqrt()
+        for name, tensor in sent.items()
+    }
+    noise, rounding = _nonzero(added(noise, said)), _nonzero(added(rounding, errors))
+    shows = client.autocast == "none" and client.kind == "gradient"
+    card = model.card
+    recipe: dict[str, Any] = {"defenses": list(client.defenses)} if client.defenses else {}
+    if client.dal_lambda:
+        recipe |= {"dal": True, "dal_lambda": client.dal_lambda}
+    header = UploadHeader(
+        label="own",
+        weights=NOT_STORED,
+        mean=tuple(card.mean),  # type: ignore[arg-type]
+        std=tuple(card.std),  # type: ignore[arg-type]
+        dtype="float64" if double else "float32",
+        recipe=recipe,
+        undeclared=unknown,
+        autocast=shown_autocast(wide) if shows else client.autocast,
+        **{name: getattr(client, name) for name in ("kind", "batch", *OF_TRAINING)},
+    )
+    return [
+        Upload.from_memory(
+            replace(
+                header,
+                noise={name: float(level[step]) for name, level in noise.items()},
+                rounding={name: float(level[step]) for name, level in rounding.items()},
+            ),
+            model,
+            {name: tensor[step] for name, tensor in wide.items()},
+        )
+        for step in range(steps)
+    ]
+
+
+def half_precision_error(sent: Tensor) -> Tensor:
+    """(n,) standard deviation of the rounding of numbers (n, *shape) of less than 32 bits; 0 where
+    it is so small that exact equations serve better (float16, but not bfloat16)."""
+    kind = torch.finfo(sent.dtype)
+    if kind.bits >= 32:
+        return torch.zeros(len(sent), dtype=torch.float64)
+    error = rounding_error(sent, sent.dtype, kind.tiny)
+    size = sent.double().flatten(1).square().mean(1).sqrt()
+    return torch.where(error < WEIGHED * size, 0.0, error)
+
+
+def _of_frozen_table(upload: Upload) -> tuple[str, ...]:
+    if TABLE in upload.names():
+        return ()
+    return (
+        f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
+        "taken as withheld",
+    )
+
+
+def _labelled(own: OwnUploads, labels: Labels | None, model: LoadedModel) -> OwnUploads:
+    """The uploads with the labels that were given, or that the classifier's gradient tells."""
+    first, notes = own.rounds[0], own.notes
+    read = torch.cat([step.labels(model) for step in first])
+    told = None if (read == UNKNOWN_LABEL).any() else read
+    if told is not None and (several := max(_classes_of(step, model) for step in first)) > 1:
+        told = None
+        notes += (
+            f"the classifier's gradient points to at least {several} classes, and that of one "
+            "picture to one: this looks like a batch (give batch=…) or mixup",
+        )
+    if labels is None:
+        source: Literal["read off the gradient", "unknown"]
+        source = "unknown" if told is None else "read off the gradient"
+        return replace(own, labels=told, label_source=source, notes=notes)
+    given = checked_labels(labels, own.images, model.card.num_classes)
+    if told is not None and not torch.equal(told, given):
+        notes += (
+            f"labels {given.tolist()} were given, and the classifier's gradient says "
+            f"{told.tolist()}: residuals are wrong if the given ones are",
+        )
+    batch = first[0].header.batch
+    known = [
+        [
+            replace(step, header=replace(step.header, labels=tuple(part.tolist())))
+            for step, part in zip(steps, given.split(batch), strict=True)
+        ]
+        for steps in own.rounds
+    ]
+    return OwnUploads(known, given, "given", notes)
+
+
+def _classes_of(upload: Upload, model: LoadedModel) -> int:
+    """How many classes the gradient of the classifier's bias points to; 1 where noise hides it."""
+    bias = upload.classifier_gradient(model).get(HEAD_BIAS)
+    if bias is None or upload.header.noise:
+        return 1
+    strongest = bias.min()
+    return int(((bias < SEVERAL * strongest) & (strongest < 0)).sum())
+
+
+# the recorded format ------------------------------------------------------------------------------
+
+
+def save_upload(
+    folder: str | Path,
+    model: nn.Module,
+    gradients: Held = None,
+    *,
+    name: str = "upload",
+    label: str | None = None,
+    mean: Channels = None,
+    std: Channels = None,
+    labels: Labels | None = None,
+    images: Pictures | None = None,
+    round: int = 0,
+    series: str | None = None,
+    gamma: float = 0.0,
+    recipe: Mapping[str, Any] | None = None,
+    kind: Kind = "gradient",
+    batch: int | None = None,
+    lr: float | None = None,
+    steps: int = 1,
+    optimizer: str = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    noise: float = 0.0,
+    rounding: float = 0.0,
+    autocast: Autocast = "none",
+    defenses: Sequence[Any] = (),
+) -> Path:
+    """Write one upload and the weights it was made with into a folder; the path of its tensors.
+
+    save_upload("uploads", model, gradients, name="round_3", mean=0.5, std=0.5)
+
+    folder  of uploads, made if it is not there: `mjp check FOLDER`, then
+            `mjp attack uploads --uploads FOLDER`
+    name    the upload's file name; nothing is overwritten
+    label   what tables call this client; the folder's name by default
+    images  the private images, if the reports shall have scores: (B, 3, S, S) in [0, 1], resized
+            and cropped as the client fed them, not normalised and not shuffled. They are written
+            to FOLDER/truth: leave that out when you pass the folder on
+    labels  recorded only if given; else the attacker reads them off the gradient, as here
+    series  uploads with the same series name hold the same images, for attacks on several
+    gamma, recipe  MJP's ratio, and other fields of a client as the attack's configs have them
+    All else as in `attack_gradients`.
+    """
+    root = _free_folder(folder, name)
+    if recipe is not None and not isinstance(recipe, Mapping):
+        raise UserError(
+            "recipe: expected a dictionary of a client's fields, such as {'dal': True}, got "
+            f"{said(recipe)}."
+        )
+    training = {"lr": lr, "steps": steps, "optimizer": optimizer, "momentum": momentum}
+    errors = {"noise": noise, "rounding": rounding, "autocast": autocast, "defenses": defenses}
+    facts = {"kind": kind, "batch": batch, "weight_decay": weight_decay, **training, **errors}
+    own = own_uploads(model, gradients, facts, labels=labels, images=images, mean=mean, std=std)
+    if len(own.rounds) > 1 or len(own.rounds[0]) > 1:
+        raise UserError(
+            f"save_upload writes one upload; the gradients hold {len(own.rounds)} upload(s) of "
+            f"{len(own.rounds[0])} independent step(s). Save each under a name of its own; those "
+            "of the same images get the same series=…."
+        )
+    upload = own.rounds[0][0]
+    loaded, batch = upload.model(), upload.header.batch
+    if not loaded.card.num_classes:
+        raise UserError(
+            "save_upload: the model has no classifier, and `mjp attack` reads models with one. "
+            "attack_gradients attacks it as it is."
+        )
+    truth = None
+    if images is not None:
+        picture = series or name
+        ids = tuple(f"{picture} {place}" if batch > 1 else str(picture) for place in range(batch))
+        plain = read_images(images, batch, loaded.card.img_size).float()
+        truth = RecordedTruth(plain, ids, None, None)
+    header = replace(
+        upload.header,
+        label=root.resolve().name if label is None else label,
+        gamma=gamma,
+        series=series,
+        round=round,
+        recipe={**upload.header.recipe, **(recipe or {})},
+    )
+    check_header(header, root / f"{name}.json")  # as whoever reads it will
+    kept = Upload.from_memory(header, loaded, upload.tensors(), truth, name)
+    return kept.save(root)
+
+
+def _free_folder(folder: object, name: object) -> Path:
+    """The folder; UserError where it is none, or `name` is no file name or in use."""
+    if not isinstance(folder, str | Path) or "\0" in str(folder) or not str(folder).strip():
+        raise UserError(f"folder: expected the path of a folder, got {said(folder)}.")
+    root = Path(folder)
+    if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
+        raise UserError(
+            "name: expected letters, digits, '.', '-' and '_', at most 200, got "
+            f"{said(name)}. It becomes the upload's file name, such as round_3_client_7."
+        )
+    if root.exists() and not root.is_dir():
+        raise UserError(f"{root}: expected a folder or a name for one, got a file.")
+    if (root / f"{name}.json").exists():
+        raise UserError(
+            f"{root / name}.json exists already, and nothing is overwritten. Give another name=…, "
+            "or remove the upload's files."
+        )
+    return root

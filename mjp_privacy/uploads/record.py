@@ -1,0 +1,423 @@
+"""One upload: a model, what one client sent, what is known of that client, and perhaps the truth.
+
+    Upload.load("uploads/round_3.json")     of files, read when they are asked for
+    Upload.from_memory(header, model, tensors, truth)
+    upload.tensors(), upload.model(), upload.labels(model), upload.truth(), upload.save(folder)
+
+    DIR/NAME.safetensors   tensors by parameter name, each of the parameter's own shape
+    DIR/NAME.json          the header; written last, so that an upload without one is unfinished
+    DIR/weights/SHA.safetensors   weights from before a round, each stored once
+    DIR/truth/NAME.safetensors    private images, for scoring only; may be absent
+
+Everything in a header is known to the server, which gave its clients their recipe. Files carry
+their own digests (`models/tensor_files.py`), and a header that of its weights' file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mjp_privacy.client.autocast import shown_autocast
+from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS, label_in_gradient
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.core.text import shown
+from mjp_privacy.data.ids import is_usable
+from mjp_privacy.interfaces import ClientInput, ClientUpdate
+from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.outline import outline_model
+from mjp_privacy.models.spec import METADATA
+from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest, save_tensors
+from mjp_privacy.uploads.header import HEADER, UploadHeader, read_header, write_header
+from mjp_privacy.uploads.truth import TRUTH, RecordedTruth, TruthFile
+
+TENSORS = FileKind(
+    "the tensors of an upload: a whole safetensors file of floating-point numbers of one type",
+    "Record or copy it again, or take it and its .json out.",
+    1 << 38,
+)
+WEIGHTS_FILE = FileKind(
+    "a file beside the uploads with the weights from before the round",
+    "Put it there, or mend the header.",
+    1 << 38,
+)
+
+
+NOT_STORED = "not stored yet"
+"""In place of the file of weights, in the header of an upload in memory."""
+UNKNOWN_LABEL = -1
+
+
+@dataclass(frozen=True)
+class Held:
+    """What an upload in memory has in place of files."""
+
+    model: LoadedModel
+    tensors: Mapping[str, Tensor]
+    truth: RecordedTruth | None = None
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One client's message in one round: of files, which are read at every call, or in memory."""
+
+    folder: Path
+    name: str
+    header: UploadHeader
+    held: Held | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def load(cls, header: str | Path) -> Upload:
+        """The upload whose header is this file; a UserError where that is not sound."""
+        path = Path(header)
+        if not is_usable(path.stem):
+            raise HEADER.refusal(path, "a name with control characters or bytes of no Unicode")
+        return cls(path.parent, path.stem, read_header(path))
+
+    @classmethod
+    def from_memory(
+        cls,
+        header: UploadHeader,
+        model: LoadedModel,
+        tensors: Mapping[str, Tensor],
+        truth: RecordedTruth | None = None,
+        name: str = "upload",
+    ) -> Upload:
+        """The upload of these tensors, which have the shapes of the model's parameters."""
+        return cls(Path(), name, header, Held(model, tensors, truth))
+
+    @property
+    def path(self) -> Path:
+        """The file of its tensors."""
+        return self.folder / f"{self.name}.safetensors"
+
+    @property
+    def header_path(self) -> Path:
+        """The file of its header."""
+        return self.folder / f"{self.name}.json"
+
+    @property
+    def weights_path(self) -> Path:
+        """The file of the weights before the round."""
+        return self.folder / self.header.weights
+
+    @property
+    def truth_path(self) -> Path:
+        """The file of its private images, which may be absent."""
+        return self.folder / "truth" / f"{self.name}.safetensors"
+
+    @property
+    def shuffles_images(self) -> bool:
+        """Whether the uploads of its series hold other images in every round."""
+        return self.header.recipe.get("partners") == "fresh"
+
+    def files(self) -> list[Path]:
+        """Every file that belongs to it; that of its private images may be absent."""
+        return [self.path, self.header_path, self.weights_path, self.truth_path]
+
+    # what was sent
+
+    def tensor_file(self) -> TensorFile:
+        """The file of its tensors, whose header is sound."""
+        return TensorFile(self.path, TENSORS, FLOATS)
+
+    def names(self) -> list[str]:
+        """The names of its tensors, read without the tensors."""
+        return self.tensor_file().names if self.held is None else sorted(self.held.tensors)
+
+    def tensors(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """The tensors by parameter name: all, or those of `names` that it holds."""
+        file = self.tensor_file() if self.held is None else None
+        there = self.names() if file is None else file.names
+        wanted = [name for name in there if names is None or name in names]
+        if file is None:
+            assert self.held is not None
+            return {name: self.held.tensors[name] for name in wanted}
+        return file.tensors(wanted, finite=True) if wanted else {}
+
+    # the model it was made with
+
+    def model(self) -> LoadedModel:
+        """The model whose weights the client started from, as the header describes it."""
+        if self.held is not None:
+            return self.held.model
+        return self._plain_vit(load_model(**self._model_arguments()))
+
+    def outline(self) -> LoadedModel:
+        """The same model without its weights (`models.outline`)."""
+        return self._plain_vit(outline_model(**self._model_arguments()))
+
+    def _plain_vit(self, model: LoadedModel) -> LoadedModel:
+        """The model; UserError where it is of another family, whose uploads are only simulated."""
+        if model.family == "vit":
+            return model
+        raise UserError(
+            f"{shown(self.weights_path.name)}: expected the weights of a plain ViT, got a "
+            f"{model.family}. Uploads of other networks are only simulated: give the weights as a "
+            "model of a config."
+        )
+
+    def _model_arguments(self) -> dict[str, Any]:
+        """The arguments of `load_model` that the header states."""
+        self.check_weights()
+        header = self.header
+        fields: dict[str, Any] = {"mean": header.mean, "std": header.std, **header.model}
+        name = fields.pop("model", None)
+        # An absolute path is never taken for a word such as timm:NAME.
+        return {"name": name, "checkpoint": self.weights_path.absolute(), **fields}
+
+    def check_weights(self) -> None:
+        """Raise unless the header names a regular file in the folder; a link may not lead out."""
+        path = self.weights_path
+        try:
+            WEIGHTS_FILE.check(path)
+            with WEIGHTS_FILE.reading(path):
+                inside = path.resolve().is_relative_to(self.folder.resolve())
+            if not inside:
+                raise WEIGHTS_FILE.refusal(path, "a link that leads out of the uploads' folder")
+        except BadFile as error:
+            got = f"{shown(self.header.weights)!r}, {error.got}"
+            raise WEIGHTS_FILE.refusal(self.header_path, got, "weights") from error
+
+    def check_seals(self) -> None:
+        """Raise unless the tensors and the private images are as they were recorded. Files without
+        a seal, as strangers write them, pass."""
+        check_digest(self.path, TENSORS)
+        if self.has_truth:
+            check_digest(self.truth_path, TRUTH)
+
+    # its pictures
+
+    @property
+    def has_truth(self) -> bool:
+        """Whether somebody kept its private images."""
+        if self.held is not None:
+            return self.held.truth is not None
+        return is_there(self.truth_path)
+
+    def truth_file(self) -> TruthFile | None:
+        """The file of its private images, of which the header alone is read; None if absent."""
+        return TruthFile(self.truth_path) if self.has_truth else None
+
+    def truth(self) -> RecordedTruth | None:
+        """Its private images, or None where nobody kept them."""
+        if self.held is not None:
+            return self.held.truth
+        file = self.truth_file()
+        return None if file is None else file.read()
+
+    def labels(self, model: LoadedModel) -> Tensor:
+        """The labels (B,) as recorded, or else as the gradient of the classifier tells them.
+
+        Where that was not sent, or the batch is larger than one, labels are UNKNOWN_LABEL.
+        """
+        header = self.header
+        if header.labels is not None:
+            return torch.tensor(header.labels)
+        unknown = torch.full((header.batch,), UNKNOWN_LABEL)
+        if header.batch > 1:
+            return unknown
+        sent = self.classifier_gradient(model)
+        label = label_in_gradient({name: tensor.unsqueeze(0) for name, tensor in sent.items()})
+        return unknown if label is None else label
+
+    def classifier_gradient(self, model: LoadedModel) -> dict[str, Tensor]:
+        """The gradient of the classifier's weight and bias as far as they were sent."""
+        header, sent = self.header, self.tensors([HEAD, HEAD_BIAS])
+        if header.kind == "gradient":
+            return sent
+        assert header.lr
+        before = {name: model.get_parameter(name).detach().to(sent[name]) for name in sent}
+        return {n: -d / header.lr - header.weight_decay * before[n] for n, d in sent.items()}
+
+    def save(self, folder: Path) -> Path:
+        """Write it into a folder, with its weights unless they are there; the file of its tensors.
+        Files are renamed into place when they are complete, the header last."""
+        if self.held is None:
+            raise UserError(f"{shown(self.header_path)}: expected an upload in memory, got a file.")
+        header, there = self.header, Upload(folder, self.name, self.header)
+        if header.weights == NOT_STORED:
+            header = replace(header, weights=record_weights(folder, self.held.model))
+        weights = folder / header.weights
+        if header.weights_sha256 is None and weights.is_file():
+            header = replace(header, weights_sha256=file_sha256(weights))
+        if (truth := self.held.truth) is not None:
+            kept = {"images": truth.images, "mask": truth.mask, "permutation": truth.permutation}
+            metadata = {"image_ids": json.dumps(list(truth.image_ids))}
+            stored_truth = {n: stored(tensor) for n, tensor in kept.items() if tensor is not None}
+            save_tensors(there.truth_path, stored_truth, metadata, digest=True)
+        tensors = {name: stored(tensor) for name, tensor in self.held.tensors.items()}
+        save_tensors(there.path, tensors, {}, digest=True)
+        write_header(there.header_path, header)
+        return there.path
+
+
+# the uploads of several clients together ----------------------------------------------------------
+
+
+def stacked(uploads: Sequence[Upload], names: Sequence[str], device: torch.device) -> ClientUpdate:
+    """Uploads of one kind of client as one update with a leading axis, on the device.
+
+    It holds those of the names that every upload has. What the uploads share, such as the learning
+    rate, is taken from the first one.
+    """
+    header = uploads[0].header
+    parts = [upload.tensors(names) for upload in uploads]
+    common = [name for name in names if all(name in part for part in parts)]
+    dtype = getattr(torch, header.dtype)
+    grads = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in common}
+    client = header.client_config(uploads[0].name)
+    undeclared = [upload.header.hides_an_error(client) for upload in uploads]
+    return ClientUpdate(
+        grads,
+        kind=header.kind,
+        dtype=dtype,
+        batch=header.batch,
+        partners=client.partners,
+        round=header.round,
+        client=header.client,
+        optimizer=header.optimizer,
+        lr=header.lr,
+        steps=header.steps,
+        weight_decay=header.weight_decay,
+        dal_lambda=client.dal_lambda if client.dal else 0.0,
+        position_noise=client.position_noise,
+        momentum=header.momentum,
+        autocast=shown_autocast(grads) if header.autocast == "none" else header.autocast,
+        noise=_levels([upload.header.noise for upload in uploads], common, device),
+        rounding=_levels([upload.header.rounding for upload in uploads], common, device),
+        clipped=client.clips,
+        undeclared=torch.tensor(undeclared) if client.defenses else None,
+    )
+
+
+def _levels(
+    deviations: Sequence[Mapping[str, float]], names: Sequence[str], device: torch.device
+) -> dict[str, Tensor]:
+    """Standard deviations (n,) by name; names that are zero in every upload are left out."""
+    return {
+        name: torch.tensor([each.get(name, 0.0) for each in deviations], dtype=torch.float64).to(
+            device
+        )
+        for name in names
+        if any(each.get(name) for each in deviations)
+    }
+
+
+def uploads_of(
+    update: ClientUpdate,
+    header: UploadHeader,
+    model: LoadedModel,
+    names: Sequence[str],
+    inputs: ClientInput | None = None,
+    plain: Tensor | None = None,
+) -> list[Upload]:
+    """The n uploads of an update, in memory, under these names.
+
+    header  what they share; round, kind, batch and the like come from the update
+    inputs, plain  what was fed, and the images before the shuffle: the truth for scoring
+    """
+    uploads = []
+    for step, name in enumerate(names):
+        images = slice(step * update.batch, (step + 1) * update.batch)
+        fed = None if inputs is None else inputs.part(images)
+        known = fed is not None and bool((fed.labels >= 0).all())
+        fields: dict[str, Any] = {
+            "kind": update.kind,
+            "dtype": str(update.dtype).removeprefix("torch."),
+            "batch": update.batch,
+            "steps": update.steps,
+            "optimizer": update.optimizer,
+            "lr": update.lr,
+            "weight_decay": update.weight_decay,
+            "momentum": update.momentum,
+            "autocast": update.autocast,
+            "noise": {key: float(level[step]) for key, level in update.noise.items()},
+            "rounding": {key: float(level[step]) for key, level in update.rounding.items()},
+            "undeclared": update.undeclared is not None and bool(update.undeclared[step]),
+            "round": update.round,
+        }
+        if fed is not None and known and header.labels is None:
+            fields["labels"] = tuple(fed.labels.tolist())
+        truth = None
+        if fed is not None and plain is not None:
+            truth = RecordedTruth(plain[images], tuple(fed.image_ids), fed.mask, fed.permutation)
+        tensors = {key: grad[step] for key, grad in update.grads.items()}
+        own = replace(header, **fields)
+        uploads.append(Upload.from_memory(own, model, tensors, truth, name))
+    return uploads
+
+
+# weights beside uploads ---------------------------------------------------------------------------
+
+
+def record_weights(folder: Path, model: LoadedModel) -> str:
+    """Store the model's weights unless they are there already; their file, in the folder.
+
+    It is named after the tensors and the metadata: equal tensors with other heads, another
+    activation or normalisation are another model.
+    """
+    digest = hashlib.sha256(json.dumps(weights_metadata(model), sort_keys=True).encode())
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode() + stored(parameter).numpy().tobytes())
+    place = f"weights/{digest.hexdigest()[:16]}.safetensors"
+    if not _holds(folder / place, model):
+        save_weights(folder / place, model)
+    return place
+
+
+def save_weights(path: Path, model: LoadedModel, facts: Mapping[str, Any] | None = None) -> None:
+    """Write the model as a checkpoint whose metadata hold all that `load_model` needs, and the
+    file's own digest.
+
+    facts: further entries of the metadata.
+    """
+    tensors = {name: stored(p) for name, p in model.named_parameters()}
+    save_tensors(path, tensors, weights_metadata(model, facts), digest=True)
+
+
+def weights_metadata(model: LoadedModel, facts: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The metadata of that file, without its digest."""
+    card = model.card
+    known = {
+        **{name: getattr(card, name) for name in METADATA if hasattr(card, name)},
+        "num_heads": model.blocks[0].attn.num_heads,  # type: ignore[union-attr]
+        "position_embedding": model.position_embedding,
+        "first_block": model.first_block,
+        "dal": model.dal_kind,
+        "adapters": None if model.adapters is None else model.adapters.text,
+    }
+    texts = {name: json.dumps(value) for name, value in known.items() if value is not None}
+    return texts | {n: json.dumps(value) for n, value in (facts or {}).items() if value is not None}
+
+
+def _holds(path: Path, model: LoadedModel) -> bool:
+    """Whether a file of weights is there and holds this model; earlier versions wrote no digest."""
+    if not path.is_file():
+        return False
+    try:
+        file = TensorFile(path, WEIGHTS_FILE)
+        tensors = file.tensors()
+    except BadFile:
+        return False
+    parameters = dict(model.named_parameters())
+    return (
+        file.metadata == weights_metadata(model)
+        and tensors.keys() == parameters.keys()
+        and all(tensors[name].equal(stored(p)) for name, p in parameters.items())
+    )
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """The tensor as safetensors can write it: detached, contiguous, on the CPU."""
+    return tensor.detach().cpu().contiguous()
