@@ -23,8 +23,8 @@ from mjp_privacy.federation.rounds import ATTACK
 from mjp_privacy.federation.stored import evaluations
 from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 from mjp_privacy.report.lines import Line, failed_images
+from mjp_privacy.report.notes import unshuffled_images
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.unshuffled import unshuffled_images
 
 THRESHOLD = 20.0  # dB at which a person recognises the picture
 SCOPES = ("1 upload", "any number of uploads")

@@ -1,4 +1,4 @@
-"""What `mjp report` prints: the card, what was not scored, and on request every line."""
+"""What a report prints: the answer in ten lines, what was not scored, and on request every line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mjp_privacy.report.card.content import Card
-from mjp_privacy.report.card.text import console_card
+from mjp_privacy.core.text import counted, cut
+from mjp_privacy.report.card import PLAIN_TO_SEE, Card, CardFigure, CardRow
 from mjp_privacy.report.pictures.pixels import one_line
 from mjp_privacy.report.tables.figures import Table
 from mjp_privacy.report.tables.text import (
@@ -32,11 +32,24 @@ from mjp_privacy.report.tables.text import (
 
 WIDTH = 120
 
+LINES = 9
+"""Lines of the answer at most; one more says where the page is."""
+
+LONGEST = 80
+"""Letters of a client's name, the middle of longer ones is left out."""
+
 REASONS_SHOWN = 4
 """Reasons of missing scores that are printed without `--all`."""
 
 LINES_SHOWN = 30
 """Letters of the numbers of lines that a reason which is cut keeps."""
+
+SHORT_HEADINGS = {
+    "published": "APRIL as published",
+    "one_upload": "best, one upload",
+    "any_uploads": "best, several",
+    "floor": "no gradient",
+}
 
 COLUMNS = (
     *("#", "Model", "Set", "γ", "Attack", "dtype", "n", "fail", "PSNR", "exact", "≥20", "grey"),
@@ -47,7 +60,7 @@ _MAY_WRAP = ("Model", "Attack")
 
 
 def console_text(card: Card, reasons: Sequence[str], table: Table | None = None) -> str:
-    """The card, the commonest reasons of missing scores, and the lines of `table` if it is given.
+    """The answer, the commonest reasons of missing scores, and the lines of `table` if given.
 
     reasons  sentences as `notes.not_scored` makes them
     """
@@ -70,6 +83,78 @@ def _cut(reason: str) -> str:
     text, bracket, lines = reason.rpartition(" (lines ")
     end = f"{bracket}{lines}" if len(lines) < LINES_SHOWN else ""
     return textwrap.shorten(text if end else reason, WIDTH - len(end), placeholder=" …") + end
+
+
+# the answer ---------------------------------------------------------------------------------------
+
+
+def console_card(card: Card) -> str:
+    """The verdict, the assumptions, a line for each client, and the footnotes by number."""
+    said = _wrapped(card.verdict, 2) + _wrapped(card.assumptions or card.beside, 3)
+    if not any(figure and figure.n for row in card.rows for figure in row.figures.values()):
+        return "\n".join(said + _wrapped(card.beside, LINES) * bool(card.assumptions)) + "\n"
+    kept = [card.main, *(p for p, row in enumerate(card.rows) if not row.defended)][:2]
+    order = list(dict.fromkeys([*kept, *range(len(card.rows))]))
+    for count in range(len(order), 0, -1):
+        rows = [card.rows[place] for place in sorted(order[:count])]
+        left = card.further + len(card.rows) - count
+        lines = [*said, *_table(card, rows), *_footnotes(card, rows, left)]
+        if len(lines) <= LINES or count <= len(set(kept)):
+            break
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str, most: int) -> list[str]:
+    return textwrap.wrap(one_line(text), WIDTH, max_lines=most, placeholder=" …")
+
+
+def _table(card: Card, rows: Sequence[CardRow]) -> list[str]:
+    """Aligned columns of words; a client's name that has no room goes on in the next line."""
+    table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
+    given = {f.of for row in rows for c, f in row.figures.items() if f and c != "floor"}
+    every = given.pop() if len(given) == 1 else None
+    pictures = "" if every is None else f" ({counted(every, 'picture')} each)"
+    table.add_column(f"Client{pictures}", overflow="fold")
+    columns = [column for column in SHORT_HEADINGS if column in card.columns]
+    for column in columns:
+        table.add_column(SHORT_HEADINGS[column], no_wrap=True, overflow="fold")
+    for row in rows:
+        name = cut(one_line(row.client), LONGEST) + card.numbers(row)
+        cells = [_cell(card, row, column, counted=every is None) for column in columns]
+        table.add_row(*map(Text, (name, *cells)))
+    return _render(table).splitlines()
+
+
+def _cell(card: Card, row: CardRow, column: str, *, counted: bool) -> str:
+    """`5 exact, 17 ≥ 20 dB`; the mean where no picture is that good."""
+    figure = row.figures[column]
+    if figure is None or math.isnan(figure.mean):
+        return row.absent_of(column)
+    if column == "floor":
+        return f"{capped(figure.mean, 1)} dB"
+    return _short_counts(figure, counted=counted) + card.numbers(figure)
+
+
+def _short_counts(figure: CardFigure, *, counted: bool) -> str:
+    of = f" of {figure.of}" if counted else ""
+    if figure.exact == figure.of:
+        return f"all{of} exact"
+    if not figure.above_20:
+        return f"none{of}, mean {capped(figure.mean, 1)} dB"
+    return f"{figure.exact}{of} exact, {figure.above_20} ≥ {PLAIN_TO_SEE} dB"
+
+
+def _footnotes(card: Card, rows: Sequence[CardRow], left: int) -> list[str]:
+    """The names of the rows' flags by their numbers, and how many clients are on the page alone."""
+    keys = {flag.key for row in rows for flag in row.flags}
+    figures = (figure for row in rows for figure in row.figures.values() if figure)
+    keys |= {flag.key for figure in figures for flag in figure.flags}
+    names = [f"{place} {flag.name}" for place, flag in enumerate(card.flags, 1) if flag.key in keys]
+    further = [f"{left} further client{'s' if left > 1 else ''} on the page"] if left else []
+    return _wrapped("; ".join([*names, *further]), 2)
+
+
+# every line ---------------------------------------------------------------------------------------
 
 
 def console_table(table: Table, *, many_runs: bool) -> str:
@@ -108,15 +193,11 @@ def _legend(varying: Sequence[str]) -> str:
         else ""
     )
     legend = (
-        "PSNR: standard variant, mean ± half its 95 % interval, in dB, capped at 100; exact: equal "
-        "in every 8-bit value; ≥20: pictures at 20 dB or more; grey: PSNR of a uniform grey; fail: "
-        f"number of images that failed or were not run.{further}"
+        "PSNR: standard variant, mean ± half its 95 % interval, in dB, each picture counted as at "
+        "most 100; exact: equal in every 8-bit value; ≥20: pictures at 20 dB or more; grey: PSNR "
+        f"of a uniform grey; fail: number of images that failed or were not run.{further}"
     )
     return _render(Text(legend)).rstrip()
-
-
-def _short(value: float) -> str:
-    return "<.001" if 0 < value < 0.0005 else number(value, 3)
 
 
 def _cells(record: Record) -> list[str]:
@@ -139,3 +220,7 @@ def _cells(record: Record) -> list[str]:
         *(_short(record["ssim_mean"]), _short(record["lpips_mean"])),
         number(record["acc_mean"], 1),
     ]
+
+
+def _short(value: float) -> str:
+    return "<.001" if 0 < value < 0.0005 else number(value, 3)

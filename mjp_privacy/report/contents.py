@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from mjp_privacy.report.card.clients import Client, client_titles, clients_of
-from mjp_privacy.report.card.content import Card
-from mjp_privacy.report.card.rows import any_uploads_line, one_upload_line, published_line
-from mjp_privacy.report.card.text import build_card
+from mjp_privacy.report.answer import build_card
+from mjp_privacy.report.card import Card, any_uploads_line, one_upload_line, published_line
 from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.page_charts import page_charts
+from mjp_privacy.report.clients import Client, client_titles, clients_of
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Section, all_notes, not_scored
 from mjp_privacy.report.pictures.strip import Strip, card_strip

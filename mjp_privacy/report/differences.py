@@ -122,7 +122,8 @@ def method(lines: Sequence[Line]) -> list[str]:
         f"have Wilson's interval{_of_crops(by_group)}. An interval says nothing "
         "about other checkpoints, shuffles or client seeds.",
         f"Means of PSNR are of min(PSNR, {PSNR_CAP:.0f}) per image, as are medians in tables "
-        "(100 is the cap); exact images are those equal to the compared one in every 8-bit value.",
+        "(≥ 100 is printed for it); exact images are those equal to the compared one in every "
+        "8-bit value.",
         "With float32 gradients APRIL's score of one image changes by up to about 2 dB with the "
         "number of images computed together, as where memory does not hold a block, and with the "
         "machine; means change by a few tenths, which the intervals do not include. With float64 "

@@ -10,21 +10,8 @@ from typing import Any
 import pandas as pd
 
 from mjp_privacy.metrics.statistics import PSNR_CAP, median_interval
-from mjp_privacy.report.cell_columns import (
-    CLIENT_FACTS,
-    client_text,
-    fact,
-    options_text,
-    target_of,
-)
-from mjp_privacy.report.lines import (
-    THRESHOLDS,
-    Line,
-    capped_median,
-    exact_share,
-    success,
-    summary,
-)
+from mjp_privacy.report.cell_columns import CLIENT_FACTS, client_text, fact, options_text, target_of
+from mjp_privacy.report.lines import THRESHOLDS, Line, capped_median, exact_share, success, summary
 from mjp_privacy.report.tables.figures import varying_columns
 
 ROUND_OPTIONS = frozenset(("uploads", "rounds"))

@@ -27,21 +27,19 @@ from typing import Literal
 
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.report.batches import write_batches
-from mjp_privacy.report.card.content import Card
-from mjp_privacy.report.card.text import card_notes, card_table
+from mjp_privacy.report.card import Card, card_notes, card_table
 from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.data_files import write_choices, write_csv, write_samples
 from mjp_privacy.report.export import latex, markdown, table_csv
 from mjp_privacy.report.lines import image_counts, not_run
-from mjp_privacy.report.notes import Section, unfinished
+from mjp_privacy.report.notes import Section, unfinished, unreadable_images
 from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.page.reproduce import config_text, run_configs
 from mjp_privacy.report.pictures.strip import write_strip
 from mjp_privacy.report.rounds import write_rounds
 from mjp_privacy.report.runs import check_out, nothing_in_the_way
 from mjp_privacy.report.tables.table5 import table5_csv
-from mjp_privacy.report.unreadable import unreadable_images
 
 __all__ = ["ReportSummary", "write_report"]
 
@@ -177,7 +175,7 @@ def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Pat
 
 
 def _answer(card: Card) -> str:
-    return " ".join(filter(None, (card.verdict, card.sentence, card.beside)))
+    return " ".join(filter(None, (card.verdict, card.assumptions, card.beside)))
 
 
 def _short_notes(contents: Contents) -> tuple[Section, ...]:

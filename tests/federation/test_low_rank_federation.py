@@ -12,8 +12,8 @@ from mjp_privacy.federation.comparison import defence_text
 from mjp_privacy.federation.config import plain
 from mjp_privacy.federation.foresight import inapplicable_attacks
 from mjp_privacy.models.low_rank import LowRank
-from mjp_privacy.report.card.clients import Client
 from mjp_privacy.report.charts.tradeoff_points import family_and_strength
+from mjp_privacy.report.clients import Client
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from mjp_privacy.uploads.folder import UploadFolder

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card.content import Card, CardFigure, CardRow
-from mjp_privacy.report.card.text import build_card
+from mjp_privacy.report.answer import build_card
+from mjp_privacy.report.card import Card, CardFigure, CardRow
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
@@ -41,12 +41,12 @@ CLIENTS: Mapping[str, dict[str, Any]] = {
     "april only": MJP | {"dal": True},
 }
 TITLES = {
-    "plain": "plain (a)",
-    "mjp": "MJP γ .27 (c)",
-    "noise": "MJP γ .27, gaussian noise 0.01 (c)",
-    "withheld": "MJP γ .27, withhold pos embed (c)",
-    "unshuffled": "MJP γ .27, plain share 0.5 (c)",
-    "april only": "MJP γ .27, DAL in the loss (c)",
+    "plain": "plain",
+    "mjp": "MJP γ .27",
+    "noise": "MJP γ .27, gaussian noise 0.01",
+    "withheld": "MJP γ .27, withhold pos embed",
+    "unshuffled": "MJP γ .27, plain share 0.5",
+    "april only": "MJP γ .27, DAL in the loss",
 }
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "plain": ("patch_gradient",),
@@ -295,7 +295,7 @@ def card_of_lines(
     return card_of(folder)
 
 
-def marks(flagged: CardFigure | CardRow | None) -> str:
-    """The letters of the flags, in the order of the alphabet."""
+def keys(flagged: CardFigure | CardRow | None) -> str:
+    """The keys of the flags, in the order of the alphabet: `below_floor unfinished`."""
     assert flagged is not None
-    return "".join(sorted(flag.mark for flag in flagged.flags))
+    return " ".join(sorted(flag.key for flag in flagged.flags))

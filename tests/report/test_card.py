@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from mjp_privacy.report.card.content import Card, CardFigure, CardRow
+from mjp_privacy.report.card import Card, CardFigure, CardRow
 from tests.helpers.card_run import (
     CANDIDATES,
     CLIENTS,
     COUNT,
+    PHOTOGRAPHS,
     PSNR,
     TITLES,
     ByHand,
     Expected,
     card_of,
     card_run,
-    marks,
+    keys,
 )
 
 MASKED = {"setting": "c", "gamma": 0.27}
@@ -141,40 +142,33 @@ def test_accuracy_is_of_the_pictures_as_fed(card: Card, by_hand: ByHand) -> None
     assert numbers(dict(card.facts)["Accuracy"])[:3] == said
 
 
-def test_every_number_of_the_sentence(card: Card, by_hand: ByHand) -> None:
+def test_every_number_of_the_answer(card: Card, by_hand: ByHand) -> None:
+    """Counts of one upload in the verdict; of the undefended client, several uploads and april,
+    which is below the floor, beside it."""
     best = by_hand.best("mjp", CANDIDATES["mjp"])
-    april, floor = by_hand.best("mjp", ["april"]), by_hand.best("mjp", ["mean_image"])
-    assert numbers(card.sentence) == pytest.approx(
-        [
-            *(1, 8, best.exact, best.of, best.above_20, 20, round(best.median, 1)),
-            *(round(april.mean, 1), round(floor.mean, 1)),
-        ]
-    )
-    assert "MJP γ .27 client (batch 1, float32), whose pixels are taken to be 8-bit," in (
-        card.sentence
-    )
-    assert "the published attack on an altered client gets" in card.sentence
-    assert "below the floor" in card.sentence
-    assert "(mean image)" in card.sentence
-
-
-def test_every_number_beside_the_sentence(card: Card, by_hand: ByHand) -> None:
-    several = by_hand.best("mjp", (*CANDIDATES["mjp"], "multi_round"))
+    assert numbers(card.verdict) == [best.exact, best.of, best.above_20, 20]
     plain = by_hand.best("plain", CANDIDATES["plain"])
+    several = by_hand.best("mjp", (*CANDIDATES["mjp"], "multi_round"))
+    april, floor = by_hand.best("mjp", ["april"]), by_hand.best("mjp", ["mean_image"])
     assert numbers(card.beside) == pytest.approx(
         [
-            *(6, several.exact, several.of, several.above_20, 20, round(several.median, 1)),
             *(plain.exact, plain.of, plain.above_20, 20),
+            *(6, several.exact, several.of, several.above_20, 20),
+            *(round(value, 1) for value in (april.mean, april.low, april.high)),
+            *(april.n, round(floor.mean, 1), len(set(PHOTOGRAPHS.values()))),
         ]
     )
-    assert plain.median == 100.0  # the cap is no median
-    assert "The undefended client: " in card.beside
+
+
+def test_the_assumptions_name_what_the_chosen_attacks_need(card: Card) -> None:
+    for part in ("batch 1", "float32", "DeiT-S", "labels", "public photographs", "8-bit"):
+        assert part in card.assumptions
 
 
 def test_every_number_of_the_facts(card: Card) -> None:
     facts = dict(card.facts)
-    assert numbers(facts["What is sent"]) == [1, 1, 6]
-    assert facts["What is sent"].startswith("float32 gradient of 1 local step, batch 1")
+    assert numbers(facts["What is sent"]) == [1, 6]
+    assert facts["What is sent"].startswith("float32 gradient, batch 1")
     assert numbers(facts["The pictures"])[0] == COUNT
     assert "224×224" in facts["The pictures"]
     assert "crops of 5 photographs" in facts["The pictures"]
@@ -216,23 +210,32 @@ def test_what_was_not_tried_was_not(card: Card) -> None:
 def test_flags_of_the_made_up_run(card: Card) -> None:
     figures = {
         client: tuple(
-            "-" if figure is None else marks(figure)
+            "-" if figure is None else keys(figure)
             for figure in (row.published, row.one_upload, row.any_uploads, row.floor)
         )
         for client in ON_CARD
         for row in [row_of(card, client)]
     }
     assert figures == {
-        # altered, ill-conditioned; one image failed
-        "plain": ("ix", "r", "-", ""),
-        # altered, below the floor, one image failed; gradient matching, far from the upload, has
-        # the best picture of one image with one upload and of none with several; 8 bit
-        "mjp": ("frx", "cpr", "pr", ""),
+        # one image failed
+        "plain": ("altered_client ill_conditioned", "partly_inapplicable", "-", ""),
+        # one image failed; gradient matching, far from the upload, has the best picture of one
+        # image with one upload and of none with several
+        "mjp": (
+            "altered_client below_floor partly_inapplicable",
+            "assumes_8_bit not_converged partly_inapplicable",
+            *("assumes_8_bit partly_inapplicable", ""),
+        ),
         # pixel_lattice does not weigh the noise
-        "noise": ("fwx", "pw", "-", ""),
-        "withheld": ("-", "r", "-", ""),
+        "noise": (
+            "altered_client below_floor noise_ignored",
+            *("assumes_8_bit noise_ignored", "-", ""),
+        ),
+        "withheld": ("-", "partly_inapplicable", "-", ""),
         # pixel_lattice is never the best
         "unshuffled": ("-", "", "-", ""),
     }
-    assert [marks(row) for row in card.rows] == ["", "", "a", "", "au"]  # withheld is like no other
-    assert {flag.mark for flag in card.flags} == set("fwprxuica")
+    fewer = "fewer_attacks"
+    assert [keys(row) for row in card.rows] == [  # withheld is like no other
+        *("", "", fewer, "", f"{fewer} some_unshuffled"),
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card.chosen_clients import CARD_ROWS
+from mjp_privacy.report.clients import CARD_ROWS
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.page.build import page_content
 from mjp_privacy.report.page.gallery import Gallery
@@ -23,7 +22,7 @@ from tests.helpers.card_run import (
     CLIENTS,
     card_of,
     card_of_lines,
-    marks,
+    keys,
 )
 from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import (
@@ -61,7 +60,7 @@ def test_the_undefended_client_always_stands_on_it(tmp_path: Path) -> None:
         (cell("plain"), [15.0], {}),
     )
     assert len(made.rows) == CARD_ROWS
-    assert made.rows[0].client == "plain (a)"
+    assert made.rows[0].client == "plain"
     assert not made.rows[0].defended
     assert made.further == len(gammas) + 1 - CARD_ROWS
 
@@ -88,7 +87,7 @@ def test_one_client_in_several_settings_and_precisions_stands_once(
     (row,) = made.rows
     assert row.one_upload is not None
     assert (row.one_upload.mean, made.further) == (expected, 0)
-    assert row.client.startswith("MJP γ .27 (")
+    assert row.client.startswith("MJP γ .27")
 
 
 ONLY_APRIL: dict[str, list[dict[str, Any]]] = {
@@ -125,9 +124,9 @@ def test_without_a_matching_attack_there_is_no_worst_case_anywhere(
     contents = read_contents([tmp_path / "run"])
     (row,) = contents.card.rows
     assert (row.one_upload, row.any_uploads) == (None, None)
-    assert marks(row) == "n"
-    assert "not known" in contents.card.sentence
-    assert "best attack recovers" not in contents.card.sentence
+    assert keys(row) == "no_adaptive_attack"
+    assert "exactly" not in contents.card.verdict
+    assert "mjp attack ladder_vit" in contents.card.verdict
     assert not any("exactly" in item for item in contents.card.would_change)
     assert contents.derived == []
     (clients,) = (table for table in contents.comparisons if table.title == "Every client")
@@ -174,7 +173,7 @@ def test_zero_rows_of_a_client_that_does_not_shuffle_are_no_mask(tmp_path: Path)
     )
     (row,) = made.rows
     assert row.one_upload is not None
-    assert (row.one_upload.mean, row.client) == (23.5, "plain, top k 0.1 (a)")
+    assert (row.one_upload.mean, row.client) == (23.5, "plain, top k 0.1")
 
 
 def test_a_model_trained_with_the_altered_block_is_attacked_as_it_is(tmp_path: Path) -> None:
@@ -187,13 +186,13 @@ def test_a_model_trained_with_the_altered_block_is_attacked_as_it_is(tmp_path: P
     (row,) = made.rows
     assert row.one_upload is not None
     assert row.one_upload.mean == 35.0
-    assert marks(row.published) == ""
+    assert keys(row.published) == ""
 
 
 def test_controls_alone_make_a_card_that_says_so(tmp_path: Path) -> None:
     made = card_of_lines(tmp_path, (intact("grey", role="floor"), [11.0], {}))
     assert made.rows == ()
-    assert "No client was attacked" in made.sentence
+    assert made.verdict
 
 
 def test_columns_of_another_version_do_not_stop_a_card(tmp_path: Path) -> None:
@@ -212,7 +211,7 @@ def test_uploads_without_truth_are_counted_and_not_scored(tmp_path: Path) -> Non
     store.write("masked_span", 0, rows)
     add_pictures(store, "masked_span", pictures, [image_id(i) for i in range(3)])
     made = card_of(tmp_path)
-    assert numbers(made.sentence) == [3, 1, 0.25]
+    assert numbers(made.beside) == [3, 1, 0.25]
     (row,) = made.rows
     assert (row.one_upload, row.floor, row.accuracy) == (None, None, None)
 
@@ -226,9 +225,8 @@ def test_uploads_that_only_could_not_be_scored_are_not_said_to_be_without_truth(
     simple_line(store, entry, ["unscored"] * 2)
     write_pictures(store, entry, {image_id(i): 20.0 for i in range(2)})
     made = card_of(tmp_path)
-    assert made.sentence.startswith("Nothing that the MJP γ .27 client (batch 1, float32) leaks")
-    assert "although the private images are known" in made.sentence
-    assert "not known" not in made.sentence
+    assert "images are known" in made.beside
+    assert "not known" not in made.beside
 
 
 def test_an_attack_without_pictures_does_not_make_the_truth_known(tmp_path: Path) -> None:
@@ -242,7 +240,7 @@ def test_an_attack_without_pictures_does_not_make_the_truth_known(tmp_path: Path
         write_rows(store, entry, [*rows, rows[0] | residual | {"status": "ok", "reason": ""}])
     pictures = {"images": torch.rand(1, 3, 8, 8)}
     add_pictures(store, "masked_span", pictures, [image_id(0)])
-    assert "The private images are not known here" in card_of(tmp_path).sentence
+    assert "not known here" in card_of(tmp_path).beside
 
 
 # what lines on different images share -------------------------------------------------------------
@@ -269,17 +267,17 @@ def test_accuracy_and_grey_are_over_the_images_of_all_lines(tmp_path: Path) -> N
     assert row.floor is not None
     assert row.floor.mean == pytest.approx(10 + (0 + 2 + 3 + 4 + 5 + 6) / 6)
     assert (row.floor.n, row.floor.of, row.floor.above_20) == (6, 6, 0)
-    assert marks(row.one_upload) == "rz"  # four images of each attack, not the same ones
+    assert (
+        keys(row.one_upload) == "partly_inapplicable unfinished"
+    )  # four images of each attack, not the same ones
 
 
-def test_the_sentence_names_a_side_of_the_floor_only_where_the_same_images_agree(
-    tmp_path: Path,
-) -> None:
+def test_a_side_of_the_floor_is_named_only_where_the_same_images_agree(tmp_path: Path) -> None:
     """The attack got an easy image alone: above its floor there, below the floor of both."""
-    for name, floor, said, flag in (
-        ("easy", [10.0, 30.0], False, "r"),
-        ("equal", [18.0, 18.0], True, "fr"),
-        ("hard", [20.0, 2.0], False, "fr"),
+    for name, floor, named, flags in (
+        ("easy", [10.0, 30.0], False, "partly_inapplicable"),
+        ("equal", [18.0, 18.0], True, "below_floor partly_inapplicable"),
+        ("hard", [20.0, 2.0], False, "below_floor partly_inapplicable"),
     ):
         made = card_of_lines(
             tmp_path / name,
@@ -287,10 +285,10 @@ def test_the_sentence_names_a_side_of_the_floor_only_where_the_same_images_agree
             (intact("grey", role="floor", first_block="closed_form"), list(floor), {}),
         )
         (row,) = made.rows
-        assert marks(row.published) == marks(row.one_upload) == flag
-        assert ("stays below the floor in the mean" in made.sentence) == ("f" in flag)
-        assert ("below the floor of 18.0 (grey)" in made.sentence) == said
-        assert ("the floor of" in made.sentence) == said
+        assert keys(row.published) == keys(row.one_upload) == flags
+        assert ("18.0 of a grey" in made.beside) == named
+        assert (" of a grey" in made.beside) == named
+        assert ("failed" in made.verdict) == ("below_floor" in flags)
 
 
 def test_an_undefended_client_that_is_not_alike_is_named(tmp_path: Path) -> None:
@@ -300,17 +298,5 @@ def test_an_undefended_client_that_is_not_alike_is_named(tmp_path: Path) -> None
             (intact("masked_span", **MASKED), [20.0, 30.0], {}),
             (intact("patch_gradient", batch=batch), [40.0, 50.0], {}),
         )
-        other = "Undefended, but not alike (plain (a) · batch 4): "
-        assert made.beside.startswith("The undefended client: " if batch == 1 else other)
-
-
-def test_exactly_is_not_said_of_what_a_sentence_cannot_count(tmp_path: Path) -> None:
-    """One picture of one is `the one picture`, and a median at the cap is left out."""
-    made = card_of_lines(tmp_path / "one", (intact("patch_gradient"), [math.inf], {}))
-    assert "recovers the one picture exactly." in made.sentence
-    made = card_of_lines(tmp_path / "cap", (intact("patch_gradient"), [101.0, 102.0, 19.0], {}))
-    assert "recovers none of 3 pictures exactly and 2 at 20 dB or more." in made.sentence
-    made = card_of_lines(tmp_path / "8 bit", (intact("pixel_lattice"), [30.0], {}))
-    assert "client (batch 1, float32), whose pixels are taken to be 8-bit," in made.sentence
-    made = card_of_lines(tmp_path / "any", (intact("masked_span"), [30.0], {}))
-    assert "8-bit" not in made.sentence
+        assert ("plain · batch 4" in made.beside) == (batch == 4)
+        assert numbers(made.beside)[-3:] == [0, 2, 20]

@@ -281,7 +281,7 @@ def test_every_kind_of_table(root: Path) -> None:
         in page
     )
     assert "| [rows.parquet](rows.parquet) | planted | 9 | abc | None | None | None | " in page
-    assert "4 of 9 pictures exactly" in page
+    assert "4 of 9 exactly" in page
 
 
 def test_a_part_of_the_pictures_by_their_repeats(root: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card.clients import Client, client_titles, clients_of, short_gamma
+from mjp_privacy.report.clients import Client, client_titles, clients_of, short_gamma
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.ladder_rows import simple_line
@@ -157,19 +157,19 @@ def test_titles_say_what_differs_and_no_more(tmp_path: Path) -> None:
         intact("four", round=3),
     )
     assert client_titles(found) == [
-        "plain (a) · DeiT-S · seed 0",
-        "plain (a) · ViT-S · float64 · seed 0",
-        "plain (a) · DeiT-S · seed 4",
-        "plain (a) · DeiT-S · seed 0 · round 3",
+        "plain · DeiT-S · seed 0",
+        "plain · ViT-S · float64 · seed 0",
+        "plain · DeiT-S · seed 4",
+        "plain · DeiT-S · seed 0 · round 3",
     ]
-    assert client_titles(found[:1]) == ["plain (a)"]
+    assert client_titles(found[:1]) == ["plain"]
 
 
 def test_batches_stand_in_titles_where_they_differ(tmp_path: Path) -> None:
     found = clients(tmp_path / "two", *(intact(f"{n}", batch=n) for n in (1, 4)))
-    assert client_titles(found) == ["plain (a) · batch 1", "plain (a) · batch 4"]
+    assert client_titles(found) == ["plain · batch 1", "plain · batch 4"]
     (client,) = clients(tmp_path / "one", intact("x", batch=4))
-    assert client_titles([client]) == ["plain (a)"]
+    assert client_titles([client]) == ["plain"]
 
 
 def test_equal_titles_are_told_apart_by_their_first_line(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_equal_titles_are_told_apart_by_their_first_line(tmp_path: Path) -> None
     entries = (intact("one"), intact("grey", role="floor"), intact("two", checkpoint_sha="cd" * 32))
     found = clients(tmp_path, *entries, intact("three", **MASKED))
     assert client_titles(found) == [
-        *("plain (a) · line 1", "plain (a) · line 3", "γ .27 (c)"),
+        *("plain · line 1", "plain · line 3", "γ .27"),
     ]
 
 

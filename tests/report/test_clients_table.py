@@ -57,7 +57,7 @@ def mean_text(expected: Expected, n: int) -> str:
 
 
 def median_text(expected: Expected) -> str:
-    return "100 (cap)" if expected.median >= 100 else f"{expected.median:.2f}"
+    return "≥ 100" if expected.median >= 100 else f"{expected.median:.2f}"
 
 
 def counts(share: str, trials: float | None = None) -> tuple[int, int]:
@@ -150,7 +150,7 @@ def test_flags_stand_in_words(rows: dict[str, dict[str, str]]) -> None:
 def test_a_ladder_is_one_line(tmp_path: Path) -> None:
     ladder_run(tmp_path)
     (line,) = table_of(tmp_path)
-    assert line["Client"] == "MJP γ .27 (b)"
+    assert line["Client"] == "MJP γ .27, as shuffled"
     assert line["n"] == "3"
     assert line[APRIL] == "20.00 [10.00, 30.00] (n=2)"
     assert line[ONE] == "25.00 [20.00, 30.00]"
@@ -176,7 +176,7 @@ def test_several_uploads_have_columns_of_their_own(tmp_path: Path) -> None:
     two_attacks(tmp_path / "one", [10.0, 22.0], [31.0, 12.0])
     curve, one = table_of(tmp_path / "curve", tmp_path / "one")
     assert [row["Client"].split(" · ")[-1] for row in (curve, one)] == ["curve", "one"]
-    assert (curve[ANY], one[ANY]) == ("100 (cap)", DASH)
+    assert (curve[ANY], one[ANY]) == ("≥ 100", DASH)
     assert curve[ONE].startswith("11.45 [")
     assert one[ONE].startswith("26.50 [")
     assert [counts(row["≥ 20 dB"]) for row in (curve, one)] == [(0, 5), (2, 2)]
@@ -220,9 +220,9 @@ def test_nobody_knows_is_no_share(tmp_path: Path) -> None:
 def test_exact_images_are_counted_and_the_cap_is_named(tmp_path: Path) -> None:
     two_attacks(tmp_path, [math.inf, 150.0, 10.0], [20.0, math.inf, math.inf])
     (line,) = table_of(tmp_path)
-    assert line[ONE] == "100 (cap)"
+    assert line[ONE] == "≥ 100"
     assert counts(line["exact"]) == (3, 3)
-    assert line["median"] == "100 (cap)"
+    assert line["median"] == "≥ 100"
 
 
 def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
@@ -269,9 +269,9 @@ def test_clients_that_differ_are_told_apart(tmp_path: Path) -> None:
     for entry in entries:
         simple_line(store, entry, [12.0, 13.0])
     assert [row["Client"] for row in table_of(tmp_path)] == [
-        "plain (a) · DeiT-S · seed 0",
-        "plain, DAL in the loss, augment flip (a) · DeiT-S · seed 0",
-        "plain, withhold pos embed + unk embed, upload weight difference (a) · DeiT-S · seed 1",
-        "plain (a) · DeiT-S · float64 · seed 0",
-        "plain (a) · ViT-S · seed 0",
+        "plain · DeiT-S · seed 0",
+        "plain, DAL in the loss, augment flip · DeiT-S · seed 0",
+        "plain, withhold pos embed + unk embed, upload weight difference · DeiT-S · seed 1",
+        "plain · DeiT-S · float64 · seed 0",
+        "plain · ViT-S · seed 0",
     ]

@@ -93,7 +93,7 @@ def test_a_strip_shows_the_main_clients_columns(contents: Contents) -> None:
     assert contents.strip is not None
     assert contents.strip.client.name == "MJP γ .27"
     assert [heading for heading, _ in contents.strip.columns] == [
-        *("APRIL as published", "best, one upload", "best, several uploads")
+        *("published attack (APRIL)", "best attack, one upload", "best attack, several uploads")
     ]
 
 

@@ -176,7 +176,7 @@ def test_medians_at_the_cap_are_named_in_every_table(
             for line in table.splitlines()
         )
         medians = {"median", "PSNR median"} & set(header)
-        found += sum(row[header.index(name)] == "100 (cap)" for row in rows for name in medians)
+        found += sum(row[header.index(name)] == "≥ 100" for row in rows for name in medians)
     assert found == 4  # of every client, every line in both variants, and ceilings
     assert not re.search(r"\b1[0-4]\d\.\d\d\b", "".join(tables))
 
@@ -228,7 +228,7 @@ def test_console_fits(everything: tuple[Path, ReportSummary]) -> None:
     low, high = bootstrap_interval(values)
     for expected in (f"{values.mean():.2f}", f"±{(high - low) / 2:.2f}", "unsupp"):
         assert expected in words
-    assert "100 (cap)" in text
+    assert "≥ 100" in text
     assert "line 4: unsupported: needs N + 1 <= D" in text
 
 

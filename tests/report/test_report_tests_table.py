@@ -83,12 +83,12 @@ def test_undefended_beside_defended_by_scipy(tmp_path: Path) -> None:
     kept = np.array([at not in (4, 7) for at in range(30)])
     plain, span = (np.minimum(values, 100) for values in (PLAIN, SPAN))
     differences = (plain - span)[kept]
-    row = rows["worst case, one upload: plain (a) − MJP γ .27 (c)"]
+    row = rows["worst case, one upload: plain − MJP γ .27"]
     assert row[2:5] == ("28", "2", f"{np.median(differences):+.2f}")
     assert row[5].startswith(f"{differences.mean():+.2f} [")
     assert row[7] == paired.p_text(expected_p(differences))
     reached = np.fmax(np.where(kept, span, -math.inf), ROUNDS)
-    row = rows["worst case, any number of uploads: plain (a) − MJP γ .27 (c)"]
+    row = rows["worst case, any number of uploads: plain − MJP γ .27"]
     assert row[2:4] == ("30", "0")
     assert row[5].startswith(f"{(plain - reached).mean():+.2f} [")
 
@@ -97,14 +97,14 @@ def test_best_attacks_beside_april(tmp_path: Path) -> None:
     rows = by_title(three_lines(tmp_path))
     kept = np.array([at not in (4, 7) for at in range(30)])
     differences = (np.array(SPAN) - np.array(APRIL))[kept]
-    row = rows["MJP γ .27 (c): masked_span − april"]
+    row = rows["MJP γ .27: masked_span − april"]
     assert row[0] == "3 − 2"
     assert row[2:5] == ("28", "2", f"{np.median(differences):+.2f}")
     assert row[7] == paired.p_text(expected_p(differences))
     ranks = scipy.stats.rankdata(np.abs(differences))
     effect = float((np.sign(differences) * ranks).sum() / ranks.sum())
     assert row[6] == correlation(effect)
-    row = rows["MJP γ .27 (c): multi_round − april"]
+    row = rows["MJP γ .27: multi_round − april"]
     assert row[5].startswith(f"{np.mean(np.array(ROUNDS) - np.array(APRIL)):+.2f} [")
 
 
@@ -114,12 +114,12 @@ def test_holm_adjusts_for_the_rows_of_the_table(tmp_path: Path) -> None:
     kept = np.array([at not in (4, 7) for at in range(30)])
     plain, span = np.minimum(PLAIN, 100), np.where(kept, SPAN, -math.inf)
     p_values = {
-        "worst case, one upload: plain (a) − MJP γ .27 (c)": expected_p((plain - span)[kept]),
-        "worst case, any number of uploads: plain (a) − MJP γ .27 (c)": expected_p(
+        "worst case, one upload: plain − MJP γ .27": expected_p((plain - span)[kept]),
+        "worst case, any number of uploads: plain − MJP γ .27": expected_p(
             plain - np.fmax(span, ROUNDS)
         ),
-        "MJP γ .27 (c): masked_span − april": expected_p((span - np.array(APRIL))[kept]),
-        "MJP γ .27 (c): multi_round − april": expected_p(np.array(ROUNDS) - np.array(APRIL)),
+        "MJP γ .27: masked_span − april": expected_p((span - np.array(APRIL))[kept]),
+        "MJP γ .27: multi_round − april": expected_p(np.array(ROUNDS) - np.array(APRIL)),
     }
     assert set(rows) == set(p_values)
     largest = 0.0
@@ -190,7 +190,7 @@ def test_clients_of_other_images_are_counted_not_compared(tmp_path: Path) -> Non
     )
     made = table(folder)
     assert made is not None
-    assert [row[1] for row in made.rows] == ["plain (a): patch_gradient − april"]
+    assert [row[1] for row in made.rows] == ["plain: patch_gradient − april"]
     assert made.caption.endswith(" 1 pairs of clients share no image.")
 
 
@@ -204,7 +204,7 @@ def test_at_most_thirty_rows_and_the_caption_counts_the_rest(tmp_path: Path) -> 
     made = table(run(tmp_path, [plain, ({}, images(APRIL)), *defended]))
     assert made is not None
     assert len(made.rows) == paired.MOST == 30
-    assert made.rows[-1][1] == "plain (a): patch_gradient − april"
+    assert made.rows[-1][1] == "plain: patch_gradient − april"
     assert made.caption.endswith(" 6 further comparisons are not shown, nor counted by Holm.")
 
 

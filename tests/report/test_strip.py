@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card.text import HEADINGS, build_card
+from mjp_privacy.report.answer import build_card
+from mjp_privacy.report.card import HEADINGS
 from mjp_privacy.report.pictures.strip import GAP, HEAD, SIDE, Strip, card_strip, write_strip
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import DerivedLine, reduced_groups
@@ -62,7 +63,7 @@ def as_bytes(image: object) -> np.ndarray:
 
 def test_columns_are_those_of_the_card(tmp_path: Path) -> None:
     strip = strip_of(strip_run(tmp_path))
-    assert [heading for heading, _ in strip.columns] == list(HEADINGS[:3])
+    assert [heading for heading, _ in strip.columns] == list(HEADINGS.values())[:3]
     april, once, several = (line for _, line in strip.columns)
     assert april.attack == "april"
     assert isinstance(once, DerivedLine)

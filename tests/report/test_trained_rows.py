@@ -12,8 +12,8 @@ import pytest
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.card.clients import clients_of
-from mjp_privacy.report.card.facts import not_tried
+from mjp_privacy.report.answer import not_tried
+from mjp_privacy.report.clients import clients_of
 from mjp_privacy.report.results.rows import read_published, write_published
 from mjp_privacy.report.results.tables import render
 from mjp_privacy.report.results.trained_rows import (

@@ -43,8 +43,8 @@ def test_a_file_that_is_no_image_is_in_no_figure(folder: Path, tmp_path: Path) -
     for figure in (contents.card.rows[0].one_upload, contents.card.rows[0].floor):
         assert figure is not None
         assert (figure.of, figure.n) == (6, 6)
-    assert "all 6 pictures exactly" in contents.card.sentence
-    assert "r" not in {flag.mark for flag in contents.card.flags}
+    assert "6 of 6 exactly" in contents.card.verdict
+    assert "partly_inapplicable" not in {flag.key for flag in contents.card.flags}
     assert dict(contents.card.facts)["The pictures"].startswith("6 pictures at")
     assert set(contents.standard.frame["n_failed"]) == {0}
     assert set(contents.standard.frame["n_not_run"]) == {0}

@@ -9,17 +9,15 @@ from dataclasses import replace
 import pandas as pd
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.card.chosen_clients import distinct_clients
-from mjp_privacy.report.card.circumstances import circumstances
-from mjp_privacy.report.card.clients import Client, clients_of
-from mjp_privacy.report.card.flags import fewer_attacks
-from mjp_privacy.report.card.rows import floor_level, one_upload_line
+from mjp_privacy.report.card import floor_level, one_upload_line
 from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.distributions import distribution_charts
 from mjp_privacy.report.charts.tradeoff import tradeoff_chart
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint, family_and_strength
 from mjp_privacy.report.charts.uploads_curve import uploads_charts
+from mjp_privacy.report.clients import Client, circumstances, distinct_clients
 from mjp_privacy.report.lines import Line, summary
+from mjp_privacy.report.notes import missed_attacks
 from mjp_privacy.report.worst_case import Group
 
 MOST_CURVES = 12
@@ -59,8 +57,7 @@ def _tradeoff(groups: Sequence[Group], names: Mapping[int, str]) -> tuple[Chart,
             around = (circumstances(client), client.lines[0].run)
             alike.setdefault(around, []).append(client)
     group = max(alike.values(), key=len, default=[])
-    every = clients_of(groups)
-    compared = [client for client in group if not fewer_attacks(client, every)]
+    compared = [client for client in group if not missed_attacks(client, group)]
     points: list[TradeoffPoint] = []
     for client in compared:
         point = _point(client, names[client.lines[0].number])

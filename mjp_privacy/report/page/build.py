@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mjp_privacy.report.card.flags import Flag
 from mjp_privacy.report.contents import Contents
 from mjp_privacy.report.export import HEADING
+from mjp_privacy.report.notes import Flag
 from mjp_privacy.report.page.content import PageContent, PageLine
 from mjp_privacy.report.page.gallery import STRIP_QUANTILES, Gallery
 from mjp_privacy.report.page.glossary import GLOSSARY
@@ -81,7 +81,7 @@ def _lines(contents: Contents) -> tuple[tuple[PageLine, ...], tuple[Flag, ...]]:
     for client in (*contents.clients, *contents.controls_only):
         for line in (*client.lines, *client.group.derived):
             of_line = line_flags(line, client)
-            flags |= {flag.mark: flag for flag in of_line}
+            flags |= {flag.key: flag for flag in of_line}
             title = contents.client_names[line.number]
             made.append(page_line(line, client, title, of_line))
     return tuple(sorted(made, key=lambda line: line.number)), tuple(flags.values())

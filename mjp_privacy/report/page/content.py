@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mjp_privacy.report.card.content import Card
-from mjp_privacy.report.card.flags import Flag
+from mjp_privacy.report.card import Card
 from mjp_privacy.report.charts.chart import Chart
-from mjp_privacy.report.notes import Section
+from mjp_privacy.report.notes import Flag, Section
 from mjp_privacy.report.tables.text import TextTable
 
 
@@ -33,7 +32,7 @@ class PageLine:
     of: int
     scores: Mapping[str, tuple[float, float, float]]  # by metric: mean, low, high (standard)
     median_psnr: float
-    marks: tuple[str, ...] = ()  # marks of its flags
+    marks: tuple[str, ...] = ()  # keys of its flags
     folded: bool = False  # float64 lines and controls: shown on demand
     remark: str = ""  # why it has no figures
 

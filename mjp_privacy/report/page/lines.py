@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.card.clients import Client
-from mjp_privacy.report.card.flags import Flag, figure_flags
-from mjp_privacy.report.card.rows import PLAIN_TO_SEE, exact_pictures, floor_values
+from mjp_privacy.report.card import PLAIN_TO_SEE, exact_pictures, floor_values
+from mjp_privacy.report.clients import Client
 from mjp_privacy.report.lines import Line, image_counts, not_run, summary
+from mjp_privacy.report.notes import Flag, figure_flags
 from mjp_privacy.report.page.content import PageLine
 from mjp_privacy.report.published import METRICS
 
@@ -45,7 +45,7 @@ def page_line(line: Line, client: Client, title: str, flags: Sequence[Flag]) -> 
         of=counts.ok + counts.failed + counts.unsupported,
         scores=scores,
         median_psnr=summary(line, "psnr", "standard", interval=False).median,
-        marks=tuple(flag.mark for flag in flags),
+        marks=tuple(flag.key for flag in flags),
         folded=_folded(line, client),
         remark="" if counts.ok else line.reason,
     )

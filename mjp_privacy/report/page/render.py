@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.card.content import CardFigure, CardRow
-from mjp_privacy.report.card.flags import Flag
+from mjp_privacy.report.card import CardFigure, CardRow
 from mjp_privacy.report.lines import MARKS
+from mjp_privacy.report.notes import Flag
 from mjp_privacy.report.page.content import PageContent, PagePicture
 from mjp_privacy.report.page.data import (
     capped_median,
@@ -23,7 +23,7 @@ from mjp_privacy.report.page.data import (
     page_data,
 )
 from mjp_privacy.report.page.terms import Terms
-from mjp_privacy.report.tables.text import DASH, gamma, number
+from mjp_privacy.report.tables.text import DASH, capped, gamma, number
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -71,7 +71,7 @@ def _environment(content: PageContent) -> Environment:
         lstrip_blocks=True,
     )
     terms = Terms(content.glossary)
-    flags = {flag.mark: (place, flag) for place, flag in enumerate(_flags(content), 1)}
+    flags = {flag.key: (place, flag) for place, flag in enumerate(_flags(content), 1)}
     found.filters |= {"linked": terms.linked, "number": number, "score": _score, "gamma": gamma}
     found.filters |= {"link": _link, "interval": _interval, "metric": metric_title}
     found.filters |= {"capped_median": capped_median}
@@ -83,10 +83,10 @@ def _environment(content: PageContent) -> Environment:
 
 
 def _flags(content: PageContent) -> tuple[Flag, ...]:
-    """Flags of the card, then those that only lines have; each mark once."""
-    found = {flag.mark: flag for flag in content.card.flags}
+    """Flags of the card by their numbers, then those that only lines have; each once."""
+    found = {flag.key: flag for flag in content.card.flags}
     for flag in content.flags:
-        found.setdefault(flag.mark, flag)
+        found.setdefault(flag.key, flag)
     return tuple(found.values())
 
 
@@ -139,7 +139,7 @@ def _score(scores: Mapping[str, tuple[float, float, float]], metric: str) -> tup
         return DASH, ""
     places = metric_decimals(metric)
     if metric == "psnr" and mean >= PSNR_CAP:
-        return f"{PSNR_CAP:.0f}", "the cap"
+        return capped(mean, places), ""
     return number(mean, places), (
         "" if math.isnan(low) else f"[{number(low, places)}, {number(high, places)}]"
     )
@@ -173,7 +173,7 @@ def _psnr_reader(content: PageContent) -> Any:
         value = values[place] if place < len(values) else None
         if value is None or math.isnan(value):
             return ""
-        return f"≥ {PSNR_CAP:.0f} dB" if value >= PSNR_CAP else f"{number(value, 1)} dB"
+        return f"{capped(value, 1)} dB"
 
     return psnr_text
 

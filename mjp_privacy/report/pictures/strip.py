@@ -12,12 +12,8 @@ import numpy as np
 
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.core.text import plain
-from mjp_privacy.report.card.chosen_clients import card_clients
-from mjp_privacy.report.card.clients import Client
-from mjp_privacy.report.card.content import Card
-from mjp_privacy.report.card.rows import any_uploads_line, one_upload_line
-from mjp_privacy.report.card.sentence import main_row
-from mjp_privacy.report.card.text import HEADINGS
+from mjp_privacy.report.card import HEADINGS, Card, any_uploads_line, one_upload_line
+from mjp_privacy.report.clients import Client, card_clients
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures.pixels import Picture, picture, psnr_text, shorten
 from mjp_privacy.report.worst_case import Group, picture_ids
@@ -40,7 +36,7 @@ class Strip:
     def chooser(self) -> Line | None:
         """The line by whose PSNR pictures are chosen: the best with one upload, or the first."""
         by_heading = dict(self.columns)
-        return by_heading.get(HEADINGS[1]) or next(iter(by_heading.values()), None)
+        return by_heading.get(HEADINGS["one_upload"]) or next(iter(by_heading.values()), None)
 
 
 def card_strip(groups: Sequence[Group], card: Card) -> Strip | None:
@@ -48,15 +44,16 @@ def card_strip(groups: Sequence[Group], card: Card) -> Strip | None:
     clients, _ = card_clients(groups)
     if not clients:
         return None
-    row = card.rows[main_row(clients, card.rows)]
-    client = clients[main_row(clients, card.rows)]
+    row, client = card.rows[card.main], clients[card.main]
     attacks = client.group.attacks
     if row.one_upload is None and row.any_uploads is None:
         with_pictures = (line for line in attacks if picture_ids(line))
         return Strip(tuple((line.attack, line) for line in with_pictures), client)
     published = [x for x in attacks if row.published and x.number == row.published.line]
     lines = [next(iter(published), None), one_upload_line(client), any_uploads_line(client)]
-    columns = [(h, line) for h, line in zip(HEADINGS, lines, strict=False) if line is not None]
+    columns = [
+        (h, line) for h, line in zip(HEADINGS.values(), lines, strict=False) if line is not None
+    ]
     return Strip(tuple(columns), client)
 
 

@@ -24,7 +24,8 @@ from typing import Any
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import short_commits
-from mjp_privacy.report.card.text import build_card, card_notes, card_table
+from mjp_privacy.report.answer import build_card
+from mjp_privacy.report.card import card_notes, card_table
 from mjp_privacy.report.export import markdown_table, markdown_text
 from mjp_privacy.report.results.differences import difference_from, difference_title
 from mjp_privacy.report.results.figures import CsvFigures, Figures, LineFigures, text_of
@@ -187,17 +188,15 @@ def _files(table: Mapping[str, Any], folder: Path) -> str:
 
 def _card(table: Mapping[str, Any], folder: Path) -> str:
     card = build_card(reduced_groups(published_at(folder / table["card"]).lines))
-    answer = " ".join(filter(None, (card.sentence, card.beside)))
+    answer = " ".join(filter(None, (card.verdict, card.assumptions, card.beside)))
     shown = card_table(card)
     parts = [markdown_text(answer), markdown_table(shown)]
     if table.get("notes"):
         items = card_notes(card)
         parts += [markdown_text(shown.caption), "\n".join(f"- {markdown_text(i)}" for i in items)]
     else:
-        legend = "; ".join(f"{flag.mark} {flag.name}" for flag in card.flags)
-        parts.append(
-            markdown_text(f"PSNR in dB, mean [95 % interval] of min(PSNR, 100); {legend}.")
-        )
+        legend = "; ".join(f"{place} {flag.name}" for place, flag in enumerate(card.flags, 1))
+        parts.append(markdown_text(f"{shown.caption} Footnotes: {legend}."))
     return "\n\n".join(parts)
 
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 from mjp_privacy.metrics.shares import Share
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.card.clients import Client, client_titles, clients_of
-from mjp_privacy.report.card.content import CardFigure
-from mjp_privacy.report.card.rows import (
+from mjp_privacy.report.card import (
+    CardFigure,
     any_uploads_line,
     card_figure,
     card_row,
     floor_values,
     one_upload_line,
 )
+from mjp_privacy.report.clients import Client, client_titles, clients_of
 from mjp_privacy.report.lines import THRESHOLDS, Line, success_share
 from mjp_privacy.report.tables.text import DASH, TextTable, below_cap, capped, number
 from mjp_privacy.report.worst_case import (
@@ -38,8 +38,8 @@ CAPTION = (
     "minimises such a distance itself. Exact: equal to the original in every 8-bit value. Shares "
     "are of all pictures the attacker was given: those without a reconstruction count as not "
     "recovered, those that could not be scored are left out. Intervals of shares are Wilson's, in "
-    "which crops of one photograph count as separate pictures. Floor: the best picture made "
-    "without the gradient."
+    "which crops of one photograph count as if all or none of them leaked. Floor: the "
+    "best picture made without the gradient."
 )
 
 
@@ -66,7 +66,7 @@ def _row(client: Client, title: str, every: Sequence[Client]) -> tuple[str, ...]
     counted = row.one_upload or row.any_uploads or row.published
     n = counted.n if counted else 0
     figures = (row.published, row.one_upload, row.any_uploads)
-    flags = {flag.mark: flag for figure in figures if figure for flag in figure.flags}
+    flags = {flag.key: flag for figure in figures if figure for flag in figure.flags}
     names = [flag.name for flag in (*row.flags, *flags.values())]
     return (
         *(title, str(n), _mean(row.published, n), _mean(row.one_upload, n)),
@@ -94,7 +94,7 @@ def _mean(figure: CardFigure | None, n: int) -> str:
         return DASH
     other_n = "" if figure.n == n else f" (n={figure.n})"
     if figure.mean >= PSNR_CAP:
-        return f"100 (cap){other_n}"
+        return f"{capped(figure.mean, 2)}{other_n}"
     interval = DASH if figure.low != figure.low else f"{figure.low:.2f}, {figure.high:.2f}"
     return f"{below_cap(figure.mean, 2)} [{interval}]{other_n}"
 

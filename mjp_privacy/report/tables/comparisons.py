@@ -22,9 +22,8 @@ from mjp_privacy.metrics.paired_tests import (
 )
 from mjp_privacy.metrics.rank_agreement import CLOSER, RankAgreement, rank_agreement
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.card.circumstances import circumstances
-from mjp_privacy.report.card.clients import Client, client_titles, clients_of
-from mjp_privacy.report.card.rows import any_uploads_line, one_upload_line
+from mjp_privacy.report.card import any_uploads_line, one_upload_line
+from mjp_privacy.report.clients import Client, circumstances, client_titles, clients_of
 from mjp_privacy.report.lines import Line, shared_scores
 from mjp_privacy.report.published import TITLES
 from mjp_privacy.report.tables.text import DASH, TextTable, number

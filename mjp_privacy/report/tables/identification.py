@@ -23,12 +23,7 @@ from mjp_privacy.metrics.identification import (
 )
 from mjp_privacy.metrics.shares import independent_trials
 from mjp_privacy.metrics.statistics import Floats
-from mjp_privacy.report.cell_columns import (
-    ATTACK_FACTS,
-    COMMAND_FACTS,
-    MODEL_FACTS,
-    client_text,
-)
+from mjp_privacy.report.cell_columns import ATTACK_FACTS, COMMAND_FACTS, MODEL_FACTS, client_text
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.tables.figures import varying_columns
 from mjp_privacy.report.tables.text import DASH, TextTable, gamma, number

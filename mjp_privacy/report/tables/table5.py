@@ -17,15 +17,15 @@ from dataclasses import dataclass, fields
 import pandas as pd
 
 from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
-from mjp_privacy.report.card.clients import Client, clients_of
-from mjp_privacy.report.card.rows import (
+from mjp_privacy.report.answer import LADDER
+from mjp_privacy.report.card import (
     PUBLISHED,
     any_uploads_line,
     exact_pictures,
     main_attack,
     one_upload_line,
 )
-from mjp_privacy.report.card.sentence import LADDER
+from mjp_privacy.report.clients import Client, clients_of
 from mjp_privacy.report.data_files import csv_text
 from mjp_privacy.report.lines import Line, capped_median, not_run, success_share, summary
 from mjp_privacy.report.published import (

@@ -64,9 +64,9 @@ def below_cap(value: float, decimals: int) -> str:
 
 
 def capped(value: float | None, decimals: int) -> str:
-    """A PSNR as tables show it: `100 (cap)` from the cap on."""
+    """A PSNR as tables show it: `≥ 100` from the cap on, above which nothing is told apart."""
     if value is not None and value >= PSNR_CAP:
-        return "100 (cap)"
+        return f"≥ {PSNR_CAP:.0f}"
     return DASH if value is None else below_cap(value, decimals)
 
 
@@ -77,7 +77,7 @@ def score(record: Record, name: str) -> str:
     if math.isnan(mean):
         return DASH
     if name == "psnr" and mean >= PSNR_CAP:
-        return "100 (cap)"
+        return capped(mean, decimals)
     shown = below_cap if name == "psnr" else number
     interval = DASH if math.isnan(low) else f"{shown(low, decimals)}, {shown(high, decimals)}"
     n = record[f"{name}_n"]

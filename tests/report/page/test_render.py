@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import pytest
 
-from mjp_privacy.report.card.flags import Flag
+from mjp_privacy.report.notes import Flag
 from mjp_privacy.report.page.data import script_json
 from mjp_privacy.report.page.render import render_page
 from mjp_privacy.report.page.terms import Terms
@@ -103,8 +103,8 @@ def test_the_card_says_each_figure_with_its_interval_and_counts(page: Reader) ->
     cells = [" ".join(text.split()) for _, text in page.found("td", **{"role": "cell"})]
     assert len(cells) == 8
     # Line 2: inf and 100.5 count as 100, so (100 + 24.5 + 100 + 21) / 4 = 61.375.
-    assert cells[5] == ("61.4b [60.1, 62.9] exact 2 of 4 ≥ 20 dB 4 of 4 median 62.2 pixel_lattice")
-    assert cells[4].startswith("7.2a [5.9, 8.7] exact 0 of 4 ≥ 20 dB 0 of 4 median 7.9")
+    assert cells[5].startswith("2 of 4 exactly, all at 20 dB or more2 mean 61.4 dB [60.1, 62.9]")
+    assert "7.2 dB [5.9, 8.7]" in cells[4]
     assert cells[0] == "not run"
     classes = [str(has["class"]) for has, _ in page.found("td", **{"role": "cell"})]
     assert classes[:4] == ["none", "leaked", "none", "at-floor"]
@@ -113,7 +113,8 @@ def test_the_card_says_each_figure_with_its_interval_and_counts(page: Reader) ->
 
 def test_the_answer_stands_first_and_what_stands_beside_it_after(page: Reader) -> None:
     card = page_content().card
-    assert page.text("p", **{"class": "sentence"}) == card.sentence
+    assert page.text("p", **{"class": "sentence"}) == card.verdict
+    assert page.text("p", **{"class": "beside assumptions"}) == card.assumptions
     assert page.text("p", **{"class": "beside"}) == card.beside
 
 
@@ -128,7 +129,7 @@ def test_a_lines_median_is_capped_as_its_mean_is() -> None:
 
 def test_the_bars_of_the_card_are_the_shares(page: Reader) -> None:
     widths = [has["style"] for has, _ in page.found("b") if "style" in has]
-    shares = ("100.00", "0.00", "0.00", "50.00", "100.00", "0.00")
+    shares = ("100.00", "0.00", "50.00", "100.00")  # a floor has none
     assert widths == [f"width:{share}%" for share in shares]
 
 
@@ -144,12 +145,12 @@ def test_a_cell_between_floor_and_exact_is_neither_warm_nor_muted() -> None:
 
 def test_flags_are_explained_and_a_lines_own_flag_too() -> None:
     content = page_content()
-    own = Flag("z", "noise not modelled", "The client adds noise.")
-    last = replace(content.lines[-1], marks=("z", "unknown"))
+    own = Flag("own", "noise not modelled", "The client adds noise.")
+    last = replace(content.lines[-1], marks=("own", "unknown"))
     content = replace(content, flags=(own,), lines=(*content.lines[:-1], last))
     page = Reader(render_page(content))
-    assert page.text("div", id="flag-3") == "z noise not modelledThe client adds noise."
-    assert "closed formzunknown pictures" in page.text("tr", id="line-30")
+    assert page.text("div", id="flag-3") == "3 noise not modelledThe client adds noise."
+    assert "closed form3 pictures" in page.text("tr", id="line-30")
 
 
 def test_every_line_and_table_is_there_without_scripts(page: Reader) -> None:
@@ -183,7 +184,7 @@ def test_the_strip_shows_the_same_pictures_in_every_column(page: Reader) -> None
     assert keys == [f"{name}/{column}" for name in NAMES for column in columns]
     alt = {has["data-key"]: has["alt"] for has, _ in page.found("img") if "data-key" in has}
     assert alt["astronaut/2"] == "astronaut: best, one upload, ≥ 100 dB, exact"
-    assert alt["rocket/1"] == "rocket: APRIL as published, 4.0 dB"
+    assert alt["rocket/1"] == "rocket: published attack (APRIL), 4.0 dB"
 
 
 def data_of(page: Reader) -> dict:

@@ -1,4 +1,4 @@
-"""What a report calls a client, whether it is defended, and which attacks are a match for it."""
+"""Clients: what a report calls them, which attacks match them, which of them stand on the card."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
 from mjp_privacy.metrics.coded import Images
-from mjp_privacy.report.cell_columns import client_text
+from mjp_privacy.report.cell_columns import MODEL_FACTS, Scalar, client_text, target_of
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.worst_case import Group, meets_trained_model, reconstructs
 
 DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora")
 """Facts of a client by which it keeps something from the server, besides MJP."""
+
+OF_A_DEFENCE = frozenset(
+    ("setting", "gamma", "dal", "dal_lambda", "plain_share", "mask", *DEFENCES, *MODEL_FACTS)
+)
+"""Facts in which a defended client differs from an undefended one; all others are circumstances."""
 
 RECIPE = (
     *("partners", "steps", "dal", "plain_share", "mask", "augment", "withhold", "positions"),
@@ -21,6 +26,13 @@ RECIPE = (
     *("defenses", "lora"),
 )
 """Facts that stand in a client's name where they are not the default."""
+
+CARD_ROWS = 5
+"""The card shows at most this many clients; the tables have them all."""
+
+PRECISIONS = ("bfloat16", "float16", "float32", "float64")
+SETTINGS = ("c", "b", "a")
+"""The card takes a client in the first of these that was run: (c) asks for the plain picture."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +102,8 @@ class Client:
 
     @property
     def details(self) -> str:
-        """Its model, setting and precision: `ViT-Ti (c), float32`."""
-        return f"{self.cell.model.label} ({self.cell.setting}), {self.cell.dtype}"
+        """Its model and precision: `ViT-Ti, float32`."""
+        return f"{self.cell.model.label}, {self.cell.dtype}"
 
     @property
     def matching(self) -> tuple[Line, ...]:
@@ -139,8 +151,9 @@ def _names(every: Set[Images]) -> frozenset[str]:
 
 
 def client_titles(clients: Sequence[Client]) -> list[str]:
-    """Names that tell the clients apart: model, setting, precision and run stand in a name only
-    where they differ, and the number of the first line where nothing else does."""
+    """Names that tell the clients apart: model, precision and run stand in a name only where they
+    differ, the number of the first line where nothing else does, and a word where the attacker asks
+    for the picture as it was shuffled: setting (b)."""
     runs = len({client.lines[0].run for client in clients}) > 1
     models = len({client.cell.model.label for client in clients}) > 1
     seeds = len({client.cell.seed for client in clients}) > 1
@@ -148,7 +161,7 @@ def client_titles(clients: Sequence[Client]) -> list[str]:
     titles = []
     for client in clients:
         cell = client.cell
-        parts = [f"{client.name} ({cell.setting})"]
+        parts = [f"{client.name}, as shuffled" if cell.setting == "b" else client.name]
         parts += [cell.model.label] if models else []
         parts += [cell.dtype] if cell.dtype != "float32" else []
         parts += [f"seed {cell.seed}"] if seeds else []
@@ -178,3 +191,75 @@ def made_for_masks(line: Line) -> bool:
 def knows_masks(line: Line) -> bool:
     """Whether the line's attack knows MJP's masks."""
     return "masks" in traits_of(line.cell.attack.known_as)
+
+
+# which of them are compared, and which stand on the card -----------------------------------------
+
+
+def circumstances(client: Client) -> tuple[tuple[str, Scalar], ...]:
+    """What two clients must share so that the defence is what they differ in."""
+    cell = client.cell
+    shared = [(key, value) for key, value in target_of(cell) if key not in OF_A_DEFENCE]
+    return (*shared, ("size", cell.model.size), ("data", cell.command.data))
+
+
+def same_client(client: Client) -> object:
+    """What stays the same when only the setting's target and the precision change."""
+    cell = client.cell
+    facts = (cell.model.label, cell.gamma, cell.client, cell.seed, repr(cell.other))
+    return client.lines[0].run, facts
+
+
+def same_kind(client: Client) -> object:
+    """What two clients share whose attacks can be compared: an attack on one would say something of
+    the other as well, whatever their model, γ, precision or run."""
+    cell = client.cell
+    shuffled = cell.setting == "b", bool(cell.gamma), client.masks
+    return shuffled, cell.client.batch, cell.client.withhold
+
+
+def distinct_clients(groups: Sequence[Group]) -> list[Client]:
+    """Every client with rows once, in the order of the groups: of several settings and precisions
+    the lowest precision, and setting (c) before (b) before (a)."""
+    clients = clients_of(groups)
+    chosen: dict[object, Client] = {}
+    for client in sorted(clients, key=_preference):
+        chosen.setdefault(same_client(client), client)
+    kept = {id(client) for client in chosen.values()}
+    return [c for c in clients if id(c) in kept and any(len(line.images) for line in c.lines)]
+
+
+def _preference(client: Client) -> tuple[bool, int, int]:
+    setting, dtype = client.cell.setting, client.cell.dtype
+    return (
+        not client.matching,
+        SETTINGS.index(setting) if setting in SETTINGS else len(SETTINGS),
+        PRECISIONS.index(dtype) if dtype in PRECISIONS else len(PRECISIONS),
+    )
+
+
+def card_clients(groups: Sequence[Group]) -> tuple[list[Client], int]:
+    """The clients on the card, and how many more there are: a choice of `distinct_clients`.
+
+    Clients on which no matching attack was run are left to the tables, unless there are no others
+    or the client is the only undefended one. The first undefended client stands first, the first
+    with masks second.
+    """
+    every = distinct_clients(groups)
+    ranked = [client for client in every if client.matching] or every
+    undefended = [client for client in (*ranked, *every) if not client.defended][:1]
+    masked = [client for client in ranked if client.masks][:1]
+    wanted = {id(client.group): client for client in (*undefended, *masked, *ranked)}
+    shown = list(wanted.values())[:CARD_ROWS]
+    return shown, len(every) - len(shown)
+
+
+def main_client(clients: Sequence[Client]) -> int:
+    """The place of the client that the answer is about: one that an attack made for it met, if
+    there is any; of these one with MJP, else one with another defence, else the undefended."""
+
+    def rank(place: int) -> tuple[bool, bool, bool, int]:
+        client = clients[place]
+        return not client.matching, not client.masks, not client.defended, place
+
+    return min(range(len(clients)), key=rank)

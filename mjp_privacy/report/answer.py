@@ -1,0 +1,413 @@
+"""The answer: whether the pictures are protected, against whom, what was assumed and not tried."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+from attacks import ATTACKS, TRAITS, traits_of
+from mjp_privacy.core.text import counted
+from mjp_privacy.report.card import (
+    Card,
+    CardFigure,
+    CardRow,
+    any_uploads_line,
+    card_rows,
+    exact_pictures,
+    one_upload_line,
+    published_line,
+)
+from mjp_privacy.report.clients import (
+    Client,
+    card_clients,
+    circumstances,
+    clients_of,
+    main_client,
+    same_client,
+    short_gamma,
+)
+from mjp_privacy.report.lines import Line, image_counts
+from mjp_privacy.report.notes import RESIDUAL_CONVERGED
+from mjp_privacy.report.tables.text import number
+from mjp_privacy.report.worst_case import DerivedLine, Group, has_truth
+
+WORDS = 30
+"""The verdict has at most so many."""
+
+HALF = 0.5
+"""Share of the pictures at 20 dB or more from which a defence does not protect them."""
+
+LADDER = "ladder_vit"
+"""The config that runs every attack that knows MJP on one's own weights."""
+
+MATCHES = 1e-2
+"""Residual below which a picture has the uploaded gradient for all purposes."""
+
+SURVEY = "threat model {} of Carletti et al., USENIX Security 2025"
+LETTERS = {
+    "B": "sees the upload and knows the model",
+    "C": "also knows the client's learning rate and number of steps",
+    "D": "also has public photographs to fit a prior on",
+}
+
+
+def build_card(groups: Sequence[Group]) -> Card:
+    """The card of a report; `groups` as `reduced_groups` makes them."""
+    clients, further = card_clients(groups)
+    if not clients:
+        return Card("No client was attacked: there are no rows of an attack.", "", "")
+    rows, main = card_rows(clients, groups), main_client(clients)
+    client, row = clients[main], rows[main]
+    return Card(
+        verdict=verdict(client, row),
+        assumptions=assumptions(client, row),
+        beside=beside(clients, rows, main),
+        rows=rows,
+        further=further,
+        facts=facts(client, row),
+        not_tried=not_tried(clients_of(groups), client),
+        would_change=would_change(client, row),
+        main=main,
+    )
+
+
+def verdict(client: Client, row: CardRow) -> str:
+    """Whether the client's pictures are protected, as far as the attacks that were run show it:
+    `MJP γ .27 does not protect these pictures: one upload gives 116 of 200 exactly.`"""
+    if not client.matching:
+        return (
+            f"Not shown: no attack that knows the {client.name} client gave a picture here; "
+            f"`mjp attack {LADDER} --weights FILE` runs those that do."
+        )
+    best = main_figure(row)
+    if best is None:
+        return "Not scored: the private pictures are not known here."
+    defence = client.name if client.cell.gamma else f"“{client.name.removeprefix('plain, ')}”"
+    if not best.above_20:
+        said = f"{defence} protects these pictures" if row.defended else "these pictures leak"
+        why = "no attack of this report reaches 20 dB, and others may"
+        if best.flagged("below_floor"):
+            why = "the best attack gets less than a picture made without any gradient: it failed"
+        return f"That {said} is not shown: {why}."
+    fails = f"{defence} does not protect {'' if _most(best) else 'all of '}these pictures"
+    leaks = f"{'These pictures' if _most(best) else 'Some of these pictures'} leak"
+    uploads = "one upload gives" if best is row.one_upload else "several uploads give"
+    given = f"{best.exact} of {best.of} exactly" if best.exact else ""
+    if not best.exact:
+        given = f"{best.above_20} of {best.of} at 20 dB or more"
+    missing = "; rows are missing, so more may leak" if best.flagged("unfinished") else ""
+    said = f"{fails if row.defended else leaks}: {uploads} {given}{missing}."
+    if best.exact and best.exact < best.above_20 and not missing:
+        reached = "all" if best.above_20 == best.of else best.above_20
+        longer = said.removesuffix(".") + f", {reached} at 20 dB or more."
+        return longer if len(longer.split()) <= WORDS else said
+    return said
+
+
+def _most(figure: CardFigure) -> bool:
+    return figure.above_20 >= HALF * figure.of
+
+
+def main_figure(row: CardRow) -> CardFigure | None:
+    """The figure that decides: one upload's if most pictures leak from it, else the worse of one
+    and of several; None where nothing was scored."""
+    known = [figure for figure in (row.one_upload, row.any_uploads) if figure and figure.of]
+    if not known or _most(known[0]):
+        return known[0] if known else None
+    return max(known, key=lambda figure: figure.above_20 / figure.of)
+
+
+def assumptions(client: Client, row: CardRow) -> str:
+    """Who the attacker is and what is assumed, in one sentence."""
+    cell, several = client.cell, main_figure(row) is row.any_uploads is not None
+    line = any_uploads_line(client) if several else one_upload_line(client)
+    chosen = (line.taken if isinstance(line, DerivedLine) else (line,)) if line else client.matching
+    names = [member.cell.attack.known_as for member in chosen]
+    sees = f"up to {line.uploads} uploads of the same picture" if several and line else "one upload"
+    batch = f"batch {cell.client.batch}, " if cell.client.batch else ""
+    labels = ", the labels" if any("steps" in traits_of(name) for name in names) else ""
+    further = [
+        *(["has public photographs"] if "D" in map(threat_letter, chosen) else []),
+        *(["takes pixels for 8-bit values"] if any("8 bit" in traits_of(n) for n in names) else []),
+    ]
+    return (
+        f"Attacker: a server that follows the protocol, sees {sees} ({batch}{cell.dtype} "
+        f"{_sent(client)}) and knows the model ({cell.model.label}){labels} and normalisation as "
+        f"declared{'; it ' if further else ''}{' and '.join(further)}."
+    )
+
+
+def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str:
+    """What the undefended client gives, what several uploads give, and the published attack; or
+    what can be said without the truth."""
+    client, row = clients[main], rows[main]
+    if client.matching and main_figure(row) is None:
+        batch = f"batch {client.cell.client.batch}, " if client.cell.client.batch else ""
+        return without_truth(client, f"the {client.name} client ({batch}{client.cell.dtype})")
+    parts = [_undefended(clients, rows, main), _more_uploads(client, row), _published(row)]
+    best = main_figure(row)
+    if best is not None and best.photographs is not None:
+        parts.append(f"The pictures are crops of {counted(best.photographs, 'photograph')}.")
+    return " ".join(part for part in parts if part)
+
+
+def _undefended(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str:
+    """What one upload of the first undefended client gives, if that is another one."""
+    places = [p for p, row in enumerate(rows) if not row.defended and row.one_upload]
+    if not places or places[0] == main:
+        return ""
+    place = places[0]
+    alike = circumstances(clients[place]) == circumstances(clients[main])
+    who = "Without it" if alike else f"Undefended, but not alike ({rows[place].client})"
+    figure = rows[place].one_upload
+    return "" if figure is None else f"{who} one upload gives {figure.counts(crops=False)}."
+
+
+def _more_uploads(client: Client, row: CardRow) -> str:
+    line = any_uploads_line(client)
+    if row.any_uploads is None or row.one_upload is None or line is None:
+        return ""
+    given = row.any_uploads.counts(crops=False)
+    return f"Up to {line.uploads} uploads of the same picture give {given}."
+
+
+def _published(row: CardRow) -> str:
+    published, floor = row.published, row.floor
+    if published is None or math.isnan(published.mean):
+        return ""
+    side = ""
+    below = published.flagged("below_floor")  # on the same images, of which the floor may have more
+    if floor is not None and below == (published.mean < floor.mean):
+        made = floor.attack.replace("_", " ")
+        side = f", {'below' if below else 'above'} the {number(floor.mean, 1)} of a {made}"
+    altered = " on an altered client" if published.flagged("altered_client") else ""
+    return f"The published attack gets a mean of {published.level()}{altered}{side}."
+
+
+def without_truth(client: Client, who: str) -> str:
+    """What can be said of uploads of `who` whose private images are not known."""
+    if all(has_truth(line) for line in client.group.attacks):
+        return f"Nothing that {who} leaks could be scored, although the private images are known."
+    ids = set().union(*(line.images.names for line in client.matching))
+    residuals = [
+        line.scored("gradient_residual", "diagnostic").median() for line in client.matching
+    ]
+    known = [value for value in residuals if not math.isnan(value)]
+    one = len(ids) == 1
+    meaning = f"; {_explained(min(known), one=one, masks=client.masks)}" if known else ""
+    return (
+        f"{len(ids)} {'picture was' if one else 'pictures were'} reconstructed from uploads of "
+        f"{who}{meaning}. The private images are not known here, so nothing was scored."
+    )
+
+
+def _explained(residual: float, *, one: bool, masks: bool) -> str:
+    """What the smallest gradient residual of an attack says of its pictures.
+
+    one: there is a single picture, and no median of several
+    """
+    pictures = "picture" if one else "pictures"
+    if residual < MATCHES:
+        match = "the best attack's picture has" if one else "in the median the best attack's have"
+        meaning = (
+            "where patches are masked that is no proof of a good picture"
+            if masks
+            else f"almost certainly the client's {pictures}"
+        )
+        return f"{match} the uploaded gradient to {residual:.2g}: {meaning}"
+    median = "" if one else " in the median"
+    gap = (
+        f"the gradient of the best attack's {pictures} differs from the uploaded one by "
+        f"{residual:.2g} of its size{median}"
+    )
+    if residual < RESIDUAL_CONVERGED:
+        return gap
+    return (
+        f"{gap}, which is no evidence of safety: the attacks do not reach it, or the client's loss "
+        "(dropout, label smoothing, mixup), labels, mean and std or batch differ from what the "
+        "header says"
+    )
+
+
+# who sees what, and what was not tried ------------------------------------------------------------
+
+
+ASSUMED = (
+    "model, batch, precision, labels, mean, std and order of channels are those that the client "
+    "declares. An attack's word that a picture is certain, and a picture that is exact, hold under "
+    "this condition: no single picture shows whether red and blue were swapped."
+)
+
+
+def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
+    """Who attacks, what is sent, which model and pictures: as (heading, text)."""
+    pairs = (
+        ("Who attacks", _attacker(client)),
+        ("What is sent", _upload(client)),
+        ("What is assumed", ASSUMED),
+        ("The model", _model(client)),
+        ("The pictures", _pictures(client)),
+        ("Accuracy", _accuracy(row)),
+    )
+    return tuple((heading, text) for heading, text in pairs if text)
+
+
+def _attacker(client: Client) -> str:
+    letters = {threat_letter(line) for line in client.matching or client.group.attacks}
+    strongest = max(letters)
+    knowledge = ", ".join(text for letter, text in LETTERS.items() if letter <= strongest)
+    published = published_line(client)
+    beside = ""
+    if published is not None:
+        letter = threat_letter(published)
+        beside = f" The published attack needs {letter}, and a client with block 0 altered for it."
+        if published.cell.model.first_block == "closed_form":
+            beside = f" The published attack needs {letter}."
+    return f"A server that follows the protocol, {knowledge} ({SURVEY.format(strongest)}).{beside}"
+
+
+def threat_letter(line: Line) -> str:
+    """The survey's letter for what an attack knows: B, C or D."""
+    client = line.cell.client
+    if "public photographs" in traits_of(line.cell.attack.known_as) and not _without_data(line):
+        return "D"
+    return "C" if client.upload == "weight_difference" or client.steps > 1 else "B"
+
+
+def _without_data(line: Line) -> bool:
+    try:
+        options = json.loads(line.cell.attack.options or "{}")
+    except ValueError:
+        return False
+    return isinstance(options, dict) and options.get("prior") == "stationary"
+
+
+def _upload(client: Client) -> str:
+    rounds = max((line.uploads for line in client.matching), default=1)
+    most = f"up to {rounds} uploads of the same picture" if rounds > 1 else "one upload"
+    parts = [f"{client.cell.dtype} {_sent(client)}"]
+    parts += [f"batch {client.cell.client.batch}"] if client.cell.client.batch else []
+    parts += [f"without that of {client.cell.client.withhold}"] * bool(client.cell.client.withhold)
+    return f"{', '.join(parts)}; {most}."
+
+
+def _sent(client: Client) -> str:
+    """`gradient`, `weight difference of 3 local steps`."""
+    facts = client.cell.client
+    kind = "weight difference" if facts.upload == "weight_difference" else "gradient"
+    return f"{kind} of {facts.steps} local steps" if facts.steps > 1 else kind
+
+
+def _model(client: Client) -> str:
+    cell = client.cell
+    architecture = f" ({cell.model.architecture})" if cell.model.architecture else ""
+    weights = f", weights {cell.model.checkpoint}" if cell.model.checkpoint else ""
+    trained = cell.model.trained_gamma
+    if trained is None:
+        recipe = "how it was trained is not in its file"
+        recipe += "; it is attacked as a client with MJP" if cell.gamma else ""
+    else:
+        recipe = f"trained with γ {short_gamma(trained)}" if trained else "trained without MJP"
+    scored = [line for line in client.group.attacks if line.count("psnr", "standard")]
+    altered = any(line.cell.attack.victim == "april_block" for line in scored)
+    block = (
+        " APRIL meets a copy with block 0 altered, which no client trains."
+        if altered and cell.model.first_block != "closed_form"
+        else ""
+    )
+    return f"{cell.model.label}{architecture}{weights}; {recipe}.{block}"
+
+
+def _pictures(client: Client) -> str:
+    first = client.lines[0]
+    ids = set().union(*(line.images.names for line in client.lines))
+    size = f" at {first.cell.model.size}×{first.cell.model.size}" if first.cell.model.size else ""
+    photographs = (
+        f", crops of {len(set(first.groups.values()))} photographs" if first.groups else ""
+    )
+    labels = "" if first.cell.command.true_labels else "; labels are the model's own predictions"
+    count = f"{len(ids)} picture{'' if len(ids) == 1 else 's'}"
+    source = first.cell.command.data or "unknown files"
+    return f"{count}{size}, source: {source}{photographs}{labels}."
+
+
+def _accuracy(row: CardRow) -> str:
+    if row.accuracy is None:
+        return "not known: no labels, or nothing was scored."
+    return (
+        f"{row.accuracy:.1f} % top-1 on {row.accuracy_n} of the attacked pictures, as the client "
+        "feeds them."
+    )
+
+
+def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
+    """What this report did not try on its main client, in a few words; `clients`: all of them."""
+    alike = [other for other in clients if same_client(other) == same_client(client)]
+    lines = [line for other in alike for line in other.group.attacks if len(line.images)]
+    ran = {line.cell.attack.known_as for line in lines}
+    alone = (client.cell.client.batch or 1) == 1
+    masks = any(line.some_above_zero("zero_rows") for line in lines)
+    shuffles_alone = bool(client.cell.gamma) and not masks
+    missing = [
+        name
+        for name in ATTACKS
+        if name not in ran
+        and name != "mask_locator"
+        and not (alone and "batches" in traits_of(name))
+        and (shuffles_alone or "shuffled alone" not in traits_of(name))
+    ]
+    cells = [other.cell for other in clients]
+    items = [f"attacks on this client: {', '.join(missing)}"] if missing else []
+    if all((cell.client.batch or 1) == 1 for cell in cells):
+        items.append("batches of more than one picture")
+    if all(cell.client.steps == 1 for cell in cells):
+        items.append("several local steps")
+    if len({cell.seed for cell in cells}) == 1:
+        items.append("other seeds of masks and noise than one")
+    shas = {cell.model.checkpoint_sha for cell in cells if cell.gamma == client.cell.gamma}
+    items += ["other checkpoints of the same recipe"] if len(shas) == 1 else []
+    return tuple(items)
+
+
+def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
+    """What would move the main figure, as far as this report's own lines show it."""
+    items = []
+    if row.one_upload and (line := _best_without("8 bit", client)) is not None:
+        items.append(
+            "pixels that are no multiples of 1/255: without that assumption one upload gives "
+            f"{_exact_of(line)} pictures exactly ({line.attack})"
+        )
+    if row.one_upload and (line := _best_without("public photographs", client)) is not None:
+        items.append(
+            f"an attacker without photographs: {line.attack} gets {_exact_of(line)} exactly from "
+            "one upload"
+        )
+    if row.any_uploads and row.one_upload:
+        one, several = row.one_upload, row.any_uploads
+        items.append(
+            f"more uploads of the same picture: {several.exact} of {several.of} exactly and "
+            f"{several.above_20} at 20 dB or more, where one gives {one.exact} and {one.above_20}"
+        )
+    if client.masks and client.cell.client.plain_share == 0:
+        items.append("steps that the recipe leaves unshuffled: each gives its picture away")
+    return tuple(items)
+
+
+def _exact_of(line: Line) -> str:
+    counts = image_counts(line, "standard")
+    return f"{exact_pictures(line)} of {counts.ok + counts.failed + counts.unsupported}"
+
+
+def _best_without(trait: str, client: Client) -> Line | None:
+    """The best attack on one upload without this trait, by exact pictures and then by median.
+
+    None where no attack has the trait, or all have it.
+    """
+    if trait not in TRAITS:
+        raise ValueError(f"no attack has the trait {trait!r}")
+    single = [line for line in client.matching if line.uploads == 1]
+    others = [line for line in single if trait not in traits_of(line.cell.attack.known_as)]
+    if len(others) in (0, len(single)):
+        return None
+    return max(others, key=lambda x: (exact_pictures(x), x.scored("psnr", "standard").median()))

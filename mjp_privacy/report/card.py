@@ -1,0 +1,387 @@
+"""The privacy card: who stands on it, and what each attacker gets from them, as figures and text.
+
+`answer.build_card` makes one; console, Markdown, LaTeX, page and JSON show it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from mjp_privacy.core.text import counted
+from mjp_privacy.metrics.coded import Coded
+from mjp_privacy.metrics.shares import Share
+from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
+from mjp_privacy.report.clients import Client, client_titles, clients_of
+from mjp_privacy.report.lines import Line, capped_mean, capped_median, success_share, summary
+from mjp_privacy.report.notes import Flag, client_flags, figure_flags, missed_attacks
+from mjp_privacy.report.tables.text import TextTable, capped
+from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Group
+
+PUBLISHED = "april"
+PLAIN_TO_SEE = 20
+"""PSNR in dB from which a picture is usually recognisable."""
+
+NAMED = 2
+"""Attacks of a worst case that the card names."""
+
+HEADINGS: Mapping[str, str] = {
+    "published": "published attack (APRIL)",
+    "one_upload": "best attack, one upload",
+    "any_uploads": "best attack, several uploads",
+    "floor": "without any gradient",
+}
+"""The card's columns by the fields of a row."""
+
+ABSENT = {
+    "ok": "no attack that knows this client",
+    "unscored": "not scored",
+    "failed": "failed",
+    "unsupported": "does not apply",
+}
+"""What stands in place of a figure, by the statuses of the attacks' rows; the first that occurs."""
+
+CAPTION = (
+    "Exactly: equal to the original in every 8-bit value. 20 dB or more: usually recognisable. "
+    "Mean: of the PSNR of each picture, counted as at most 100 dB, with its 95 % interval. Best: "
+    "for each picture the best attack, chosen with the private picture at hand, so that no single "
+    "attacker gets more. Without any gradient: the best picture made of no upload; an attack that "
+    "gets no more has failed."
+)
+
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class CardFigure:
+    """What one attacker gets from one client: PSNR (standard, dB, capped at 100) over n images."""
+
+    attack: str  # its label, or those that were best on most images: "pixel_lattice 116, april 3"
+    line: int  # number of its line in the tables
+    mean: float
+    low: float  # of the 95 % interval; NaN for a single image
+    high: float
+    median: float
+    n: int  # images scored
+    exact: int  # pictures equal to the original in every 8-bit value
+    above_20: int  # pictures at 20 dB or more
+    of: int  # pictures that the attacker was given
+    flags: tuple[Flag, ...] = ()
+    trials: float | None = None  # as how many independent pictures they count; None: as themselves
+    photographs: int | None = None  # of which the pictures are crops; None: each is one
+    without: tuple[str, ...] = ()  # attacks that other clients met and this one did not
+
+    def flagged(self, key: str) -> bool:
+        """Whether a flag of this key holds."""
+        return any(flag.key == key for flag in self.flags)
+
+    def counts(self, *, crops: bool = True) -> str:
+        """`116 of 200 exactly, 188 at 20 dB or more`; of crops with what that proves, unless
+        `crops` is False: `20 of 20 exactly (6 photographs: at least 57 %)`."""
+        text = f"{self.exact} of {self.of} exactly"
+        if self.photographs is not None and self.exact and crops:
+            low, high = Share(self.exact, self.of, self.trials).interval
+            least = self.exact == self.of
+            share = f"at least {low:.0f} %" if least else f"{low:.0f} to {high:.0f} %"
+            text += f" ({counted(self.photographs, 'photograph')}: {share})"
+        if self.exact == self.of:
+            return text
+        reached = {0: "none", self.of: "all"}.get(self.above_20, str(self.above_20))
+        return f"{text}, {reached} at 20 dB or more"
+
+    def level(self) -> str:
+        """The mean: `71.7 dB [66.9, 76.3]`, `≥ 100 dB` at the cap, with the number of pictures
+        where not all were scored."""
+        known = not math.isnan(self.low) and self.mean < PSNR_CAP
+        bounds = f" [{self.low:.1f}, {self.high:.1f}]" if known else ""
+        over = f" over {self.n}" if self.n != self.of else ""
+        return f"{capped(self.mean, 1)} dB{bounds}{over}"
+
+    def by(self) -> str:
+        """Its attacks in words: `pixel_lattice for 116 pictures, masked_span for 4`."""
+        named = [part.rpartition(" ") for part in self.attack.split(", ")]
+        if len(named) < 2 or not all(count.isdigit() for *_, count in named):
+            return self.attack
+        (first, _, count), *others = named
+        return ", ".join([f"{first} for {count} pictures", *(f"{a} for {c}" for a, _, c in others)])
+
+
+@dataclass(frozen=True)
+class CardRow:
+    """One client: what it does, and what each attacker gets from it; None: no such attack ran."""
+
+    client: str  # "plain", "MJP γ .27", "MJP γ .27, gaussian noise 0.01"
+    details: str  # "ViT-Ti/16, float32"
+    defended: bool
+    accuracy: float | None  # top-1 in percent on the attacked images as fed
+    published: CardFigure | None
+    one_upload: CardFigure | None
+    any_uploads: CardFigure | None
+    floor: CardFigure | None
+    flags: tuple[Flag, ...] = ()
+    accuracy_n: int = 0  # images behind the accuracy
+    absent: tuple[str, ...] = ("not run",) * 4
+    """Why there is no published, one_upload, any_uploads or floor; read where that is None."""
+
+    def absent_of(self, column: str) -> str:
+        """Why there is no figure in this column."""
+        return self.absent[list(HEADINGS).index(column)]
+
+    @property
+    def figures(self) -> dict[str, CardFigure | None]:
+        """Its figures by the columns of HEADINGS."""
+        return {column: getattr(self, column) for column in HEADINGS}
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything on the first screen."""
+
+    verdict: str  # the answer, of at most thirty words
+    assumptions: str  # who the attacker is, and what is assumed
+    beside: str  # what the undefended client, several uploads and the published attack give
+    rows: tuple[CardRow, ...] = ()
+    further: int = 0  # clients that are in the tables only
+    facts: tuple[tuple[str, str], ...] = ()  # ("Who attacks", "an honest but curious server"), ...
+    not_tried: tuple[str, ...] = ()
+    would_change: tuple[str, ...] = ()
+    main: int = 0  # the row that the verdict and the facts are about
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """Every flag of the rows and their figures once: the footnotes in the order of the table,
+        whose numbers are their places from 1."""
+        found: dict[str, Flag] = {}
+        for row in self.rows:
+            of_figures = [f for figure in row.figures.values() if figure for f in figure.flags]
+            found |= {flag.key: flag for flag in (*row.flags, *of_figures) if flag.key not in found}
+        return tuple(found.values())
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The headings of the columns by the fields of a row, without those that no row has."""
+        used = {c for row in self.rows for c, figure in row.figures.items() if figure is not None}
+        return {column: heading for column, heading in HEADINGS.items() if column in used}
+
+    def numbers(self, flagged: CardFigure | CardRow) -> str:
+        """The footnotes of a figure or a client: `¹,³`."""
+        places = {flag.key: place for place, flag in enumerate(self.flags, 1)}
+        numbers = sorted(places[flag.key] for flag in flagged.flags)
+        return ",".join(map(str, numbers)).translate(SUPERSCRIPTS)
+
+
+# figures ------------------------------------------------------------------------------------------
+
+
+def card_rows(clients: Sequence[Client], groups: Sequence[Group]) -> tuple[CardRow, ...]:
+    """The rows of these clients, under the names that all of a report's clients have."""
+    every = clients_of(groups)
+    titles = {id(c.group): title for c, title in zip(every, client_titles(every), strict=True)}
+    return tuple(card_row(client, titles[id(client.group)], every) for client in clients)
+
+
+def card_row(client: Client, title: str, others: Sequence[Client] = ()) -> CardRow:
+    """What each attacker gets from this client; `others`: all clients, to see what was not run."""
+    lowest = floor_values(client)
+    lines = (published_line(client), one_upload_line(client), any_uploads_line(client))
+    figures = [None if line is None else card_figure(client, line, lowest) for line in lines]
+    accuracy, accuracy_n = _accuracy(client)
+    flags = client_flags(client, others)
+    best = figures[1]
+    if best is not None and best.exact == best.of:
+        flags = tuple(flag for flag in flags if flag.key != "fewer_attacks")  # nothing is left
+    elif best is not None and any(flag.key == "fewer_attacks" for flag in flags):
+        figures[1] = replace(best, without=missed_attacks(client, others))
+    return CardRow(
+        client=title,
+        details=client.details,
+        defended=client.defended,
+        accuracy=accuracy,
+        accuracy_n=accuracy_n,
+        published=figures[0],
+        one_upload=figures[1],
+        any_uploads=figures[2],
+        floor=_floor_figure(client),
+        flags=flags,
+        absent=_absences(client),
+    )
+
+
+def _absences(client: Client) -> tuple[str, ...]:
+    """In a few words why the card has no figure, for each of its columns."""
+    attacks = client.group.attacks
+    published = [line for line in attacks if line.cell.attack.known_as == PUBLISHED]
+    single = [line for line in attacks if line.uploads == 1]
+    several = [line for line in attacks if line.uploads > 1]
+    return (*map(_absence, (published, single, several)), "not run")
+
+
+def _absence(lines: Sequence[Line]) -> str:
+    """Why none of these attacks has a figure."""
+    columns = [line.column("psnr", "standard") for line in lines]
+    statuses = {status for column in columns for status in column.statuses.counts()}
+    return next((words for status, words in ABSENT.items() if status in statuses), "not run")
+
+
+def published_line(client: Client) -> Line | None:
+    """The line of the published attack; None where it was not run or not scored."""
+    lines = (x for x in client.group.attacks if x.cell.attack.known_as == PUBLISHED)
+    return next((line for line in lines if line.count("psnr", "standard")), None)
+
+
+def one_upload_line(client: Client) -> Line | None:
+    """The best per image of the attacks on one upload; None where none matches the client."""
+    return _best(client, [line for line in client.matching if line.uploads == 1], single=True)
+
+
+def any_uploads_line(client: Client) -> Line | None:
+    """The best per image over all attacks; None where none uses several uploads."""
+    several = any(line.uploads > 1 for line in client.matching)
+    return _best(client, client.matching, single=False) if several else None
+
+
+def _best(client: Client, lines: Sequence[Line], *, single: bool) -> Line | None:
+    """The worst case over these lines, or the line itself where there is only one."""
+    worst: list[DerivedLine] = [
+        line
+        for line in client.group.derived
+        if line.role == WORST_CASE.name and (line.uploads == 1) == single
+    ]
+    scored = [line for line in lines if line.count("psnr", "standard")]
+    return worst[0] if worst and scored else next(iter(scored), None)
+
+
+def card_figure(client: Client, line: Line, floor: pd.Series[float]) -> CardFigure:
+    """The figure of one attack, or of a worst case, with its flags; `floor`: PSNR by image."""
+    score = summary(line, "psnr", "standard", cap=PSNR_CAP)
+    given = success_share(line, PLAIN_TO_SEE)
+    return CardFigure(
+        attack=main_attack(line),
+        line=line.number,
+        mean=score.mean,
+        low=score.low,
+        high=score.high,
+        median=capped_median(line, "psnr", "standard"),
+        n=score.n,
+        exact=exact_pictures(line),
+        above_20=given.count,
+        of=given.of,
+        flags=figure_flags(client, line, floor),
+        trials=given.trials,
+        photographs=None if line.groups is None else len(set(line.groups.values())),
+    )
+
+
+def exact_pictures(line: Line) -> int:
+    """How many pictures are equal to the original in every 8-bit value."""
+    return summary(line, "psnr", "paper", interval=False).exact
+
+
+def main_attack(line: Line) -> str:
+    """The attack's label; of a worst case the attacks that were best on most images, with the
+    number of images: `multi_round 84, pixel_lattice 116`."""
+    if not isinstance(line, DerivedLine):
+        return line.attack
+    ranked = sorted(line.counts.items(), key=lambda item: -item[1])
+    shown = [(attack, count) for attack, count in ranked if count][:NAMED]
+    if len(shown) == 1:
+        return shown[0][0]
+    return ", ".join(f"{attack} {count}" for attack, count in shown) or line.attack
+
+
+def floor_line(client: Client) -> Line | None:
+    """The control that scores best without any gradient; None where no floor was run."""
+    return max(client.floors, key=capped_mean, default=None)
+
+
+def floor_values(client: Client) -> pd.Series[float]:
+    """PSNR by image of the best control; where none was run that of a uniform grey, which every run
+    stores; empty where there is no truth."""
+    floor = floor_line(client)
+    if floor is not None:
+        return floor.scored("psnr", "standard")
+    return _united(client, "grey_psnr", "diagnostic")
+
+
+def floor_level(client: Client) -> float:
+    """Mean of `floor_values`; NaN where there is none."""
+    values = floor_values(client).clip(upper=PSNR_CAP)
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _united(client: Client, metric: str, variant: str) -> pd.Series[float]:
+    """What is the same for every attack on an image: its value from the first line that has one."""
+    values: pd.Series[float] = pd.Series(dtype=float)
+    for line in client.lines:
+        more = line.scored(metric, variant)
+        new = more.index.difference(values.index) if len(values) else more.index
+        if len(new):
+            values = pd.concat([values, more[new]]) if len(values) else more
+    return values
+
+
+def _floor_figure(client: Client) -> CardFigure | None:
+    """The best control's figure, or that of the grey which every run stores."""
+    floor = floor_line(client)
+    if floor is not None:
+        return card_figure(client, floor, pd.Series(dtype=float))
+    grey = _united(client, "grey_psnr", "diagnostic").sort_index()
+    if grey.empty:
+        return None
+    groups = next((line.groups for line in client.lines if line.groups is not None), None)
+    score = summarise(
+        grey.to_numpy(),
+        Coded.equal_words("ok", len(grey)),
+        groups=None if groups is None else [groups.get(image, image) for image in grey.index],
+        cap=PSNR_CAP,
+    )
+    above = int((grey >= PLAIN_TO_SEE).sum())
+    number = client.lines[0].number
+    return CardFigure(
+        *("uniform grey", number, score.mean, score.low, score.high, score.median),
+        *(score.n, 0, above, score.n),
+        trials=score.trials,
+    )
+
+
+def _accuracy(client: Client) -> tuple[float | None, int]:
+    """Top-1 in percent over the images of all the client's lines, and their number."""
+    hits = _united(client, "top1", "intact")
+    return (100 * float(hits.sum()) / len(hits), len(hits)) if len(hits) else (None, 0)
+
+
+# as a table ---------------------------------------------------------------------------------------
+
+
+def card_table(card: Card) -> TextTable:
+    """The card for Markdown and LaTeX; the numbers in it are those of `card_notes`."""
+    rows = []
+    for row in card.rows:
+        cells = [_cell(card, row, column) for column in card.columns]
+        rows.append((row.client + card.numbers(row), *cells))
+    header = ("Client", *card.columns.values())
+    return TextTable("What leaks", CAPTION, header, tuple(rows), "l" * len(header))
+
+
+def _cell(card: Card, row: CardRow, column: str) -> str:
+    figure = row.figures[column]
+    if figure is None or math.isnan(figure.mean):
+        return row.absent_of(column)
+    if column == "floor":
+        return f"mean {figure.level()}, {figure.attack.replace('_', ' ')}"
+    missed = f"; {' and '.join(figure.without)} not run" if figure.without else ""
+    text = f"{figure.counts()}; mean {figure.level()}"
+    by = f"; by {figure.by()}" if column != "published" else ""
+    return f"{text}{card.numbers(figure)}{by}{missed}"
+
+
+def card_notes(card: Card) -> tuple[str, ...]:
+    """What stands under the table: its footnotes by number, then the facts, as sentences."""
+    footnotes = [f"{place}. {flag.text}" for place, flag in enumerate(card.flags, 1)]
+    of_facts = [f"{heading}: {text}" for heading, text in card.facts]
+    tried = [f"Not tried: {'; '.join(card.not_tried)}."] if card.not_tried else []
+    change = [f"What would change the figure: {'; '.join(card.would_change)}."]
+    return (*footnotes, *of_facts, *tried, *(change if card.would_change else []))

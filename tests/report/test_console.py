@@ -1,0 +1,186 @@
+"""The console's answer: ten lines at most, none wider than the console, no name cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjp_privacy.report.card import Card, CardFigure, card_notes, card_table
+from mjp_privacy.report.console import LINES, WIDTH, console_card, console_text
+from mjp_privacy.report.notes import FLAGS
+from mjp_privacy.report.write import write_report
+from tests.helpers.approved import approved
+from tests.helpers.card_run import TITLES, card_of, card_of_lines, card_run
+from tests.helpers.night import nightly
+from tests.helpers.report_rows import HOSTILE, intact
+
+ESCAPES = "\x1b[31mred\x1b[0m\r\x07\x00\u202e\u2028second line\nthird\tline"
+FIGURE = CardFigure("masked_span", 3, 71.74, 66.91, 76.26, 80.0, 200, 116, 188, 200)
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
+    return card_of(card_run(tmp_path_factory.mktemp("console") / "run"))
+
+
+def fits(text: str, most: int = LINES) -> list[str]:
+    """The lines of a text that fits the console and steers no terminal."""
+    lines = text.removesuffix("\n").split("\n")
+    assert len(lines) <= most
+    assert max(map(len, lines)) <= WIDTH
+    assert all(letter.isprintable() for line in lines for letter in line)
+    return lines
+
+
+def clients(folder: Path, facts: Sequence[dict[str, Any]]) -> Card:
+    """A card of as many clients; each gets two attacks, one with several uploads, and a floor."""
+    cells: list[tuple[dict[str, Any], list[float | str], dict[str, float]]] = []
+    for i, changes in enumerate(facts):
+        known: dict[str, Any] = {"setting": "c", "gamma": 0.27} | changes
+        psnr: list[float | str] = [101.0, 35.5, 20.0, "failed"]
+        cells.append(
+            (intact(f"{i} span", attack="masked_span", **known), psnr, {"grey_psnr": 60.0})
+        )
+        several = {"attack": f"R=6 {i}", "attack_name": "multi_round", "uploads": 6}
+        cells.append((intact(f"{i} rounds", **several, **known), psnr[::-1], {"grey_psnr": 60.0}))
+        cells.append((intact(f"{i} grey", attack="grey", role="floor", **known), [60.0] * 4, {}))
+    return card_of_lines(folder, *cells)
+
+
+def test_the_answer_as_printed_and_as_a_table(card: Card) -> None:
+    """Approved as it is: read both files when they change."""
+    text = console_card(card)
+    fits(text)
+    approved("console.txt", text)
+    approved("card.txt", "\n".join(map(" | ".join, card_table(card).rows)) + "\n")
+    assert text.startswith(card.verdict)
+    assert all(TITLES[client] in text for client in ("plain", "mjp"))
+
+
+def test_the_client_of_the_answer_and_the_undefended_one_are_never_left_out(tmp_path: Path) -> None:
+    """Though three others stand before and behind it, and there is room for few."""
+    facts: list[dict[str, Any]] = [
+        *({"withhold": "pos_embed", "gamma": 0.0, "model": f"A{i}" * 20} for i in range(2)),
+        *({"model": f"B{i}" * 20} for i in range(3)),
+        {"gamma": 0.0, "model": "C"},
+    ]
+    made = clients(tmp_path, facts)
+    text = " ".join(" ".join(fits(console_card(made))).split())
+    assert made.rows[made.main].client == f"MJP γ .27 · {'B0' * 20}"
+    assert "plain · C" in text
+    assert "further client" in text
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, nightly(40)])
+def test_any_number_of_clients_fits_and_the_others_are_counted(tmp_path: Path, count: int) -> None:
+    made = clients(tmp_path, [{"gamma": (i + 1) / 50} for i in range(count)])
+    lines = fits(console_card(made))
+    shown = [line for line in lines if line.startswith("MJP γ") and " ≥ 20 dB" in line]
+    assert 0 < len(shown) <= count
+    assert (f"{count - len(shown)} further client" in lines[-1]) == (count > len(shown))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"model": HOSTILE},
+        {"model": ESCAPES},
+        {"model": "a model " * 60},
+        {"model": "w" * 3000},
+        {"defenses": "int8 + " * 400},
+        {"defenses": ESCAPES * 50},
+        {"withhold": HOSTILE * 30, "model": "x" * 200},
+        {"round": "r" * 500, "client_label": ESCAPES},
+        {"dtype": "float" + "6" * 400},
+    ],
+)
+def test_hostile_and_long_labels_fit(tmp_path: Path, facts: dict[str, Any]) -> None:
+    changes = [{}, facts, {**facts, "gamma": 0.5}]
+    fits(console_card(clients(tmp_path / "several", changes)))
+    made = clients(tmp_path / "one", [facts])
+    assert any("≥ 20 dB" in line for line in fits(console_card(made))[-6:])
+
+
+def test_large_counts_and_many_footnotes_fit(card: Card) -> None:
+    wide = replace(FIGURE, n=9999, exact=9998, above_20=9999, of=10000, flags=card.flags)
+    rows = tuple(
+        replace(row, published=wide, one_upload=wide, any_uploads=replace(wide, of=9999))
+        for row in card.rows
+    )
+    fits(console_card(replace(card, rows=rows)))
+    fits(console_card(replace(card, rows=rows, verdict="a word " * 900)))
+
+
+def test_no_clients_and_no_truth(tmp_path: Path) -> None:
+    made = card_of_lines(tmp_path / "none", (intact("grey", role="floor"), [11.0], {}))
+    assert fits(console_card(made)) == [made.verdict]
+    made = card_of_lines(tmp_path / "x", (intact("masked_span", gamma=0.27), ["unscored"] * 3, {}))
+    assert not any("nan" in line for line in fits(console_card(made)))
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_report_prints_it_first(tmp_path: Path, everything: bool) -> None:
+    folder = card_run(tmp_path / "run")
+    printed = write_report([folder], tmp_path / "out", everything=everything).console
+    assert printed.startswith(console_card(card_of(folder)))
+    fits(printed, 10_000)
+    assert ("±" in printed) == everything
+
+
+def test_reasons_are_cut_to_a_line_and_counted() -> None:
+    made = Card("A sentence.", "", "")
+    reasons = [f"{i} images failed: {ESCAPES} {'x' * 300}" for i in range(9)]
+    lines = fits(console_text(made, reasons))
+    assert lines[0] == "A sentence."
+    assert [line[:9] for line in lines[2:6]] == [f"{i} images " for i in range(4)]
+    assert "5 further" in lines[6]
+    assert len(lines) == 7
+    assert console_text(made, []) == "A sentence.\n"
+
+
+# cells --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts", "absent"),
+    [
+        ({}, ["116 of 200", "188", "71.7 dB [66.9, 76.3]"], "over"),
+        ({"low": math.nan, "high": math.nan}, ["71.7 dB"], "["),
+        ({"mean": 100.0, "low": 100.0, "high": 100.0}, ["≥ 100 dB"], "["),
+        ({"mean": 99.96, "low": 99.0, "high": 100.0}, ["99.96 dB [99.0, 100.0]"], "≥"),
+        ({"n": 190}, ["over 190"], "photograph"),
+        ({"exact": 200, "above_20": 200}, ["200 of 200 exactly"], "20 dB or more"),
+        ({"exact": 0, "above_20": 0}, ["0 of 200 exactly", "none at 20 dB"], "188"),
+    ],
+)
+def test_a_figure_in_words(changes: dict[str, Any], parts: list[str], absent: str) -> None:
+    figure = replace(FIGURE, **changes)
+    text = f"{figure.counts()}; {figure.level()}"
+    assert all(part in text for part in parts)
+    assert absent not in text
+
+
+@pytest.mark.parametrize(("exact", "share"), [(20, "at least 57 %"), (5, "5 to 66 %")])
+def test_what_crops_prove_stands_beside_their_count(exact: int, share: str) -> None:
+    """Wilson's interval over the photographs, not over the crops."""
+    figure = replace(FIGURE, exact=exact, above_20=20, of=20, trials=5.13, photographs=6)
+    assert f"{exact} of 20 exactly (6 photographs: {share})" in figure.counts()
+
+
+def test_every_number_in_the_table_is_explained_below(card: Card) -> None:
+    """And nothing else: a footnote is there once, for each flag that some figure has."""
+    notes = card_notes(card)
+    for place, flag in enumerate(card.flags, 1):
+        assert notes[place - 1] == f"{place}. {flag.text}"
+        assert FLAGS[flag.key] == flag
+    for row, cells in zip(card.rows, card_table(card).rows, strict=True):
+        assert cells[0] == row.client + card.numbers(row)
+        for column, cell in zip(card.columns, cells[1:], strict=True):
+            figure = row.figures[column]
+            assert cell == row.absent_of(column) if figure is None else card.numbers(figure) in cell
