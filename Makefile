@@ -54,9 +54,9 @@ nightly: lint types $(ENGINES)
 	$(BIN)/python tools/mutate attacks/equations --tests tests/attacks tests/contract/test_attacks.py \
 	  --sample $(FAULTS) --out $(NIGHT)/equations
 
-# Every published figure is computed again from its rows; WRITE=1 writes tables and figures again.
+# Every published table is made again from its rows; WRITE=1 writes them.
 results-check: $(INSTALLED)
-	$(BIN)/python -m mjp_privacy.report.results.claims $(if $(WRITE),--write)
+	$(BIN)/python -m tools.publish tables $(if $(WRITE),--write)
 
 setup: $(INSTALLED)
 

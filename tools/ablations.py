@@ -1,6 +1,6 @@
 """Evaluates and attacks the models of the paper's Tables 3 and 4 that are trained.
 
-    python tools/ablations.py --runs results/training/ablations --data cifar10-test.zip \\
+    python -m tools.ablations --runs results/training/ablations --data cifar10-test.zip \\
         --out results/ablations_run
     make results-check WRITE=1
 
@@ -10,7 +10,7 @@ unless the model was trained anew. results/ablations gets summary.csv, rows.parq
 tradeoff.png; then `make results-check` writes its tables. What these files say of models that are
 not here stays, so several machines can share the trainings:
 
-    python tools/ablations.py --only H_0 H_1 …
+    python -m tools.ablations --only H_0 H_1 …
 
 One command at a time works in an OUT, another is refused; nor give two at once the same --publish.
 Each worker of the attack has one thread, one a core: with more threads float32 sums are rounded in
@@ -25,9 +25,11 @@ with E_unk 85 s, E and F four minutes (`patch_jigsaw` sorts seven uploads a pict
 import argparse
 import hashlib
 import json
+import math
+import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,11 @@ import yaml
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock
 from mjp_privacy.core.machine import short_commits
+from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
+from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
+from tools import published_rows
+from tools.published_rows import read
+from tools.trained_rows import ANY, ONE, Clients, clients
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "ladder_ablations.yaml"
@@ -105,15 +112,8 @@ def publish(evaluation: Path, run: Path, folder: Path, order: Sequence[str]) -> 
 
     order: the labels of all models, as the files shall list them
     """
-    from mjp_privacy.report.results.merging import merge_published
-    from mjp_privacy.report.results.rows import write_published
-
     folder.mkdir(parents=True, exist_ok=True)
-    summary, rows, new = (
-        folder / "summary.csv",
-        folder / "rows.parquet",
-        run.parent / "rows.parquet",
-    )
+    summary = folder / "summary.csv"
     frames = [
         pd.read_csv(path, float_precision="round_trip")
         for path in (evaluation, summary)
@@ -122,35 +122,57 @@ def publish(evaluation: Path, run: Path, folder: Path, order: Sequence[str]) -> 
     merged = pd.concat(frames, ignore_index=True).drop_duplicates("model")
     places = {label: place for place, label in enumerate(order)}
     merged = merged.sort_values("model", key=lambda labels: labels.map(places))
-    write_published([run], new, commit=_commits(run), source=SOURCE)
-    parts = [path for path in (new, rows) if path.is_file()]
-    merge_published(parts, rows, of_first={*frames[0]["model"]}, order=order)
+    facts = {"commit": _commits(run), "source": SOURCE, "models": {*frames[0]["model"]}}
+    published_rows.write([run], folder / "rows.parquet", order=order, **facts)
     merged.to_csv(summary, index=False)
     draw(folder)
 
 
 def draw(folder: Path) -> None:
     """Make tradeoff.png of the other two files of results/ablations."""
-    from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
-    from mjp_privacy.report.results.lines import csv_at, published_at
-    from mjp_privacy.report.results.trained_rows import (
-        ANY,
-        ONE,
-        floor,
-        tradeoff_points,
-        trained_models,
-    )
-
-    published_at.cache_clear()  # of what these files held before
-    csv_at.cache_clear()
-    models = trained_models(folder / "summary.csv", folder / "rows.parquet")
+    models = pd.read_csv(folder / "summary.csv").set_index("model")
+    attacked = clients(folder / "rows.parquet")
+    greys = read(folder / "rows.parquet").rows.drop_duplicates("image_id")["grey_psnr"]
     panels = {"one upload": ONE, "up to six uploads of the same picture": ANY}
     draw_tradeoff(
-        {name: list(tradeoff_points(models, attack)) for name, attack in panels.items()},
+        {
+            name: list(tradeoff_points(models, attacked, scope, float(greys.mean())))
+            for name, scope in panels.items()
+        },
         folder / "tradeoff.png",
-        floors=dict.fromkeys(panels, floor(models)),
+        floors=dict.fromkeys(panels, float(greys.mean())),
         bars="95 % intervals of all seeds",
     )
+
+
+def tradeoff_points(
+    models: pd.DataFrame, attacked: Clients, scope: str, grey: float
+) -> Iterator[TradeoffPoint]:
+    """Accuracy and leakage of each row as its first client, the mean over its seeds: bars reach
+    from the lowest to the highest end of the seeds' intervals. Where no attack applies a model
+    stands at the floor, as in every chart. scope: ONE or ANY, which is ONE where none took more."""
+    seeds: dict[str, list[str]] = {}
+    for label in attacked:
+        seeds.setdefault(label.rpartition("_")[0], []).append(label)
+    for name, labels in seeds.items():
+        first = [next(iter(attacked[label].values())) for label in labels]
+        lines = [of_seed.get(scope, of_seed[ONE]) for of_seed in first]
+        leaks = [line.psnr if line.psnr.n else None for line in lines]
+        top1, facts = models.loc[labels], lines[0].facts
+        masks = re.fullmatch("[GHIJ]|gamma.*", name)
+        yield TradeoffPoint(
+            label=name.replace("gamma_", "γ ") + (" as fed" if facts["setting"] == "b" else ""),
+            family="none" if facts["setting"] == "a" else "MJP" if masks else "other",
+            strength=facts["gamma"] if re.match("gamma|J", name) else math.nan,
+            accuracy=float(top1["top1"].mean()),
+            accuracy_low=float(top1["top1_low"].min()),
+            accuracy_high=float(top1["top1_high"].max()),
+            leakage=sum(leak.mean if leak else grey for leak in leaks) / len(leaks),
+            leakage_low=min(leak.low if leak else grey for leak in leaks),
+            leakage_high=max(leak.high if leak else grey for leak in leaks),
+            n=lines[0].figure("of"),
+            not_reached=0 if any(leaks) else lines[0].figure("of"),
+        )
 
 
 def _digest(checkpoint: str) -> str:

@@ -1,9 +1,10 @@
 """How well patches were put back into their places, read from the reconstructed image.
 
-A gradient does not tell in which order masked patches were fed, so an attacker cannot name the fed
-patches. What can be measured is which patch of the plain image stands where: the masked patches of
-the reconstruction are matched one to one to those of the plain image, so that the sum of squared
-errors is smallest (an assignment problem). Equal patches are interchangeable.
+The patch embedding's gradient is the same for every order of the masked patches (gradients of
+deeper layers differ, by little), so its equations cannot name the fed patches. What can be measured
+is which patch of the plain image stands where: the masked patches of the reconstruction are matched
+one to one to those of the plain image, so that the sum of squared errors is smallest (an assignment
+problem). Equal patches are interchangeable.
 """
 
 from __future__ import annotations

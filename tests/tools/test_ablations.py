@@ -12,9 +12,9 @@ import pytest
 from mjp_privacy.core.files import lock
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
-from mjp_privacy.report.results.rows import read_published
 from tests.helpers.report_rows import image_rows, intact, write_rows
 from tools import ablations
+from tools.published_rows import read
 
 GREY = {"grey_psnr": 12.0}
 CONFIG = {
@@ -124,7 +124,7 @@ def test_what_is_published_of_other_models_stays(
     def draw(panels: Mapping[str, Sequence[TradeoffPoint]], path: Path, **_: object) -> None:
         drawn.append({point.label: point.leakage for point in panels["one upload"]})
 
-    monkeypatch.setattr("mjp_privacy.report.charts.tradeoff_png.draw_tradeoff", draw)
+    monkeypatch.setattr(ablations, "draw_tradeoff", draw)
     folder, order = tmp_path / "published", ["A_0", "B_0", "G_0"]
     first = published_run(tmp_path / "1" / "attack", {"G_0": 20.0})
     second = published_run(tmp_path / "2" / "attack", {"G_0": 9.0, "A_0": 30.0})
@@ -134,9 +134,9 @@ def test_what_is_published_of_other_models_stays(
         pd.DataFrame([line]).to_csv(summary, index=False)
         ablations.publish(summary, run, folder, order)
     assert list(pd.read_csv(folder / "summary.csv")["model"]) == ["A_0", "G_0"]
-    rows = read_published(folder / "rows.parquet").rows
+    rows = read(folder / "rows.parquet").rows
     assert dict(zip(rows["model"], rows["psnr"], strict=True)) == {"A_0": 30.0, "G_0": 20.0}
-    assert list(rows["model"]) == ["A_0", "A_0", "G_0", "G_0"]
+    assert [*dict.fromkeys(rows["model"])] == ["A_0", "G_0"]
     assert drawn == [{"G": 20.0}, {"A": 30.0, "G": 20.0}]
 
 

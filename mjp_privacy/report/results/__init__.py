@@ -1,1 +1,0 @@
-"""Published tables: their per-image rows, and the figures that are checked against them."""

@@ -1,0 +1,312 @@
+"""tools/publish.py: published rows equal their runs, and a changed figure or row is noticed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.lines import exact_share, success_share, summary
+from mjp_privacy.report.runs import load_runs
+from mjp_privacy.report.worst_case import derived_lines, reduced_groups
+from tests.helpers.report_rows import cell, image_rows, synthetic_run, write_rows
+from tools import publish, published_rows
+from tools.published_rows import Line, read
+from tools.repeated_patches import repeated_patches
+
+ROOT = Path(__file__).resolve().parents[2]
+PSNR = [math.inf, math.inf, math.inf, math.inf, 25.0, 12.0, 19.999, 20.0]
+SHUFFLED = {"setting": "c", "gamma": 0.27, "victim": "intact"}
+
+
+def run(folder: Path, scores: Mapping[str, Sequence[float | None]], **facts: Any) -> Path:
+    """A run of these attacks, PSNR by image; None: the attack does not apply to it."""
+    store, entries = RunStore(folder), []
+    for number, (attack, values) in enumerate(scores.items()):
+        entry = cell(f"{number:016d}", attack=attack, **facts)
+        rows = []
+        for image, value in enumerate(values):
+            none = {"status": "unsupported", "reason": "no mask"} if value is None else {}
+            rows += image_rows(entry, f"i{image}", value or 0.0, **none)
+        write_rows(store, entry, rows)
+        entries.append(entry)
+    store.write_cells(entries)
+    (folder / "experiment.yaml").write_text("experiment: {name: planted}\n")
+    (folder / "log.jsonl").write_text('{"time": 0, "torch": "2.11.0", "threads": 1}\n')
+    return folder
+
+
+def written(folder: Path, scores: Mapping[str, Sequence[float | None]], **facts: Any) -> Path:
+    path = folder / "rows.parquet"
+    published_rows.write([run(folder / "run", scores, **facts)], path, commit="abc", source="x")
+    return path
+
+
+# rows ---------------------------------------------------------------------------------------------
+
+
+def test_published_lines_equal_those_of_the_report(tmp_path: Path) -> None:
+    """Also the derived ones, and where images fail, are unscored or the cell was interrupted."""
+    synthetic_run(tmp_path / "run", 12)
+    (tmp_path / "run" / "experiment.yaml").write_text("experiment: {name: ladder}\n")
+    path = tmp_path / "rows.parquet"
+    published_rows.write([tmp_path / "run"], path, commit="abc", source="x")
+    lines = load_runs([tmp_path / "run"]).lines
+    lines = [x for x in (*lines, *derived_lines(reduced_groups(lines))) if len(x.images)]
+    published = read(path).lines
+    assert [line.facts["attack"] for line in published] == [line.attack for line in lines]
+    for line, again in zip(lines, published, strict=True):
+        assert again.figure("share_exact") == exact_share(line).text()
+        assert again.figure("share20") == success_share(line, 20).text()
+        theirs, ours = summary(line, "psnr", "standard", cap=100.0), again.psnr
+        assert ours.counts == theirs.counts
+        for name in ("mean", "low", "high"):
+            expected = pytest.approx(getattr(theirs, name), rel=1e-6, nan_ok=True)
+            assert getattr(ours, name) == expected
+    frame = pd.read_parquet(path)  # as any program reads it
+    assert {"model", "setting", "gamma", "attack", "role", "batch", "psnr"} <= {*frame.columns}
+
+
+def test_the_worst_case_is_chosen_by_the_report_s_rule(tmp_path: Path) -> None:
+    store, entries = RunStore(tmp_path / "run"), []
+    scores = {"masked_span": [20.0, 21.0, 22.0], "pixel_lattice": [math.inf, 12.0, 30.0]}
+    for number, (attack, values) in enumerate({**scores, "april": [99.0] * 3}.items()):
+        victim = "april_block" if attack == "april" else "intact"  # another client: never chosen
+        entry = cell(f"{number:016d}", attack=attack, **{**SHUFFLED, "victim": victim})
+        hidden = {"diagnostics": {"zero_rows": 3.0}}
+        rows = [r for i, v in enumerate(values) for r in image_rows(entry, f"i{i}", v, **hidden)]
+        write_rows(store, entry, rows)
+        entries.append(entry)
+    store.write_cells(entries)
+    (store.root / "experiment.yaml").write_text("experiment: {name: planted}\n")
+    published_rows.write([store.root], tmp_path / "rows.parquet", commit="abc", source="x")
+    lines = read(tmp_path / "rows.parquet").lines
+    (worst,) = (line for line in lines if line.facts["role"] == "worst_case")
+    assert worst.scored("psnr").tolist() == [math.inf, 21.0, 30.0]
+
+
+def test_figures_are_those_of_a_hand_count(tmp_path: Path) -> None:
+    (line,) = read(written(tmp_path, {"pixel_lattice": [*PSNR, None]})).lines
+    assert [line.figure(name) for name in ("n", "of", "exact", "from20", "from30")] == [
+        8,
+        9,
+        4,
+        6,
+        4,
+    ]
+    assert line.figure("average") == pytest.approx(np.minimum(PSNR, 100).mean(), rel=1e-6)
+    assert line.figure("median") == math.inf  # half way between 25 and ∞
+    assert line.figure("quartiles") == "20.0–∞"
+    assert line.figure("share_exact").startswith("4 of 9 (44 %, 1")
+    assert line.figure("mean_psnr").endswith(" (over 8)")
+    with pytest.raises(UserError, match="no figure 'exactly'"):
+        line.figure("exactly")
+
+
+def test_machines_share_a_file_model_by_model(tmp_path: Path) -> None:
+    """A model of a new run replaces what was published of it; a run's name stays what it was."""
+    path = tmp_path / "all.parquet"
+    for place, model, value, commit in (("1", "A", 10.0, "a"), ("2", "B", 11.0, "b")):
+        folder = run(tmp_path / place / "attack", {"token_span": [value]}, model=model)
+        facts = {"commit": commit, "source": "x", "order": ["A", "B"]}
+        published_rows.write([folder], path, models=[model], **facts)
+    folder = run(tmp_path / "3" / "attack", {"token_span": [30.0]}, model="A")
+    published_rows.write([folder], path, commit="c", source="x", models=["A"], order=["A", "B"])
+    merged = read(path)
+    scores = {line.facts["model"]: line.scored("psnr").item() for line in merged.lines}
+    assert scores == {"A": 30.0, "B": 11.0}
+    assert [*scores] == ["A", "B"]
+    commits = {run["name"]: run["commits"] for run in merged.runs}
+    assert [commits[line.facts["run"]] for line in merged.lines] == ["c", "b"]
+    with pytest.raises(UserError, match="same images, got data 'x' and 'y'"):
+        published_rows.write([folder], path, commit="c", source="y", models=["A"])
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    pd.DataFrame({"line": [1]}).to_parquet(tmp_path / "other.parquet")
+    for name, message in (("other", "Expected published rows"), ("missing", "no such file")):
+        with pytest.raises(UserError, match=message):
+            read(tmp_path / f"{name}.parquet")
+
+
+def test_repeated_patches_are_counted_in_8_bits() -> None:
+    image = torch.rand(3, 12, 12, generator=torch.Generator().manual_seed(0))
+    assert repeated_patches(image, 4) == 0
+    image[:, :4, :4] = image[:, 8:, 4:8]
+    assert repeated_patches(image, 4) == 2
+    image[:, 4:8, 8:] = image[:, 8:, 4:8] + 1e-6  # another float, the same 8-bit values
+    assert repeated_patches(image, 4) == 3
+    assert repeated_patches(torch.zeros(3, 12, 12), 4) == 9
+
+
+# tables -------------------------------------------------------------------------------------------
+
+TABLES = """
+lines:
+  lattice: {rows: rows.parquet, attack: pixel_lattice}
+tables:
+  - {file: page.md, name: lines, heads: [client], lines: [[lattice, MJP]],
+     columns: [share_exact, {≥ 20: "{from20} of {of}"}]}
+  - {file: page.md, name: every, every: {rows: rows.parquet}, columns: [attack, gamma, n]}
+  - {file: page.md, name: grid,
+     grid: {of: {csv: grid.csv}, down: [gamma], across: "R = {uploads}", figure: "{psnr:.1f}"}}
+  - {file: page.md, name: files, files: [rows.parquet]}
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with one run and a page of every kind of table."""
+    (tmp_path / "results").mkdir()
+    scores = {"pixel_lattice": [*PSNR, None], "token_span": [11.0] * 9}
+    rows = written(tmp_path, scores, **SHUFFLED)
+    rows.rename(tmp_path / "results" / "rows.parquet")
+    planted = {"gamma": [0.1, 0.1, 0.5], "uploads": [1, 2, 1], "psnr": [20.04, math.inf, 9.0]}
+    pd.DataFrame(planted).to_csv(tmp_path / "results" / "grid.csv", index=False)
+    (tmp_path / "results" / "tables.yaml").write_text(TABLES, "utf-8")
+    names = [table["name"] for table in yaml.safe_load(TABLES)["tables"]]
+    blocks = (f"<!-- table: {name} begin -->\n<!-- table: {name} end -->" for name in names)
+    (tmp_path / "page.md").write_text("# Page\n\n" + "\n\nWords.\n".join(blocks), "utf-8")
+    publish.published_at.cache_clear()
+    assert publish.check(tmp_path)  # nothing is there yet
+    assert publish.check(tmp_path, write=True) == []
+    return tmp_path
+
+
+def test_every_kind_of_table(root: Path) -> None:
+    page = (root / "page.md").read_text("utf-8")
+    assert page.startswith("# Page\n")
+    assert page.count("\nWords.\n") == 3
+    assert re.search(
+        r"\| MJP \| 4 of 9 \(44 %, \d+–\d+\) \| 6 of 9 \|\n<!-- table: lines end", page
+    )
+    assert "| pixel_lattice | 0.27 | 8 |\n| token_span | 0.27 | 9 |" in page
+    assert (
+        "| γ | R = 1 | R = 2 |\n| --- | --- | --- |\n| 0.1 | 20.0 | ∞ |\n| 0.5 | 9.0 | – |" in page
+    )
+    assert "| [rows.parquet](rows.parquet) | planted | abc | 2.11.0 | 1 | 1970-01-01 | 9 |" in page
+
+
+def test_a_changed_figure_is_noticed(root: Path) -> None:
+    page = root / "page.md"
+    assert publish.check(root) == []
+    page.write_text(page.read_text("utf-8").replace("| 6 of 9 |", "| 7 of 9 |"), "utf-8")
+    said = publish.check(root)
+    assert "table lines of page.md" in said[0]
+    assert ["7 of 9" in said[1], "6 of 9" in said[2], len(said)] == [True, True, 3]
+    page.write_text("# Page\n")
+    with pytest.raises(UserError, match="put them there"):
+        publish.check(root)
+
+
+def test_a_changed_row_is_noticed(root: Path) -> None:
+    path = root / "results" / "rows.parquet"
+    rows = read(path)
+    first = (rows.rows["image_id"] == "i7") & (rows.rows["attack"] == "pixel_lattice")
+    published_rows._store(
+        rows.rows.assign(psnr=rows.rows["psnr"].mask(first, 19.9)), rows.runs, path
+    )
+    publish.published_at.cache_clear()
+    assert "table lines of page.md" in publish.check(root)[0]
+
+
+def test_a_selection_has_to_name_one_line(root: Path) -> None:
+    tables = root / "results" / "tables.yaml"
+    tables.write_text(TABLES.replace(", attack: pixel_lattice", ""), "utf-8")
+    with pytest.raises(UserError, match="Expected one line for"):
+        publish.check(root)
+
+
+def test_a_part_of_the_pictures(tmp_path: Path) -> None:
+    counts = {f"i{index}": int(index in (0, 4)) for index in range(9)}
+    path, few = tmp_path / "rows.parquet", tmp_path / "few.parquet"
+    folder = run(tmp_path / "run", {"pixel_lattice": [*PSNR, None]})
+    published_rows.write([folder], path, commit="abc", source="x", repeats=counts)
+    other = run(tmp_path / "other", {"pixel_lattice": PSNR[:3]})
+    published_rows.write([other], few, commit="abc", source="x")
+    parts = ({"repeats": True}, {"repeats": False}, {"without": "few.parquet"})
+    lines = [publish.select({"rows": "rows.parquet", **part}, tmp_path)[0] for part in parts]
+    assert [line.figure("of") for line in lines] == [2, 7, 6]
+    assert [line.figure("exact") for line in lines] == [1, 3, 1]
+
+
+def test_a_paired_difference_is_that_of_a_hand_count(tmp_path: Path) -> None:
+    scores: dict[str, Sequence[float | None]] = {
+        "gradvit": [12.0, 13.0, 14.0, math.inf],
+        "no prior": [12.5, 13.0, 14.1, math.inf],
+        "squared": [11.0, None, 13.5, 90.0],
+    }
+    lines = [
+        line for line in read(written(tmp_path, scores)).lines if line.facts["role"] == "attack"
+    ]
+    base, prior, squared = (publish._difference(line, "gradvit", lines) for line in lines)
+    assert base == ["–", "–"]
+    assert prior[0].startswith("+0.15 [0.")  # (.5 + 0 + .1 + 0) / 4; ∞ − ∞ counts as 0
+    # 90 − min(∞, 100); the second image has no score
+    assert squared[0] == f"{np.mean([-1.0, -0.5, -10.0]):+.2f} [-10.00, -0.50] (over 3)"
+    with pytest.raises(UserError, match="Expected one line of april"):
+        publish._difference(lines[0], "april", lines)
+
+
+# the repository's own -----------------------------------------------------------------------------
+
+
+def test_every_table_of_the_readme_holds() -> None:
+    """Of all pages it is the one that is read; the others wait for the night."""
+    assert publish.check(ROOT, page="README.md") == []
+
+
+@pytest.mark.nightly
+def test_every_published_table_holds() -> None:
+    """What `make results-check` does."""
+    assert publish.check(ROOT) == []
+
+
+def test_the_ladder_s_counts_by_another_road() -> None:
+    """Exact counts and shares from the parquet file with pandas alone."""
+    frame = pd.read_parquet(ROOT / "results" / "ladder" / "rows.parquet")
+    client = (frame["setting"] == "c") & (frame["client"] == "–")
+    lines = {
+        line.facts["attack"]: line
+        for line in read(ROOT / "results" / "ladder" / "rows.parquet").lines
+        if (line.facts["setting"], line.facts["client"]) == ("c", "–")
+    }
+    for attack in ("pixel_lattice", "multi_round (6)"):
+        rows, line = frame[client & (frame["attack"] == attack)], lines[attack]
+        assert line.figure("exact") == np.isposinf(rows["psnr_paper"]).sum()
+        assert line.figure("from30") == (rows["psnr"] >= 30).sum()
+        assert line.figure("of") == len(rows)
+        assert line.figure("average") == pytest.approx(rows["psnr"].clip(upper=100).mean())
+    one = client & (frame["role"] == "attack") & (frame["uploads"] == 1)
+    best = frame[one & (frame["attack"] != "april")].groupby("image_id")["psnr"].max()
+    worst: Line = lines["worst_case, 1 upload"]
+    assert worst.scored("psnr").tolist() == best[worst.scored("psnr").index].tolist()
+
+
+def test_every_link_of_the_results_leads_somewhere() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in [*(ROOT / "results").rglob("*.md"), ROOT / "attacks" / "README.md"]
+        for link in re.findall(r"\]\((?!http)([^)#\s]+)\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / link).exists()
+    ]
+    assert broken == []
+
+
+def test_every_folder_of_results_that_is_named_is_committed() -> None:
+    """Also where the folder lies here and git leaves it out."""
+    page = (ROOT / "results" / "README.md").read_text("utf-8")
+    named = re.findall(r"\]\((\w+)/README\.md\)", page)
+    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    assert named
+    assert [name for name in named if f"!/results/{name}/" not in ignored] == []

@@ -1,0 +1,147 @@
+"""Tables 3 and 4 as trained here: on planted rows, and the shipped configs against one another."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mjp_privacy.experiment.config import expand, load_experiment
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.training.config_files import load_training
+from tests.helpers.report_rows import image_rows, intact, write_rows
+from tools import published_rows, trained_rows
+from tools.ablations import tradeoff_points
+from tools.trained_rows import ANY, ONE, by_row, clients, printed_rows, seed_noise
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SEEDS = (0, 1)
+SHUFFLED = {"setting": "c", "gamma": 0.27}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """G trained from two seeds, B from one as two clients, D evaluated alone; nothing else."""
+    folder = tmp_path_factory.mktemp("results")
+    cells = [
+        (intact("masked_span", model="G_0", **SHUFFLED), [25.0, 15.0]),
+        (intact("token_span", model="G_0", **SHUFFLED), [18.0, 17.0]),
+        (intact("multi_round", model="G_0", uploads=6, **SHUFFLED), [math.inf, 60.0]),
+        (intact("masked_span", model="G_1", **SHUFFLED), [31.0, 22.0]),
+        (intact("token_span", model="G_1", **SHUFFLED), [18.0, 17.0]),
+        (intact("multi_round", model="G_1", uploads=6, **SHUFFLED), [math.inf, math.inf]),
+        (intact("token_span", model="B_0", withhold="pos_embed"), None),
+        (intact("patch_gradient", model="B_0", withhold="pos_embed"), None),
+        (intact("token_span", model="B_0"), [13.0, 14.0]),
+        (intact("patch_gradient", model="B_0"), [math.inf, math.inf]),
+    ]
+    store, entries = RunStore(folder / "run"), []
+    for number, (entry, values) in enumerate(cells):
+        entry["run_id"] = f"{number:016d}"
+        rows = []
+        for image, value in enumerate(values or [0.0, 0.0]):
+            unsupported = {} if values else {"status": "unsupported", "reason": "no table"}
+            known = {"grey_psnr": 12.0} | ({"zero_rows": 3.0} if entry["setting"] == "c" else {})
+            rows += image_rows(entry, f"i{image}", value, diagnostics=known, **unsupported)
+        write_rows(store, entry, rows)
+        entries.append(entry)
+    store.write_cells(entries)
+    (store.root / "experiment.yaml").write_text("experiment: {name: planted}\n")
+    rows_file = folder / "rows.parquet"
+    published_rows.write([store.root], rows_file, commit="abc", source="x")
+    lines = [
+        {"model": label}
+        | {
+            f"{name}{end}": top1 + shift
+            for name in ("top1", "top1_shuffled", "diff_norm", "consistency")
+            for end, shift in (("", 0.0), ("_low", -1.0), ("_high", 1.0))
+        }
+        for label, top1 in {"G_0": 60.0, "G_1": 64.0, "B_0": 58.0, "D_0": 66.0}.items()
+    ]
+    pd.DataFrame(lines).to_csv(folder / "summary.csv", index=False)
+    return folder
+
+
+def test_seeds_stand_beside_each_other(results: Path) -> None:
+    """A seed that nobody trained or attacked is a dash, a second client a line of its own."""
+    spec = {"paper": 4, "evaluation": "summary.csv", "rows": "rows.parquet", "seeds": [*SEEDS]}
+    heads, rows = trained_rows.table({"trained": spec}, results)
+    assert {len(row) for row in rows} == {len(heads)}
+    (g,) = (row for row in rows if row[0] == "G: A + JP + UNK")
+    assert g[1:3] == ["60.0, 64.0", "60.0, 64.0"]
+    assert g[5:7] == ["80.1, –, 83.8", "(c) γ 0.27"]
+    assert g[7:10] == ["0, 0", "1, 2", "21.0, 26.5"]  # the better attack of each picture
+    assert g[10:] == ["1, 2", "2, 2", "80.0, 100.0"]
+    place = next(i for i, row in enumerate(rows) if row[0].startswith("B:"))
+    withheld, sent = rows[place : place + 2]
+    assert [withheld[1], *withheld[6:8]] == ["58.0, –", "(a), withhold pos_embed", "–"]
+    assert [*sent[:2], *sent[6:8], sent[10]] == ["", "", "(a)", "2, –", "–"]
+    (d,) = (row for row in rows if row[0].startswith("D:"))
+    assert [d[1], *d[6:]] == ["66.0, –", *["–"] * 7]
+
+
+def test_the_noise_of_seeds_is_that_of_a_table_without_repetition() -> None:
+    """Rows and seeds have effects of their own; what is left over has this deviation."""
+    values = np.array([[1.0, 2.5], [4.0, 5.0], [7.0, 8.5]])
+    left = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    deviation, freedom, single = seed_noise(values)
+    assert freedom == 2
+    assert deviation == pytest.approx(math.sqrt((left**2).sum() / 2))
+    assert single == pytest.approx(4.3027 * deviation * math.sqrt(2), rel=1e-4)
+    assert seed_noise(values + np.array([0.0, 9.0]))[0] == pytest.approx(deviation)
+    assert math.isnan(seed_noise(values[:1])[0])
+
+
+def test_differences_are_of_rows_with_every_seed(tmp_path: Path) -> None:
+    figures = {"A_0": 60.0, "A_1": 61.0, "C_0": 50.0, "C_1": 52.0, "D_0": 66.0, "B_0": 9, "B_1": 9}
+    models = pd.DataFrame({"model": [*figures], "top1": [*figures.values()]})
+    models.to_csv(tmp_path / "summary.csv", index=False)
+    by = by_row(models.set_index("model"), "top1", SEEDS)
+    assert by.loc["C"].tolist() == [50.0, 52.0]
+    assert "D" not in by.index
+    spec = {"evaluation": "summary.csv", "seeds": [0, 1], "fixed": {"top1": ["B"]}}
+    _, rows = trained_rows.table({"spread": {**spec, "paper": 4, "against": "A"}}, tmp_path)
+    cells = {row[0][0]: row[1:] for row in rows}
+    assert cells["C"][0] == "-10.0, -9.0"
+    assert cells["C"][1].startswith("-9.5 [")
+    assert cells["B"][1] == "-51.5"  # no noise of its own: no interval
+    assert cells["D"][:2] == ["–", "–"]
+    assert cells["C"][2] == "-4.9"
+    _, ((_, count, widest, *_),) = trained_rows.table({"noise": spec}, tmp_path)
+    assert (count, widest) == ("2", "2.00")
+
+
+def test_the_chart_shows_each_row_as_its_first_client(results: Path) -> None:
+    models = pd.read_csv(results / "summary.csv").set_index("model")
+    attacked = clients(results / "rows.parquet")
+    one, several = (
+        {point.label: point for point in tradeoff_points(models, attacked, scope, 12.0)}
+        for scope in (ONE, ANY)
+    )
+    assert [*one] == ["G", "B"]  # D was not attacked
+    g = one["G"]
+    assert (g.accuracy, g.accuracy_low, g.accuracy_high) == (62.0, 59.0, 65.0)
+    assert (g.leakage, g.family) == (23.75, "MJP")
+    assert g.leakage_low < 21.0 < 26.5 < g.leakage_high
+    assert several["G"].leakage == 90.0
+    assert (several["B"].leakage, one["B"].unattacked) == (12.0, True)
+
+
+def test_every_printed_row_can_be_trained_and_is_attacked_as_it_trains() -> None:
+    experiment = load_experiment(CONFIGS / "ladder_ablations.yaml")
+    names = {**printed_rows(4), **printed_rows(3)}
+    assert {*experiment.models} == {f"{name}_{seed}" for name in names for seed in SEEDS}
+    for name in names:
+        recipe = load_training(CONFIGS / "training" / "ablations.yaml", name)
+        cells = [cell for cell in expand(experiment) if cell.model in (f"{name}_0", f"{name}_1")]
+        shuffles = recipe.jigsaw.shuffle != "none" and recipe.jigsaw.gamma > 0
+        everything = recipe.jigsaw.shuffle == "patches_and_pixels"
+        gamma = 1.0 if everything else recipe.jigsaw.gamma if shuffles else 0.0
+        assert {cell.gamma for cell in cells} == {gamma}, name
+        assert ("c" in {cell.setting for cell in cells}) == shuffles, name
+        assert {cell.client.dal for cell in cells} == {recipe.model.dal != "none"}, name
+        unmasked = shuffles and not recipe.model.unknown_embedding
+        assert ("b" in {cell.setting for cell in cells}) == unmasked, name

@@ -1,0 +1,299 @@
+"""Publish a run: its rows in one small file, and the tables of Markdown pages from such files.
+
+    python -m tools.publish rows RUN [RUN …] --out results/ladder/rows.parquet --commit SHA
+    python -m tools.publish tables              # make results-check: each table, ok or WRONG
+    python -m tools.publish tables --write      # make results-check WRITE=1
+
+`results/tables.yaml` says what stands between `<!-- table: NAME begin -->` and its end in a page:
+
+    lines: NAME: {rows: FILE, …} names one line of published rows, or one row of a csv, by as many
+           facts as tell it from the others (`dtype` is float32 unless it says otherwise)
+    tables: of a file and a name, and one of these:
+      lines: [[NAME, "plain, (a)"], …]    chosen lines with the words before them (`heads`)
+      every: {rows: FILE, setting: c}     all lines that fit, or a list of such; `against: ATTACK`
+                                          sets a paired difference beside each
+      grid:  {of: {rows: FILE}, down: [gamma], across: "R = {uploads}", figure: mean_psnr}
+      files: [FILE, …]                    the runs behind rows: config, commit, date
+      trained, spread, noise              Tables 3 and 4 as trained here (trained_rows.py)
+    columns: names of facts and figures, or {HEAD: a format such as "{top1:.1f} %"}
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import short_commits
+from mjp_privacy.metrics.paired_tests import paired_test
+from mjp_privacy.metrics.shares import Share
+from tools import published_rows, trained_rows
+from tools.published_rows import REPEATS, Line, Published, mean_text, number
+
+Spec = Mapping[str, Any]
+ROOT = Path(__file__).resolve().parents[1]
+HEADS = {
+    "share_exact": "exact in 8 bits",
+    "quartiles": "25–75 %",
+    "share20": "≥ 20 dB",
+    "share30": "≥ 30 dB",
+    "share100": "≥ 100 dB",
+    "mean_psnr": "mean [95 %]",
+    "setting": "Set.",
+    "gamma": "γ",
+    **{f"paper_{name.lower()}": f"{name} ↑" for name in ("MSE", "FFT2D", "LPIPS")},
+    **{f"paper_{name.lower()}": f"{name} ↓" for name in ("PSNR", "SSIM")},
+    "label": "client",
+}
+NO_FACTS = ("rows", "csv", "repeats", "without")
+SAME_CLIENT = ("model", "setting", "gamma", "client", "dtype")
+
+
+# tables -------------------------------------------------------------------------------------------
+
+
+def markdown(table: Spec, named: Mapping[str, Spec], folder: Path) -> str:
+    """The Markdown of one table of tables.yaml; `folder`: results/."""
+    if "lines" in table:
+        chosen = [(words, _one(named[name], folder)) for name, *words in table["lines"]]
+        return _lined(table, chosen)
+    if "every" in table:
+        lines = select(table["every"], folder)
+        scored = [line for line in lines if line.rows.empty or line.figure("of")]
+        return _lined(table, [([], line) for line in scored])
+    if "grid" in table:
+        return _grid(table["grid"], folder)
+    if "files" in table:
+        return _files(table["files"], folder)
+    return _text(*trained_rows.table(table, folder))
+
+
+def select(selection: Spec | Sequence[Spec], folder: Path) -> list[Line]:
+    """The lines of a file that fit; a value that is a list fits any of its entries."""
+    if not isinstance(selection, Mapping):
+        return [line for one in selection for line in select(one, folder)]
+    wanted = {k: v for k, v in selection.items() if k not in NO_FACTS}
+    if "csv" in selection:
+        rows = csv_at(folder / selection["csv"]).to_dict("records")
+        lines = [
+            Line({str(key): fact for key, fact in row.items()}, pd.DataFrame()) for row in rows
+        ]
+    else:
+        wanted = {"dtype": "float32", **wanted}
+        lines = [*published_at(folder / selection["rows"]).lines]
+    return [
+        _part(line, selection, folder)
+        for line in lines
+        if all(
+            line.facts.get(key) in (value if isinstance(value, list) else [value])
+            for key, value in wanted.items()
+        )
+    ]
+
+
+def _one(selection: Spec, folder: Path) -> Line:
+    found = select(selection, folder)
+    if len(found) != 1:
+        raise UserError(f"Expected one line for {dict(selection)}, got {len(found)}: name more.")
+    return found[0]
+
+
+def _part(line: Line, selection: Spec, folder: Path) -> Line:
+    """The line on a part of its pictures: `repeats` of a patch (or none), or `without` those of
+    another file."""
+    rows = line.rows
+    if "repeats" in selection:
+        rows = rows[(rows[REPEATS] > 0) == selection["repeats"]]
+    if "without" in selection:
+        rows = rows[
+            ~rows["image_id"].isin(published_at(folder / selection["without"]).rows["image_id"])
+        ]
+    return Line(line.facts, rows)
+
+
+def _lined(table: Spec, chosen: Sequence[tuple[Sequence[str], Line]]) -> str:
+    """A table with a row for each line: the words before it, then its columns."""
+    columns = _columns(table["columns"])
+    heads = [*table.get("heads", ()), *columns]
+    rows = [[*words, *(_cell(line, form) for form in columns.values())] for words, line in chosen]
+    if (attack := table.get("against")) is not None:
+        lines = [line for _, line in chosen]
+        heads += [f"− {attack}, paired [95 %]", "p (Wilcoxon)"]
+        for row, line in zip(rows, lines, strict=True):
+            row += _difference(line, attack, lines)
+    return _text(heads, rows)
+
+
+def _columns(named: Sequence[str | Mapping[str, str]]) -> dict[str, str]:
+    """What is said of each line, by the head of its column."""
+    return {
+        head: form
+        for one in named
+        for head, form in (one if isinstance(one, dict) else {HEADS.get(one, one): one}).items()
+    }
+
+
+def _cell(line: Line, form: str) -> str:
+    """A fact or figure, or a format filled with them."""
+    if "{" not in form:
+        value = line.figure(form)
+        fact = form in line.facts and isinstance(value, float) and math.isfinite(value)
+        return f"{value:g}" if fact else number(value)
+    values = {name: line.figure(name) for name in re.findall(r"{(\w+)", form)}
+    text = form.format(**values)
+    return "–" if any(map(pd.isna, values.values())) else re.sub(r"\binf\b", "∞", text)
+
+
+def _difference(line: Line, attack: str, lines: Sequence[Line]) -> list[str]:
+    """Mean of (PSNR − that of this attack on the same client and picture), and Wilcoxon's p.
+
+    Of several lines of that attack the one of the same run counts.
+    """
+    bases = [
+        other
+        for other in lines
+        if other.facts["attack"] == attack
+        and all(other.facts[fact] == line.facts[fact] for fact in SAME_CLIENT)
+    ]
+    bases = [base for base in bases if base.facts["run"] == line.facts["run"]] or bases
+    if len(bases) != 1:
+        got = f"Expected one line of {attack} beside {line.facts['attack']}, got {len(bases)}."
+        raise UserError(got)
+    both = pd.concat([line.scored("psnr"), bases[0].scored("psnr")], axis=1, join="inner")
+    if bases[0] is line or both.empty:
+        return ["–", "–"]
+    groups = None if line.photographs is None else line.photographs[both.index].tolist()
+    test = paired_test(*both.sort_index().to_numpy(float).T, groups=groups)
+    over = "" if test.images == line.figure("of") else f" (over {test.images})"
+    interval = "–" if math.isnan(test.low) else f"{test.low:.2f}, {test.high:.2f}"
+    p = "< 1e-4" if test.p < 1e-4 else f"{test.p:.2g}"
+    return [f"{test.mean:+.2f} [{interval}]{over}", p]
+
+
+def _grid(grid: Spec, folder: Path) -> str:
+    """One figure of each line: a row for each `down` (columns), a column for each `across`."""
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    down = _columns(grid["down"])
+    for line in select(grid["of"], folder):
+        row = cells.setdefault(tuple(_cell(line, form) for form in down.values()), {})
+        across = _cell(line, grid["across"])
+        if across in row:
+            raise UserError(f"Two lines of a grid fall on {across} of {row}.")
+        row[across] = _cell(line, grid["figure"])
+    heads = dict.fromkeys(across for row in cells.values() for across in row)
+    rows = [[*words, *(row.get(head, "–") for head in heads)] for words, row in cells.items()]
+    return _text([*down, *heads], rows)
+
+
+def _files(names: Sequence[str], folder: Path) -> str:
+    """A row for each file of rows: what made it."""
+    rows = []
+    for name in names:
+        published = published_at(folder / name)
+        facts = ("config", "commits", "torch", "threads", "date")
+        said = [", ".join(dict.fromkeys(str(r[fact]) for r in published.runs)) for fact in facts]
+        images = published.rows.groupby("run", sort=False)["image_id"].nunique().unique()
+        said = [short_commits(words) for words in (*said, ", ".join(map(str, images)))]
+        rows.append([f"[{name}]({name})", *said])
+    return _text(["rows", "config", "commit", "torch", "threads", "date", "images"], rows)
+
+
+def _text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    cells = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |" for row in cells
+    )
+
+
+@cache
+def published_at(path: Path) -> Published:
+    """A file of published rows, read once."""
+    return published_rows.read(path)
+
+
+@cache
+def csv_at(path: Path) -> pd.DataFrame:
+    """A CSV of results/, read once; shares and mean of one that `mjp compare` or `curves` wrote."""
+    if not path.is_file():
+        raise UserError(f"Expected a table of results/ at {path}, but there is no such file.")
+    rows = pd.read_csv(path)
+    if "success" in rows:
+        counts = {"share20": rows["success"] * rows["n"], "share100": rows["from_100"]}
+        for name, count in counts.items():
+            pairs = zip(count.round().astype(int), rows["n"], strict=True)
+            rows[name] = [Share(int(some), int(of)).text() for some, of in pairs]
+    for names in (["psnr", "low", "high"], ["psnr_mean", "psnr_mean_lo", "psnr_mean_hi"]):
+        if {*names} <= {*rows}:
+            rows["mean_psnr"] = [mean_text(*values) for values in rows[names].to_numpy()]
+    return rows
+
+
+# pages --------------------------------------------------------------------------------------------
+
+
+def check(root: Path, write: bool = False, page: str | None = None) -> list[str]:
+    """What stands otherwise in the pages than the rows give, a text for each table.
+
+    write: put right what is wrong instead; page: of this file alone
+    """
+    content = yaml.safe_load((root / "results" / "tables.yaml").read_text("utf-8"))
+    wrong = []
+    for table in content["tables"]:
+        if page not in (None, table["file"]):
+            continue
+        path, name = root / table["file"], table["name"]
+        begin, end = (f"<!-- table: {name} {place} -->" for place in ("begin", "end"))
+        before, _, rest = path.read_text("utf-8").partition(begin)
+        found, ended, behind = rest.partition(end)
+        if not ended:
+            raise UserError(f"{path}: expected {begin} and {end} in the page: put them there.")
+        rows = markdown(table, content.get("lines", {}), root / "results")
+        expected = f"\n{rows}\n"
+        if write:
+            path.write_text(before + begin + expected + end + behind, "utf-8")
+        elif found != expected:
+            there, wanted = found.splitlines(), expected.splitlines()
+            wrong += [f"WRONG: table {name} of {table['file']}"]
+            wrong += [f"  stands there: {line}" for line in there if line not in wanted]
+            wrong += [f"  rows give:    {line}" for line in wanted if line not in there]
+    return wrong
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    rows = commands.add_parser("rows", help="write the rows of runs into one file")
+    rows.add_argument("runs", nargs="+", type=Path, help="run folders")
+    rows.add_argument("--out", type=Path, required=True, help="the parquet file")
+    rows.add_argument("--commit", required=True, help="of the code that made the rows")
+    rows.add_argument("--source", required=True, help="what the pictures are")
+    rows.add_argument("--repeats", type=Path, help="CSV of image_id and repeated_patches")
+    tables = commands.add_parser("tables", help="check the tables of results/tables.yaml")
+    tables.add_argument("--write", action="store_true", help="write them again")
+    given = parser.parse_args(argv)
+    try:
+        if given.command == "rows":
+            counts = given.repeats and csv_at(given.repeats).set_index("image_id")[REPEATS]
+            facts = {"commit": given.commit, "source": given.source, "repeats": counts}
+            published_rows.write(given.runs, given.out, **facts)
+        else:
+            sys.exit("\n".join(check(ROOT, write=given.write)) or 0)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""The per-image rows of a published table in one small file, such as results/ladder/rows.parquet.
+
+One row for each line of the report and image, also of the derived lines (`role`: worst_case,
+attackers_choice). All that is known of a line stands in columns, so that any program can read it;
+the file's metadata has the commit of the code and what is known of the runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.files import write_atomically
+from mjp_privacy.experiment.cell_facts import CommandFacts, columns_of
+from mjp_privacy.metrics.shares import Share, independent_trials
+from mjp_privacy.metrics.statistics import PSNR_CAP, Summary, summarise
+from mjp_privacy.report.cell_columns import CLIENT_FACTS, client_text
+from mjp_privacy.report.lines import Line as ReportLine
+from mjp_privacy.report.runs import load_runs
+from mjp_privacy.report.worst_case import derived_lines, reduced_groups
+
+Facts = dict[str, Any]
+KEY = b"mjp_privacy"  # of the file's metadata, JSON
+
+SCORES = {
+    "psnr": ("psnr", "standard"),
+    "psnr_paper": ("psnr", "paper"),  # inf: equal in every 8-bit value
+    **{metric: (metric, "standard") for metric in ("ssim", "lpips", "mse")},
+    **{f"{metric}_paper": (metric, "paper") for metric in ("mse", "fft2d", "ssim", "lpips")},
+    **{
+        name: (name, "diagnostic")
+        for name in (
+            *("gradient_residual", "zero_rows", "grey_psnr", "ceiling_psnr"),
+            *("always_masked", "empty_mask", "cond_a"),
+        )
+    },
+    **{"top1": ("top1", "intact"), "top1_altered": ("top1", "altered")},
+}
+"""Columns of numbers: (metric, variant)."""
+
+REPEATS = "repeated_patches"
+OF_IMAGE = {*SCORES, REPEATS, "image_id", "group", "status", "reason"}
+"""Columns that say something of an image; all others are facts of its line."""
+
+PLAIN_CLIENT = {"mode": "eval", "loss": "cross_entropy", "batch": 1}
+LEFT_OUT = {*columns_of(CommandFacts), *OF_IMAGE, "run_id", "cell_key"} - {"data_is_papers"}
+"""Facts of the command that made a cell, such as names of folders, and its keys in the run."""
+
+
+def write(
+    runs: Sequence[Path],
+    path: Path,
+    *,
+    commit: str,
+    source: str,
+    repeats: Mapping[str, int] | None = None,
+    models: Collection[str] | None = None,
+    order: Sequence[str] = (),
+) -> None:
+    """Write the rows of these runs into one file.
+
+    commit   of the code that made the rows
+    source   what the pictures are
+    repeats  repeated patches by image_id (`repeated_patches.py`), a column of their own
+    models   only these of the runs' models; what the file holds of others stays, so that machines
+             can share a table, in this order of all models
+    """
+    lines = load_runs(runs).lines
+    lines = [line for line in (*lines, *derived_lines(reduced_groups(lines))) if len(line.images)]
+    if not lines:
+        raise UserError(f"Expected runs with rows, got none in {', '.join(map(str, runs))}.")
+    frame = pd.concat([_rows(line, source) for line in lines], ignore_index=True)
+    if repeats is not None:
+        frame[REPEATS] = frame["image_id"].map(dict(repeats)).astype("Int16")
+    names = dict.fromkeys(line.run for line in lines)
+    about = [_about(run, name, commit) for run, name in zip(runs, names, strict=True)]
+    if models is not None:
+        frame = frame[frame["model"].isin([*models])]
+        if path.is_file():
+            frame, about = _joined(frame, about, read(path))
+        place = frame["model"].map({model: at for at, model in enumerate(order)})
+        frame = frame.assign(place=place.fillna(len(order)))
+        frame["line"] = frame.groupby(["place", "run", "line"], sort=True).ngroup() + 1
+        frame = frame.drop(columns="place").sort_values("line", kind="stable")
+    _store(frame, about, path)
+
+
+def _rows(line: ReportLine, source: str) -> pd.DataFrame:
+    """One row for each image of a line."""
+    column = line.column("psnr", "standard")
+    images = line.images.index[column.at]
+    cell = line.cell.columns
+    client = [key for key in CLIENT_FACTS if cell.get(key) != PLAIN_CLIENT.get(key, object())]
+    named = {
+        **{
+            "line": line.number,
+            "run": line.run,
+            "data": source,
+            "client": client_text(cell, client),
+        },
+        **{"attack": line.attack, "role": line.role, "uploads": line.uploads},
+    }
+    facts = {
+        name: json.dumps(fact) if isinstance(fact, (list, tuple, dict)) else fact
+        for name, fact in {**cell, **named}.items()
+        if name in named or name not in LEFT_OUT
+    }
+    scores = {
+        name: line.scored(*key).reindex(images).to_numpy(dtype=np.float32)
+        for name, key in SCORES.items()
+    }
+    of_image = {
+        "image_id": images.to_numpy(),
+        "group": [(line.groups or {}).get(image) for image in images],
+        **scores,
+        "status": column.statuses.tolist(),
+        "reason": column.reasons.tolist(),
+    }
+    return pd.DataFrame({**facts, **of_image}).dropna(axis=1, how="all")
+
+
+def _about(run: Path, name: str, commit: str) -> Facts:
+    """What is said of a run that rows came from."""
+    config = (run / "experiment.yaml").read_bytes()
+    log = run / "log.jsonl"
+    start = json.loads(log.open().readline()) if log.is_file() else {}
+    moment = datetime.fromtimestamp(start["time"], timezone.utc) if start else None
+    return {
+        **{"name": name, "config": yaml.safe_load(config)["experiment"]["name"]},
+        **{"config_sha256": hashlib.sha256(config).hexdigest(), "commits": commit},
+        **{fact: start.get(fact) for fact in ("commit", "torch", "threads")},
+        "date": moment and moment.date().isoformat(),
+    }
+
+
+def _joined(
+    new: pd.DataFrame, about: Sequence[Facts], published: Published
+) -> tuple[pd.DataFrame, list[Facts]]:
+    """New rows and what is published of other models; a new run whose name is taken gets a number
+    behind it."""
+    kept = published.rows[~published.rows["model"].isin(new["model"])]
+    for fact in ("data", "planned_images"):
+        values = {*new[fact], *kept[fact]}
+        if len(values) > 1:
+            got = " and ".join(sorted(map(repr, values)))
+            raise UserError(f"Expected rows of the same images, got {fact} {got}.")
+    runs = [run for run in published.runs if run["name"] in {*kept["run"]}]
+    for run in about:
+        taken = {known["name"] for known in runs}
+        names = (run["name"], *(f"{run['name']}-{i}" for i in range(2, len(taken) + 3)))
+        name = next(name for name in names if name not in taken)
+        new = new.assign(run=new["run"].where(new["run"] != run["name"], name))
+        runs.append({**run, "name": name})
+    return pd.concat([new, kept], ignore_index=True), runs
+
+
+def _store(frame: pd.DataFrame, runs: Sequence[Facts], path: Path) -> None:
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    table = table.replace_schema_metadata({KEY: json.dumps({"runs": runs}, sort_keys=True)})
+    floats = [field.name for field in table.schema if pa.types.is_float32(field.type)]
+    layout = {
+        "use_dictionary": [name for name in table.schema.names if name not in floats],
+        "use_byte_stream_split": floats,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        path,
+        lambda place: pq.write_table(
+            table, place, compression="zstd", compression_level=19, **layout
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file of published rows: `read(path).lines[0].figure("median")`."""
+
+    runs: Sequence[Facts]
+    rows: pd.DataFrame
+
+    @cached_property
+    def lines(self) -> Sequence[Line]:
+        """Its lines in their order."""
+        facts = [name for name in self.rows if name not in OF_IMAGE]
+        return [
+            Line(rows.iloc[0][facts].to_dict(), rows.sort_values("image_id"))
+            for _, rows in self.rows.groupby("line")
+        ]
+
+
+def read(path: Path) -> Published:
+    """A file that `write` wrote."""
+    if not path.is_file():
+        raise UserError(f"Expected published rows at {path}, but there is no such file.")
+    file = pq.ParquetFile(path)
+    metadata = (file.metadata.metadata or {}).get(KEY)
+    if metadata is None:
+        raise UserError(f"Expected published rows, got {path}: tools/publish.py writes them.")
+    rows = file.read().to_pandas()
+    missing = dict.fromkeys([name for name in ("group", *SCORES) if name not in rows])
+    return Published(json.loads(metadata)["runs"], rows.assign(**missing))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table: its facts by their names, and figures of its rows by theirs.
+
+        [line.figure(name) for name in ("model", "exact", "share20", "mean_psnr")]
+        # "ViT-Ti", 126, "195 of 200 (98 %, 94–99)", "76.6 [71.9, 80.7]"
+
+    Figures are n (images with a score), of (those given to the attacker), exact and share_exact
+    (equal in every 8-bit value; the one meaning of the word), shareN and fromN (at N dB or more),
+    mean_psnr (of min(PSNR, 100), with its interval), average (the mean alone), median, quartiles,
+    accuracy (top-1 of the model on these images) and paper_METRIC.
+    """
+
+    facts: Mapping[str, Any]
+    rows: pd.DataFrame
+
+    def figure(self, name: str) -> Any:
+        """A fact or figure by its name."""
+        if name in self.facts:
+            return self.facts[name]
+        if name in ("exact", "share_exact") or re.fullmatch(r"(share|from)\d+", name):
+            share = self._share(name)
+            return share.text() if name.startswith("share") else share.count
+        if name.startswith("paper_"):
+            return self._paper_score(name.removeprefix("paper_"))
+        figures = {
+            "n": lambda: self.psnr.n,
+            "of": lambda: self._share("exact").of,
+            "average": lambda: self.psnr.mean,
+            "mean_psnr": self._mean_psnr,
+            "median": lambda: self._quantile(0.5),
+            "quartiles": lambda: f"{number(self._quantile(0.25))}–{number(self._quantile(0.75))}",
+            "accuracy": lambda: 100 * float(self.rows["top1"].mean()),
+        }
+        if name not in figures:
+            raise UserError(f"There is no figure {name!r}; expected one of {', '.join(figures)}.")
+        return figures[name]() if self.psnr.n or name in ("n", "of", "accuracy") else math.nan
+
+    def scored(self, column: str) -> pd.Series[float]:
+        """A column's values by image, of the images that have one."""
+        rows = self.rows[(self.rows["status"] == "ok") & self.rows[column].notna()]
+        return rows.set_index("image_id")[column]
+
+    @cached_property
+    def photographs(self) -> pd.Series[str] | None:
+        """The photograph of each image by its id, where several images are of one."""
+        rows = self.rows.set_index("image_id")["group"]
+        known = rows.where(rows.notna(), rows.index.to_series())
+        return None if known.is_unique else known
+
+    def _summary(self, column: str, cap: float = math.inf) -> Summary:
+        groups = None if self.photographs is None else self.photographs.tolist()
+        values, statuses = self.rows[column].to_numpy(float), self.rows["status"].tolist()
+        return summarise(values, statuses, groups=groups, cap=cap)
+
+    def _share(self, name: str) -> Share:
+        """Of the images the attacker was given: those without a reconstruction count as missed."""
+        if name.endswith("exact"):
+            count = np.isposinf(self.scored("psnr_paper")).sum()
+        else:
+            count = (self.scored("psnr") >= float(re.sub(r"\D", "", name))).sum()
+        tried = (self.rows["status"] != "unscored").to_numpy()
+        known = self.photographs
+        trials = None if known is None else independent_trials(known[tried].tolist())
+        return Share(int(count), int(tried.sum()), trials)
+
+    @cached_property
+    def psnr(self) -> Summary:
+        """Of min(PSNR, 100)."""
+        return self._summary("psnr", PSNR_CAP)
+
+    def _mean_psnr(self) -> str:
+        """With the number of scored images where some that the attacker was given have none."""
+        score = self.psnr
+        over = "" if score.n == self._share("exact").of else f" (over {score.n})"
+        return mean_text(score.mean, score.low, score.high) + over
+
+    def _quantile(self, share: float) -> float:
+        """Half way to infinity is infinite, as for NumPy's median."""
+        values = np.sort(self.scored("psnr").to_numpy(float))
+        place = share * (len(values) - 1)
+        lower, upper = values[math.floor(place)], values[math.ceil(place)]
+        if lower == upper or place == math.floor(place):
+            return float(lower)
+        weight = place - math.floor(place)
+        return float((1 - weight) * lower + weight * upper)
+
+    def _paper_score(self, metric: str) -> str:
+        cap, decimals = (PSNR_CAP, 2) if metric == "psnr" else (math.inf, 4)
+        score = self._summary(f"{metric}_paper", cap)
+        mean, low, high = (f"{x:.{decimals}f}" for x in (score.mean, score.low, score.high))
+        return f"{mean} [{low}, {high}]"
+
+
+def mean_text(mean: float, low: float, high: float) -> str:
+    """`76.6 [71.9, 80.7]`, or `100, the cap` where no image is below it."""
+    interval = "–" if math.isnan(low) else f"{low:.1f}, {high:.1f}"
+    return "100, the cap" if low == high == PSNR_CAP else f"{mean:.1f} [{interval}]"
+
+
+def number(value: Any) -> str:
+    """A figure as it is printed: one decimal for a float, ∞ for an infinite one, – for none."""
+    if not isinstance(value, float):
+        return str(value)
+    return "–" if math.isnan(value) else "∞" if math.isinf(value) else f"{value:.1f}"
