@@ -46,7 +46,6 @@ HEADS = {
     "quartiles": "25–75 %",
     "share20": "≥ 20 dB",
     "share30": "≥ 30 dB",
-    "share100": "≥ 100 dB",
     "mean_psnr": "mean [95 %]",
     "setting": "Set.",
     "gamma": "γ",
@@ -84,9 +83,7 @@ def select(selection: Spec | Sequence[Spec], folder: Path) -> list[Line]:
     wanted = {k: v for k, v in selection.items() if k not in NO_FACTS}
     if "csv" in selection:
         rows = csv_at(folder / selection["csv"]).to_dict("records")
-        lines = [
-            Line({str(key): fact for key, fact in row.items()}, pd.DataFrame()) for row in rows
-        ]
+        lines = [Line(row, pd.DataFrame()) for row in rows]
     else:
         wanted = {"dtype": "float32", **wanted}
         lines = [*published_at(folder / selection["rows"]).lines]
@@ -114,9 +111,8 @@ def _part(line: Line, selection: Spec, folder: Path) -> Line:
     if "repeats" in selection:
         rows = rows[(rows[REPEATS] > 0) == selection["repeats"]]
     if "without" in selection:
-        rows = rows[
-            ~rows["image_id"].isin(published_at(folder / selection["without"]).rows["image_id"])
-        ]
+        others = published_at(folder / selection["without"]).rows["image_id"]
+        rows = rows[~rows["image_id"].isin(others)]
     return Line(line.facts, rows)
 
 
@@ -223,15 +219,13 @@ def published_at(path: Path) -> Published:
 
 @cache
 def csv_at(path: Path) -> pd.DataFrame:
-    """A CSV of results/, read once; shares and mean of one that `mjp compare` or `curves` wrote."""
+    """A CSV of results/, read once, with share20 and mean_psnr where `mjp compare` wrote it."""
     if not path.is_file():
         raise UserError(f"Expected a table of results/ at {path}, but there is no such file.")
     rows = pd.read_csv(path)
     if "success" in rows:
-        counts = {"share20": rows["success"] * rows["n"], "share100": rows["from_100"]}
-        for name, count in counts.items():
-            pairs = zip(count.round().astype(int), rows["n"], strict=True)
-            rows[name] = [Share(int(some), int(of)).text() for some, of in pairs]
+        pairs = zip(rows["success"], rows["n"], strict=True)
+        rows["share20"] = [Share(round(part * n), n).text() for part, n in pairs]
     for names in (["psnr", "low", "high"], ["psnr_mean", "psnr_mean_lo", "psnr_mean_hi"]):
         if {*names} <= {*rows}:
             rows["mean_psnr"] = [mean_text(*values) for values in rows[names].to_numpy()]
@@ -241,16 +235,11 @@ def csv_at(path: Path) -> pd.DataFrame:
 # pages --------------------------------------------------------------------------------------------
 
 
-def check(root: Path, write: bool = False, page: str | None = None) -> list[str]:
-    """What stands otherwise in the pages than the rows give, a text for each table.
-
-    write: put right what is wrong instead; page: of this file alone
-    """
+def check(root: Path, write: bool = False) -> list[str]:
+    """What stands otherwise in the pages than the rows give; or put it right (`write`)."""
     content = yaml.safe_load((root / "results" / "tables.yaml").read_text("utf-8"))
     wrong = []
     for table in content["tables"]:
-        if page not in (None, table["file"]):
-            continue
         path, name = root / table["file"], table["name"]
         begin, end = (f"<!-- table: {name} {place} -->" for place in ("begin", "end"))
         before, _, rest = path.read_text("utf-8").partition(begin)

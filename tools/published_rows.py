@@ -106,32 +106,22 @@ def _rows(line: ReportLine, source: str) -> pd.DataFrame:
     images = line.images.index[column.at]
     cell = line.cell.columns
     client = [key for key in CLIENT_FACTS if cell.get(key) != PLAIN_CLIENT.get(key, object())]
-    named = {
-        **{
-            "line": line.number,
-            "run": line.run,
-            "data": source,
-            "client": client_text(cell, client),
-        },
-        **{"attack": line.attack, "role": line.role, "uploads": line.uploads},
-    }
     facts = {
         name: json.dumps(fact) if isinstance(fact, (list, tuple, dict)) else fact
-        for name, fact in {**cell, **named}.items()
-        if name in named or name not in LEFT_OUT
+        for name, fact in cell.items()
+        if name not in LEFT_OUT
     }
+    facts |= {"line": line.number, "run": line.run, "data": source}
+    facts |= {"attack": line.attack, "role": line.role, "uploads": line.uploads}
+    facts |= {"client": client_text(cell, client), "image_id": images.to_numpy()}
     scores = {
         name: line.scored(*key).reindex(images).to_numpy(dtype=np.float32)
         for name, key in SCORES.items()
     }
-    of_image = {
-        "image_id": images.to_numpy(),
-        "group": [(line.groups or {}).get(image) for image in images],
-        **scores,
-        "status": column.statuses.tolist(),
-        "reason": column.reasons.tolist(),
-    }
-    return pd.DataFrame({**facts, **of_image}).dropna(axis=1, how="all")
+    outcome = {"status": column.statuses.tolist(), "reason": column.reasons.tolist()}
+    group = [(line.groups or {}).get(image) for image in images]
+    frame = pd.DataFrame({**facts, "group": group, **scores, **outcome})
+    return frame.dropna(axis=1, how="all")
 
 
 def _about(run: Path, name: str, commit: str) -> Facts:
@@ -143,7 +133,8 @@ def _about(run: Path, name: str, commit: str) -> Facts:
     return {
         **{"name": name, "config": yaml.safe_load(config)["experiment"]["name"]},
         **{"config_sha256": hashlib.sha256(config).hexdigest(), "commits": commit},
-        **{fact: start.get(fact) for fact in ("commit", "torch", "threads")},
+        **{fact: start.get(fact) for fact in ("commit", "torch")},
+        "threads": start.get("threads", 1),  # of a worker
         "date": moment and moment.date().isoformat(),
     }
 
@@ -173,17 +164,13 @@ def _store(frame: pd.DataFrame, runs: Sequence[Facts], path: Path) -> None:
     table = pa.Table.from_pandas(frame, preserve_index=False)
     table = table.replace_schema_metadata({KEY: json.dumps({"runs": runs}, sort_keys=True)})
     floats = [field.name for field in table.schema if pa.types.is_float32(field.type)]
-    layout = {
+    layout: Facts = {
         "use_dictionary": [name for name in table.schema.names if name not in floats],
         "use_byte_stream_split": floats,
     }
+    layout |= {"compression": "zstd", "compression_level": 19}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        path,
-        lambda place: pq.write_table(
-            table, place, compression="zstd", compression_level=19, **layout
-        ),
-    )
+    write_atomically(path, lambda place: pq.write_table(table, place, **layout))
 
 
 @dataclass(frozen=True)
@@ -197,10 +184,8 @@ class Published:
     def lines(self) -> Sequence[Line]:
         """Its lines in their order."""
         facts = [name for name in self.rows if name not in OF_IMAGE]
-        return [
-            Line(rows.iloc[0][facts].to_dict(), rows.sort_values("image_id"))
-            for _, rows in self.rows.groupby("line")
-        ]
+        by_line = self.rows.sort_values(["line", "image_id"]).groupby("line")
+        return [Line(rows[facts].iloc[0].to_dict(), rows) for _, rows in by_line]
 
 
 def read(path: Path) -> Published:

@@ -29,22 +29,20 @@ from tools.published_rows import Line, read
 Spec = Mapping[str, Any]
 ONE, ANY = "worst_case, 1 upload", "worst_case, any number of uploads"
 MEASURES = {
-    "top1": "{:.1f}",
-    "top1_shuffled": "{:.1f}",
-    "diff_norm": "{:.2f}",
-    "consistency": "{:.1f}",
+    "top1": ("top-1 %", "{:.1f}"),
+    "top1_shuffled": ("shuffled %", "{:.1f}"),
+    "diff_norm": ("Diff. Norm.", "{:.2f}"),
+    "consistency": ("consistency %", "{:.1f}"),
 }
-MEASURE_HEADS = ("top-1 %", "shuffled %", "Diff. Norm.", "consistency %")
 DASH = "–"
 
 
 def table(spec: Spec, folder: Path) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """Heads and cells of one of these tables; `folder`: results/."""
-    (kind,) = {"trained", "spread", "noise"} & {*spec}
+    kinds = {"trained": _trained, "spread": _spread, "noise": _noise}
+    (kind,) = {*kinds} & {*spec}
     models = pd.read_csv(folder / spec[kind]["evaluation"]).set_index("model")
-    return {"trained": _trained, "spread": _spread, "noise": _noise}[kind](
-        spec[kind], models, folder
-    )
+    return kinds[kind](spec[kind], models, folder)
 
 
 def printed_rows(paper: int) -> Mapping[str, PublishedModel]:
@@ -84,7 +82,7 @@ def _trained(spec: Spec, models: pd.DataFrame, folder: Path) -> tuple[Any, Any]:
         trained = models.reindex(labels)
         facts = [
             _name(printed),
-            *(_by_seed(form, trained[measure]) for measure, form in MEASURES.items()),
+            *(_by_seed(form, trained[measure]) for measure, (_, form) in MEASURES.items()),
             ", ".join(DASH if figure is None else f"{figure:g}" for figure in paper),
         ]
         words = dict.fromkeys(w for label in labels for w in attacked.get(label, ()))
@@ -92,7 +90,8 @@ def _trained(spec: Spec, models: pd.DataFrame, folder: Path) -> tuple[Any, Any]:
             lines = [attacked.get(label, {}).get(client, {}) for label in labels]
             leaks = [cell for scope in (ONE, ANY) for cell in _leakage(lines, scope)]
             rows.append([*(facts if not place else [""] * len(facts)), client, *leaks])
-    heads = ["row", *MEASURE_HEADS, "paper: top-1, Diff. Norm., consistency", "attacked as"]
+    heads = ["row", *(head for head, _ in MEASURES.values())]
+    heads += ["paper: top-1, Diff. Norm., consistency", "attacked as"]
     for scope in ("one upload", "six uploads"):
         heads += [f"{scope}: exact", "≥ 20 dB", "mean dB"]
     return heads, rows
@@ -134,13 +133,13 @@ def seed_noise(values: NDArray[np.float64]) -> tuple[float, int, float]:
 def by_row(models: pd.DataFrame, measure: str, seeds: Sequence[int]) -> pd.DataFrame:
     """A measure of the rows that were trained from every seed: a row each, a column a seed."""
     names = models.index.str.rsplit("_", n=1).str
-    wide = models.assign(row=names[0], seed=names[1]).pivot(
-        index="row", columns="seed", values=measure
-    )
+    long = models.assign(row=names[0], seed=names[1])
+    wide = long.pivot(index="row", columns="seed", values=measure)
     return wide.reindex(columns=[str(seed) for seed in seeds]).dropna()
 
 
 def _noise(spec: Spec, models: pd.DataFrame, _: Path) -> tuple[Any, Any]:
+    """What another seed moves in a row, and which differences it explains."""
     rows = []
     for measure, fixed in spec["fixed"].items():
         values = by_row(models, measure, spec["seeds"]).drop(index=fixed).to_numpy()
@@ -149,12 +148,7 @@ def _noise(spec: Spec, models: pd.DataFrame, _: Path) -> tuple[Any, Any]:
         of_seeds = single / math.sqrt(values.shape[1])
         figures = (f"{x:.2f}" for x in (widest, deviation, of_seeds, single))
         rows.append([_head(measure), str(len(values)), *figures, str(freedom)])
-    heads = [
-        "measure",
-        "rows",
-        "seeds of a row differ by up to",
-        "standard deviation of a training",
-    ]
+    heads = ["measure", "rows", "seeds of a row differ by up to", "deviation of a training"]
     return [*heads, "± of two rows' means", "± of two rows of one seed", "degrees of freedom"], rows
 
 

@@ -261,12 +261,6 @@ def test_a_paired_difference_is_that_of_a_hand_count(tmp_path: Path) -> None:
 # the repository's own -----------------------------------------------------------------------------
 
 
-def test_every_table_of_the_readme_holds() -> None:
-    """Of all pages it is the one that is read; the others wait for the night."""
-    assert publish.check(ROOT, page="README.md") == []
-
-
-@pytest.mark.nightly
 def test_every_published_table_holds() -> None:
     """What `make results-check` does."""
     assert publish.check(ROOT) == []
