@@ -274,8 +274,8 @@ EMPTY = Column(
 
 
 THRESHOLDS = (20, 30)
-"""PSNR in dB from which an image counts as recovered: at 20 its content is plain to see, at 30
-also its details."""
+"""PSNR in dB from which an image counts as recovered: at 20 its content is usually recognisable, at
+30 also its details."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ CAPTION = (
     "upper left is best. Light bars: 95 % intervals. Coloured lines join clients of one kind in "
     "the order of strength. Steps: the Pareto front, clients that no other beats in both figures; "
     "it does not take the intervals into account. Dashed: "
-    f"{THRESHOLDS[0]} dB, from which the content of a picture is plain to see."
+    f"{THRESHOLDS[0]} dB, from which the content of a picture is usually recognisable."
 )
 
 
