@@ -39,8 +39,8 @@ test-federated: $(ENGINES)
 test-cluster: $(ENGINES)
 	$(BIN)/python -m pytest -rs $(EACH) $(CLUSTERS)
 
-# Everything, some hours: all tests, every published figure, runs that are killed and damaged, bad
-# inputs, changed files, and faults planted in the code, of which a test has to notice each.
+# Everything, some hours: all tests, runs that are killed and damaged, bad inputs, changed files, and
+# faults planted in the code, of which a test has to notice each.
 SECONDS ?= 60
 FAULTS ?= 100
 NIGHT ?= /tmp/nightly

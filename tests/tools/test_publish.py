@@ -304,3 +304,9 @@ def test_every_folder_of_results_that_is_named_is_committed() -> None:
     ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
     assert named
     assert [name for name in named if f"!/results/{name}/" not in ignored] == []
+
+
+def test_the_product_imports_no_tool() -> None:
+    pattern = re.compile(r"^\s*(from|import) tools\b", re.MULTILINE)
+    files = [file for room in ("mjp_privacy", "attacks") for file in (ROOT / room).rglob("*.py")]
+    assert [file.name for file in files if pattern.search(file.read_text("utf-8"))] == []
