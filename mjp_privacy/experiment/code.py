@@ -19,28 +19,23 @@ import hashlib
 import importlib.util
 import json
 import platform
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-import yaml
-from pydantic import TypeAdapter
 
 from attacks import ATTACKS, CONTROLS
 from mjp_privacy.client.defenses.registry import DEFENSES
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment.config import Cell, Experiment
+from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.plan import Finished, Plan
-from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.models.tensor_files import BLANK_DIGEST, write_with_digest
 
 ATTACK_HOME = "attacks"
 DEFENSE_HOME = "mjp_privacy.client.defenses"
@@ -50,7 +45,6 @@ UNRECORDED = ""
 """The code of rows that an earlier version made, which did not record it."""
 NOT_CODE = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 """Fields of a syntax tree that change nothing, or that follow from the rest."""
-FILE_NAME = re.compile(r"[^A-Za-z0-9_-]")  # what an experiment's name may hold and a file's not
 PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image", "numpy", "pillow")
 
 Stale = Literal["ask", "fresh", "keep"]
@@ -378,19 +372,3 @@ def provenance(device: torch.device) -> dict[str, str | int]:
 def _versions() -> Mapping[str, str]:
     """The versions of the packages, which do not change while a process lives."""
     return {name: version(name) for name in PACKAGES}
-
-
-def write_experiment(
-    store: RunStore, experiment: Experiment, made_with: Mapping[str, str | int]
-) -> None:
-    """Write RUN/experiment.yaml, the complete experiment and the provenance of this command; and
-    RUN/experiments/NAME.yaml, since a folder may be filled by several experiments."""
-    fields: dict[str, Any] = TypeAdapter(Experiment).dump_python(experiment, mode="json")
-    for model in fields["models"].values():
-        if model["checkpoint"]:
-            model["checkpoint"] = Path(model["checkpoint"]).name
-    content = {"experiment": fields, "made_with": dict(made_with)}
-    text = f"# {BLANK_DIGEST}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}"
-    name = FILE_NAME.sub("_", experiment.name)
-    for path in (store.root / "experiment.yaml", store.root / "experiments" / f"{name}.yaml"):
-        write_with_digest(path, lambda file: file.write_text(text, encoding="utf-8"))

@@ -1,23 +1,21 @@
-"""The command `mjp attack`, and where a run goes if no folder is given."""
+"""The command `mjp attack`."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.text import counted, plain
+from mjp_privacy.core.text import counted, plain, shown
 from mjp_privacy.experiment.config import (
     SUFFIXES,
     DtypeName,
@@ -28,14 +26,9 @@ from mjp_privacy.experiment.config import (
     load_experiment,
 )
 from mjp_privacy.experiment.engines.options import EngineConfig, EngineOptions
-from mjp_privacy.experiment.overrides import with_weights
 
 if TYPE_CHECKING:
     from mjp_privacy.experiment.summary import RunSummary
-
-SHIPPED = ("packaged:", "timm:")
-GENERIC_STEMS = ("model", "pytorch_model", "open_clip_model")  # names that all weights have
-DIGITS = 6
 
 REASONS_SHOWN = 5  # reasons of failures that are printed
 MODEL_OPTIONS = ("model", "img_size", "mean", "std", "num_heads")
@@ -105,6 +98,10 @@ class AttackArguments:
     are kept otherwise."""
     keep: bool = False
     """Keep such results and do what is missing; rows say in `code` what made them."""
+    into: bool = False
+    """Write into a folder that holds other files and no run."""
+    add: bool = False
+    """Put this experiment beside another one into its run's folder, so that they share a table."""
     by: Annotated[EngineOptions, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=EngineOptions
     )
@@ -131,10 +128,16 @@ def attack(argv: list[str], usage: Usage) -> int:
 
         experiment = with_published_attacks(experiment)
     if arguments.uploads is None:
-        from mjp_privacy.experiment.overrides import unreached
+        from mjp_privacy.experiment.overrides import unreached, with_weights
 
         for note in unreached(argv, experiment):
             print(note, file=sys.stderr)
+        made_of = [
+            m.checkpoint for m in with_weights(experiment, arguments.weights).models.values()
+        ]
+        for path in arguments.weights:
+            if (several := made_of.count(path)) > 1:
+                print(f"note: all {several} models are made of {shown(path)}", file=sys.stderr)
     summary = _run(arguments, experiment, engine)
     of = f"{counted(summary.images, 'image')} in {counted(summary.cells, 'cell')}"
     print(f"{of}: {summary.out}")
@@ -168,6 +171,7 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
         check_place(arguments.images)
     from mjp_privacy.experiment.code import stale_choice
     from mjp_privacy.experiment.run import attack_uploads, run_experiment
+    from mjp_privacy.experiment.run_folder import run_folder
 
     check_attacks(experiment.attacks, str(arguments.config))
     fields = {name: getattr(arguments, name) for name in MODEL_OPTIONS}
@@ -189,6 +193,8 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
             device=arguments.device,
             stale=stale,
             engine=engine,
+            into=arguments.into,
+            add=arguments.add,
         )
     return attack_uploads(
         experiment,
@@ -199,6 +205,8 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
         device=arguments.device,
         stale=stale,
         engine=engine,
+        into=arguments.into,
+        add=arguments.add,
     )
 
 
@@ -250,40 +258,3 @@ def _config_in(argv: Sequence[str]) -> str | None:
             if path.is_file() and path.suffix in SUFFIXES:
                 return word
     return None
-
-
-# where a run goes ---------------------------------------------------------------------------------
-
-
-def run_folder(
-    experiment: Experiment,
-    weights: Sequence[str] = (),
-    *,
-    gamma: float | None = None,
-    model: Mapping[str, Any] | None = None,
-) -> Path:
-    """The folder of a command that gives none: results/NAME, or results/NAME/WEIGHTS-1f09c3 where
-    only the weights say what the models are.
-
-    A line of a table is the same for every checkpoint, so two models in one folder would replace
-    each other. The digits are of the weights and of the options that make another model of them. A
-    file called model.safetensors, as trainings write it, is known by its folder's name.
-    """
-    folder = Path("results") / experiment.name
-    if any(config.model or config.checkpoint for config in experiment.models.values()):
-        return folder
-    given = {m.checkpoint for m in with_weights(experiment, tuple(weights)).models.values()}
-    name = next(iter(given), None) if len(given) == 1 else None
-    if name is None:
-        return folder
-    stem, content = name.rpartition(":")[2], name
-    if name != "random" and not name.startswith(SHIPPED):
-        from mjp_privacy.models.checkpoint_files import check_is_there, file_sha256, located
-
-        check_is_there(name, "--weights")
-        path = Path(name).resolve()
-        stem = path.parent.name if path.stem in GENERIC_STEMS else path.stem
-        content = file_sha256(located(name))
-    options = {key: value for key, value in (model or {}).items() if value not in (None, ())}
-    text = json.dumps([content, options, gamma], sort_keys=True)
-    return folder / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"

@@ -34,7 +34,6 @@ from mjp_privacy.experiment.code import (
     of_other_code,
     provenance,
     refuse_other_code,
-    write_experiment,
 )
 from mjp_privacy.experiment.config import Cell, Experiment, check_attacks, load_experiment
 from mjp_privacy.experiment.engines.coordinator import Coordinator, News, TaskLost
@@ -44,6 +43,7 @@ from mjp_privacy.experiment.engines.start import devices, settled, start_engine
 from mjp_privacy.experiment.overrides import decided, with_changes
 from mjp_privacy.experiment.plan import Finished, Forecast, check_partners, forecast, make_plan
 from mjp_privacy.experiment.recorded import Recorded, recorded_experiment
+from mjp_privacy.experiment.run_folder import check_free, file_of, write_experiment
 from mjp_privacy.experiment.simulated import Simulated, chosen_images
 from mjp_privacy.experiment.source import ImageNote, UploadSource
 from mjp_privacy.experiment.store import NoRun, RunStore
@@ -79,6 +79,8 @@ def run_experiment(
     device: str = "auto",
     stale: Stale = "ask",
     engine: EngineConfig | str | None = None,
+    into: bool = False,
+    add: bool = False,
 ) -> RunSummary:
     """Attack every image in every cell. Called again, it does only what is not finished yet.
 
@@ -97,6 +99,8 @@ def run_experiment(
     engine   who does the work: None or "here", this process; "local", "ray" or "slurm"; the YAML
              file of a site; or an EngineConfig, such as EngineConfig(kind="local", workers=2).
              Whoever does it works with one thread, and makes the same rows
+    into     whether `out` may hold other files and no run
+    add      whether it may hold another experiment, with which this one shares a table then
     """
     check_stale(stale)
     if isinstance(weights, Mapping):
@@ -125,6 +129,8 @@ def run_experiment(
     source = Simulated(experiment, opened, chosen, here)
     source.check_models()
     keep_apart(out, {"--images": path, "--labels": labels})
+    if not into:
+        check_free(Path(out))
     root = output_folder(Path(out))
     job = _job(
         experiment,
@@ -135,7 +141,8 @@ def run_experiment(
         labels=None if labels is None else str(labels),
         chosen=tuple(record.image_id for record in chosen),
     )
-    run = Run(root, job, source, workers, stale, len(chosen), remarks, passed_over, opened.altered)
+    run = Run(root, job, source, workers, stale, len(chosen), remarks, passed_over)
+    run.altered, run.add = opened.altered, add
     summary = run.run()
     if opened.altered.remark:
         print(opened.altered.remark, file=sys.stderr)
@@ -152,6 +159,8 @@ def attack_uploads(
     device: str = "auto",
     stale: Stale = "ask",
     engine: EngineConfig | str | None = None,
+    into: bool = False,
+    add: bool = False,
 ) -> RunSummary:
     """Attack every recorded upload of a folder. Called again, it does only what is not finished.
 
@@ -160,7 +169,7 @@ def attack_uploads(
     experiment  names the attacks; models and clients are those of the uploads
     limit       number of images for each line of the table; at least one step of a client is read
     stale       as in `run_experiment`; a defence's code does not count, for it ran before
-    engine      as in `run_experiment`
+    engine, into, add   as in `run_experiment`
     """
     check_stale(stale)
     experiment = with_changes(experiment, attack_seconds=attack_seconds)
@@ -171,6 +180,8 @@ def attack_uploads(
     found = group_uploads(examined.known, limit, examined.refused)
     groups = {group.name: group for group in found}
     images = len({record.image_id for group in groups.values() for record in group.records})
+    if not into:
+        check_free(Path(out))
     root = output_folder(Path(out))
     workers = engine if isinstance(engine, EngineConfig) else engine_config(engine, {})
     here, there = devices(device, workers)
@@ -178,7 +189,7 @@ def attack_uploads(
     named = recorded_experiment(experiment, groups, examined.reasons)
     paths: dict[str, Any] = {"uploads": str(folder), "limit": limit, "refused": examined.reasons}
     job = _job(named, root, there, stale, **paths)
-    return Run(root, job, source, workers, stale, images, examined.remarks).run()
+    return Run(root, job, source, workers, stale, images, examined.remarks, add=add).run()
 
 
 def _job(
@@ -206,6 +217,7 @@ class Run:
     """Files that are no images and are left out of the plan: failures without rows."""
     altered: Altered = field(default_factory=Altered)
     """Files whose pictures were turned, or are the first of several, as far as they were opened."""
+    add: bool = False  # whether the folder may hold another experiment
     facts: dict[Cell, CellFacts] = field(default_factory=dict, init=False)
     not_done: dict[str, list[str]] = field(default_factory=dict, init=False)
     """Blocks that no worker finished, by reason."""
@@ -217,6 +229,17 @@ class Run:
             self.store.check_format()
             damaged = self.store.damaged()
             whole = self.store.without(damaged)
+            try:
+                stored = whole.read_cells()
+            except NoRun:
+                stored = []
+            file = file_of(
+                self.root,
+                self.job.experiment,
+                {str(columns.get("cell_key")) for columns in stored},
+                uploads=self.job.uploads is not None,
+                add=self.add,
+            )
             self.plan = make_plan(self.job.experiment, self.source)
             if self.job.uploads is None:  # recorded clients are as they were
                 check_partners(self.plan)
@@ -227,8 +250,8 @@ class Run:
                 self._refuse_other_code(finished)
             self.store.set_aside(damaged)
             finished.store = self.store
-            write_experiment(self.store, self.job.experiment, self.job.made_with)
-            self.listed = self._listed()
+            write_experiment(self.root, file, self.job.experiment, self.job.made_with)
+            self.listed = self._listed(stored)
             self._write_cells()
             foreseen = forecast(self.plan, self.source)
             engine, remark = settled(self.engine, self.plan, foreseen, self.job.device)
@@ -302,7 +325,7 @@ class Run:
                 run_ids |= {cell: facts.run_id for cell, facts in opened.facts.items()}
         refuse_other_code(self.plan, run_ids, self.codes, finished)
 
-    def _listed(self) -> dict[str, dict[str, Any]]:
+    def _listed(self, stored: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """The cells of the folder by their key: planned ones first, then those of other commands.
 
         A planned cell stays as it was listed until its model is opened. The line of uploads that an
@@ -315,10 +338,6 @@ class Run:
             for cell in plan.cells
         ]
         listed = {str(columns["cell_key"]): dict(columns) for columns in planned}
-        try:
-            stored = self.store.read_cells()
-        except NoRun:
-            return listed
         for columns in stored:
             key = str(columns.get("cell_key"))
             if self.job.uploads and columns.get("model") == REFUSED:  # its rows go too

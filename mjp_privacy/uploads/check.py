@@ -232,10 +232,6 @@ def check_uploads(folder: Path) -> tuple[str, bool]:
         group_lines, group_faulty = _described(group)
         lines += group_lines
         faulty |= group_faulty
-    for name in uploads.unfinished():
-        lines.append(
-            f"{shown(name)}: no header beside it; its recorder was stopped. It is left out."
-        )
     return "\n".join(lines), not faulty
 
 

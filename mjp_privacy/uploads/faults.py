@@ -85,11 +85,17 @@ class Examined:
         return lines
 
 
+NO_HEADER = "no header beside it: it was lost, or the recorder was stopped. Record it again"
+
+
 def examine(folder: UploadFolder) -> Examined:
     """Examine every upload of a folder. All of its files are read, one tensor at a time."""
     examiner = Examiner()
     known: list[Upload] = []
-    refused: dict[str, tuple[str, ...]] = {}
+    refused: dict[str, tuple[str, ...]] = {
+        shown(name.removesuffix(".safetensors")): (f"{shown(name)}: {NO_HEADER}",)
+        for name in folder.unfinished()
+    }
     names = folder.names()
     with Progress("reading uploads", lambda: len(names)) as bar:
         for name in names:

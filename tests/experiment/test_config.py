@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.schema import parse
-from mjp_privacy.experiment.code import write_experiment
 from mjp_privacy.experiment.config import (
     AttackConfig,
     ClassChoice,
@@ -25,7 +24,7 @@ from mjp_privacy.experiment.config import (
     load_experiment,
 )
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.run_folder import file_of, write_experiment
 from mjp_privacy.federation.config import (
     Clients,
     FederationConfig,
@@ -260,7 +259,8 @@ def test_a_config_survives_its_own_yaml(tmp_path: Path) -> None:
 
 def test_what_a_run_wrote_of_itself_is_its_config(tmp_path: Path) -> None:
     experiment = load_experiment("demo")
-    write_experiment(RunStore(tmp_path), experiment, {"commit": "abc"})
+    file = file_of(tmp_path, experiment, (), uploads=False, add=False)
+    write_experiment(tmp_path, file, experiment, {"commit": "abc"})
     for name in ("experiment.yaml", "experiments/demo.yaml"):
         assert load_experiment(tmp_path / name) == experiment
 

@@ -285,7 +285,7 @@ def test_cells_stand_in_table_order_and_those_of_other_commands_stay(
         ("MJP", "b", 0.5),
         ("MJP", "c", 0.5),
     ]
-    attack(images, tmp_path, tiny(), limit=1, gamma=0.9)
+    attack(images, tmp_path, tiny(), limit=1, gamma=0.9, add=True)
     gammas = [entry["gamma"] for entry in cells(tmp_path)]
     assert gammas == [0, 0.9, 0, 0.9, 0.9, 0.5, 0.5, 0.5]
     assert rows(tmp_path)["status"].eq("ok").all()

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
-from mjp_privacy.experiment.commands import run_folder
 from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.run_folder import experiments_in, run_folder
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import campaign as campaigns
 from tests.helpers import federations
@@ -136,6 +136,71 @@ def test_cells_that_another_checkpoint_replaces_are_said(
     run(one, "--out", "out", capsys=capsys)
     assert written(Path("out")) == before  # the rows were there
     assert shas(Path("out")) == {sha}
+
+
+def mjp_attack(*words: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The exit code of `mjp attack` in a folder `out`, and what it said on stderr."""
+    named = ["brief.yaml", "--images", "images", "--weights", "packaged:cifar_vit", "--out", "out"]
+    capsys.readouterr()
+    code = main(["attack", *map(str, (*named, *words)), "--engine", "here", "--device", "cpu"])
+    return code, capsys.readouterr().err
+
+
+def test_a_folder_with_other_files_and_no_run_is_no_place_for_one(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "out").mkdir()
+    (place / "out" / ".hidden").touch()
+    assert mjp_attack(capsys=capsys)[0] == 0  # what is hidden is nobody's
+    shutil.rmtree(place / "out")
+    (place / "out").mkdir()
+    (place / "out" / "thesis.tex").touch()
+    code, told = mjp_attack(capsys=capsys)
+    assert (code, len(told.splitlines())) == (2, 1)
+    assert "thesis.tex" in told
+    assert "--into" in told
+    assert [path.name for path in (place / "out").iterdir()] == ["thesis.tex"]
+    assert mjp_attack("--into", capsys=capsys)[0] == 0
+    assert mjp_attack(capsys=capsys)[0] == 0  # it is a run's now
+
+
+def test_a_second_experiment_is_refused_unless_it_is_added(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "other.yaml").write_text(yaml.safe_dump({**CONFIG, "name": "other", "seed": 1}))
+    grown = {**CONFIG, "attacks": [*CONFIG["attacks"], {"name": "mean_image"}]}
+    assert mjp_attack(capsys=capsys)[0] == 0
+    before = written(place / "out")
+    for words in (["--seed", 1], ["--out", "out"]):
+        config = [] if words[0] == "--seed" else ["other.yaml"]
+        argv = ["attack", *(config or ["brief.yaml"]), "--images", "images", "--out", "out"]
+        argv += ["--weights", "packaged:cifar_vit", *(map(str, words) if not config else ())]
+        assert main([*argv, "--device", "cpu"]) == 2
+        told = capsys.readouterr().err.splitlines()
+        assert "--add" in told[-1]
+        assert "brief" in told[-1]
+    assert written(place / "out") == before
+    (place / "brief.yaml").write_text(yaml.safe_dump(grown))
+    assert mjp_attack(capsys=capsys)[0] == 0  # more lines
+    (place / "brief.yaml").write_text(yaml.safe_dump(CONFIG))
+    assert mjp_attack(capsys=capsys)[0] == 0  # fewer
+    assert len(experiments_in(place / "out")) == 1
+    for _ in range(2):
+        assert mjp_attack("--seed", 1, "--add", capsys=capsys)[0] == 0
+    assert mjp_attack("--seed", 1, capsys=capsys)[0] == 0  # it is one of the folder's
+    assert len(experiments_in(place / "out")) == 2
+    assert {entry["seed"] for entry in cells(place / "out")} == {0, 1}
+
+
+def test_one_file_for_several_models_is_said(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "models are made of" not in mjp_attack(capsys=capsys)[1]
+    two = {**CONFIG, "models": {"own": {}, "two": {}}, "grid": [{**CONFIG["grid"][0]}]}
+    two["grid"][0]["models"] = ["own", "two"]
+    (place / "brief.yaml").write_text(yaml.safe_dump(two))
+    _, told = mjp_attack(capsys=capsys)
+    assert "all 2 models are made of packaged:cifar_vit" in told.splitlines()[0]
 
 
 # storage ------------------------------------------------------------------------------------------

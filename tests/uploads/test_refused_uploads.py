@@ -302,9 +302,16 @@ def test_a_name_of_no_text_is_refused_and_shown(folder: Path) -> None:
     assert list(scores[scores.status == "failed"].image_id) == ["a\\udcff\\x1b"]
 
 
-def test_tensors_without_a_header_are_left_out_and_said(folder: Path) -> None:
+def test_tensors_without_a_header_are_a_refused_upload(folder: Path) -> None:
+    edit_all(folder, series=None)
+    attacked(folder, **ONE)
     (folder / f"{NAME}.json").unlink()
-    assert f"{NAME}.safetensors" in check_uploads(folder)[0]
+    text, usable = check_uploads(folder)
+    assert not usable
+    assert f"FAULT  {NAME}: " in text
+    summary, scores, _ = attacked(folder, **ONE)
+    assert summary.exit_code == 3
+    assert list(scores[scores.status == "failed"].image_id) == [NAME]
 
 
 @pytest.mark.parametrize("there", [True, False])
