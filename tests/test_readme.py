@@ -1,4 +1,4 @@
-"""The README's Python block runs as it stands, and the files it names exist."""
+"""The Python blocks of README and its page on own gradients run as they stand; README is short."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-OWN_GRADIENTS, PACKAGE = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+(OWN_GRADIENTS,) = PYTHON.findall(README)
+(PACKAGE,) = PYTHON.findall((ROOT / "docs" / "own_gradients.md").read_text(encoding="utf-8"))
 
 
 def small_vit() -> object:
@@ -78,6 +80,11 @@ def test_linked_files_exist() -> None:
     links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_readme_is_read_in_ten_minutes() -> None:
+    assert len(README.splitlines()) <= 150
+    assert len(README.split()) <= 1300
 
 
 def test_configs_named_in_the_readme_exist() -> None:
