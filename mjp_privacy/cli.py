@@ -29,7 +29,7 @@ def _entry(
 
 COMMANDS: Mapping[str, CommandEntry] = {
     "attack": _entry(
-        "mjp_privacy.experiment.commands:attack",
+        "mjp_privacy.report.commands:attack",
         "attack a folder of images, or recorded uploads, as a config says",
         "attack configs/demo.yaml --out results/demo",
         GOES_ON,

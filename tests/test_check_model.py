@@ -17,13 +17,13 @@ from tests.helpers.models import saved, state_of
 
 def table(model: str, **asked: object) -> dict[str, str]:
     """The lines of attacks, by attack."""
-    text = check_model(ModelQuestion(model, **asked))  # type: ignore[arg-type]
+    text = check_model(ModelQuestion(model, **asked)).text()  # type: ignore[arg-type]
     lines = text.split("\n\n")[1].splitlines()[1:]
     return dict(line.split(maxsplit=1) for line in lines)  # type: ignore[misc]
 
 
 def notes(model: str, **asked: object) -> str:
-    text = check_model(ModelQuestion(model, **asked))  # type: ignore[arg-type]
+    text = check_model(ModelQuestion(model, **asked)).text()  # type: ignore[arg-type]
     return " ".join(text.split("\n\n")[0].split())
 
 

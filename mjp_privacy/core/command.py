@@ -249,6 +249,7 @@ class Outcome:
 
     text: str
     failed: Mapping[str, str]
+    lines: Sequence[Mapping[Any, object]] = ()  # the same for programs: a line for each model
 
 
 def report_failed(failed: Mapping[str, str], what: str) -> int:

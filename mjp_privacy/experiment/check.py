@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,8 +61,24 @@ class ModelQuestion:
         return {"name": self.model, "checkpoint": checkpoint, **shared}
 
 
-def check_model(question: ModelQuestion) -> str:
-    """A line on the model, remarks, and a table of attacks: whether each applies, or why not."""
+@dataclass(frozen=True)
+class ModelAnswer:
+    """A line on the model, remarks, and by attack: "yes", with what it takes, or "no" and why."""
+
+    model: str
+    notes: tuple[str, ...]
+    attacks: Mapping[str, str]
+
+    def text(self) -> str:
+        """As it is printed."""
+        width = max(map(len, ATTACKS)) + 2
+        lines = [self.model, *(f"  note   {note}" for note in self.notes)]
+        lines += ["", f"{'attack':{width}}applies"]
+        return "\n".join([*lines, *(f"{name:{width}}{a}" for name, a in self.attacks.items())])
+
+
+def check_model(question: ModelQuestion) -> ModelAnswer:
+    """Which attacks apply to a model, before anything is computed."""
     arguments = question.arguments()
     heads = outline_spec(**arguments)[0].num_heads  # type: ignore[arg-type]
     own = outline_model(**arguments)  # type: ignore[arg-type]
@@ -71,13 +87,8 @@ def check_model(question: ModelQuestion) -> str:
     if question.mjp and own.unk_embed is None:
         masked = {**arguments, "unknown_embedding": True, "unknown_init": "zeros"}
         asked = outline_model(**masked)  # type: ignore[arg-type]
-    lines = [_described(question, own, heads)]
-    lines += [f"  note   {remark}" for remark in _remarks(question, own)]
-    width = max(map(len, ATTACKS)) + 2
-    lines += ["", f"{'attack':{width}}applies"]
-    answers = _answers(question, asked)
-    lines += [f"{name:{width}}{answer}" for name, answer in answers.items()]
-    return "\n".join(lines)
+    notes = tuple(_remarks(question, own))
+    return ModelAnswer(_described(question, own, heads), notes, _answers(question, asked))
 
 
 def _check_client(question: ModelQuestion, model: LoadedModel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -107,8 +107,11 @@ class AttackArguments:
     )
 
 
-def attack(argv: list[str], usage: Usage) -> int:
-    """`mjp attack`: run an experiment, or attack recorded uploads, and print what failed."""
+def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None = None) -> int:
+    """`mjp attack`: run an experiment, or attack recorded uploads, and print what failed.
+
+    answer: what is said of the run folder's rows at the end
+    """
     named = _config_in(argv)
     experiment = _blank() if named is None else load_experiment(named)
     arguments = _parse(argv, usage, experiment)
@@ -145,6 +148,8 @@ def attack(argv: list[str], usage: Usage) -> int:
         print("Not applicable, each a row with its reason:")
         for line in summary.inapplicable:
             print(f"  {line}")
+    if answer is not None:
+        print(f"\n{answer(summary.out)}")
     print(f"Next: mjp report {summary.out} --out {summary.out / 'report'}")
     if summary.failures:
         print(

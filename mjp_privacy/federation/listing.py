@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from mjp_privacy.core.answers import print_json
 from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.registry import unknown_name
 
@@ -21,7 +21,7 @@ class ListArguments:
     kind: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[KIND]")] = None
     """models, attacks, defenses, metrics, settings, engines or configs; all if left out."""
     json: bool = False
-    """Print JSON for programs: {kind: {name: line}}."""
+    """Print JSON for programs (docs/json.md): {kind: {name: line}}."""
 
 
 def list_names(argv: list[str], usage: Usage) -> int:
@@ -32,7 +32,7 @@ def list_names(argv: list[str], usage: Usage) -> int:
     kinds = list(NAMES) if arguments.kind is None else [arguments.kind]
     listed = {kind: dict(NAMES[kind]()) for kind in kinds}
     if arguments.json:
-        print(json.dumps(listed, indent=1, ensure_ascii=False))
+        print_json("list", listed)
         return DONE
     width = max(len(name) for names in listed.values() for name in names) + 2
     blocks = []

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mjp_privacy.core.answers import print_json
 from mjp_privacy.core.command import Usage, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file, write_atomically
@@ -33,6 +34,8 @@ class ScoreArguments:
     """Score the images that are in both folders, and only count the others."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes the GPU if there is one."""
+    json: bool = False
+    """Print the means as JSON for programs (docs/json.md)."""
 
 
 def score(argv: list[str], usage: Usage) -> int:
@@ -41,7 +44,7 @@ def score(argv: list[str], usage: Usage) -> int:
     import torch
 
     from mjp_privacy.metrics.folders import pair_folders
-    from mjp_privacy.metrics.pair_scores import failures, score_pairs, table, write_csv
+    from mjp_privacy.metrics.pair_scores import failures, means, score_pairs, table, write_csv
     from mjp_privacy.metrics.scores import METRICS, lpips_backbone
 
     out, device = arguments.out, arguments.device
@@ -59,7 +62,22 @@ def score(argv: list[str], usage: Usage) -> int:
     output_file(out)
     rows = score_pairs(pairs, arguments.metrics or list(METRICS), place)
     write_atomically(out, lambda temporary: write_csv(temporary, rows))
-    print(table(rows))
+    failed, found = failures(rows), means(rows)
+    if arguments.json:
+        print_json(
+            "score",
+            {
+                "means": found,
+                "rows": len(rows),
+                "file": out,
+                "without_partner": missing,
+                "lpips_backbone": lpips_backbone(),
+                "remark": pairs[0].altered.remark or None,
+                "failed": failed,
+            },
+        )
+        return report_failed(failed, "images not scored; rows say why")
+    print(table(found))
     if any(row.metric == "lpips" for row in rows):
         print(f"LPIPS backbone: {lpips_backbone()}.")
     if pairs[0].altered.remark:
@@ -67,4 +85,4 @@ def score(argv: list[str], usage: Usage) -> int:
     if arguments.allow_missing:
         print(f"Images without a partner, not scored: {missing}.")
     print(f"{len(rows)} rows in {shown(out)}")
-    return report_failed(failures(rows), "images not scored; rows say why")
+    return report_failed(failed, "images not scored; rows say why")

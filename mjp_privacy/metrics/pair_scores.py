@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,24 +99,43 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
             )
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Mean, interval and number of images for each metric, and what the arrows mean."""
-    lines = [f"{'metric':8}{'variant':10}{'mean':>10}  {'95 % interval':^23}{'n':>6}"]
-    exact = []
+@dataclass(frozen=True)
+class Mean:
+    """One metric over the images that have it; PSNR averages min(PSNR, 100)."""
+
+    metric: str
+    variant: str
+    mean: float
+    low: float  # of the 95 % interval, a bootstrap of the mean; NaN for a single image
+    high: float
+    n: int
+    exact: int | None  # images equal to their references; of PSNR only
+    better_for_privacy: str  # higher or lower
+
+
+def means(rows: Sequence[Row]) -> list[Mean]:
+    """Mean, interval and number of images for each metric."""
     scored = [row for row in rows if row.status == OK]
+    found = []
     for key in dict.fromkeys((row.metric, row.variant) for row in scored):
         values = np.array([row.value for row in scored if (row.metric, row.variant) == key])
-        if key[0] == "psnr":
-            exact.append(f"{np.isinf(values).sum()} ({key[1]})")
-            values = np.minimum(values, PSNR_CAP)
-        low, high = bootstrap_interval(values)  # NaN for a single image
-        direction = arrow(METRICS["/".join(key)].higher_is_better)
-        interval = f"[{low:10.5g},{high:10.5g}]"
-        name, variant = key
-        lines.append(
-            f"{name:8}{variant:10}{values.mean():10.5g}  {interval}{len(values):6} {direction}"
-        )
+        exact = int(np.isinf(values).sum()) if key[0] == "psnr" else None
+        values = values if exact is None else np.minimum(values, PSNR_CAP)
+        low, high = bootstrap_interval(values)
+        better = "lower" if METRICS["/".join(key)].higher_is_better else "higher"
+        found.append(Mean(*key, float(values.mean()), low, high, len(values), exact, better))
+    return found
+
+
+def table(found: Sequence[Mean]) -> str:
+    """The means as printed, and what the arrows mean."""
+    lines = [f"{'metric':8}{'variant':10}{'mean':>10}  {'95 % interval':^23}{'n':>6}"]
+    for of in found:
+        direction = arrow(of.better_for_privacy == "lower")
+        interval = f"[{of.low:10.5g},{of.high:10.5g}]"
+        lines.append(f"{of.metric:8}{of.variant:10}{of.mean:10.5g}  {interval}{of.n:6} {direction}")
     lines.append("↑ higher, ↓ lower is better for privacy. Interval: bootstrap of the mean.")
+    exact = [f"{of.exact} ({of.variant})" for of in found if of.exact is not None]
     if exact:
         lines.append(f"PSNR averages min(PSNR, {PSNR_CAP:g}). Exact images: {', '.join(exact)}.")
     return "\n".join(lines)

@@ -52,6 +52,12 @@ CAPTION = (
     "gets no more has failed."
 )
 
+FIGURE_FIELDS = (
+    *("attack", "line", "of", "exact", "above_20", "n", "mean", "low", "high", "median"),
+    *("photographs", "without"),
+)
+"""Fields of a figure that programs get as they are."""
+
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -385,3 +391,36 @@ def card_notes(card: Card) -> tuple[str, ...]:
     tried = [f"Not tried: {'; '.join(card.not_tried)}."] if card.not_tried else []
     change = [f"What would change the figure: {'; '.join(card.would_change)}."]
     return (*footnotes, *of_facts, *tried, *(change if card.would_change else []))
+
+
+def as_fields(card: Card) -> dict[str, object]:
+    """The card for programs, as docs/json.md has it: flags are named by their keys."""
+    clients = [
+        {
+            **{name: getattr(row, name) for name in ("client", "details", "defended")},
+            **{"accuracy": row.accuracy, "accuracy_n": row.accuracy_n},
+            **{"flags": [flag.key for flag in row.flags]},
+            **{column: _as_fields(row, column) for column in HEADINGS},
+        }
+        for row in card.rows
+    ]
+    return {
+        **{name: getattr(card, name) for name in ("verdict", "assumptions", "beside")},
+        "about": card.main if card.rows else None,
+        "clients": clients,
+        "further_clients": card.further,
+        "flags": {flag.key: flag.text for flag in card.flags},
+        "facts": dict(card.facts),
+        "not_tried": card.not_tried,
+        "would_change": card.would_change,
+    }
+
+
+def _as_fields(row: CardRow, column: str) -> dict[str, object]:
+    figure = row.figures[column]
+    if figure is None:
+        return {"absent": row.absent_of(column)}
+    fields = {field: getattr(figure, field) for field in FIGURE_FIELDS}
+    low, high = Share(figure.exact, figure.of, figure.trials).interval
+    flags = [flag.key for flag in figure.flags]
+    return {**fields, "exact_percent_low": low, "exact_percent_high": high, "flags": flags}

@@ -1,4 +1,4 @@
-"""`mjp report`."""
+"""`mjp report`, and `mjp attack`, which ends with the same answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from mjp_privacy.core.answers import print_json
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.text import shown
 
@@ -26,11 +27,14 @@ class ReportArguments:
     """Print every line and write every note and diagnostic, not the answer alone."""
     pictures: Literal["shown", "all", "none"] = "shown"
     """Which reconstructions to write as PNG files: those on the page, all, or none."""
+    json: bool = False
+    """Print the answer as JSON for programs (docs/json.md)."""
 
 
 def report(argv: list[str], usage: Usage) -> int:
     """Write the report of the runs named in `argv` and print its answer."""
     arguments = usage.parse(ReportArguments, argv)
+    from mjp_privacy.report.card import as_fields
     from mjp_privacy.report.write import write_report
 
     summary = write_report(
@@ -39,8 +43,13 @@ def report(argv: list[str], usage: Usage) -> int:
         everything=arguments.everything,
         pictures=arguments.pictures,
     )
-    print(summary.console)
-    print(f"The page: {shown(summary.files[0])}")
+    if arguments.json:
+        content = {"reasons": summary.reasons, "files": summary.files, "not_run": summary.not_run}
+        content["damaged_files"] = summary.damaged
+        print_json("report", {**as_fields(summary.card), **content})
+    else:
+        print(summary.console)
+        print(f"The page: {shown(summary.files[0])}")
     if summary.not_run:
         print(
             f"UNFINISHED: {summary.not_run} images were not run, counted over all lines",
@@ -53,3 +62,19 @@ def report(argv: list[str], usage: Usage) -> int:
         )
         return SOME_FAILED
     return DONE
+
+
+def attack(argv: list[str], usage: Usage) -> int:
+    """`mjp attack`: run the experiment, then print the answer of its folder."""
+    from mjp_privacy.experiment import commands
+
+    return commands.attack(argv, usage, _answer)
+
+
+def _answer(run: Path) -> str:
+    from mjp_privacy.report.answer import build_card
+    from mjp_privacy.report.console import console_card
+    from mjp_privacy.report.runs import load_runs
+    from mjp_privacy.report.worst_case import reduced_groups
+
+    return console_card(build_card(reduced_groups(load_runs([run]).lines)))

@@ -141,7 +141,8 @@ def _short_counts(figure: CardFigure, *, counted: bool) -> str:
         return f"all{of} exact"
     if not figure.above_20:
         return f"none{of}, mean {capped(figure.mean, 1)} dB"
-    return f"{figure.exact}{of} exact, {figure.above_20} ≥ {PLAIN_TO_SEE} dB"
+    reached = "all" if figure.above_20 == figure.of else figure.above_20
+    return f"{figure.exact}{of} exact, {reached} ≥ {PLAIN_TO_SEE} dB"
 
 
 def _footnotes(card: Card, rows: Sequence[CardRow], left: int) -> list[str]:

@@ -54,6 +54,8 @@ class ReportSummary:
 
     console: str
     files: tuple[Path, ...]
+    card: Card
+    reasons: tuple[str, ...]  # why images and lines have no score
     lines: int
     failed_lines: int  # cells that failed or have no rows; unsupported ones are not failures
     failed_images: int
@@ -102,6 +104,8 @@ def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> 
     return ReportSummary(
         console=console_text(contents.card, contents.reasons, table),
         files=tuple(files),
+        card=contents.card,
+        reasons=tuple(contents.reasons),
         lines=len(lines),
         failed_lines=sum(line.status == "failed" for line in lines),
         failed_images=sum(

@@ -12,6 +12,7 @@ from typing import Literal
 
 import tyro
 
+from mjp_privacy.core.answers import print_json
 from mjp_privacy.core.command import DONE, Usage, report_failed
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.machine import use_threads
@@ -165,9 +166,14 @@ def evaluate(argv: list[str], usage: Usage) -> int:
     else:
         from mjp_privacy.training.evaluation import write_evaluation as write
     outcome = write(arguments)
-    print(outcome.text)
-    if arguments.out:
-        print(arguments.out)
+    if arguments.json:
+        print_json(
+            "evaluate", {"lines": outcome.lines, "folder": arguments.out, "failed": outcome.failed}
+        )
+    else:
+        print(outcome.text)
+        if arguments.out:
+            print(arguments.out)
     return report_failed(outcome.failed, "not read, and in no figure")
 
 

@@ -53,7 +53,8 @@ def write_evaluation(arguments: EvaluationArguments) -> Outcome:
         text = markdown(table, models)
         if arguments.out:
             _write(arguments.out, models, table, text)
-    return Outcome(text, {k: v for model in models for k, v in model.failed.items()})
+    failed = {k: v for model in models for k, v in model.failed.items()}
+    return Outcome(text, failed, summary_table(models, arguments.preset).to_dict("records"))
 
 
 def check_options(arguments: EvaluationArguments) -> None:

@@ -60,3 +60,5 @@ class EvaluationArguments:
     """Of the shuffles, and of the choice that --limit makes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""
+    json: bool = False
+    """Print a line for each model as JSON for programs (docs/json.md)."""

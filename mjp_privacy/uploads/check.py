@@ -9,8 +9,8 @@ parameters that were not uploaded. What makes an upload unusable altogether is i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
-from mjp_privacy.uploads.faults import Examined, examine, one_line
+from mjp_privacy.uploads.faults import examine, one_line
 from mjp_privacy.uploads.folder import Group, Series, UploadFolder, group_uploads
 from mjp_privacy.uploads.record import (
     UNKNOWN_LABEL,
@@ -221,46 +221,88 @@ def _with_recorded(name: str, recorded: int) -> tuple[Attack, str]:
 # the report ---------------------------------------------------------------------------------------
 
 
-def check_uploads(folder: Path) -> tuple[str, bool]:
-    """A report on all uploads of a folder, and whether every one of them can be attacked."""
-    uploads = UploadFolder(folder)
-    examined = examine(uploads)
-    lines = list(_refused(examined))
-    faulty = bool(lines)
-    lines += [f"note: {remark}" for remark in examined.remarks]
-    for group in group_uploads(examined.known, refused=examined.refused):
-        group_lines, group_faulty = _described(group)
-        lines += group_lines
-        faulty |= group_faulty
-    return "\n".join(lines), not faulty
+@dataclass(frozen=True)
+class CheckedGroup:
+    """Uploads of one kind of client, and which attacks apply to them."""
+
+    name: str
+    uploads: int
+    images: int
+    kind: str  # gradient or weight_difference
+    batch: int
+    steps: int
+    private_images_known: bool
+    faults: tuple[str, ...] = ()  # why none of them can be attacked
+    notes: tuple[str, ...] = ()
+    applies: tuple[str, ...] = ()
+    does_not_apply: Mapping[str, str] = field(default_factory=dict)  # why, by attack
+
+    def lines(self) -> Iterator[str]:
+        """As they are printed."""
+        truth = "private images known"
+        if not self.private_images_known:
+            truth = "no private images: rows will be unscored"
+        yield (
+            f"{self.name}: {self.uploads} upload(s) of {self.images} image(s), {self.kind}, "
+            f"batch {self.batch}, {self.steps} local step(s), {truth}"
+        )
+        yield from (f"  note   {note}" for note in self.notes)
+        yield from (f"  FAULT  {fault}" for fault in self.faults)
+        if not self.faults:
+            yield f"  applies: {', '.join(self.applies)}"
+        yield from (f"  not {name}: {reason}" for name, reason in self.does_not_apply.items())
 
 
-def _refused(examined: Examined) -> Iterator[str]:
-    """The uploads that cannot be attacked, with every reason."""
-    if examined.refused:
-        count = len(examined.refused)
-        yield f"{count} upload(s) cannot be attacked; a run makes a failed row of each:"
-    for name, reasons in examined.refused.items():
-        yield from (f"  FAULT  {name}: {reason}" for reason in reasons)
+@dataclass(frozen=True)
+class CheckedFolder:
+    """What `mjp check` says of a folder of uploads."""
+
+    refused: Mapping[str, Sequence[str]]  # why uploads cannot be attacked, by name
+    notes: tuple[str, ...]
+    groups: tuple[CheckedGroup, ...]
+
+    @property
+    def usable(self) -> bool:
+        """Whether every one of the uploads can be attacked."""
+        return not self.refused and not any(group.faults for group in self.groups)
+
+    def text(self) -> str:
+        """As it is printed."""
+        lines = []
+        if self.refused:
+            count = len(self.refused)
+            lines.append(f"{count} upload(s) cannot be attacked; a run makes a failed row of each:")
+        for name, reasons in self.refused.items():
+            lines += [f"  FAULT  {name}: {reason}" for reason in reasons]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join([*lines, *(line for group in self.groups for line in group.lines())])
 
 
-def _described(group: Group) -> tuple[list[str], bool]:
-    """The report's lines on one group, and whether it is faulty."""
+def check_uploads(folder: Path) -> CheckedFolder:
+    """A report on all uploads of a folder: print(check_uploads(folder).text())."""
+    examined = examine(UploadFolder(folder))
+    groups = group_uploads(examined.known, refused=examined.refused)
+    return CheckedFolder(examined.refused, tuple(examined.remarks), tuple(map(_checked, groups)))
+
+
+def _checked(group: Group) -> CheckedGroup:
     header, uploads = group.header, sum(len(series.uploads) for series in group.series)
-    lines = [
-        f"{group.name}: {uploads} upload(s) of {len(group.records)} image(s), {header.kind}, "
-        f"batch {header.batch}, {header.steps} local step(s), "
-        f"{'private images known' if group.scored else 'no private images: rows will be unscored'}"
-    ]
+    client = header.kind, header.batch, header.steps
+    checked = CheckedGroup(group.name, uploads, len(group.records), *client, group.scored)
     try:
         model = load_group(group)
     except UserError as error:
-        return [*lines, f"  FAULT  {one_line(error, group.series[0].first.folder)}"], True
+        return replace(checked, faults=(one_line(error, group.series[0].first.folder),))
+    notes: list[str] = []
     try:
-        lines += [f"  note   {remark}" for remark in remarks(group, model)]
+        notes += remarks(group, model)
         reasons = applicability(group, model)
     except BREAKDOWN as error:  # of numbers at the edge of their range; the run makes rows of it
-        return [*lines, f"  FAULT  its linear algebra broke down: {shown(error)}"], True
-    lines.append(f"  applies: {', '.join(n for n, reason in reasons.items() if not reason)}")
-    lines += [f"  not {name}: {reason}" for name, reason in reasons.items() if reason]
-    return lines, False
+        fault = f"its linear algebra broke down: {shown(error)}"
+        return replace(checked, notes=tuple(notes), faults=(fault,))
+    return replace(
+        checked,
+        notes=tuple(notes),
+        applies=tuple(name for name, reason in reasons.items() if not reason),
+        does_not_apply={name: reason for name, reason in reasons.items() if reason},
+    )

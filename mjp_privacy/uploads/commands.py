@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tyro
 
+from mjp_privacy.core.answers import print_json
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
 from mjp_privacy.core.errors import UserError
 
@@ -38,6 +39,9 @@ class CheckArguments:
     std: tuple[float, ...] = ()
     """Without effect, as --num-heads."""
 
+    json: bool = False
+    """Print the answer as JSON for programs (docs/json.md)."""
+
 
 IDLE = ("num_heads", "mean", "std")
 """Options that are taken so that a command line of `mjp attack own` can be asked about."""
@@ -56,7 +60,11 @@ def check(argv: list[str], usage: Usage) -> int:
         from mjp_privacy.experiment.check import ModelQuestion, check_model
 
         asked = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(ModelQuestion)}
-        print(check_model(ModelQuestion(**asked)))
+        answer = check_model(ModelQuestion(**asked))
+        if arguments.json:
+            print_json("check-model", answer)
+            return DONE
+        print(answer.text())
         if idle := [f"--{n.replace('_', '-')}" for n in IDLE if getattr(arguments, n)]:
             print(f"{', '.join(idle)}: of no effect here, what applies does not depend on it")
         return DONE
@@ -64,9 +72,12 @@ def check(argv: list[str], usage: Usage) -> int:
 
     assert folder is not None
     _refuse_model_options(arguments)
-    text, usable = check_uploads(folder)
-    print(text)
-    return DONE if usable else SOME_FAILED
+    checked = check_uploads(folder)
+    if arguments.json:
+        print_json("check", {"usable": checked.usable, **dataclasses.asdict(checked)})
+    else:
+        print(checked.text())
+    return DONE if checked.usable else SOME_FAILED
 
 
 def _refuse_model_options(arguments: CheckArguments) -> None:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mjp_privacy.models.tensor_files import DIGEST_KEY
-from mjp_privacy.uploads.check import check_uploads
+from tests.helpers.checked import check_uploads
 from tests.helpers.federations import run
 from tests.helpers.uploads import NAME, copied, edit_all
 

@@ -15,8 +15,8 @@ from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model
-from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.folder import UploadFolder, group_uploads
+from tests.helpers.checked import check_uploads
 from tests.helpers.federations import MJP, config, images, run, task
 from tests.helpers.runs import cell, cells, tensors, written
 from tests.helpers.uploads import (

@@ -13,9 +13,9 @@ import torch
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.faults import examine
 from mjp_privacy.uploads.folder import REFUSED, UploadFolder
+from tests.helpers.checked import check_uploads
 from tests.helpers.runs import cells
 from tests.helpers.uploads import (
     ATTACKS,

@@ -13,8 +13,8 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.folder import UploadFolder
+from tests.helpers.checked import check_uploads
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images
 from tests.uploads.test_attack_gradients import gradient_of

@@ -14,10 +14,10 @@ from mjp_privacy.core.read import FileKind
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.tensor_files import DIGEST_KEY, check_digest, save_tensors
-from mjp_privacy.uploads.check import check_uploads
 from mjp_privacy.uploads.faults import examine
 from mjp_privacy.uploads.folder import UploadFolder
 from mjp_privacy.uploads.record import _holds, record_weights
+from tests.helpers.checked import check_uploads
 from tests.helpers.runs import TINY, said
 from tests.helpers.uploads import NAME, ONE, attacked, edit, edit_all
 

@@ -114,7 +114,7 @@ def write_robustness(arguments: EvaluationArguments) -> Outcome:
         text = markdown(lines)
         if arguments.out:
             _write(arguments.out, lines, errors, text, sets.unreadable)
-    return Outcome(text, sets.unreadable)
+    return Outcome(text, sets.unreadable, table_of(lines).to_dict("records"))
 
 
 def _opened(arguments: EvaluationArguments) -> Sets:

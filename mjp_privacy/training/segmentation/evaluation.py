@@ -31,7 +31,7 @@ from mjp_privacy.training.segmentation.scores import Counts, Score, areas, diffe
 from mjp_privacy.training.segmentation.stored import load_segmentation
 from mjp_privacy.training.segmentation.windows import predicted
 
-READ = ("ade20k", "checkpoint", "limit", "seed", "device", "out")
+READ = ("ade20k", "checkpoint", "limit", "seed", "device", "out", "json")
 """The options that segmentation reads; any other that is given is refused."""
 
 
@@ -60,7 +60,8 @@ def write_segmentation(arguments: EvaluationArguments) -> Outcome:
         text = markdown(models)
         if arguments.out:
             _write(arguments.out, models, pd.concat(rows), text)
-    return Outcome(text, {k: v for model in models for k, v in model.unreadable.items()})
+    failed = {k: v for model in models for k, v in model.unreadable.items()}
+    return Outcome(text, failed, table_of(models).to_dict("records"))
 
 
 def _check_options(arguments: EvaluationArguments) -> None:
