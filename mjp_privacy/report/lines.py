@@ -21,7 +21,7 @@ from mjp_privacy.metrics.coded import Coded, Images
 from mjp_privacy.metrics.shares import Share, independent_trials
 from mjp_privacy.metrics.statistics import PSNR_CAP, Counts, Summary, summarise
 from mjp_privacy.report.published import METRICS
-from mjp_privacy.report.rows import UNREADABLE, Column, Key, ScoreTable, long_rows
+from mjp_privacy.report.rows import UNREADABLE, Column, Key, Scores, long_rows
 
 MARKS = {
     "floor": " (control)",
@@ -79,10 +79,8 @@ class Line:
     number: int  # from 1, over all runs; the notes refer to it
     run: str  # name of the run folder, made unique
     cell: CellFacts
-    table: ScoreTable
+    table: Scores
     store: RunStore
-    unreadable: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """Why images could not be read, by their id."""
     left_out: Sequence[Path] = field(default=(), kw_only=True)
     """Damaged files, whose images have no part in the line."""
 
@@ -115,6 +113,11 @@ class Line:
     def uploads(self) -> int:
         """How many uploads the attack uses."""
         return self.cell.attack.uploads or 1
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Why images could not be read, by their id."""
+        return self.table.unreadable
 
     @property
     def stored(self) -> bool:

@@ -15,10 +15,9 @@ from mjp_privacy.core.read import FileKind, is_there, reason
 from mjp_privacy.core.text import plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.metrics.coded import Images
 from mjp_privacy.models.tensor_files import check_digest
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.rows import STAGE, JoinedTable, ScoreTable, cell_scores
+from mjp_privacy.report.rows import STAGE, cell_scores
 from mjp_privacy.uploads.folder import REFUSED
 
 __all__ = ["Line", "Loaded", "load_runs"]
@@ -112,17 +111,12 @@ def _read_cells(store: RunStore) -> list[CellFacts]:
 
 
 def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
-    table: ScoreTable = cell_scores(store, cell.run_id)
-    unreadable = table.unreadable
-    outcome = cell.outcome
-    left = max(0, outcome.planned_images - len(unreadable))
-    counted = replace(cell, outcome=replace(outcome, planned_images=left))
-    if unreadable:
-        readable = Images.of(image for image in table.images.ids if image not in unreadable)
-        table = JoinedTable([table], readable)
+    table = cell_scores(store, cell.run_id)
+    planned = max(0, cell.outcome.planned_images - len(table.unreadable))
+    counted = replace(cell, outcome=replace(cell.outcome, planned_images=planned))
     folder = store.folder(cell.run_id)
     damaged = sorted(path for path in store.left_out if path.parent == folder)
-    return Line(number, name, counted, table, store, unreadable=unreadable, left_out=damaged)
+    return Line(number, name, counted, table, store, left_out=damaged)
 
 
 def _timings(line: Line) -> pd.DataFrame:

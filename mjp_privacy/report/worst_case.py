@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
+from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,7 @@ from mjp_privacy.metrics.coded import Coded, Images
 from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.differences import grouped, which
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.rows import Column, JoinedTable, Key, joined
+from mjp_privacy.report.rows import Column, Scores, joined
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,10 @@ def adaptive_attacks(attacks: Sequence[Line], *, single: bool = False) -> Sequen
 
 def choose(members: Sequence[Line], rule: Rule) -> Choice:
     """The best member for each image; among equals the first in the order of the cells."""
-    images = JoinedTable([line.table for line in members]).images
+    distinct = {line.images for line in members}
+    images = (
+        members[0].images if len(distinct) == 1 else Images.of(chain(*(i.ids for i in distinct)))
+    )
     best = np.full(len(images), -np.inf)
     member = np.full(len(images), -1, dtype=np.int16)
     for number, line in enumerate(members):
@@ -252,116 +256,89 @@ class Choice(Mapping[str, Line]):
         return [int(n) for n in np.bincount(chosen, minlength=len(self.members))]
 
 
-class ChosenScores:
+class ChosenScores(Scores):
     """The rows of the chosen reconstructions, as a table of scores.
 
     Diagnostics of the image come from the chosen line too, or else from the first that has them.
     """
 
+    codes = None
+    unreadable: Mapping[str, str] = {}
+
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
-        self._all = JoinedTable([line.table for line in choice.members])
-        self.keys: Sequence[Key] = [key for key in self._all.keys if _kind(*key)]
-        self.codes = None
-        self.unreadable: Mapping[str, str] = {}
-
-    @property
-    def images(self) -> Images:
-        """All images with rows."""
-        return self.choice.images
-
-    @property
-    def photographs(self) -> Coded | None:
-        """The photograph that each image was cut from."""
-        return self._all.photographs
+        self.images = choice.images
+        keys = dict.fromkeys(key for line in choice.members for key in line.table.keys)
+        self.keys = [key for key in keys if _kind(*key)]
 
     def column(self, metric: str, variant: str) -> Column | None:
         """The rows of one metric; None where it was not computed."""
         kind = _kind(metric, variant)
-        columns = []
-        for line in self.choice.members if kind else ():
-            column = line.column(metric, variant)
-            columns.append(column._replace(at=self._places(line)[column.at]))
-        if kind == "image":
-            return self._first_known(columns)
-        member = self.choice.member
-        parts = [c.chosen(member[c.at] == number) for number, c in enumerate(columns)]
-        if kind == "score" and len(self._unchosen):
+        columns = [
+            column._replace(at=self.images.places(line.images.ids)[column.at])
+            for line in (self.choice.members if kind else ())
+            for column in [line.column(metric, variant)]
+        ]
+        member, open_images = self.choice.member, np.ones(len(self.images), dtype=bool)
+        parts = []
+        for only_scored, only_chosen in PREFERRED[kind]:
+            for number, column in enumerate(columns):
+                taken = open_images[column.at]
+                if only_chosen:
+                    taken &= member[column.at] == number
+                if only_scored:
+                    taken &= column.statuses.equal("ok")
+                parts.append(column.chosen(taken))
+                open_images[column.at[taken]] = False
+        if kind == "score" and self._unchosen:
             parts.append(self._without_choice(columns))
         return joined([part for part in parts if len(part.at)])
 
-    def _places(self, line: Line) -> NDArray[np.int32]:
-        return self.images.places(line.images.ids)
-
-    def _first_known(self, columns: Sequence[Column]) -> Column | None:
-        """Of each image the row with a value, rather of the chosen line, rather of an early one."""
-        if all(len(c.at) == len(self.images) and c.statuses.equal("ok").all() for c in columns):
-            member = np.maximum(self.choice.member, 0)
-            parts = [c.chosen(member == number) for number, c in enumerate(columns)]
-            return joined([part for part in parts if len(part.at)])
-        every = joined([column for column in columns if len(column.at)])
-        if every is None:
+    @cached_property
+    def photographs(self) -> Coded | None:  # type: ignore[override]
+        """The photograph that each image was cut from, as the first member with it says."""
+        tables = [line.table for line in self.choice.members]
+        if all(table.photographs is None for table in tables):
             return None
-        number = np.concatenate([np.full(len(c.at), i) for i, c in enumerate(columns)])
-        number = number[np.argsort(np.concatenate([c.at for c in columns]), kind="stable")]
-        taken = self.choice.member[every.at] == number
-        order = np.lexsort((number, ~taken, ~every.statuses.equal("ok"), every.at))
-        at = every.at[order]
-        first = order[np.append(True, at[1:] != at[:-1])]
-        return Column(
-            every.at[first], every.values[first], every.statuses[first], every.reasons[first]
-        )
-
-    # images without a choice ----------------------------------------------------------------------
+        found = dict(zip(self.images.ids, self.images.ids, strict=True))
+        for table in reversed(tables):
+            photographs = table.photographs.tolist() if table.photographs else table.images.ids
+            found |= zip(table.images.ids, photographs, strict=True)
+        return Coded.of([*found.values()])
 
     def _without_choice(self, columns: Sequence[Column]) -> Column:
         """Rows that say why no member was chosen for an image."""
-        open_images = np.concatenate([c.at for c in columns])
-        at = np.unique(open_images[self.choice.member[open_images] < 0]).astype(np.int32)
-        nothing = np.full(len(at), np.nan)
-        statuses, reasons = self._outcomes
-        place = np.searchsorted(self._unchosen, at)
-        return Column(at, nothing, statuses[place], reasons[place])
+        with_rows = np.unique(np.concatenate([column.at for column in columns]))
+        at = with_rows[self.choice.member[with_rows] < 0].astype(np.int32)
+        said = [self._unchosen[place] for place in at.tolist()]
+        statuses, reasons = (Coded.of([pair[part] for pair in said]) for part in (0, 1))
+        return Column(at, np.full(len(at), np.nan), statuses, reasons)
 
     @cached_property
-    def _unchosen(self) -> NDArray[np.int64]:
-        return np.flatnonzero(self.choice.member < 0)
+    def _unchosen(self) -> dict[int, tuple[str, str]]:
+        """(status, reason) of each image without a choice, as its members' PSNR say them; a NaN
+        counts as failed."""
+        without = self.choice.member < 0
+        said: list[dict[int, tuple[str, str]]] = []
+        for line in self.choice.members:
+            column = line.column("psnr", "standard")
+            column = column._replace(at=self.images.places(line.images.ids)[column.at])
+            column = column.chosen(without[column.at])
+            pairs = zip(column.statuses.tolist(), column.reasons.tolist(), strict=True)
+            said.append(dict(zip(column.at.tolist(), pairs, strict=True)))
+            broken = column.at[column.statuses.equal("ok") & np.isnan(column.values)]
+            said[-1] |= dict.fromkeys(broken.tolist(), ("failed", "its PSNR is not a number"))
+        reason = cache(partial(_reason, self.choice.members))
+        places = np.flatnonzero(without).tolist()
+        return {at: reason(tuple(of_line.get(at) for of_line in said)) for at in places}
 
-    @cached_property
-    def _outcomes(self) -> tuple[Coded, Coded]:
-        """(status, reason) of each image without a choice, as its members' PSNR say them."""
-        known: list[list[tuple[str, str] | None]] = []
-        codes = np.zeros((len(self.choice.members), len(self._unchosen)), dtype=np.int64)
-        for number, line in enumerate(self.choice.members):
-            said, code = self._said(line)
-            known.append(said)
-            codes[number] = code[self._unchosen]
-        different, which = np.unique(codes, axis=1, return_inverse=True)
-        told = [
-            _reason(self.choice.members, [known[i][code] for i, code in enumerate(combination)])
-            for combination in different.T.tolist()
-        ]
-        which = which.reshape(-1)
-        states, texts = (Coded.of([pair[i] for pair in told]) for i in (0, 1))
-        return states[which], texts[which]
 
-    def _said(self, line: Line) -> tuple[list[tuple[str, str] | None], NDArray[np.int64]]:
-        """The (status, reason) that occur in a line's PSNR, and the place of each image's among
-        them; 0 is None, for images without a row. A NaN counts as failed."""
-        column = line.column("psnr", "standard")
-        width = len(column.reasons.words) + 1
-        pair = column.statuses.codes.astype(np.int64) * width + column.reasons.codes
-        pair[column.statuses.equal("ok") & np.isnan(column.values)] = -1
-        different, which = np.unique(pair, return_inverse=True)
-        said: list[tuple[str, str] | None] = [None]
-        for both in different.tolist():
-            status, reason = divmod(both, width)
-            words = column.statuses.words, column.reasons.words
-            broken = "failed", "its PSNR is not a number"
-            said.append(broken if both < 0 else (words[0][status], words[1][reason]))
-        code = np.zeros(len(self.images), dtype=np.int64)
-        code[self._places(line)[column.at]] = which + 1
-        return said, code
+PREFERRED: Mapping[str, Sequence[tuple[bool, bool]]] = {
+    **{"score": ((False, True),), "reconstruction": ((False, True),), "": ()},
+    "image": ((True, True), (True, False), (False, True), (False, False)),
+}
+"""Which rows stand for an image, by kind of metric, the first before the next: whether only those
+with a score, and whether only those of the chosen line."""
 
 
 def _kind(metric: str, variant: str) -> str:
