@@ -24,14 +24,16 @@ test: lint
 tests: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal --ignore=$(ROOMY)
 
-# One run from end to end by each of Flower, Ray and Slurm, and what else needs these large installs.
+# One run from end to end by each of Flower, Ray and Slurm, what else needs these large installs, and
+# the demo of the installed wheel.
 # Slurm's is skipped where it is not installed (Debian: apt install slurmctld slurmd slurm-client munge).
 FLOWER := tests/slow/test_flower.py tests/federation/test_flower_app.py tests/client/test_accounting.py
 CLUSTERS := tests/engines/test_clusters.py
+PACKAGE := tests/test_package.py
 EACH := -m "engine or not nightly"
 
 test-engines: $(ENGINES)
-	$(BIN)/python -m pytest -rs $(EACH) $(FLOWER) $(CLUSTERS)
+	$(BIN)/python -m pytest -rs $(EACH) $(FLOWER) $(CLUSTERS) $(PACKAGE)
 
 test-federated: $(ENGINES)
 	$(BIN)/python -m pytest $(EACH) $(FLOWER)

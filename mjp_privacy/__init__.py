@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mjp_privacy.uploads.leak.attacking import attack_gradients as attack_gradients
     from mjp_privacy.uploads.memory import save_upload as save_upload
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "__version__",
     "attack_gradients",

@@ -34,6 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 from mjp_privacy.core.errors import BadFile, NoFile, Unreadable, UserError
 from mjp_privacy.core.registry import nearest
 from mjp_privacy.core.schema import listed_mistakes
+from mjp_privacy.core.stock import stock_config
 from mjp_privacy.core.text import shown
 
 T = TypeVar("T")
@@ -320,7 +321,8 @@ _Loader.add_implicit_resolver(
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """The top-level fields of a YAML file."""
+    """The top-level fields of a YAML file, or of a stock config by its path in the checkout."""
+    path = stock_config(path)
     try:
         text = CONFIG.text(path)
     except NoFile as error:
@@ -328,8 +330,8 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
         near = nearest(path.name, neighbours)
         hint = "" if near is None else f" Did you mean {path.parent / near}?"
         raise UserError(
-            f"No config at {shown(path)}: expected a YAML file.{hint} Those shipped are in "
-            "configs/ of the repository."
+            f"No config at {shown(path)}: expected a YAML file.{hint} Those shipped: "
+            "mjp list configs."
         ) from error
     content = yaml_value(text, shown(path))
     if not isinstance(content, Mapping):

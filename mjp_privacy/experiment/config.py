@@ -39,6 +39,7 @@ from mjp_privacy.core.schema import (
     parse,
     schema,
 )
+from mjp_privacy.core.stock import STOCK, stock_config
 
 __all__ = [
     "MOST_CELLS",
@@ -234,7 +235,6 @@ def client_fields(entry: GridEntry, experiment: Experiment) -> dict[str, Any]:
 
 # files --------------------------------------------------------------------------------------------
 
-STOCK = Path(__file__).resolve().parents[2] / "configs"
 SUFFIXES = (".yaml", ".yml")
 OF_A_RUN = {"experiment", "made_with"}
 """Fields of the experiment.yaml in a run's folder."""
@@ -269,18 +269,16 @@ def load_experiment(config: str | Path | Mapping[str, Any] | Experiment) -> Expe
 def find_config(config: str | Path) -> Path:
     """The file of a config that is given by its path or, from anywhere, by a stock config's name.
 
-    find_config("demo"): a file of this name, else configs/demo.yaml here or beside the package
+    find_config("demo"): a file of this name, else configs/demo.yaml here or in the package
     """
-    path = Path(config)
-    if path.is_file() or path.is_dir() or len(path.parts) != 1 or path.suffix in SUFFIXES:
+    path = stock_config(config)
+    if path.exists() or len(path.parts) != 1 or path.suffix in SUFFIXES:
         return path
-    folders = (Path("configs"), STOCK)
-    if file := next((f for f in (at / f"{path}.yaml" for at in folders) if f.is_file()), None):
-        return file
-    names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    places = (Path("configs"), STOCK)
+    names = sorted({file.stem for folder in places for file in folder.glob("*.yaml")})
     raise UserError(
         f"No config {str(path)!r}: expected a YAML file, or the name of a stock config."
-        f"{did_you_mean(str(path), names)} Stock configs: {', '.join(names) or 'none'}."
+        f"{did_you_mean(str(path), names)} Stock configs: {', '.join(names)}."
     )
 
 

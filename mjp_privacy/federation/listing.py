@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -12,6 +11,7 @@ import tyro
 from mjp_privacy.core.answers import print_json
 from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.core.stock import stock_configs
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,9 @@ def _engines() -> Mapping[str, str]:
 
 
 def _configs() -> Mapping[str, str]:
-    """The files in the checkout's configs/, each with the first sentence of its comment."""
-    folder = Path(__file__).resolve().parents[2] / "configs"
-    files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
+    """The stock configs, each with the first sentence of its comment."""
     return {
-        file.relative_to(folder.parent).as_posix(): _header(file.read_text(encoding="utf-8"))
-        for file in files
+        name: _header(file.read_text(encoding="utf-8")) for name, file in stock_configs().items()
     }
 
 

@@ -16,6 +16,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.client.config import ClientConfig, client_identity, client_recipe
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.experiment.cell_facts import ClientFacts, cell_key, columns_of, run_id
 from mjp_privacy.experiment.config import Experiment, expand, find_config, load_experiment
 from mjp_privacy.experiment.overrides import with_gamma
@@ -126,6 +127,7 @@ def test_stock_configs_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "demo").write_text("name: nearer\n")
     assert find_config("demo") == Path("demo")
     assert find_config("configs/demo.yaml") == Path("configs/demo.yaml")
+    assert read_mapping(Path("configs/training/cifar10.yaml"))["name"] == "cifar10"
     with pytest.raises(UserError) as caught:
         load_experiment("ladderr")
     assert "'ladderr'" in str(caught.value)
