@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mjp_privacy.experiment.cell_facts import CellFacts
@@ -33,39 +32,9 @@ MARKS = {
 T = TypeVar("T")
 
 
-BYTES = 128 << 20
-"""What a report keeps: 300 metrics of 50,000 images, or all of a run with some thousand."""
-
-
-class Recent:
-    """Things by key; those asked for longest ago are forgotten when there is no room.
-
-    Recent().get(("psnr", 3), lambda: read(3), lambda scores: scores.nbytes)
-    """
-
-    def __init__(self, room: int = BYTES) -> None:
-        self.room = room
-        self._things: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._size = 0
-
-    def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
-        """What is kept under the key, or what `make` returns; `size`: its bytes."""
-        if key in self._things:
-            self._things.move_to_end(key)
-            known: T = self._things[key][0]
-            return known
-        thing = make()
-        bytes_of = size(thing)
-        self._things[key] = thing, bytes_of
-        self._size += bytes_of
-        while self._size > self.room and len(self._things) > 1:
-            _, (_, freed) = self._things.popitem(last=False)
-            self._size -= freed
-        return thing
-
-
-RECENT = Recent()
-"""The scores that a report read last, of all its lines."""
+KEPT = 256
+"""Metrics of lines that are kept after they were read: a report asks for the same ones often, and
+this many of 50,000 images are 200 MB."""
 
 
 @dataclass(frozen=True)
@@ -147,19 +116,17 @@ class Line:
             return "none of its images could be read"
         if not len(self.images):
             return "no rows stored: the run ended before this cell; run the same command again"
-        if "reason" not in self.reductions:
-            scored = (self.column(m, v).statuses for m, v in self._keys if v != "diagnostic")
-            some = any(statuses.equal("ok").any() for statuses in scored)
-            self.reductions["reason"] = "" if some else self._commonest_reason()
-        return str(self.reductions["reason"])
+        return self._commonest_reason
 
-    @property
-    def _keys(self) -> list[tuple[str, str]]:
-        return sorted(self.table.keys, key=lambda key: (key != ("psnr", "standard"), key))
-
+    @cached_property
     def _commonest_reason(self) -> str:
+        """Empty where an image has a score."""
+        keys = sorted(self.table.keys, key=lambda key: (key != ("psnr", "standard"), key))
+        scored = (self.column(m, v).statuses for m, v in keys if v != "diagnostic")
+        if any(statuses.equal("ok").any() for statuses in scored):
+            return ""
         reasons: Counter[str] = Counter()
-        for key in self._keys:
+        for key in keys:
             reasons.update(self.column(*key).reasons.counts())
         reasons.pop("", None)
         return min(reasons, key=lambda reason: (-reasons[reason], reason), default="")
@@ -170,51 +137,12 @@ class Line:
         return {}
 
     def column(self, metric: str, variant: str) -> Column:
-        """The scores of one metric in the order of the images; empty where it was not computed.
-
-        The residual of batches that an earlier version stored does not count: it took the pictures
-        for those of the labels in their order, which nobody knows.
-        """
-        if metric == "gradient_residual" and (self.cell.client.batch or 1) > 1:
-            return EMPTY
-        return RECENT.get(
-            (self.table, metric, variant),
-            lambda: self.table.column(metric, variant) or EMPTY,
-            lambda column: (
-                column.values.nbytes
-                + (0 if column.at is self.images.everywhere else column.at.nbytes)
-                + column.statuses.size
-                + column.reasons.size
-            ),
-        )
-
-    def scores(self, metric: str, variant: str) -> pd.DataFrame:
-        """image_id, value, status and reason of one metric; empty where it was not computed."""
-        column = self.column(metric, variant)
-        return pd.DataFrame(
-            {
-                "image_id": self.images.index[column.at],
-                "value": column.values,
-                "status": np.array(column.statuses.tolist(), dtype=object),
-                "reason": np.array(column.reasons.tolist(), dtype=object),
-            }
-        )
+        """The scores of one metric in the order of the images; empty where it was not computed."""
+        return _column(self.table, metric, variant)
 
     def scored(self, metric: str, variant: str) -> pd.Series[float]:
         """The metric's value by image_id, for the images that have one."""
-        return RECENT.get(
-            (self.table, metric, variant, "scored"),
-            lambda: self._scored(metric, variant),
-            lambda values: 2 * values.to_numpy().nbytes,
-        )
-
-    def _scored(self, metric: str, variant: str) -> pd.Series[float]:
-        column = self.column(metric, variant)
-        if not column.scored.all():
-            column = column.chosen(column.scored)
-        every = len(column.at) == len(self.images)  # then all lines share one index
-        index = self.images.index if every else self.images.index[column.at]
-        return pd.Series(column.values, index=index)
+        return _scored(self.table, metric, variant)
 
     def reduced(self, name: Hashable, reduce: Callable[[], T]) -> T:
         """What `reduce` returns, computed once under this name: a figure, not the scores."""
@@ -239,15 +167,11 @@ class Line:
         """The stored tensors of one image by kind; None where none were stored."""
         return self.store.pictures(self.run_id, image_id)
 
-    @property
+    @cached_property
     def photographs(self) -> Coded | None:
         """The photograph of each of the images, where several were cut from one; else None."""
-        if "photographs" not in self.reductions:
-            known = self.table.photographs
-            single = known is None or len(known.present().words) == len(known)
-            self.reductions["photographs"] = None if single else known
-        shared: Coded | None = self.reductions["photographs"]
-        return shared
+        known = self.table.photographs
+        return None if known is None or len(known.present().words) == len(known) else known
 
     @cached_property
     def groups(self) -> dict[str, str] | None:
@@ -267,14 +191,26 @@ class Line:
         return long_rows(self.store, self.run_id, self.cell.columns)
 
 
-EMPTY = Column(
-    np.empty(0, dtype=np.int32),
-    np.empty(0),
-    Coded(np.empty(0, np.int32), ()),
-    Coded(np.empty(0, np.int32), ()),
-)
+NOTHING = Coded(np.empty(0, np.int32), ())
+EMPTY = Column(np.empty(0, dtype=np.int32), np.empty(0), NOTHING, NOTHING)
 """Scores that were not computed."""
 
+
+@lru_cache(KEPT)
+def _column(table: Scores, metric: str, variant: str) -> Column:
+    return table.column(metric, variant) or EMPTY
+
+
+@lru_cache(KEPT)
+def _scored(table: Scores, metric: str, variant: str) -> pd.Series[float]:
+    column = _column(table, metric, variant)
+    column = column.chosen(column.scored)
+    every = len(column.at) == len(table.images)  # then all lines share one index
+    index = table.images.index if every else table.images.index[column.at]
+    return pd.Series(column.values, index=index)
+
+
+# figures ------------------------------------------------------------------------------------------
 
 THRESHOLDS = (20, 30)
 """PSNR in dB from which an image counts as recovered: at 20 its content is usually recognisable, at
@@ -333,27 +269,14 @@ def _once(
     return known
 
 
+@_once
 def summary(
     line: Line, metric: str, variant: str, *, cap: float = math.inf, interval: bool = True
 ) -> Summary:
     """Summary of one metric of one line; crops of the same photograph are resampled together."""
-    key = "summary", metric, variant, cap, interval
-    if key not in line.reductions:
-        line.reductions[key] = _summary(line, metric, variant, cap, interval)
-    known: Summary = line.reductions[key]
-    return known
-
-
-def _summary(line: Line, metric: str, variant: str, cap: float, interval: bool) -> Summary:
-    column = line.column(metric, variant)
-    photographs = line.photographs
-    return summarise(
-        column.values,
-        column.statuses,
-        groups=None if photographs is None else photographs[column.at],
-        cap=cap,
-        interval=interval,
-    )
+    column, photographs = line.column(metric, variant), line.photographs
+    groups = None if photographs is None else photographs[column.at]
+    return summarise(column.values, column.statuses, groups=groups, cap=cap, interval=interval)
 
 
 @_once
@@ -431,15 +354,15 @@ def share_of_tried(line: Line, count: int, variant: str = "standard") -> Share:
 def below_grey(line: Line) -> float:
     """Percent of images for which a uniform grey has a higher standard PSNR than the attack."""
     both = shared_scores(line, line, ("grey_psnr", "diagnostic"))
-    return 100 * float(np.mean(both.second < both.first)) if len(both.at) else math.nan
+    return 100 * float(np.mean(both["second"] < both["first"])) if len(both) else math.nan
 
 
 @_once
 def ceiling_distance(line: Line) -> float:
     """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
     both = shared_scores(line, line, ("ceiling_psnr", "diagnostic"))
-    ceiling, reached = (np.minimum(side, PSNR_CAP) for side in (both.first, both.second))
-    return float(np.mean(ceiling - reached)) if len(both.at) else math.nan
+    ceiling, reached = both.clip(upper=PSNR_CAP).to_numpy().T
+    return float(np.mean(ceiling - reached)) if len(both) else math.nan
 
 
 def present(lines: Sequence[Line]) -> tuple[Measure, ...]:
@@ -464,28 +387,12 @@ def measured(line: Line, measure: Measure) -> tuple[float, int]:
 PSNR: Key = ("psnr", "standard")
 
 
-class SharedScores(NamedTuple):
-    """Scores of the images that both have, in the order of their ids."""
-
-    at: NDArray[np.int32]  # places among the first line's images
-    first: NDArray[np.float64]
-    second: NDArray[np.float64]
-
-
 def shared_scores(
     first: Line, second: Line, first_key: Key = PSNR, second_key: Key = PSNR
-) -> SharedScores:
-    """The images that both lines scored.
+) -> pd.DataFrame:
+    """The values `first` and `second` of the images that both lines scored, by their ids.
 
-    shared_scores(april, ours).first.mean()     # April's PSNR where ours was scored too
+    shared_scores(april, ours)["first"].mean()     # April's PSNR where ours was scored too
     """
-    sides = (first.column(*first_key), second.column(*second_key))
-    mine, its = (side if side.scored.all() else side.chosen(side.scored) for side in sides)
-    places = its.at
-    if second.images is not first.images:
-        places = first.images.places(second.images.ids)[its.at]
-        its, places = its.chosen(places >= 0), places[places >= 0]
-    if np.array_equal(mine.at, places):
-        return SharedScores(mine.at, mine.values, its.values)
-    at, here, there = np.intersect1d(mine.at, places, assume_unique=True, return_indices=True)
-    return SharedScores(at, mine.values[here], its.values[there])
+    sides = {"first": first.scored(*first_key), "second": second.scored(*second_key)}
+    return pd.concat(sides, axis=1, join="inner")

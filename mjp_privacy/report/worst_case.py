@@ -22,7 +22,6 @@ from functools import cache, cached_property, partial
 from itertools import chain
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -71,21 +70,6 @@ class DerivedLine(Line):
         """The members that were chosen for some image."""
         pairs = zip(self.members, self.chosen.counts, strict=True)
         return tuple(member for member, count in pairs if count)
-
-    @property
-    def rows(self) -> pd.DataFrame:
-        """The scores of the chosen reconstructions; `attack` and `run_id` name the chosen line."""
-        parts = [
-            self.scores(metric, variant).assign(metric=metric, variant=variant)
-            for metric, variant in self.table.keys
-        ]
-        rows = pd.concat(parts, ignore_index=True)
-        chosen = [self.chosen.get(image) for image in rows["image_id"]]
-        rows = rows.assign(
-            attack=["" if line is None else line.attack for line in chosen],
-            run_id=["" if line is None else line.run_id for line in chosen],
-        )
-        return rows.sort_values("image_id", kind="stable").reset_index(drop=True)
 
     def reconstruction(self, image_id: str) -> dict[str, Tensor] | None:
         """The stored tensors of the line chosen for this image; None where there are none."""

@@ -10,7 +10,6 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import data_files, differences
 from mjp_privacy.report.charts import ridges
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.lines import Recent, shared_scores
 from mjp_privacy.report.page import build
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import ladder_run
@@ -58,17 +57,6 @@ def test_a_page_compares_line_by_line_on_some_of_many_images(
     assert build.compared_images([str(i) for i in range(9)], ["4"], 3) == ["0", "4", "8"]
 
 
-def test_what_was_read_last_is_kept_as_far_as_there_is_room() -> None:
-    recent, made = Recent(room=10), []
-
-    def get(key: str) -> str:
-        return recent.get(key, lambda: made.append(key) or key, lambda _: 4)
-
-    for key in "abacb":
-        assert get(key) == key
-    assert made == ["a", "b", "c", "b"]  # b was asked for longest ago when c came
-
-
 @pytest.mark.nightly
 def test_of_many_choices_a_parquet_file_holds_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,19 +83,6 @@ def test_notes_say_from_how_many_images_on_nothing_is_drawn(
     monkeypatch.setattr(differences, "MOST_DRAWN", 2)
     (said,) = (note for note in differences.method(lines) if "resamples" in note)
     assert "or beyond 2 of them from their mean, spread and skewness. " in said
-
-
-def test_shared_scores_are_those_of_pandas(tmp_path: Path) -> None:
-    ladder_run(tmp_path / "run")
-    lines = read_contents([tmp_path / "run"]).lines
-    for first in lines:
-        for second in lines:
-            shared = shared_scores(first, second)
-            one, other = (line.scored("psnr", "standard") for line in (first, second))
-            names = sorted({*one.index} & {*other.index})
-            assert [first.images.ids[at] for at in shared.at] == names
-            assert shared.first.tolist() == one[names].tolist()
-            assert shared.second.tolist() == other[names].tolist()
 
 
 def test_a_density_of_many_places_is_that_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from itertools import starmap
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.metrics.coded import Images
 from mjp_privacy.metrics.paired_tests import (
     ENUMERATED,
     EXACT_RANKS,
@@ -100,7 +99,7 @@ def _omitted(hidden: int, apart: int) -> str:
 
 def _with_shared_images(rows: Sequence[Comparison]) -> tuple[list[Comparison], int]:
     """The comparisons whose lines share an image, and the number of the others."""
-    kept = [row for row in rows if len(shared_scores(row.first, row.second).at)]
+    kept = [row for row in rows if len(shared_scores(row.first, row.second))]
     return kept, len(rows) - len(kept)
 
 
@@ -141,26 +140,22 @@ def _is_april(line: Line) -> bool:
 
 def _mean_beside(line: Line, other: Line) -> float:
     """Mean of min(PSNR, 100) over the images that the other line scored too; -inf without any."""
-    scores = shared_scores(line, other).first
+    scores = shared_scores(line, other)["first"].to_numpy()
     return float(np.minimum(scores, PSNR_CAP).mean()) if len(scores) else -math.inf
 
 
 def line_test(line: Line, other: Line) -> PairedTest:
     """Two lines' PSNR on the images that both have a score for, photograph by photograph."""
-    at, first, second = shared_scores(line, other)
+    shared = shared_scores(line, other)
     photographs = {**(line.groups or {}), **(other.groups or {})}
-    groups = None
-    if photographs:
-        names = line.images.ids
-        groups = [photographs.get(names[place], names[place]) for place in at.tolist()]
+    groups = [photographs.get(image, image) for image in shared.index] if photographs else None
+    first, second = shared.to_numpy().T
     return paired_test(first, second, groups=groups, cap=PSNR_CAP)
 
 
 def _cells(comparison: Comparison, test: PairedTest, adjusted: float) -> tuple[str, ...]:
     sides = (comparison.first, comparison.second)
-    planned = sides[0].images
-    if sides[1].images is not planned:
-        planned = Images.of(planned.names | sides[1].images.names)
+    planned = sides[0].images.names | sides[1].images.names
     averaged = f"{test.n} photographs ({test.images} images)"
     low, high = number(test.low, 2), number(test.high, 2)
     interval = f"{low}, {high}" if low != DASH else DASH

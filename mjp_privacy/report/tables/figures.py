@@ -222,7 +222,7 @@ def _diagnostics(line: Line) -> dict[str, Any]:
     return {
         "grey_mean": summary(line, "grey_psnr", "diagnostic", interval=False).mean,
         "below_grey": below_grey(line),
-        "below_grey_n": len(shared_scores(line, line, ("grey_psnr", "diagnostic")).at),
+        "below_grey_n": len(shared_scores(line, line, ("grey_psnr", "diagnostic"))),
         "in_place_mean": summary(line, "oracle_in_place_psnr", "diagnostic", interval=False).mean,
         "ceiling_mean": ceiling.mean if bounded else math.nan,
         "ceiling_n": ceiling.n if bounded else 0,
