@@ -159,9 +159,9 @@ def _undefended(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -
         return ""
     place = places[0]
     alike = circumstances(clients[place]) == circumstances(clients[main])
-    who = "Without it" if alike else f"Undefended, but not alike ({rows[place].client})"
+    who = "Undefended" if alike else f"Undefended, but not alike ({rows[place].client})"
     figure = rows[place].one_upload
-    return "" if figure is None else f"{who} one upload gives {figure.counts(crops=False)}."
+    return "" if figure is None else f"{who}, one upload gives {figure.counts(crops=False)}."
 
 
 def _more_uploads(client: Client, row: CardRow) -> str:

@@ -87,16 +87,27 @@ class CardFigure:
     def counts(self, *, crops: bool = True) -> str:
         """`116 of 200 exactly, 188 at 20 dB or more`; of crops with what that proves, unless
         `crops` is False: `20 of 20 exactly (6 photographs: at least 57 %)`."""
-        text = f"{self.exact} of {self.of} exactly"
-        if self.photographs is not None and self.exact and crops:
-            low, high = Share(self.exact, self.of, self.trials).interval
-            least = self.exact == self.of
-            share = f"at least {low:.0f} %" if least else f"{low:.0f} to {high:.0f} %"
-            text += f" ({counted(self.photographs, 'photograph')}: {share})"
+        proven = f" ({self.proven})" if crops and self.proven else ""
+        reached = f", {self.reached}" if self.reached else ""
+        return f"{self.exact} of {self.of} exactly{proven}{reached}"
+
+    @property
+    def reached(self) -> str:
+        """`188 at 20 dB or more`; empty where all are exact."""
         if self.exact == self.of:
-            return text
-        reached = {0: "none", self.of: "all"}.get(self.above_20, str(self.above_20))
-        return f"{text}, {reached} at 20 dB or more"
+            return ""
+        count = {0: "none", self.of: "all"}.get(self.above_20, str(self.above_20))
+        return f"{count} at {PLAIN_TO_SEE} dB or more"
+
+    @property
+    def proven(self) -> str:
+        """What exact crops say of photographs, by Wilson's interval: `6 photographs: 5 to 66 %`;
+        empty where each picture is a photograph."""
+        if self.photographs is None or not self.exact:
+            return ""
+        low, high = Share(self.exact, self.of, self.trials).interval
+        share = f"at least {low:.0f} %" if self.exact == self.of else f"{low:.0f} to {high:.0f} %"
+        return f"{counted(self.photographs, 'photograph')}: {share}"
 
     def level(self) -> str:
         """The mean: `71.7 dB [66.9, 76.3]`, `≥ 100 dB` at the cap, with the number of pictures

@@ -103,7 +103,7 @@ def test_the_card_says_each_figure_with_its_interval_and_counts(page: Reader) ->
     cells = [" ".join(text.split()) for _, text in page.found("td", **{"role": "cell"})]
     assert len(cells) == 8
     # Line 2: inf and 100.5 count as 100, so (100 + 24.5 + 100 + 21) / 4 = 61.375.
-    assert cells[5].startswith("2 of 4 exactly, all at 20 dB or more2 mean 61.4 dB [60.1, 62.9]")
+    assert cells[5].startswith("2 of 4 exactly2 all at 20 dB or more mean 61.4 dB [60.1, 62.9]")
     assert "7.2 dB [5.9, 8.7]" in cells[4]
     assert cells[0] == "not run"
     classes = [str(has["class"]) for has, _ in page.found("td", **{"role": "cell"})]
