@@ -42,8 +42,13 @@ def dashes(number: int) -> str:
 
 def drawn(label: object, longest: int = LONGEST) -> str:
     """A stranger's word as the text of a picture: one line, and no name that legends leave out."""
-    text = cut(plain(str(label)), longest).translate({0xFFFE: "\ufffd", 0xFFFF: "\ufffd"})
+    text = readable(cut(plain(str(label)), longest))
     return f" {text}" if text.startswith("_") else text
+
+
+def readable(text: str) -> str:
+    """The text without what XML has no place for: invisible characters are escaped."""
+    return plain(text).translate({0xFFFE: "\ufffd", 0xFFFF: "\ufffd"})
 
 
 @contextmanager
@@ -70,15 +75,37 @@ def house_style() -> Iterator[None]:
 
 @contextmanager
 def picture(
-    path: Path, width: float, height: float, *, dpi: int = 150, layout: Any = "constrained"
+    path: Path,
+    width: float,
+    height: float,
+    *,
+    dpi: float = 150,
+    layout: Any = "constrained",
+    few_colours: bool = False,
 ) -> Iterator[Figure]:
-    """A figure of so many inches to draw on; the file, a PNG, is whole or absent."""
+    """A figure of so many inches to draw on; the file, a PNG, is whole or absent.
+
+    few_colours: a third of the bytes, for what holds no photographs
+    """
+    import numpy as np
+    from PIL import Image
+
     with house_style():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(width, height), dpi=72, layout=layout)
         yield figure
-        write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=dpi))
+
+        if few_colours:
+            figure.set_dpi(dpi)
+            canvas: Any = FigureCanvasAgg(figure)
+            canvas.draw()
+            full = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+            few = full.quantize(128, dither=Image.Dither.NONE)
+            write_atomically(path, lambda place: few.save(place, format="PNG", optimize=True))
+        else:
+            write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=dpi))
 
 
 def band(axes: Axes, x: Any, low: Any, high: Any, shade: str, **look: Any) -> None:

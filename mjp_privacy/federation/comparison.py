@@ -21,7 +21,7 @@ from mjp_privacy.federation.config import plain
 from mjp_privacy.federation.picture import SCOPES, THRESHOLD, draw_rounds, leakage_table
 from mjp_privacy.federation.stored import RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.shares import Share, wilson
-from mjp_privacy.report.charts.tradeoff_png import draw_tradeoff
+from mjp_privacy.report.charts.tradeoff import draw_tradeoff
 from mjp_privacy.report.charts.tradeoff_points import comparable, points_from_comparison
 from mjp_privacy.report.tables.text import DASH
 from mjp_privacy.training.journal import METRICS

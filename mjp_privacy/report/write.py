@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Literal
 
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
-from mjp_privacy.report.batches import write_batches
 from mjp_privacy.report.card import Card, card_notes, card_table
+from mjp_privacy.report.charts.chart import standalone
+from mjp_privacy.report.charts.curves import write_batches, write_rounds
 from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
 from mjp_privacy.report.data_files import write_choices, write_csv, write_samples
@@ -37,7 +38,6 @@ from mjp_privacy.report.notes import Section, unfinished, unreadable_images
 from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.page.reproduce import config_text, run_configs
 from mjp_privacy.report.pictures.strip import write_strip
-from mjp_privacy.report.rounds import write_rounds
 from mjp_privacy.report.runs import check_out, nothing_in_the_way
 from mjp_privacy.report.tables.table5 import table5_csv
 
@@ -249,8 +249,6 @@ def _write_figures(contents: Contents, gallery: Gallery, out: Path) -> list[Path
 
 def _write_charts(contents: Contents, out: Path) -> list[Path]:
     """The page's charts as SVG files; those of an earlier report are deleted."""
-    from mjp_privacy.report.charts.svg import standalone
-
     folder = out / "figures"
     charts = [chart for section in contents.charts.values() for chart in section]
     written = [_write_text(folder / f"{c.name}.svg", standalone(c.svg)) for c in charts]

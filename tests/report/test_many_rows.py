@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report import data_files, differences
-from mjp_privacy.report.charts import ridges
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.page import build
 from mjp_privacy.report.write import write_report
@@ -83,10 +81,3 @@ def test_notes_say_from_how_many_images_on_nothing_is_drawn(
     monkeypatch.setattr(differences, "MOST_DRAWN", 2)
     (said,) = (note for note in differences.method(lines) if "resamples" in note)
     assert "or beyond 2 of them from their mean, spread and skewness. " in said
-
-
-def test_a_density_of_many_places_is_that_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = np.random.default_rng(0).normal(60, 9, 4000).clip(0, 100)
-    each = ridges.density(places, 0, 100)
-    monkeypatch.setattr(ridges, "MOST_KERNELS", 10)
-    assert np.abs(ridges.density(places, 0, 100) - each).max() < 1e-3

@@ -1,86 +1,175 @@
-"""Shares of images over thresholds, with bands: what the curves of the distributions show."""
+"""Figures over the number of uploads of a picture, and over the batch that it shares."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
+from mjp_privacy.core.drawing import (
+    MARKERS,
+    MUTED,
+    band,
+    colour,
+    dashes,
+    drawn,
+    house_style,
+    picture,
+)
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.metrics.success_curve import success_curve
-from mjp_privacy.report.lines import Line
+from mjp_privacy.report.charts.chart import FONT, WIDTH, Chart, axes_at, chart, hover, new_figure
 
-MOST_STEPS = 240
-"""A curve of more images is drawn at this many thresholds, where its shares are true as well."""
-
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A share of images, 0 to 1, from each place on to the next, with its 95 % band."""
+class Over:
+    """What a panel shows: two columns over a third, a curve for each value of a fourth."""
 
-    places: Floats
-    shares: Floats
-    low: Floats  # NaN where the band is not known
-    high: Floats
-    n: int  # images tried: those without a reconstruction are among them
-    photographs: int | None  # of which they were cut, where several were cut from one
-
-    @property
-    def area(self) -> float:
-        """The area above it up to its last place, negative: the larger, the higher the curve."""
-        return -float(np.sum((1 - self.shares[:-1]) * np.diff(self.places)))
+    column: str
+    label: str
+    curve: str
+    curve_label: str
+    shown: dict[str, str]  # the two columns with the words of their axes
 
 
-def success(line: Line) -> Curve | None:
-    """The share of images that reach each PSNR of 0 to 100 dB; None where none was tried.
-
-    Images that the attack failed on or does not support count as not recovered; images that could
-    not be scored are left out.
-    """
-    values = _finite(line, "psnr")
-    # right behind a value the share is smaller: a step stands at the value and at its successor
-    behind = np.nextafter(values, np.inf)
-    places = np.append(0.0, behind[(behind > 0) & (behind < PSNR_CAP)])
-    return _curve(line, "psnr", np.append(_thinned(places), PSNR_CAP), higher=True)
+UPLOADS = Over(
+    *("uploads", "uploads of the same picture", "gamma", "γ {:g}"),
+    {"psnr_median": "median PSNR, dB", "psnr_mean": "mean PSNR, dB"},
+)
+BATCH = Over(
+    *("batch", "pictures in a batch", "uploads", "uploads: {:g}"),
+    {"exact_share": "exact pictures, %", "psnr_median": "median PSNR, dB"},
+)
+LEVELS = {"grey_mean": ("floor: a uniform grey", ":"), "ceiling_mean": ("ceiling", "--")}
 
 
-def ecdf(line: Line, metric: str, *, smaller: bool) -> Curve | None:
-    """The share of images whose score is at most (`smaller`) or at least each value."""
-    values = _finite(line, metric)
-    if not len(values):
-        return None
-    steps = values if smaller else np.nextafter(values, np.inf)
-    places = _thinned(np.append(steps, min(0.0, float(values.min()))))
-    return _curve(line, metric, places, higher=not smaller)
+def uploads_charts(points: pd.DataFrame) -> tuple[Chart, ...]:
+    """A chart for each panel of what `curve_points` returns; none for no points."""
+    panels = _panels(points)
+    left_out = 0 if points.empty else points["panel"].nunique() - len(panels)
+    with house_style():
+        charts = [_uploads_chart(panel, number) for number, panel in enumerate(panels, 1)]
+    if left_out:
+        told = f" {left_out} more, with two numbers of uploads each: see rounds.csv."
+        charts[-1] = replace(charts[-1], caption=charts[-1].caption + told)
+    return tuple(charts)
 
 
-def _finite(line: Line, metric: str) -> Floats:
-    values = line.scored(metric, "standard").to_numpy(dtype=float)
-    return values[np.isfinite(values)]
+def write_rounds(points: pd.DataFrame, path: Path) -> bool:
+    """Draw rounds.png from what `curve_points` returns; False where that is empty."""
+    return _write(_panels(points), UPLOADS, path)
 
 
-def _thinned(places: Floats) -> Floats:
-    """Sorted, each once, MOST_STEPS at most; the first and the last are kept."""
-    places = np.unique(places)
-    if len(places) <= MOST_STEPS:
-        return places
-    return places[np.unique(np.linspace(0, len(places) - 1, MOST_STEPS).round().astype(int))]
+def write_batches(points: pd.DataFrame, path: Path) -> bool:
+    """Draw batches.png from what `batch_points` returns; False where that is empty."""
+    if points.empty:
+        return False
+    share = {"exact_share": 100 * points["exact"] / points["n"]}
+    ends = {"exact_share_lo": points["exact_lo"], "exact_share_hi": points["exact_hi"]}
+    table = points.assign(**share, **ends)
+    return _write([panel for _, panel in table.groupby("panel", sort=True)], BATCH, path)
 
 
-def _curve(line: Line, metric: str, places: Floats, *, higher: bool) -> Curve | None:
-    column = line.column(metric, "standard")
-    photographs = line.photographs
-    curve = success_curve(
-        column.values,
-        column.statuses,
-        places,
-        groups=None if photographs is None else photographs[column.at],
-        higher=higher,
+def _panels(points: pd.DataFrame) -> list[pd.DataFrame]:
+    """The panels with three or more numbers of uploads; if there are none of these, all panels."""
+    if points.empty:
+        return []
+    panels = [panel for _, panel in points.groupby("panel", sort=True)]
+    return [panel for panel in panels if panel["uploads"].nunique() > 2] or panels
+
+
+def _uploads_chart(panel: pd.DataFrame, number: int) -> Chart:
+    floor = float(panel["grey_mean"].clip(upper=PSNR_CAP).mean())
+    caption = (
+        "PSNR (standard, capped at 100 dB) against the number of uploads of the same image, a "
+        "curve for each γ: median on the left, mean on the right. Bands: 95 % bootstrap "
+        f"intervals. Images: {_range(panel['n'])}."
     )
-    if not curve.of:
-        return None
-    shares, low, high = (percent / 100 for percent in (curve.share, curve.low, curve.high))
-    return Curve(places, shares, low, high, curve.of, curve.photographs)
+    if not math.isnan(floor):
+        caption += f" Dotted: mean of a uniform grey, {floor:.1f} dB."
+    rows = math.ceil((panel["gamma"].nunique() + len(LEVELS)) / 3)
+    figure = new_figure(270 + 17 * rows)
+    pair = [axes_at(figure, left, 26, left + 174, 216) for left in (34, WIDTH - 186)]
+    for axes, column in zip(pair, UPLOADS.shown, strict=True):
+        _draw(axes, panel, UPLOADS, column, FONT)
+    handles, labels = pair[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower left", ncols=3, fontsize=FONT - 1)
+    title = f"More uploads of the same picture: {', '.join(_facts(panel))}"
+    return chart(figure, f"uploads_{number}", title, caption)
+
+
+def _write(panels: Sequence[pd.DataFrame], over: Over, path: Path) -> bool:
+    """A row of two axes for each panel, as PNG."""
+    if not panels:
+        return False
+    with picture(path, 9.6, 0.35 + 3 * len(panels), dpi=130) as figure:
+        grid = figure.subplots(len(panels), 2, squeeze=False)
+        for row, panel in zip(grid, panels, strict=True):
+            for axes, column in zip(row, over.shown, strict=True):
+                _draw(axes, panel, over, column, 9)
+            words = "\n".join(drawn(fact, 60) for fact in _facts(panel))
+            row[0].set_title(f"{words}\n{over.shown[next(iter(over.shown))]}", loc="left")
+            row[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return True
+
+
+def _facts(panel: pd.DataFrame) -> list[str]:
+    """The client of a panel, and what is special about it and its attack."""
+    first = panel.iloc[0]
+    several = panel["gamma"].nunique() > 1 or not first["gamma"]
+    gamma = "" if several else f", γ {first['gamma']:g}"
+    client = f"{first['model']} ({first['setting']}), {first['dtype']}{gamma}"
+    attack = first["attack"] if panel["attack"].nunique() == 1 else ""
+    details = [str(word) for word in (attack, first["differs"], first.get("options")) if word]
+    return [client, *([", ".join(details)] if details else [])]
+
+
+def _draw(axes: Axes, panel: pd.DataFrame, over: Over, column: str, size: float) -> None:
+    """One column of a panel: curves with their bands, each doubling as wide as any other."""
+    for number, (value, curve) in enumerate(panel.groupby(over.curve, sort=True)):
+        curve = curve.sort_values(over.column).dropna(subset=[column])
+        if curve.empty:
+            continue
+        x, y = curve[over.column], curve[column].clip(upper=PSNR_CAP)
+        name = over.curve_label.format(value)
+        band(axes, x, curve[f"{column}_lo"], curve[f"{column}_hi"], colour(number))
+        look: dict[str, Any] = {"color": colour(number), "linestyle": dashes(number)}
+        look |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5, "linewidth": 1.6}
+        axes.plot(x, y, label=f"{name} (n={_range(curve['n'])})", **look)
+        for at, score, n in zip(x, y, curve["n"], strict=True):
+            (over_it,) = axes.plot(at, score, "o", markersize=12, alpha=0)
+            hover(over_it, f"{name}, {over.column} {at:g}: {score:.1f}, n={n}")
+    for level, (label, style) in LEVELS.items() if column.startswith("psnr") else ():
+        known = panel[level].clip(upper=PSNR_CAP).mean() if level in panel else math.nan
+        if not math.isnan(known):
+            axes.axhline(known, color=MUTED, linestyle=style, linewidth=1.2, label=label)
+    axes.set_xscale("log", base=2)
+    ticks = _apart(sorted(panel[over.column].unique()))
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(-2, PSNR_CAP + 3)
+    axes.set_xlabel(over.label, fontsize=size)
+    axes.set_title(over.shown[column], fontsize=size, loc="left")
+    axes.tick_params(labelsize=size - 1)
+
+
+def _range(numbers: pd.Series[int]) -> str:
+    low, high = numbers.min(), numbers.max()
+    return f"{low}" if low == high else f"{low}–{high}"
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """Those with room for their text: the last, and any that is an eighth of the axis from it."""
+    room = max(np.log2(values[-1] / max(values[0], 1)) / 8, 0.01)
+    shown = [values[-1]]
+    for value in values[-2::-1]:
+        if np.log2(shown[-1] / max(value, 1)) > room:
+            shown.append(value)
+    return shown[::-1]

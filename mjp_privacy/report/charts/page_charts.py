@@ -11,16 +11,14 @@ import pandas as pd
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card import floor_level, one_upload_line
 from mjp_privacy.report.charts.chart import Chart
+from mjp_privacy.report.charts.curves import uploads_charts
 from mjp_privacy.report.charts.distributions import distribution_charts
 from mjp_privacy.report.charts.tradeoff import tradeoff_chart
 from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint, family_and_strength
-from mjp_privacy.report.charts.uploads_curve import uploads_charts
 from mjp_privacy.report.clients import Client, circumstances, distinct_clients
 from mjp_privacy.report.lines import Line, summary
 from mjp_privacy.report.notes import missed_attacks
 from mjp_privacy.report.worst_case import Group
-
-MOST_CURVES = 12
 
 
 def page_charts(
@@ -35,11 +33,9 @@ def page_charts(
     curves  lines that are drawn as distributions, with their titles
     points  PSNR against the number of uploads
     """
-    drawn = curves[:MOST_CURVES]
-    titles = {line.number: title for title, line in drawn}
     charts = {
-        "distributions": distribution_charts([line for _, line in drawn], names=titles),
-        "uploads": uploads_charts(points) if len(points) else (),
+        "distributions": distribution_charts(curves),
+        "uploads": uploads_charts(points),
         "tradeoff": _tradeoff(groups, names),
     }
     return {name: of_section for name, of_section in charts.items() if of_section}

@@ -1,16 +1,19 @@
-"""Accuracy against leakage: families by colour and shape, labels apart, the Pareto front."""
+"""Accuracy against leakage: families by colour and shape, names apart, the Pareto front."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mjp_privacy.core.drawing import INK, MUTED, PAPER, drawn, house_style, picture
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.charts.axes import Frame, round_ticks
-from mjp_privacy.report.charts.chart import Chart
-from mjp_privacy.report.charts.labels import Anchor, Box, Segment, fit, place, text_width
-from mjp_privacy.report.charts.svg import INK, MUTED, SIZE, WIDTH, Drawing, Scale, stretched
+from mjp_privacy.report.charts.chart import FONT, Chart, axes_at, chart, hover, new_figure, stretch
 from mjp_privacy.report.charts.tradeoff_points import (
     FAMILIES,
     TradeoffPoint,
@@ -19,12 +22,20 @@ from mjp_privacy.report.charts.tradeoff_points import (
 )
 from mjp_privacy.report.lines import THRESHOLDS
 
-LEAKAGE_ROOM = ((8.0, 0.4), (20.0, 1.0), (40.0, 0.28), (100.0, 0.07))
-LEAKAGE_TICKS = (0, 4, 8, 10, 12, 14, 16, 18, 20, 25, 30, 40, 60, 100)
-LEFT, RIGHT, TALL = 48.0, 700.0, 430.0
-LONGEST = 150.0  # pixels of a label
-PAD = 5.0  # on either side of it
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Floats = NDArray[np.float64]
+Look = dict[str, Any]
+
+WIDE, TALL = 720.0, 430.0  # pixels: of the chart, and of its axes
+KNOTS, PLACES = (0.0, 8.0, 20.0, 40.0, PSNR_CAP), (0.0, 3.2, 15.2, 20.8, 25.0)
+"""Most of the axis is for 8 to 20 dB, where defences part."""
+TICKS = (0, 4, 8, 10, 12, 14, 16, 18, 20, 25, 30, 40, 60, 100)
 MARGIN = 3.0  # dB of room on the private side
+LETTERS = 26  # of a name
+PNG_WIDTH = 1080  # pixels
+IN_A_ROW = 8  # families explained beside each other
 
 CAPTION = (
     "Accuracy against the PSNR (standard, capped at 100 dB) of the best attack on each image: the "
@@ -33,62 +44,53 @@ CAPTION = (
     "it does not take the intervals into account. Dashed: "
     f"{THRESHOLDS[0]} dB, from which the content of a picture is usually recognisable."
 )
+FOOTNOTE = "Steps: Pareto front. Light bars: {}. Hollow: no attack applies. Dotted: uniform grey."
+INTERVALS = "95 % intervals"
 
 
-def tradeoff_chart(
-    points: Sequence[TradeoffPoint],
-    title: str = "Accuracy against leakage",
-    *,
-    name: str = "tradeoff",
-    floor: float = math.nan,
-    leakage: str = "PSNR of the best attack, dB",
-) -> Chart:
+def tradeoff_chart(points: Sequence[TradeoffPoint], *, floor: float = math.nan) -> Chart:
     """The chart of some clients; those without accuracy or leakage are counted in the caption.
 
-    floor: PSNR of a uniform grey in dB, drawn as a dotted line. leakage: the label of its axis.
+    floor: PSNR of a uniform grey in dB
     """
     shown = [point for point in points if point.drawable]
-    caption = CAPTION + _remarks(points, floor)
-    drawing = Drawing(height_of(shown), title, caption)
-    unlabelled = draw(drawing, shown, floor=floor, leakage=leakage)
-    if unlabelled:
-        caption += f" No room for the names of {unlabelled}: they show on hover."
-    return Chart(name, title, caption, drawing.render())
+    top = _legend_height(shown)
+    with house_style():
+        figure = new_figure(top + TALL + 42, WIDE)
+        unnamed = _draw(axes_at(figure, 42, top, WIDE - 20, top + TALL), shown, floor)
+        caption = CAPTION + _remarks(points, floor)
+        if unnamed:
+            caption += f" No room for the names of {unnamed}: they show on hover."
+        return chart(figure, "tradeoff", "Accuracy against leakage", caption)
 
 
-def height_of(points: Sequence[TradeoffPoint], heading: float = 0.0) -> float:
-    """How tall the drawing of these points is, under a heading."""
-    return _top(points, heading) + TALL + 44.0
-
-
-def _top(points: Sequence[TradeoffPoint], heading: float) -> float:
-    return heading + 42.0 + 18.0 * len(_legend_rows(points))
-
-
-def draw(
-    drawing: Drawing,
-    points: Sequence[TradeoffPoint],
+def draw_tradeoff(
+    panels: Mapping[str, Sequence[TradeoffPoint]],
+    path: Path,
     *,
-    floor: float,
-    leakage: str,
-    heading: float = 0.0,
-) -> int:
-    """Draw points that have both figures, `heading` pixels down; how many names had no room."""
-    top = _top(points, heading)
-    frame = frame_of(points, floor, Box(LEFT, top, RIGHT, top + TALL))
-    _draw_legend(drawing, points, heading)
-    frame.y_axis(drawing, accuracy_ticks(frame), "top-1, %")
-    frame.x_axis(drawing, leakage_ticks(frame), f"{leakage} (scale changes at the marks)")
-    if math.isfinite(floor):
-        frame.upright(drawing, floor, dash="1 3", label="floor")
-    if frame.x.values[0] < THRESHOLDS[0] < frame.x.values[-1]:
-        frame.upright(drawing, THRESHOLDS[0], dash="5 4", label=f"{THRESHOLDS[0]} dB")
-    lines = _draw_lines(drawing, frame, points)
-    for point in reversed(points):  # the first, often the undefended client, ends on top
-        hollow, told = point.unattacked, point.words
-        shape, paint = point.kind.shape, point.kind.paint
-        drawing.marker(_at(frame, point), shape, paint, hollow=hollow, title=told)
-    return _draw_labels(drawing, frame, points, lines)
+    floors: Mapping[str, float] | None = None,
+    bars: str = INTERVALS,
+) -> None:
+    """Draw panels one under another, each with its heading, and write them as PNG.
+
+        draw_tradeoff({"1 upload": points_from_comparison(table)}, Path("tradeoff.png"))
+
+    floors: PSNR of a uniform grey by heading. bars: what the light bars are.
+    """
+    shown = {name: [p for p in points if p.drawable] for name, points in panels.items()}
+    heights = [30 + _legend_height(points) + TALL + 48 for points in shown.values()]
+    wide, tall = WIDE + 16, sum(heights) + 24
+    look: Look = {"dpi": 72 * PNG_WIDTH / wide, "layout": None, "few_colours": True}
+    with picture(path, wide / 72, tall / 72, **look) as figure:
+        top = 0.0
+        for (name, points), height in zip(shown.items(), heights, strict=True):
+            figure.text(8 / wide, 1 - (top + 20) / tall, drawn(name), fontsize=14)
+            axes = axes_at(figure, 50, top + height - TALL - 48, WIDE - 12, top + height - 48)
+            if unnamed := _draw(axes, points, (floors or {}).get(name, math.nan)):
+                said = f"no room for {unnamed} names"
+                figure.text(1 - 8 / wide, 1 - (top + 20) / tall, said, ha="right")
+            top += height
+        figure.text(8 / wide, 10 / tall, FOOTNOTE.format(bars), fontsize=FONT - 1, color=MUTED)
 
 
 def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
@@ -104,130 +106,186 @@ def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
     return text + (f" {lacking} without accuracy or leakage are left out." if lacking else "")
 
 
-# scales, shared with the PNG ----------------------------------------------------------------------
+def _legend_height(points: Sequence[TradeoffPoint]) -> float:
+    return 26.0 + 20 * math.ceil(len({point.kind.name for point in points}) / IN_A_ROW)
 
 
-def frame_of(points: Sequence[TradeoffPoint], floor: float, area: Box) -> Frame:
-    """The scales for some points: leakage to the right, accuracy upwards."""
-    across = [point.leakage for point in points] + [point.leakage_low for point in points]
-    across = [value for value in (*across, floor) if math.isfinite(value)]
-    low = max(0.0, math.floor(min(across, default=10.0) - MARGIN))
-    across += [point.leakage_high for point in points if math.isfinite(point.leakage_high)]
-    highest = min(max([*across, low + 10.0]), PSNR_CAP)
-    high = next(float(tick) for tick in LEAKAGE_TICKS if tick >= highest)
-    x = stretched(min(low, high - 10.0), high, area.left, area.right, LEAKAGE_ROOM)
+def _draw(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> int:
+    """Draw points that have both figures; how many of their names had no room."""
+    _scales(axes, points, floor)
+    for level, style, word in ((floor, ":", "floor"), (THRESHOLDS[0], "--", f"{THRESHOLDS[0]} dB")):
+        low, high = axes.get_xlim()
+        if math.isfinite(level) and low < level < high:
+            axes.axvline(level, color=MUTED, linewidth=1, linestyle=style)
+            at: Look = {"transform": axes.get_xaxis_transform(), "ha": "center"}
+            axes.text(level, 1.01, word, fontsize=FONT - 1, color=MUTED, **at)
+    paths = [[(p.leakage, p.accuracy) for p in family] for family in strength_lines(points)]
+    for corners, family in zip(paths, strength_lines(points), strict=True):
+        axes.plot(*zip(*corners, strict=True), color=family[0].kind.colour, linewidth=1.6)
+    front = front_corners(points, axes.get_xlim()[1], axes.get_ylim()[0])
+    if front:
+        (steps,) = axes.plot(*zip(*front, strict=True), color=INK, linewidth=1.3, alpha=0.6)
+        hover(steps, "Pareto front")
+    for point in reversed(points):  # the first, often the undefended client, ends on top
+        bar: Look = {"color": point.kind.colour, "linewidth": 1, "alpha": 0.35}
+        axes.plot([point.leakage_low, point.leakage_high], [point.accuracy] * 2, **bar)
+        axes.plot([point.leakage] * 2, [point.accuracy_low, point.accuracy_high], **bar)
+        look: Look = {"color": point.kind.colour, "markersize": 8, "clip_on": False}
+        look |= {"markerfacecolor": "none"} if point.unattacked else {}
+        (dot,) = axes.plot(point.leakage, point.accuracy, point.kind.marker, **look)
+        hover(dot, point.words)
+    kinds = {point.kind.name for point in points}
+    for kind in (FAMILIES[name] for name in FAMILIES if name in kinds):
+        axes.plot([], [], kind.marker, color=kind.colour, markersize=8, label=kind.name)
+    if kinds:
+        legend: Look = {"loc": "lower left", "bbox_to_anchor": (0, 1.05), "ncols": IN_A_ROW}
+        legend |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 1.2, "borderpad": 0}
+        axes.legend(fontsize=FONT - 1, **legend)
+    return _draw_names(axes, points, [*paths, front])
+
+
+def _scales(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> None:
+    """Leakage to the right, accuracy upwards, from a little below to a little above the points."""
+    across = [v for p in points for v in (p.leakage, p.leakage_low, p.leakage_high)] + [floor]
+    across = [value for value in across if math.isfinite(value)] or [10.0]
+    low = max(0.0, math.floor(min(across) - MARGIN))
+    highest = min(max(*across, low + 10.0), PSNR_CAP)
+    high = next(float(tick) for tick in TICKS if tick >= highest)
+    low = min(low, high - 10.0)
+    stretch(axes, KNOTS, PLACES)
+    axes.set_xlim(low, high)
+    axes.set_xticks([tick for tick in TICKS if low <= tick <= high])
+    axes.set_xticklabels([str(tick) for tick in TICKS if low <= tick <= high])
     up = [v for p in points for v in (p.accuracy, p.accuracy_low, p.accuracy_high)]
     up = [value for value in up if math.isfinite(value)] or [0.0, 100.0]
     room = max(1.0, 0.06 * (max(up) - min(up)))
-    y = Scale((min(up) - room, max(up) + room), (area.bottom, area.top))
-    return Frame(area.left, area.top, area.right, area.bottom, x, y)
-
-
-def leakage_ticks(frame: Frame) -> dict[float, str]:
-    """Round values of leakage with room for their texts."""
-    shown: dict[float, str] = {}
-    last = -math.inf
-    for tick in LEAKAGE_TICKS:
-        if frame.x.values[0] <= tick <= frame.x.values[-1] and frame.x.at(tick) - last > 28:
-            shown[tick] = str(tick)
-            last = frame.x.at(tick)
-    return shown
-
-
-def accuracy_ticks(frame: Frame) -> dict[float, str]:
-    """Round percentages."""
-    return {tick: f"{tick:g}" for tick in round_ticks(frame.y.values[0], frame.y.values[-1], 7)}
+    axes.set_ylim(min(up) - room, max(up) + room)
+    axes.tick_params(labelsize=FONT - 1)
+    axes.set_ylabel("top-1, %", fontsize=FONT)
+    label = "PSNR of the best attack, dB; left is private (the scale changes at 8, 20 and 40)"
+    axes.set_xlabel(label, fontsize=FONT)
 
 
 def front_corners(
     points: Sequence[TradeoffPoint], right: float, bottom: float
 ) -> list[tuple[float, float]]:
     """The Pareto front as steps of (leakage, accuracy), from the axis up and out to the right."""
-    front = pareto_front(points)
     corners: list[tuple[float, float]] = []
     height = bottom
-    for point in front:
+    for point in pareto_front(points):
         corners += [(point.leakage, height), (point.leakage, point.accuracy)]
         height = point.accuracy
     return [*corners, (right, height)] if corners else []
 
 
-# drawing ------------------------------------------------------------------------------------------
+# names --------------------------------------------------------------------------------------------
 
 
-def _at(frame: Frame, point: TradeoffPoint) -> tuple[float, float]:
-    return frame.at(point.leakage, point.accuracy)
-
-
-def _draw_lines(drawing: Drawing, frame: Frame, points: Sequence[TradeoffPoint]) -> list[Segment]:
-    """The front, the lines of strength and the intervals, all behind the points.
-
-    Returns those that labels should keep away from: front and lines of strength.
-    """
-    drawn: list[list[tuple[float, float]]] = []
-    corners = front_corners(points, frame.x.values[-1], frame.y.values[0])
-    if corners:
-        steps = [frame.at(x, y) for x, y in corners]
-        drawing.path(steps, INK, width=1.3, opacity=0.6, title="Pareto front")
-        drawn.append(steps)
-    for point in points:
-        look = {"width": 1, "opacity": 0.35}
-        for ends in _intervals(point):
-            drawing.path([frame.at(x, y) for x, y in ends], point.kind.paint, **look)
-    for family in strength_lines(points):
-        ends = [_at(frame, point) for point in family]
-        drawing.path(ends, family[0].kind.paint, width=1.6, opacity=0.8)
-        drawn.append(ends)
-    return [pair for path in drawn for pair in itertools.pairwise(path)]
-
-
-def _intervals(point: TradeoffPoint) -> list[list[tuple[float, float]]]:
-    """The ends of its intervals, as far as they are known."""
-    across = [(value, point.accuracy) for value in (point.leakage_low, point.leakage_high)]
-    upright = [(point.leakage, value) for value in (point.accuracy_low, point.accuracy_high)]
-    return [ends for ends in (across, upright) if all(map(math.isfinite, sum(ends, ())))]
-
-
-def _draw_labels(
-    drawing: Drawing, frame: Frame, points: Sequence[TradeoffPoint], lines: Sequence[Segment]
+def _draw_names(
+    axes: Axes, points: Sequence[TradeoffPoint], paths: Sequence[Sequence[tuple[float, float]]]
 ) -> int:
     """Names of the points with leaders; how many had no room."""
-    texts = [fit(point.label, LONGEST, SIZE) for point in points]
-    anchors = [
-        Anchor(*_at(frame, point), text_width(text, SIZE) + 2 * PAD, SIZE * 1.25)
-        for point, text in zip(points, texts, strict=True)
+    if not points:
+        return 0
+    pixels = axes.transData.transform  # an inch has 72 of them, as many as points
+    at = pixels([(point.leakage, point.accuracy) for point in points])
+    paper: Look = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+    look: Look = {
+        "textcoords": "offset points",
+        "fontsize": FONT - 1,
+        "bbox": paper,
+    }  # 72 to an inch
+    texts = [
+        axes.annotate(drawn(point.label, LETTERS), (point.leakage, point.accuracy), (0, 0), **look)
+        for point in points
     ]
-    area = Box(frame.left + 2, frame.top, WIDTH, frame.bottom - 8)
-    boxes = place(anchors, area, lines=lines)
-    for point, text, anchor, box in zip(points, texts, anchors, boxes, strict=True):
+    extents = [text.get_window_extent() for text in texts]
+    sizes = np.array([(extent.width + 8, extent.height + 3) for extent in extents])
+    lines = [np.linspace(a, b, 40) for path in paths for a, b in pairwise(map(pixels, path))]
+    boxes = place_names(at, sizes, np.array(axes.bbox.extents), np.vstack([*lines, at]))
+    for text, point, here, box in zip(texts, points, at, boxes, strict=True):
+        text.set_visible(box is not None)
         if box is None:
             continue
-        if anchor.needs_leader(box):
-            drawing.path(list(anchor.leader(box)), MUTED, width=0.8, opacity=0.8)
-        drawing.text((box.left + PAD, box.bottom - 4), text, full=point.label, halo=True)
+        hover(text, point.label)
+        text.set_position((box[0] + 4 - here[0], box[1] + 4 - here[1]))
+        end = np.clip(here, box[:2], box[2:])
+        if math.dist(here, end) > LEADER:
+            ends = axes.transData.inverted().transform([here, end])
+            axes.plot(*ends.T, color=MUTED, linewidth=0.8, zorder=1.5)
     return sum(box is None for box in boxes)
 
 
-def _legend_rows(points: Sequence[TradeoffPoint]) -> list[list[tuple[float, str]]]:
-    """Families that occur, as (place, name) in rows."""
-    names = {point.kind.name for point in points}
-    rows: list[list[tuple[float, str]]] = [[]]
-    across = 0.0
-    for name in FAMILIES:
-        if name in names:
-            wide = text_width(name, SIZE) + 34
-            if across + wide > WIDTH:
-                rows.append([])
-                across = 0.0
-            rows[-1].append((across, name))
-            across += wide
-    return rows
+ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
+DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 80.0, 100.0, 125.0, 155.0, 190.0)
+RADIUS, LEADER = 6.0, 12.0  # of a marker; from where on a line leads to a name
+ON_A_LINE, ACROSS, ANOTHERS = 30.0, 60.0, 10.0
+"""What it costs, in pixels of distance, to stand on a line, to have a leader across another name
+or point, to stand as near to another point as to its own."""
 
 
-def _draw_legend(drawing: Drawing, points: Sequence[TradeoffPoint], heading: float) -> None:
-    for number, row in enumerate(_legend_rows(points)):
-        y = heading + 8.0 + 18.0 * number
-        for across, name in row:
-            family = FAMILIES[name]
-            drawing.marker((across + 7, y), family.shape, family.paint)
-            drawing.text((across + 18, y + 4), name)
+def place_names(at: Floats, sizes: Floats, area: Floats, lines: Floats) -> list[Floats | None]:
+    """A box (left, bottom, right, top) for the name of each point (n, 2), inside `area`: it meets
+    no other name and no point, and `lines` (m, 2), points along them, only where it must. None
+    where there is no room for it.
+
+    The most crowded points choose first; then each in turn looks for a better place.
+    """
+    markers = np.hstack([at - RADIUS, at + RADIUS])
+    options, costs, leaders = [], [], []
+    for i, (here, size) in enumerate(zip(at, sizes, strict=True)):
+        boxes, cost = _around(here, size)
+        inside = (boxes[:, :2] >= area[:2]).all(axis=1) & (boxes[:, 2:] <= area[2:]).all(axis=1)
+        free = inside & ~_meet(boxes, markers).any(axis=1)
+        boxes, cost = boxes[free], cost[free]
+        ends = np.clip(here, boxes[:, :2], boxes[:, 2:])
+        leader = here + np.linspace(0, 1, 12)[None, :, None] * (ends - here)[:, None]
+        others = np.delete(at, i, axis=0)
+        far = np.linalg.norm(
+            np.clip(others, boxes[:, None, :2], boxes[:, None, 2:]) - others, axis=-1
+        )
+        own = np.linalg.norm(ends - here, axis=-1)
+        cost += ON_A_LINE * _hold(boxes, lines).any(axis=1)
+        cost += ACROSS * _hold(np.delete(markers, i, axis=0), leader).any(axis=(1, 2))
+        cost += ANOTHERS * ((far < own[:, None] + 2).any(axis=1) & (own <= LEADER))
+        options.append(boxes)
+        costs.append(cost)
+        leaders.append(leader)
+    apart = np.linalg.norm(at[:, None] - at, axis=-1)
+    chosen: dict[int, int] = {}
+    for _ in range(4):
+        for i in np.argsort(-(apart < 60).sum(axis=1), kind="stable").tolist():
+            chosen.pop(i, None)
+            cost = costs[i]
+            if chosen:
+                others = np.array([options[j][k] for j, k in chosen.items()])
+                paths = np.vstack([leaders[j][k] for j, k in chosen.items()])
+                cost = np.where(_meet(options[i], others).any(axis=1), np.inf, cost)
+                cost = cost + ACROSS * _hold(others, leaders[i]).any(axis=(1, 2))
+                cost = cost + ACROSS * _hold(options[i], paths).any(axis=1)
+            if np.isfinite(cost).any():
+                chosen[i] = int(cost.argmin())
+    return [options[i][chosen[i]] if i in chosen else None for i in range(len(at))]
+
+
+def _around(here: Floats, size: Floats) -> tuple[Floats, Floats]:
+    """Places around a point with their cost: near ones first, right of it rather than above."""
+    distance = np.repeat(DISTANCES, len(ANGLES))
+    ways = np.tile(np.column_stack([np.cos(ANGLES), np.sin(ANGLES)]), (len(DISTANCES), 1))
+    corners = here + ways * distance[:, None] + (ways - 1) / 2 * size
+    cost = distance + 3 * (1 - ways[:, 0]) + 2 * np.abs(ways[:, 1])
+    return np.hstack([corners, corners + size]), cost
+
+
+def _meet(boxes: Floats, others: Floats) -> NDArray[np.bool_]:
+    """(k, m) whether boxes share an area with others; touching edges do not count."""
+    left, bottom, right, top = boxes[:, :, None].swapaxes(0, 1)
+    across = (left < others[:, 2]) & (others[:, 0] < right)
+    return np.asarray(across & (bottom < others[:, 3]) & (others[:, 1] < top))
+
+
+def _hold(boxes: Floats, points: Floats) -> NDArray[np.bool_]:
+    """(..., k, m) whether each of the boxes holds each of the points (..., m, 2)."""
+    left, bottom, right, top = boxes[:, :, None].swapaxes(0, 1)
+    x, y = points[..., None, :, 0], points[..., None, :, 1]
+    return np.asarray((left < x) & (x < right) & (bottom < y) & (y < top))

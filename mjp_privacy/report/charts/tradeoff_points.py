@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from mjp_privacy.core.drawing import MUTED, colour
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import FileKind
-from mjp_privacy.report.charts.svg import MUTED, shade
 
 ONE_UPLOAD = "1 upload"
 COMPARISON = FileKind("the comparison.csv of `mjp compare`", "Compare the federations again.")
@@ -24,29 +24,17 @@ class Family:
     """Defences of one kind: how their points look."""
 
     name: str
-    index: int | None  # among the house's colours; None: muted
-    shape: str
-
-    @property
-    def paint(self) -> str:
-        """Its colour in SVG."""
-        return MUTED if self.index is None else shade(self.index)
+    colour: str
+    marker: str
 
 
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family("none", 6, "square"),
-        Family("MJP", 0, "circle"),
-        Family("noise", 1, "triangle"),
-        Family("DP-SGD", 2, "diamond"),
-        Family("sparsification", 3, "wedge"),
-        Family("quantisation", 4, "plus"),
-        Family("withheld", 5, "cross"),
-        Family("pairs with MJP", 7, "circle"),
-        Family("other", None, "square"),
-    )
+_LOOKS = {
+    **{"none": (6, "s"), "MJP": (0, "o"), "noise": (1, "^"), "DP-SGD": (2, "D")},
+    **{"sparsification": (3, "v"), "quantisation": (4, "P"), "withheld": (5, "X")},
+    "pairs with MJP": (7, "o"),
 }
+FAMILIES = {name: Family(name, colour(n), marker) for name, (n, marker) in _LOOKS.items()}
+FAMILIES["other"] = Family("other", MUTED, "s")
 """By name, in the order in which they are explained."""
 
 _RECIPE = ("MJP", "dal", "plain_share")  # what belongs to MJP itself
@@ -95,11 +83,13 @@ class TradeoffPoint:
     def words(self) -> str:
         """Its figures in words."""
         known = ", no attack of the list applies" if self.unattacked else ""
-        return (
-            f"{self.label}: top-1 {self.accuracy:.1f} % [{self.accuracy_low:.1f}, "
-            f"{self.accuracy_high:.1f}], {self.leakage:.1f} dB [{self.leakage_low:.1f}, "
-            f"{self.leakage_high:.1f}], n={self.n}{known}"
-        )
+        accuracy = f"{self.accuracy:.1f} %{_interval(self.accuracy_low, self.accuracy_high)}"
+        leakage = f"{self.leakage:.1f} dB{_interval(self.leakage_low, self.leakage_high)}"
+        return f"{self.label}: top-1 {accuracy}, {leakage}, n={self.n}{known}"
+
+
+def _interval(low: float, high: float) -> str:
+    return f" [{low:.1f}, {high:.1f}]" if math.isfinite(low) and math.isfinite(high) else ""
 
 
 def family_and_strength(defence: str) -> tuple[str, float]:
