@@ -259,8 +259,6 @@ def test_a_picture_is_certain_whatever_the_loss(model: LoadedModel, change: str)
     assert leak.best.is_certain
     if change == "sign":
         assert "times −1 " in leak.verdict
-    else:
-        assert f"{leak.best.residual:.2g}" in leak.verdict
     contradicted = "labels [4] were given, and the classifier's gradient says [3]" in str(leak)
     assert contradicted == (change == "another label")
 

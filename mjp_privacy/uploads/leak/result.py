@@ -33,6 +33,7 @@ EXPLAINED = 1e-2
 """A residual below it is that of rounding and clipping: the picture has the uploaded gradient."""
 ROUNDING = 1e-5  # of float32: residuals below it do not tell two attacks from each other
 DIGITS = 2  # of a residual that count when attacks are ranked
+NEAR_ONE = 0.1  # a factor this near to 1 is not worth naming where the gradient is another anyway
 NOISY = 1.2  # times the declared noise: a residual below it is that of the noise
 
 AS_DECLARED = "as far as mean, std and the order of channels are as declared"
@@ -212,8 +213,8 @@ def _of_one(best: Reconstructed, declared: float) -> str:
         if fits:
             return f"{said} It {fits}."
         return said + known * (
-            f" The whole gradient is another (residual {best.residual:.2g}): {UNLIKE} or weights "
-            "are not as assumed, on which this picture does not depend."
+            f" The whole gradient is another ({_left(best)}): {UNLIKE} or weights are not as "
+            "assumed, on which this picture does not depend."
         )
     if fits:
         return f"{best.attack}'s picture {fits}. That is {NO_PROOF}."
@@ -223,7 +224,7 @@ def _of_one(best: Reconstructed, declared: float) -> str:
             f"Without labels nothing here tells whether {best.attack}'s picture is the client's"
             f"{solved}: give labels=… if you know them."
         )
-    check = f"residual {best.residual:.2g}" if known else f"misfit {misfit:.2g}"
+    check = _left(best) if known else f"misfit {misfit:.2g}"
     return (
         f"None of these pictures explains the whole gradient: the nearest is {best.attack}'s "
         f"({check}). That is no evidence of safety: the attacks may not reach it, or {UNLIKE}, "
@@ -235,12 +236,11 @@ def _gradient(best: Reconstructed, declared: float) -> str:
     """How the pictures explain the uploaded gradient; empty where they do not."""
     if best.residual < EXPLAINED:
         return f"has the uploaded gradient (residual {best.residual:.1e})"
-    sign, size = "−" if best.factor < 0 else "", abs(best.factor)
-    times = f"times {sign}1/{1 / size:.3g}" if 0 < size < 1 else f"times {sign}{size:.3g}"
+    times = _times(best.factor)
     if best.scaled_residual < EXPLAINED:
-        why = "is the sign another" if sign else "was it clipped, averaged or scaled"
+        why = "is the sign another" if best.factor < 0 else "was it clipped, averaged or scaled"
         return (
-            f"explains the uploaded gradient {times} (residual {best.scaled_residual:.1e}): {why}?"
+            f"explains the uploaded gradient {times} (residual {best.scaled_residual:.1e}; {why}?)"
         )
     if best.scaled_residual < NOISY * declared:
         scaled = "" if abs(best.factor - 1) < EXPLAINED else f" {times}"
@@ -250,6 +250,19 @@ def _gradient(best: Reconstructed, declared: float) -> str:
             "pictures may do so"
         )
     return ""
+
+
+def _left(best: Reconstructed) -> str:
+    """What the nearest multiple of the picture's gradient leaves of the uploaded one."""
+    if abs(best.factor - 1) < NEAR_ONE:
+        return f"residual {best.residual:.2g}"
+    return f"residual {best.scaled_residual:.2g} {_times(best.factor)}"
+
+
+def _times(factor: float) -> str:
+    """A factor in words: `times 1/57.9` below 1, `times 2.5` above."""
+    sign, size = "−" if factor < 0 else "", abs(factor)
+    return f"times {sign}1/{1 / size:.3g}" if 0 < size < 1 else f"times {sign}{size:.3g}"
 
 
 def _of_batch(best: Reconstructed) -> str:

@@ -1,0 +1,314 @@
+"""How often a picture that `attack_gradients` calls certain is another one (docs/certain.md).
+
+    python tools/calibrate_certain.py              # writes the table into docs/certain.md
+    python tools/calibrate_certain.py --photographs 2 --out /tmp/table.md
+
+Each client deviates in one way from what the attacker is told. Its picture is compared with what it
+fed, on two ViTs: one untrained, one trained (`cifar_vit`). Photographs are scikit-image's. Some
+minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from mjp_privacy import attack_gradients, load_images, load_model
+from mjp_privacy.metrics.pixel import psnr, quantise
+from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.jigsaw import shuffle_patches
+from mjp_privacy.uploads.leak.reconstructed import Reconstructed
+
+ATTACKS = ("patch_gradient", "masked_span")
+OF_BATCHES = ("patch_gradient", "layer_span")
+GOOD = 40.0  # dB from which a certain picture is the client's
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "certain.md"
+BEGIN, END = "<!-- table:begin -->\n", "<!-- table:end -->\n"
+Sent = dict[str, Tensor]
+
+
+@dataclass
+class Client:
+    """A client's step on a picture (3, S, S) in [0, 1]; what it does otherwise than told."""
+
+    model: LoadedModel
+    picture: Tensor
+    other: Tensor  # another photograph
+    generator: torch.Generator
+    fed: Tensor = field(init=False)  # (B, 3, S, S) in [0, 1], what it fed, in the model's units
+
+    def __post_init__(self) -> None:
+        self.model = copy.deepcopy(self.model)
+        self.fed = self.picture[None]
+
+    def gradient(
+        self, pixels: Tensor | None = None, labels: tuple[int, ...] = (3,), **loss: Any
+    ) -> Sent:
+        """The gradient of cross entropy on pixels that are normalised, or else on `fed`."""
+        x = self.model.normalize(self.fed) if pixels is None else pixels
+        logits = self.model(x)
+        value = nn.functional.cross_entropy(logits, torch.tensor(labels), **loss)
+        names, parameters = zip(*self.model.named_parameters(), strict=True)
+        grads = torch.autograd.grad(value, parameters, allow_unused=True)
+        return {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+
+    def normalised(self, mean: Any, std: Any) -> Tensor:
+        """What it feeds with another normalisation than the model's."""
+        columns = (torch.tensor(v).expand(3).view(3, 1, 1) for v in (mean, std))
+        mean, std = columns
+        return (self.fed - mean) / std
+
+    def noisy(self, share: float) -> Sent:
+        """Its gradient with noise of so many times each tensor's root mean square."""
+        sent = self.gradient()
+        return {
+            n: g + share * g.square().mean().sqrt() * torch.randn(g.shape, generator=self.generator)
+            for n, g in sent.items()
+        }
+
+    def with_dropout(self, share: float) -> Sent:
+        """Its gradient with dropout in front of every linear layer of the blocks."""
+        torch.manual_seed(1)
+        layers = [
+            m for n, m in self.model.named_modules() if isinstance(m, nn.Linear) and n != "head"
+        ]
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, x: (nn.functional.dropout(x[0], share),))
+            for layer in layers
+        ]
+        sent = self.gradient()
+        for hook in hooks:
+            hook.remove()
+        return sent
+
+    def trained(self, optimizer: str, steps: int) -> Sent:
+        """Its weights after some steps minus those before."""
+        before = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]
+        stepping = make(self.model.parameters(), lr=1e-3)
+        for _ in range(steps):
+            for name, gradient in self.gradient().items():
+                self.model.get_parameter(name).grad = gradient
+            stepping.step()
+        return {n: p.detach() - before[n] for n, p in self.model.named_parameters()}
+
+    def shuffled(self, share: float) -> Sent:
+        """Its gradient with so many of its patches in another order, and none masked."""
+        patches = (self.picture.shape[-1] // self.model.patch_size) ** 2
+        order = torch.arange(patches)
+        chosen = torch.randperm(patches, generator=self.generator)[: int(share * patches)]
+        order[chosen] = chosen.roll(1)
+        self.fed = shuffle_patches(self.fed, order[None], self.model.patch_size)
+        return self.gradient()
+
+    def batch(self, mixed: float | None = None) -> Sent:
+        """The gradient of two pictures, or of a mixture of them."""
+        if mixed is not None:
+            self.fed = mixed * self.fed + (1 - mixed) * self.other[None]
+            own, other = self.gradient(), self.gradient(labels=(5,))
+            return {n: mixed * g + (1 - mixed) * other[n] for n, g in own.items()}
+        self.fed = torch.stack((self.picture, self.other))
+        return self.gradient(labels=(3, 5))
+
+
+def kept(sent: Sent, share: float) -> Sent:
+    """The largest entries of each tensor; the others are zero."""
+    return {
+        n: torch.where(g.abs() >= g.abs().flatten().quantile(1 - share), g, 0.0)
+        for n, g in ((n, g) for n, g in sent.items() if g.numel() < 2**24)
+    }
+
+
+def scaled(sent: Sent, factor: float) -> Sent:
+    return {n: factor * g for n, g in sent.items()}
+
+
+def clipped(sent: Sent, norm: float) -> Sent:
+    size = float(torch.stack([g.norm() for g in sent.values()]).norm())
+    return scaled(sent, min(1.0, norm / size))
+
+
+def int8(sent: Sent) -> Sent:
+    steps = {n: g.abs().max() / 127 for n, g in sent.items()}
+    return {n: (g / steps[n]).round() * steps[n] for n, g in sent.items()}
+
+
+def half(sent: Sent, dtype: torch.dtype) -> Sent:
+    return {n: g.to(dtype).float() for n, g in sent.items()}
+
+
+def under_autocast(client: Client) -> Sent:
+    with torch.autocast("cpu", torch.bfloat16):
+        return {n: g.float() for n, g in client.gradient().items()}
+
+
+def of_other_weights(client: Client) -> Sent:
+    with torch.no_grad():
+        for parameter in client.model.parameters():
+            parameter += 1e-3 * torch.randn(parameter.shape, generator=client.generator)
+    return client.gradient()
+
+
+def frozen(client: Client, *starts: str) -> Sent:
+    return {n: g for n, g in client.gradient().items() if not n.startswith(starts)}
+
+
+def resized(client: Client) -> Sent:
+    client.fed = client.fed * 0.9 + 0.05  # no 8-bit levels any more
+    return client.gradient()
+
+
+def summed(client: Client, others: int) -> Sent:
+    """The sum of the gradients of several steps, as of accumulation over other photographs."""
+    sent = client.gradient()
+    client.fed = client.other[None]
+    for _ in range(others):
+        sent = {n: g + sent[n] for n, g in client.gradient(labels=(5,)).items()}
+    client.fed = client.picture[None]
+    return sent
+
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = {"kind": "weight_difference", "lr": 1e-3}
+Step = Callable[[Client], Sent]
+CLIENTS: dict[str, tuple[Step, dict[str, Any]]] = {
+    "as told": (Client.gradient, {}),
+    "clipped at norm 1": (lambda c: clipped(c.gradient(), 1.0), {}),
+    "clipped at norm .001": (lambda c: clipped(c.gradient(), 1e-3), {}),
+    "loss scale 65,536 not undone": (lambda c: scaled(c.gradient(), 65536.0), {}),
+    "sign turned": (lambda c: scaled(c.gradient(), -1.0), {}),
+    "label smoothing .1": (lambda c: c.gradient(label_smoothing=0.1), {}),
+    "label smoothing .5": (lambda c: c.gradient(label_smoothing=0.5), {}),
+    "another label given": (Client.gradient, {"labels": [4]}),
+    "mixup .7": (lambda c: c.batch(0.7), {}),
+    "dropout .1": (lambda c: c.with_dropout(0.1), {}),
+    "dropout .5": (lambda c: c.with_dropout(0.5), {}),
+    "no 8-bit pixels": (resized, {}),
+    **{
+        f"noise {s:g} of rms, not told": (lambda c, s=s: c.noisy(s), {}) for s in (1e-6, 1e-5, 1e-4)
+    },
+    **{f"noise {s:g} of rms, not told": (lambda c, s=s: c.noisy(s), {}) for s in (1e-3, 1e-2, 0.1)},
+    "sent as float16": (lambda c: half(c.gradient(), torch.float16), {}),
+    "sent as bfloat16": (lambda c: half(c.gradient(), torch.bfloat16), {}),
+    "bf16 autocast": (under_autocast, {}),
+    "int8, not told": (lambda c: int8(c.gradient()), {}),
+    "int8, by defenses=": (lambda c: int8(c.gradient()), {"defenses": ["int8"]}),
+    "largest half of entries, not told": (lambda c: kept(c.gradient(), 0.5), {}),
+    "largest 99 %, not told": (lambda c: kept(c.gradient(), 0.99), {}),
+    "weights .001 off": (of_other_weights, {}),
+    "table frozen": (lambda c: frozen(c, "pos_embed"), {}),
+    "classifier withheld": (lambda c: frozen(c, "head"), {}),
+    "SGD, one step": (lambda c: c.trained("sgd", 1), HALF),
+    "SGD, four steps told as one": (lambda c: c.trained("sgd", 4), HALF),
+    "SGD, four steps": (lambda c: c.trained("sgd", 4), {**HALF, "steps": 4}),
+    "AdamW, one step": (lambda c: c.trained("adamw", 1), {**HALF, "optimizer": "adamw"}),
+    "AdamW told as SGD": (lambda c: c.trained("adamw", 1), HALF),
+    "two pictures told as one": (Client.batch, {}),
+    "two pictures": (Client.batch, {"batch": 2, "labels": [3, 5]}),
+    "sum of two steps told as one": (lambda c: summed(c, 1), {}),
+    "sum of four steps told as one": (lambda c: summed(c, 3), {}),
+    "a quarter shuffled, none masked": (lambda c: c.shuffled(0.25), {}),
+    "all shuffled, none masked": (lambda c: c.shuffled(1.0), {}),
+    "fed [0, 1]": (lambda c: c.gradient(c.fed), {}),
+    "fed [0, 255]": (lambda c: c.gradient(255 * c.fed), {}),
+    "ImageNet's normalisation": (lambda c: c.gradient(c.normalised(*IMAGENET)), {}),
+    "half of the normalisation": (lambda c: c.gradient(c.normalised(0.5, 1.0)), {}),
+    "channels in the other order": (lambda c: c.gradient(c.model.normalize(c.fed).flip(1)), {}),
+}
+"""By name: the step, and what the attacker is told of it beside the model."""
+
+
+def models() -> Iterator[LoadedModel]:
+    """A ViT-Ti of three blocks for pictures of 64 pixels, untrained, and a trained one for 56."""
+    shape = {"img_size": 64, "patch_size": 8, "depth": 3, "num_classes": 10}
+    yield load_model("vit_tiny_patch16_224", checkpoint="random", mean=0.5, std=0.5, **shape)
+    yield load_model("cifar_vit")
+
+
+def tried(name: str, model: LoadedModel, picture: Tensor, other: Tensor) -> list[dict[str, Any]]:
+    """A row for each picture of one client's step: whether it is certain, and how near."""
+    step, told = CLIENTS[name]
+    client = Client(model, picture, other, torch.Generator().manual_seed(0))
+    sent = step(client)
+    attacks = OF_BATCHES if "batch" in told else ATTACKS
+    leak = attack_gradients(model, sent, attacks=attacks, **told)
+    found = [i for m in leak if m.certain is not None for i in _certain(m)]
+    if leak.batch == 1:  # all of one picture: the worst of them counts
+        found = sorted(found, key=lambda image: _nearest(image, client.fed))[:1]
+    rows = [{"client": name, "certain": True, **_compared(image, client.fed)} for image in found]
+    left = leak.batch - len(rows)
+    return rows + [{"client": name, "certain": False, "psnr": math.nan, "exact": False}] * left
+
+
+def _certain(made: Reconstructed) -> list[Tensor]:
+    assert made.images is not None
+    assert made.certain is not None
+    return [
+        image for image, is_certain in zip(made.images, made.certain, strict=True) if is_certain
+    ]
+
+
+def _nearest(image: Tensor, fed: Tensor) -> float:
+    return max(float(psnr(image[None].double(), one[None].double())) for one in fed)
+
+
+def _compared(image: Tensor, fed: Tensor) -> dict[str, Any]:
+    same = any(torch.equal(quantise(image.double()), quantise(one.double())) for one in fed)
+    return {"psnr": _nearest(image, fed), "exact": same}
+
+
+def table(rows: pd.DataFrame) -> str:
+    """Markdown: a line for each client, and the sum."""
+    lines = [
+        f"| client | n | certain | of them {GOOD:.0f} dB or more | exact | certain and wrong | "
+        "least dB of a certain one |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    groups = [*rows.groupby("client", sort=False), ("**all**", rows)]
+    for name, of_client in groups:
+        certain = of_client[of_client["certain"]]
+        good = int((certain["psnr"] >= GOOD).sum())
+        least = f"{certain['psnr'].min():.1f}" if len(certain) else "–"
+        exact, wrong = int(certain["exact"].sum()), len(certain) - good
+        lines.append(
+            f"| {name} | {len(of_client)} | {len(certain)} | {good} | {exact} | {wrong} | {least} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--photographs", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=PAGE)
+    chosen = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for model in models():
+        count = chosen.photographs
+        size = model.card.img_size
+        pictures = [p for p, *_ in islice(load_images("embedded", size=size), count + 1)]
+        for name in CLIENTS:
+            started = time.perf_counter()
+            for place in range(count):
+                rows += tried(name, model, pictures[place], pictures[place + 1])
+            print(f"{name}: {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
+    made = table(pd.DataFrame(rows))
+    if chosen.out == PAGE:
+        before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+        made = f"{before}{BEGIN}{made}{END}{rest.partition(END)[2]}"
+    chosen.out.write_text(made, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
