@@ -55,6 +55,7 @@ from mjp_privacy.interfaces import Attack, Control, Reconstruction, Refusal, Tru
 from mjp_privacy.metrics import References, prepare, score
 from mjp_privacy.metrics.assignment import assigned
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.uploads.checks import of_unscored
 
 NO_PICTURE = "the attack names the masked positions and makes no picture"
 TOGETHER = "images_together"
@@ -193,6 +194,7 @@ class CellTask:
             tensors = {"images": made.images.float().cpu()}
             if made.mask is not None:
                 tensors["named_mask"] = made.mask.cpu()
+            diagnostics = {**of_unscored(scene.view, tensors["images"]), **diagnostics}
             diagnostics |= unshuffled_uploads(scene.view, self.cell.gamma)
             rows.loc[places, "status"], rows.loc[places, "reason"] = "unscored", NO_TRUTH.text
         for name, values in diagnostics.items():

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from attacks import ATTACKS, TRAITS, traits_of
+from attacks.shared_picture import CERTAIN
 from mjp_privacy.core.text import counted
 from mjp_privacy.report.card import (
     Card,
@@ -31,6 +32,7 @@ from mjp_privacy.report.lines import Line, image_counts
 from mjp_privacy.report.notes import RESIDUAL_CONVERGED
 from mjp_privacy.report.tables.text import number
 from mjp_privacy.report.worst_case import DerivedLine, Group, has_truth
+from mjp_privacy.uploads.checks import MISNORMALISED
 
 WORDS = 30
 """The verdict has at most so many."""
@@ -195,14 +197,35 @@ def without_truth(client: Client, who: str) -> str:
     ]
     known = [value for value in residuals if not math.isnan(value)]
     one = len(ids) == 1
-    meaning = f"; {_explained(min(known), one=one, masks=client.masks)}" if known else ""
+    meaning = f"; {_explained(min(known), one=one)}" if known else ""
+    certain, doubted = (_marked(client, name) for name in (CERTAIN, MISNORMALISED))
+    if certain:
+        meaning += (
+            f"; {certain} {'is' if certain == 1 else 'are'} certain: no other picture solves the "
+            "equations of the patch embedding, as far as mean, std and order of channels are as "
+            "declared"
+        )
+    if doubted:
+        meaning += (
+            f"; the pixels of {doubted} do not fit the declared mean and std, so that colours and "
+            "contrast are not the client's (`mjp check` says which fit)"
+        )
     return (
         f"{len(ids)} {'picture was' if one else 'pictures were'} reconstructed from uploads of "
         f"{who}{meaning}. The private images are not known here, so nothing was scored."
     )
 
 
-def _explained(residual: float, *, one: bool, masks: bool) -> str:
+def _marked(client: Client, diagnostic: str) -> int:
+    """How many pictures of the client any of its attacks marks so."""
+    marked = set[str]()
+    for line in client.matching:
+        values = line.scored(diagnostic, "diagnostic")
+        marked |= set(values.index[values == 1])
+    return len(marked)
+
+
+def _explained(residual: float, *, one: bool) -> str:
     """What the smallest gradient residual of an attack says of its pictures.
 
     one: there is a single picture, and no median of several
@@ -210,12 +233,8 @@ def _explained(residual: float, *, one: bool, masks: bool) -> str:
     pictures = "picture" if one else "pictures"
     if residual < MATCHES:
         match = "the best attack's picture has" if one else "in the median the best attack's have"
-        meaning = (
-            "where patches are masked that is no proof of a good picture"
-            if masks
-            else f"almost certainly the client's {pictures}"
-        )
-        return f"{match} the uploaded gradient to {residual:.2g}: {meaning}"
+        meaning = "which is no proof of a good picture"
+        return f"{match} the uploaded gradient to {residual:.2g}, {meaning}"
     median = "" if one else " in the median"
     gap = (
         f"the gradient of the best attack's {pictures} differs from the uploaded one by "

@@ -32,10 +32,14 @@ from attacks.equations.names import PATCH, TABLE
 from attacks.equations.patch_system import patch_system
 from attacks.equations.requirements import lacks_gradients
 from attacks.equations.span import combine, upload_span
+from attacks.shared_picture import CERTAIN
 from attacks.step import BREAKDOWN
 from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
+
+MISNORMALISED = "another_normalisation"
+"""Diagnostic of unscored pictures, beside CERTAIN."""
 
 # normalisation ------------------------------------------------------------------------------------
 
@@ -74,18 +78,18 @@ class Fit(NamedTuple):
         return cls(float(outside), float((levels - levels.round()).abs().mean()))
 
 
-def fed_pixels(view: AttackerView, index: int = 0) -> Tensor | None:
-    """The picture (C, S, S) at this index as the client fed it, normalised and not clipped, if its
+def fed_pixels(view: AttackerView) -> Tensor | None:
+    """The view's first picture (C, S, S) as the client fed it, normalised and not clipped, if its
     uploads determine every patch and do not contradict themselves; else None."""
     if lacks_gradients(view, TABLE, PATCH) or any(u.batch > 1 or u.steps > 1 for u in view.updates):
         return None
     if view.model.patch_embed.num_patches > view.model.embed_dim or any(map(_noisy, view.updates)):
         return None
-    spans = [upload_span(patch_system(view, update), index) for update in view.updates]
+    spans = [upload_span(patch_system(view, update), 0) for update in view.updates]
     combined = combine(spans)
     if len(combined.basis):
         return None
-    if not bool((_checked(view.part(index), combined.known.cpu()[None]).errors < LITTLE).all()):
+    if not bool((_checked(view.part(0), combined.known.cpu()[None]).errors < LITTLE).all()):
         return None  # an error that nobody declared moves the pixels, too
     return to_images(combined.known, view.model.patch_size, len(view.pixels.mean))
 
@@ -130,7 +134,13 @@ def _candidates(
     mean: Sequence[float], std: Sequence[float]
 ) -> list[tuple[str, Sequence[float], Sequence[float]]]:
     """The declared normalisation and the common ones, in both orders of the channels."""
-    every = {"those declared": (tuple(mean), tuple(std)), **COMMON}
+    nothing, one = (0.0,) * len(mean), (1.0,) * len(std)
+    every = {
+        "those declared": (tuple(mean), tuple(std)),
+        "the declared mean alone": (tuple(mean), one),
+        "the declared std alone": (nothing, tuple(std)),
+        **COMMON,
+    }
     found: list[tuple[str, Sequence[float], Sequence[float]]] = []
     for name, (m, s) in every.items():
         if len(m) != len(mean):
@@ -150,7 +160,7 @@ def normalisation_doubts(view: AttackerView) -> dict[int, str]:
     doubts: dict[int, str] = {}
     for place in range(view.updates[0].steps_in_all):
         try:
-            fed = fed_pixels(view, place)
+            fed = fed_pixels(view.part(place))
         except BREAKDOWN:  # of numbers at the edge of their range: nothing is certain then
             continue
         if fed is not None and (doubt := declared_wrongly(fed, view.pixels.mean, view.pixels.std)):
@@ -215,6 +225,20 @@ def _left(rest: Tensor, masked: Tensor, patches: Tensor) -> Tensor:
         span = torch.linalg.svd(patches[masked], full_matrices=False).Vh
         rest = rest - (rest @ span.mT) @ span
     return rest.norm()
+
+
+def of_unscored(view: AttackerView, images: Tensor) -> dict[str, Tensor]:
+    """Diagnostics (m,) of pictures whose truth nobody knows: 1 where one is certain, and where its
+    pixels speak for another normalisation than the declared one; nothing of batches."""
+    try:
+        check = check_patches(view, images)
+    except BREAKDOWN:
+        return {}
+    if check is None:
+        return {}
+    doubted = torch.zeros(len(images), dtype=torch.float64)
+    doubted[list(normalisation_doubts(view))] = 1
+    return {CERTAIN: check.certain.double() * (1 - doubted), MISNORMALISED: doubted}
 
 
 # the order of a picture's patches -----------------------------------------------------------------

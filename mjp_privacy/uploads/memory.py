@@ -224,8 +224,19 @@ def own_uploads(
             )
         client = replace(client, batch=count // number)
     rounds = [_steps_of(*one, client) for one in zip(sent, models, strict=True)]
-    own = OwnUploads(rounds, None, "unknown", _of_frozen_table(rounds[0][0]))
-    return _labelled(own, labels, models[0])
+    notes = []
+    if TABLE not in rounds[0][0].names():
+        notes.append(
+            f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
+            "taken as withheld"
+        )
+    if client.optimizer == "adamw" and client.kind == "weight_difference":
+        notes.append(
+            "an AdamW step sends most entries of the gradient by their sign alone (of their size "
+            "it holds what the weights' precision resolves): that attacks fail on it is no "
+            "evidence of safety"
+        )
+    return _labelled(OwnUploads(rounds, None, "unknown", tuple(notes)), labels, models[0])
 
 
 def _on_cpu(model: LoadedModel) -> LoadedModel:
@@ -289,15 +300,6 @@ def half_precision_error(sent: Tensor) -> Tensor:
     error = rounding_error(sent, sent.dtype, kind.tiny)
     size = sent.double().flatten(1).square().mean(1).sqrt()
     return torch.where(error < WEIGHED * size, 0.0, error)
-
-
-def _of_frozen_table(upload: Upload) -> tuple[str, ...]:
-    if TABLE in upload.names():
-        return ()
-    return (
-        f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
-        "taken as withheld",
-    )
 
 
 def _labelled(own: OwnUploads, labels: Labels | None, model: LoadedModel) -> OwnUploads:

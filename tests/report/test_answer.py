@@ -195,10 +195,10 @@ def without_truth(tmp_path: Path, residuals: list[float], **facts: object) -> Ca
 @pytest.mark.parametrize(
     ("residuals", "facts", "parts", "absent"),
     [
-        ([1.3e-6], {}, ["1 picture", "1.3e-06"], "safety"),
+        ([1.3e-6], {}, ["1 picture", "1.3e-06", "no proof"], "certain"),
         ([1e-3, 3e-3], {}, ["2 pictures", "0.002"], "safety"),
-        ([1e-3], MASKED, ["no proof", "0.001"], "almost certainly"),
-        ([0.8], {}, ["no evidence of safety", "0.8"], "almost certainly"),
+        ([1e-3], MASKED, ["no proof", "0.001"], "certain"),
+        ([0.8], {}, ["no evidence of safety", "0.8"], "certain"),
         ([0.05, 0.05], {}, ["0.05"], "safety"),
     ],
 )

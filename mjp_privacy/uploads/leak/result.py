@@ -256,7 +256,7 @@ def _left(best: Reconstructed) -> str:
     """What the nearest multiple of the picture's gradient leaves of the uploaded one."""
     if abs(best.factor - 1) < NEAR_ONE:
         return f"residual {best.residual:.2g}"
-    return f"residual {best.scaled_residual:.2g} {_times(best.factor)}"
+    return f"residual {best.scaled_residual:.2g} at the nearest multiple, {_times(best.factor)}"
 
 
 def _times(factor: float) -> str:
