@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import json
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, get_args
@@ -43,8 +44,8 @@ NO_SOURCE = "no source"
 """In place of the digest of a module that has no file, such as a notebook's."""
 UNRECORDED = ""
 """The code of rows that an earlier version made, which did not record it."""
-NOT_CODE = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-"""Fields of a syntax tree that change nothing, or that follow from the rest."""
+VARYING = re.compile(r"(, )?\b\w+=(\[\]|Load\(\)|None)|, kind='u'")
+"""What `ast.dump` writes in some versions of Python and not in others, or what changes nothing."""
 PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image", "numpy", "pillow")
 
 Stale = Literal["ask", "fresh", "keep"]
@@ -71,9 +72,24 @@ class _Module:
     digest: str
     imports: Sequence[str]  # dotted names: of modules, or of what is taken from them
 
+    @classmethod
+    def read(cls, name: str, file: Path | None) -> _Module:
+        """Read the source of this module."""
+        if file is None:
+            return cls(name, NO_SOURCE, ())
+        is_package = file.name == "__init__.py"
+        shown = name.replace(".", "/") + ("/__init__.py" if is_package else ".py")
+        source = file.read_bytes()
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):  # half-edited: it cannot be the code that is running
+            return cls(shown, hashlib.sha256(source).hexdigest()[:16], ())
+        imports = tuple(_imports(tree, name if is_package else name.rpartition(".")[0]))
+        return cls(shown, _sha256(normal_form(tree)), imports)
+
 
 _READ: dict[str, tuple[object, _Module]] = {}
-"""Modules by name, each with the state that it was read in."""
+"""Imported modules by name, each with the `__spec__` that it had when it was read."""
 
 
 class SourceReader:
@@ -137,78 +153,39 @@ class SourceReader:
         """A module's source. One that is imported counts as it was when it was first read: a file
         that is edited later does not change what this process runs."""
         if name not in self._modules:
-            file = self._file(name)
             spec = getattr(sys.modules.get(name), "__spec__", None)
-            state = spec if spec is not None else _stamp(file)
             known = _READ.get(name)
-            if known is None or not (known[0] is state or (spec is None and known[0] == state)):
-                known = _READ[name] = (state, _read(name, file))
+            if spec is None or known is None or known[0] is not spec:
+                known = _READ[name] = (spec, _Module.read(name, self._file(name)))
             self._modules[name] = known[1]
         return self._modules[name]
 
     def _file(self, name: str) -> Path | None:
         """The source file of a module, found without importing it; None if there is none."""
         if name not in self._files:
-            self._files[name] = self._find(name)
+            package, module = name.rpartition(".")[0], sys.modules.get(name)
+            origin = getattr(module, "__file__", None)
+            if module is None:
+                places = getattr(sys.modules.get(package), "__path__", None)
+                if package and places is None:
+                    file = self._file(package)
+                    places = [str(file.parent)] if file and file.name == "__init__.py" else []
+                origin = getattr(PathFinder.find_spec(name, places), "origin", None)
+            file = Path(origin or "")
+            self._files[name] = file if file.suffix == ".py" and file.is_file() else None
         return self._files[name]
 
-    def _find(self, name: str) -> Path | None:
-        if (module := sys.modules.get(name)) is not None:
-            loaded = Path(getattr(module, "__file__", None) or "")
-            return loaded if loaded.suffix == ".py" and loaded.is_file() else None
-        package, _, last = name.rpartition(".")
-        if not package:
-            spec = importlib.util.find_spec(name)
-            origin = Path((spec and spec.origin) or "")
-            return origin if origin.suffix == ".py" and origin.is_file() else None
-        for folder in self._folders(package):
-            for file in (folder / f"{last}.py", folder / last / "__init__.py"):
-                if file.is_file():
-                    return file
-        return None
 
-    def _folders(self, package: str) -> list[Path]:
-        """The folders that hold a package's modules."""
-        if (paths := getattr(sys.modules.get(package), "__path__", None)) is not None:
-            return [Path(path) for path in paths]
-        file = self._file(package)
-        return [file.parent] if file is not None and file.name == "__init__.py" else []
-
-
-def _stamp(file: Path | None) -> tuple[str, int, int] | None:
-    if file is None:
-        return None
-    stat = file.stat()
-    return str(file), stat.st_mtime_ns, stat.st_size
-
-
-def _read(name: str, file: Path | None) -> _Module:
-    if file is None:
-        return _Module(name, NO_SOURCE, ())
-    is_package = file.name == "__init__.py"
-    shown = name.replace(".", "/") + ("/__init__.py" if is_package else ".py")
-    source = file.read_bytes()
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # half-edited: it cannot be the code that is running
-        return _Module(shown, hashlib.sha256(source).hexdigest()[:16], ())
-    package = name if is_package else name.rpartition(".")[0]
-    return _Module(shown, _sha256(normal_form(tree)), tuple(_imports(tree, package)))
-
-
-def _imports(node: ast.AST, package: str) -> Iterator[str]:
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
     """The dotted names that a source imports, anywhere in it."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        parents = package.split(".")
-        above = parents[: len(parents) + 1 - node.level] if node.level else []
-        module = [node.module] if node.module else []
-        yield from (".".join([*above, *module, alias.name]) for alias in node.names)
-    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-        inside = getattr(node, part, ())
-        for statement in inside if isinstance(inside, list) else ():
-            yield from _imports(statement, package)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            above = parents[: len(parents) + 1 - node.level] if node.level else []
+            module = [node.module] if node.module else []
+            yield from (".".join([*above, *module, alias.name]) for alias in node.names)
 
 
 def _sha256(text: str) -> str:
@@ -221,58 +198,19 @@ def normal_form(tree: ast.AST) -> str:
 
     normal_form(ast.parse("a = 1  # one")) == normal_form(ast.parse("a=1"))
     """
-    words: list[str] = []
-    _write(tree, words)
-    return "\n".join(words)
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(statements := getattr(node, name, None), list):
+                setattr(node, name, [s for s in statements if not _does_nothing(s)])
+        if isinstance(node, ast.JoinedStr):
+            node.values = [v for v in node.values if getattr(v, "value", v) != ""]
+    return VARYING.sub("", ast.dump(tree)).replace("(, ", "(")
 
 
-def _write(node: ast.AST, words: list[str]) -> None:
-    """Add a node's class, then its fields by name. Values are quoted, so none looks like a name."""
-    if isinstance(node, ast.Constant):
-        words.append(ascii(node.value))
-        return
-    words.append(type(node).__name__)
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if value is None or value == [] or name in NOT_CODE:
-            continue
-        words.append(name)
-        if isinstance(value, ast.AST):
-            _write(value, words)
-        elif isinstance(value, list):
-            texts_joined = isinstance(node, ast.JoinedStr)
-            for item in _joined(value) if texts_joined else _that_act(value):
-                if isinstance(item, ast.AST):
-                    _write(item, words)
-                else:
-                    words.append(ascii(item))
-            words.append("]")
-        else:
-            words.append(ascii(value))
-    words.append(")")
-
-
-def _that_act(items: Sequence[object]) -> Iterator[object]:
-    """The items without statements that do nothing."""
-    for item in items:
-        stands_alone = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
-        if not (stands_alone or isinstance(item, ast.Pass)):
-            yield item
-
-
-def _joined(parts: Sequence[object]) -> Iterator[object]:
-    """The parts of an f-string, neighbouring texts as one."""
-    text = ""
-    for part in parts:
-        if isinstance(part, ast.Constant):
-            text += str(part.value)
-            continue
-        if text:
-            yield text
-            text = ""
-        yield part
-    if text:
-        yield text
+def _does_nothing(statement: object) -> bool:
+    """Whether a statement is `pass` or a text that stands alone."""
+    alone = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return alone or isinstance(statement, ast.Pass)
 
 
 # results of other code ----------------------------------------------------------------------------
