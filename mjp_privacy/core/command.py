@@ -146,7 +146,13 @@ def answered(load: Callable[[], Command], argv: list[str], usage: Usage) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        _check_current_folder()
+        try:
+            Path.cwd()
+        except OSError as error:  # libraries that look for their files from there end the process
+            raise UserError(
+                "The current folder cannot be used: expected a folder to stand in, got: "
+                f"{os.strerror(error.errno or 0)}. Go to one that exists with cd, and call again."
+            ) from None
         check_address_space()
         code = load()(argv, usage)
         sys.stdout.flush()
@@ -157,18 +163,6 @@ def answered(load: Callable[[], Command], argv: list[str], usage: Usage) -> int:
         return stop.report()
     except BaseException as error:
         return _exit_code(error, argv, usage)
-
-
-def _check_current_folder() -> None:
-    """Raise if the current folder was deleted: libraries that look for their files from there end
-    the process."""
-    try:
-        Path.cwd()
-    except OSError as error:
-        raise UserError(
-            "The current folder cannot be used: expected a folder to stand in, got: "
-            f"{os.strerror(error.errno or 0)}. Go to one that exists with cd, and call again."
-        ) from None
 
 
 def _exit_code(error: BaseException, argv: Sequence[str], usage: Usage) -> int:

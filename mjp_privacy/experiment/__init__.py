@@ -3,9 +3,10 @@
 A cell is one line of a table: a model, a setting, a precision and an attack. A block is a fixed
 slice of the images. One image in one cell is a unit. The files in the order of the work:
 
-    commands    the command line, `mjp attack`; check: which attacks apply to a model
+    commands    the command line, `mjp attack`
     config      the experiment as YAML states it; overrides: what the command line changes in it
-    run         from an experiment and images, or recorded uploads, to a finished run folder
+    run         from an experiment and images, or recorded uploads, to a finished run folder;
+                run_folder: which one that is, and whether it may be
     plan        which cells there are, on which blocks; what is finished, what will not apply
     refusals    why an attack does not apply
     work        opens models, reads blocks, has each cell done, writes its rows

@@ -170,9 +170,12 @@ class CellFacts:
     def columns(self) -> Mapping[str, Any]:
         """Every fact by the name of its column."""
         without_part = {name: getattr(self, name) for name in OWN}
-        parts = [_columns_of(getattr(self, name)) for name in PARTS]
-        of_parts = {name: value for part in parts for name, value in part.items()}
-        return {**without_part, **of_parts, **self.other}
+        parts = [getattr(self, name) for name in PARTS]
+        of_parts = {
+            _name(f): getattr(part, f.name) for part in parts for f in dataclasses.fields(part)
+        }
+        lists = {name: list(value) for name, value in of_parts.items() if isinstance(value, tuple)}
+        return {**without_part, **of_parts, **lists, **self.other}
 
     @classmethod
     def read(cls, columns: Mapping[str, Any]) -> CellFacts:
@@ -213,11 +216,6 @@ def defaults_of(kind: type[Any]) -> dict[str, Column]:
 
 def _name(f: dataclasses.Field[Any]) -> str:
     return str(f.metadata.get("column", f.name))
-
-
-def _columns_of(part: Any) -> dict[str, Any]:
-    values = {_name(f): getattr(part, f.name) for f in dataclasses.fields(part)}
-    return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
 
 def _read(kind: type[T], columns: Mapping[str, Any]) -> T:
@@ -363,7 +361,7 @@ def run_id(cell: Cell, experiment: Experiment, model: LoadedModel | None, true_l
     """
     content: dict[str, Any] = {
         "label": cell.model,
-        "model": _model_identity(model),
+        "model": UNRESOLVED if model is None else _model_identity(model),
         "setting": cell.setting,
         "gamma": cell.gamma,
         "attack": _attack_identity(cell.attack),
@@ -373,8 +371,6 @@ def run_id(cell: Cell, experiment: Experiment, model: LoadedModel | None, true_l
         "block": experiment.block,
         "true_labels": true_labels,
     }
-    if model is None:
-        content["model"] = UNRESOLVED
     return _digest(content)
 
 
@@ -385,14 +381,11 @@ def _attack_identity(attack: AttackConfig) -> dict[str, Any]:
     """
     content = dataclasses.asdict(attack)
     del content["seconds"]  # rows within it are those that the attack makes without it
-    content["options"] = {name: _content(value) for name, value in attack.options.items()}
+    content["options"] = dict(attack.options)
+    for name, value in attack.options.items():
+        if isinstance(value, str) and is_there(Path(value)) and Path(value).is_file():
+            content["options"][name] = OPTION.sha256(Path(value))
     return content if attack.label else {name: content[name] for name in ("name", "options")}
-
-
-def _content(value: Any) -> Any:
-    if isinstance(value, str) and is_there(Path(value)) and Path(value).is_file():
-        return OPTION.sha256(Path(value))
-    return value
 
 
 def _digest(content: object) -> str:
@@ -400,9 +393,7 @@ def _digest(content: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _model_identity(model: LoadedModel | None) -> dict[str, Any]:
-    if model is None:
-        return {}
+def _model_identity(model: LoadedModel) -> dict[str, Any]:
     card = model.card
     return {
         "name": card.name,

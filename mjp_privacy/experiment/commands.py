@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from mjp_privacy.experiment.summary import RunSummary
 
 REASONS_SHOWN = 5  # reasons of failures that are printed
+BLANK = {"name": "none", "models": {"none": {}}, "grid": [{"models": ["none"], "settings": ["a"]}]}
+"""An experiment for --help without a config, or until the command line is parsed."""
 MODEL_OPTIONS = ("model", "img_size", "mean", "std", "num_heads")
 """Options of `mjp attack` that are fields of every model of the config."""
 
@@ -113,7 +115,7 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
     answer: what is said of the run folder's rows at the end
     """
     named = _config_in(argv)
-    experiment = _blank() if named is None else load_experiment(named)
+    experiment = load_experiment(BLANK if named is None else named)
     arguments = _parse(argv, usage, experiment)
     if named is None or Path(named) != arguments.config:  # an option's value looked like a config
         named = str(arguments.config)
@@ -243,13 +245,6 @@ def _parse(argv: list[str], usage: Usage, experiment: Experiment) -> AttackArgum
     )
     default = AttackArguments(config=tyro.MISSING, overrides=defaults, images=experiment.images)
     return usage.parse(AttackArguments, argv, default, both_ways=True)
-
-
-def _blank() -> Experiment:
-    """An experiment for --help without a config, or until the command line is parsed."""
-    return load_experiment(
-        {"name": "none", "models": {"none": {}}, "grid": [{"models": ["none"], "settings": ["a"]}]}
-    )
 
 
 def _config_in(argv: Sequence[str]) -> str | None:

@@ -294,16 +294,10 @@ def check_experiment(experiment: Experiment, where: str) -> None:
     for field in ("grid", "dtypes", "attacks"):
         if not getattr(experiment, field) and (field != "grid" or experiment.models):
             raise UserError(f"{where}, {field}: expected at least one entry, got none.")
-    _check_labels(experiment.attacks, where)
-    _check_names(experiment.attacks, where)
+    _check_titles(experiment.attacks, where)
     check_client(experiment.client, experiment.block, f"{where}, client")
     for place, entry in enumerate(experiment.grid):
         _check_entry(entry, experiment, f"{where}, grid.{place}")
-    _check_size(experiment, where)
-
-
-def _check_size(experiment: Experiment, where: str) -> None:
-    """Raise for a grid whose lists multiply to more lines than anybody reads."""
     cells = sum(
         len(entry.models)
         * len(entry.settings)
@@ -325,8 +319,7 @@ def check_attacks(attacks: Sequence[AttackConfig], where: str) -> None:
 
     It imports them, so it comes when a command is about to do its work, and before any of it.
     """
-    _check_labels(tuple(attacks), where)
-    _check_names(tuple(attacks), where)
+    _check_titles(attacks, where)
     for place, attack in enumerate(attacks):
         try:
             prior = getattr(find_attack(attack.name, attack.options), "prior", None)
@@ -336,28 +329,20 @@ def check_attacks(attacks: Sequence[AttackConfig], where: str) -> None:
             raise UserError(f"{where}, attacks.{place}: {error}") from error
 
 
-def _check_labels(attacks: tuple[AttackConfig, ...], where: str) -> None:
-    """Raise if two attacks have one label.
+def _check_titles(attacks: Sequence[AttackConfig], where: str) -> None:
+    """Raise if two attacks have one label, and for an attack that does not exist.
 
-    Attacks without labels may share a name: they are then told apart by their option `engine`.
+    Attacks without labels may share a name: they are then told apart by their option `engine`. This
+    comes before the grid: a misspelt name would make a correct one in the grid look wrong.
     """
-    for attack in attacks:
+    registered = [*ATTACKS, *CONTROLS]
+    for place, attack in enumerate(attacks):
         same = [candidate for candidate in attacks if candidate.title == attack.title]
         if len(same) > 1 and any(candidate.label for candidate in same):
             raise UserError(
                 f"{where}, attacks: expected labels that differ, got {attack.title!r} "
                 f"{len(same)} times. Give each attack its own label."
             )
-
-
-def _check_names(attacks: tuple[AttackConfig, ...], where: str) -> None:
-    """Raise for an attack that does not exist.
-
-    This must come before the grid is checked: a misspelt name would make a correct one in the grid
-    look wrong.
-    """
-    registered = [*ATTACKS, *CONTROLS]
-    for place, attack in enumerate(attacks):
         if attack.name not in registered:
             raise UserError(
                 f"{where}, attacks.{place}: {unknown_name('attack', attack.name, registered)}"
@@ -365,6 +350,7 @@ def _check_names(attacks: tuple[AttackConfig, ...], where: str) -> None:
 
 
 def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
+    """Raise for names that do not exist, empty lists, and a client that cannot be."""
     labels = [attack.title for attack in experiment.attacks]
     for field in ("models", "settings", "gammas", "attacks", "dtypes"):
         values = getattr(entry, field)
@@ -380,11 +366,7 @@ def _check_entry(entry: GridEntry, experiment: Experiment, where: str) -> None:
     if entry.client is not None:
         client = parse(ClientConfig, client_fields(entry, experiment), f"{where}.client", {})
         check_client(client, experiment.block, f"{where}.client")
-    _check_precision(client, entry.dtypes or experiment.dtypes, where)
-
-
-def _check_precision(client: ClientConfig, dtypes: Sequence[str], where: str) -> None:
-    """Raise for half precision beside float64, which autocast leaves as it is."""
+    dtypes = entry.dtypes or experiment.dtypes
     if client.autocast != "none" and "float64" in dtypes:
         raise UserError(
             f"{where}: expected dtypes: [float32] with client.autocast: {client.autocast}, got "

@@ -95,6 +95,7 @@ def diagnose(
     limits  what `bounds` returned
     """
     inputs, target, view = scene.inputs, scene.target, scene.view
+    augments = cell.client.augment != "none"  # before the shuffle: then the photograph is another
     return {
         **limits,
         **puzzle(inputs),
@@ -102,7 +103,7 @@ def diagnose(
         **mask_agreement(reconstruction.mask, inputs),
         **regions(view, images, inputs, target),
         **jigsaw(reconstruction, images, inputs, scene.plain, view),
-        **original(cell, scene, images),
+        **({"original_psnr": psnr(images, scene.photographs)} if augments else {}),
     }
 
 
@@ -211,13 +212,6 @@ def jigsaw(
     }
 
 
-def original(cell: Cell, scene: Scene, images: Tensor) -> dict[str, Tensor]:
-    """PSNR against the photograph itself, if the client augments it before the shuffle."""
-    if cell.client.augment == "none":
-        return {}
-    return {"original_psnr": psnr(images, scene.photographs)}
-
-
 def undeclared_error(view: AttackerView) -> dict[str, Tensor]:
     """1 where one of an image's uploads carries an error that its client's defences do not declare,
     else 0; nothing if the client has no defences."""
@@ -279,7 +273,7 @@ def gradient_fit(
         hidden = (
             mask if mask is not None and update is view.updates[0] else masked_rows(view, update)
         )
-        client = FedSGDClient(model, _config(mode, update))
+        client = FedSGDClient(model, ClientConfig(mode=mode, autocast=update.autocast))
         inputs = ClientInput(images, view.labels, ids, hidden)
         computed = client.gradients(inputs, names=[RESIDUAL_OVER])[RESIDUAL_OVER]
         uploaded = gradient(view, update, RESIDUAL_OVER)
@@ -291,11 +285,6 @@ def gradient_fit(
         factors.append(factor)
         scaled.append((factor.unsqueeze(1) * own - sent).norm(dim=1) / size)
     return GradientFit(*(torch.stack(one).mean(0).cpu() for one in (residuals, factors, scaled)))
-
-
-def _config(mode: Mode, update: ClientUpdate) -> ClientConfig:
-    """What decides the bits of the client's gradient."""
-    return ClientConfig(mode=mode, autocast=update.autocast)
 
 
 def masked_rows(view: AttackerView, update: ClientUpdate) -> Tensor | None:
@@ -330,25 +319,17 @@ def shows_no_mask(view: AttackerView, update: ClientUpdate) -> Tensor | None:
     if lacks_gradients(view, TABLE) is not None:
         return None
     hidden = located(view, update)
-    shown = _rows_stand_apart(view, update, hidden) & ~_altered(update).to(hidden.device)
-    return (~hidden.any(-1)).double().where(shown, torch.nan)
-
-
-def _rows_stand_apart(view: AttackerView, update: ClientUpdate, hidden: Tensor) -> Tensor:
-    """(n,) bool: no row is so small that the rounding of weights could have emptied it."""
+    # no row may be so small that the rounding of weights could have emptied it
     longest = gradient(view, update, TABLE)[:, 0, 1:].abs().amax(-1)
     smallest = longest.where(~hidden, torch.inf).amin(-1)
-    return smallest.isfinite() & (smallest > FAR * rounding_error(view, update))
-
-
-def _altered(update: ClientUpdate) -> Tensor:
-    """(n,) bool: a defence may have filled or emptied rows of the table's gradient, as far as it
-    says; one that says too little may have done anything."""
-    altered = torch.zeros(len(update.grads[TABLE]), dtype=torch.bool)
+    shown = smallest.isfinite() & (smallest > FAR * rounding_error(view, update))
+    # nor may a defence have filled or emptied rows; one that says too little may have done anything
     for errors in (update.noise, update.rounding):
         if TABLE in errors:
-            altered |= errors[TABLE].cpu() > 0
-    return altered if update.undeclared is None else altered | update.undeclared.cpu()
+            shown &= (errors[TABLE] <= 0).to(shown.device)
+    if update.undeclared is not None:
+        shown &= ~update.undeclared.to(shown.device)
+    return (~hidden.any(-1)).double().where(shown, torch.nan)
 
 
 def unshuffled_uploads(view: AttackerView, gamma: float) -> dict[str, Tensor]:

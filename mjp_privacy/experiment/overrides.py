@@ -183,7 +183,11 @@ def unreached(argv: Sequence[str], experiment: Experiment) -> list[str]:
             for entry in experiment.grid
         ]
         values = [tuple(value) if isinstance(value, list) else value for value in said]
-        own = [_words(value) for value in values if value not in (None, wanted)]
+        own = [
+            (" ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
+            for value in values
+            if value not in (None, wanted)
+        ]
         if not own:
             continue
         listed = plain(", ".join(dict.fromkeys(own)))
@@ -216,12 +220,6 @@ def _given(argv: Sequence[str]) -> Mapping[str, str]:
     return given
 
 
-def _words(value: Any) -> str:
-    if isinstance(value, tuple):
-        return " ".join(map(str, value)) or "none"
-    return str(value)
-
-
 # conditions ---------------------------------------------------------------------------------------
 
 
@@ -231,9 +229,13 @@ def decided(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
     A model of an unknown name is a UserError, and so is one that a condition depends on and that
     cannot be read.
     """
-    from mjp_privacy.models.outline import outline_model
+    from mjp_privacy.models.outline import check_names, outline_model
 
-    _check_model_names(experiment)
+    for label, config in experiment.models.items():
+        try:
+            check_names(config.model, config.checkpoint)
+        except UserError as error:
+            raise UserError(f"models.{label}: {error}") from error
     outlines: dict[str, LoadedModel] = {}
     grid: list[GridEntry] = []
     left_out: dict[str, list[str]] = {}  # attacks that are left out, by model
@@ -272,14 +274,3 @@ def decided(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
             "model that has what the grid's `only_with` asks for."
         )
     return dataclasses.replace(experiment, grid=tuple(grid)), tuple(remarks)
-
-
-def _check_model_names(experiment: Experiment) -> None:
-    """Raise for a model whose name nobody knows, with the nearest one."""
-    from mjp_privacy.models.outline import check_names
-
-    for label, model in experiment.models.items():
-        try:
-            check_names(model.model, model.checkpoint)
-        except UserError as error:
-            raise UserError(f"models.{label}: {error}") from error

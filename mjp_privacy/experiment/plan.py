@@ -62,7 +62,11 @@ class Plan:
             if refused_by_network(peer, model, attack) is not None:
                 continue  # what it reads is not there
             try:
-                names += _names(attack.needs(model))
+                needed = attack.needs(model)  # by anybody's code
+                if isinstance(needed, str) or not all(isinstance(name, str) for name in needed):
+                    got = shown(repr(needed), 100)
+                    raise TypeError(f"needs: expected names of parameters, got {got}")
+                names += needed
             except Exception:
                 if attack is self.attacks[cell]:  # another's mistake is that one's own failure
                     raise
@@ -138,51 +142,29 @@ class Finished:
         return made_by - {code}
 
 
-def _names(needed: Any) -> list[str]:
-    """The parameters that an attack of anybody's says that it reads."""
-    if isinstance(needed, str) or not all(isinstance(name, str) for name in needed):
-        raise TypeError(f"needs: expected names of parameters, got {shown(repr(needed), 100)}")
-    return list(needed)
-
-
 def make_plan(experiment: Experiment, source: UploadSource) -> Plan:
     """Expand the grid into cells and cut each model's images into blocks of whole client steps.
 
     A cell that appears twice, or images that do not fill the last client step, are errors.
     """
-    cells = expand(experiment)
-    _check_distinct(cells, experiment)
-    attacks = {cell: find_attack(cell.attack.name, cell.attack.options) for cell in cells}
-    used = {cell.model for cell in cells}
-    models = [name for name in experiment.models if name in used]
-    _check_steps(cells, models, source, experiment.block)
-    return Plan(
-        experiment,
-        cells,
-        attacks,
-        {name: _blocks(source, name, experiment.block) for name in models},
-    )
-
-
-def _blocks(source: UploadSource, model: str, size: int) -> list[Block]:
-    records = source.records(model)
-    return [
-        Block(index, records[start : start + size])
-        for index, start in enumerate(range(0, len(records), size))
-    ]
-
-
-def _check_distinct(cells: Sequence[Cell], experiment: Experiment) -> None:
-    """Raise if two cells have the same key: they would overwrite each other's rows."""
-    seen: set[str] = set()
+    cells, keys = expand(experiment), set[str]()
     for cell in cells:
-        key = cell_key(cell, experiment)
-        if key in seen:
+        if (key := cell_key(cell, experiment)) in keys:  # they would overwrite each other's rows
             raise UserError(
                 f"The grid holds {cell.model}, setting {cell.setting}, gamma {cell.gamma}, "
                 f"{cell.dtype}, {cell.attack.title} twice. Expected each cell once."
             )
-        seen.add(key)
+        keys.add(key)
+    attacks = {cell: find_attack(cell.attack.name, cell.attack.options) for cell in cells}
+    used = {cell.model for cell in cells}
+    models = [name for name in experiment.models if name in used]
+    _check_steps(cells, models, source, experiment.block)
+    blocks: dict[str, list[Block]] = {}
+    for name in models:
+        records, size = source.records(name), experiment.block
+        starts = range(0, len(records), size)
+        blocks[name] = [Block(n, records[at : at + size]) for n, at in enumerate(starts)]
+    return Plan(experiment, cells, attacks, blocks)
 
 
 def _check_steps(

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from attacks import ATTACKS as ATTACKS_KNOWN
-from mjp_privacy.core import machine
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment import cell
@@ -152,22 +151,3 @@ def test_memory_that_runs_out_in_an_attack_of_ones_own_splits_the_block(
         assert attack(three, tmp_path, one_cell(attacks=[{"name": "faulty"}])).exit_code == 0
     found = rows(tmp_path)
     assert set(found[found["metric"] == TOGETHER]["value"]) == {1.0}
-
-
-def test_a_lack_of_memory_is_told_from_other_errors() -> None:
-    assert all(map(machine.out_of_memory, OUT_OF_MEMORY))
-    assert not machine.out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not machine.out_of_memory(ValueError("DefaultCPUAllocator"))
-
-
-def test_free_memory_is_less_than_a_containers_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit, used = tmp_path / "max", tmp_path / "current"
-    limit.write_text("3000000\n")
-    used.write_text("1000000\n")
-    monkeypatch.setattr(machine, "CGROUPS", ((str(limit), str(used)),))
-    assert machine.free_bytes(torch.device("cpu")) == 2_000_000
-    limit.write_text("max\n")
-    unlimited = machine.free_bytes(torch.device("cpu"))
-    assert unlimited is None or unlimited > 2_000_000

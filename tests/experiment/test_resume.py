@@ -12,7 +12,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from PIL import Image
 
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core import files
@@ -29,7 +28,6 @@ from tests.helpers.runs import (
     names,
     one_cell,
     photograph,
-    photographs,
     rows,
     said,
     same_results,
@@ -216,35 +214,6 @@ def test_other_pixels_under_the_same_name_are_refused(own: tuple[Path, Path]) ->
     photograph(2).save(folder / "2.png", compress_level=0)  # the same pixels in other bytes
     assert attack(folder, run, one_cell()).exit_code == 0
     assert written(run) == files
-
-
-def test_equal_pixels_of_another_shape_are_other_pixels(tmp_path: Path) -> None:
-    folder = photographs(tmp_path / "images", 1, labelled=False)
-    Image.new("RGB", (40, 64), "red").save(folder / "1.png")
-    attack(folder, tmp_path / "run", one_cell())
-    Image.new("RGB", (64, 40), "red").save(folder / "1.png")
-    with pytest.raises(UserError, match=r"1\.png"):
-        attack(folder, tmp_path / "run", one_cell())
-
-
-def test_other_labels_of_the_same_images_are_refused(own: tuple[Path, Path]) -> None:
-    folder, run = own
-    lines = (folder / "labels.csv").read_text().replace("3.png,3", "3.png,4")
-    (folder / "labels.csv").write_text(lines)
-    with pytest.raises(UserError, match=r"label.* 3\.png"):
-        attack(folder, run, one_cell())
-    (folder / "labels.csv").unlink()  # none: cells of their own
-    assert attack(folder, run, one_cell()).exit_code == 0
-    (folder / "labels.csv").write_text(lines)
-    with pytest.raises(UserError, match=r"label.* 3\.png"):
-        attack(folder, run, one_cell())
-
-
-def test_a_folder_of_wholly_other_images_is_refused(own: tuple[Path, Path], tmp_path: Path) -> None:
-    _, run = own
-    other = photographs(tmp_path / "other", 2, first=50)
-    with pytest.raises(UserError, match=str(run)):
-        attack(other, run, one_cell())
 
 
 def test_images_may_come_and_go(own: tuple[Path, Path]) -> None:

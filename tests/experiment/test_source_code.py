@@ -86,21 +86,14 @@ def test_what_does_nothing_does_not_count(one: str, same: str) -> None:
     [
         ("a = 1", "a = 2"),
         ("a = 1", "a = '1'"),
-        ("a = 1", "a = True"),
         ("a = 1", "a = 1.0"),
-        ("a = None", "a: None"),
         ("a = b", "a = 'b'"),
-        ("a[1:]", "a[:1]"),
-        ("{**a, 1: b}", "{1: b, **a}"),
         ("f(*a)", "f(a)"),
-        ("def f(a, /): return a", "def f(a): return a"),
-        ("def f(*, a=1, b): f()", "def f(*, a, b=1): f()"),
+        ("f('')", "f()"),
+        ("f(None)", "f()"),
         ("from a import b", "from .a import b"),
         ("if a:\n f()\ng()", "if a:\n f()\n g()"),
-        ("a - b - c", "a - (b - c)"),
         ("f'{a}b{c}'", "f'{a}{c}b'"),
-        ("return_ = yield_", "return_ = (yield)"),
-        ("try:\n f()\nexcept A: g()", "try:\n f()\nexcept A as e: g()"),
     ],
 )
 def test_what_does_something_counts(one: str, other: str) -> None:

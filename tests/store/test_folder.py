@@ -409,27 +409,6 @@ def test_what_rots_in_mid_run_is_noticed_by_whoever_reads_it(store: RunStore) ->
     assert seen > 40
 
 
-def test_a_run_names_and_mends_what_is_damaged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    images, out = photographs(tmp_path / "images", 3), tmp_path / "run"
-    attack(images, out, one_cell())
-    shutil.copytree(out, tmp_path / "whole")
-    own = RunStore(out)
-    [run_id] = own.stored_cells()
-    path = own.files(run_id)[0].path
-    flip(path, 0.5)
-    capsys.readouterr()
-    assert attack(images, out, one_cell()).exit_code == 0
-    assert path.name in capsys.readouterr().err
-    assert (out / "damaged" / "rows" / run_id / path.name).is_file()
-    assert own.damaged() == own.damaged([]) == []
-    rows, before = own.read(run_id), RunStore(tmp_path / "whole").read(run_id)
-    same = [name for name in rows if not name.startswith("stage_seconds.")]
-    pd.testing.assert_frame_equal(rows[same], before[same], check_exact=True)
-    assert sorted(own.pictured(run_id)) == sorted(rows["image_id"])
-
-
 def test_rows_of_another_cell_are_damage(store: RunStore) -> None:
     path = write(store, {"a": 1}).path
     store.folder("c2").mkdir()
