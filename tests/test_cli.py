@@ -33,7 +33,7 @@ def test_a_run_and_its_report(place: Workplace) -> None:
     code, said = place.attack()
     assert code == 0
     assert f"3 images in 1 cell: {place.run}" in said
-    assert f"Next: mjp report {place.run} --out {place.run / 'report'}" in said
+    assert f"Next: mjp report {place.run}" in said
     answer = said.split("\n\n")[1].splitlines()
     code, said = place.report(place.run, "--out", place.run / "report")
     assert code == 0

@@ -152,7 +152,7 @@ def attack(argv: list[str], usage: Usage, answer: Callable[[Path], str] | None =
             print(f"  {line}")
     if answer is not None:
         print(f"\n{answer(summary.out)}")
-    print(f"Next: mjp report {summary.out} --out {summary.out / 'report'}")
+    print(f"Next: mjp report {summary.out}")
     if summary.failures:
         print(
             f"{len(summary.failures)} failure(s); each is a row with its reason:", file=sys.stderr

@@ -71,7 +71,7 @@ def _trained_and_attacked(
     from mjp_privacy.federation.picture import draw_rounds
 
     print(draw_rounds([out], out))
-    print(f"Next: mjp report {out / ATTACK} --out {out / ATTACK / 'report'}")
+    print(f"Next: mjp report {out / ATTACK}")
     return DONE if summary.exit_code == 0 else SOME_FAILED
 
 

@@ -11,6 +11,7 @@ import tyro
 
 from mjp_privacy.core.answers import print_json
 from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import shown
 
 
@@ -20,9 +21,9 @@ class ReportArguments:
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders: each is the --out of an attack."""
-    out: Path
+    out: Path | None = None
     """Folder for index.html, table.md, table.tex, table.csv, the pictures, and samples.csv, which
-    is samples.txt for a large run: where its rows are."""
+    is samples.txt for a large run: where its rows are. RUN/report if not given."""
     everything: Annotated[bool, tyro.conf.arg(name="all")] = False
     """Print every line and write every note and diagnostic, not the answer alone."""
     pictures: Literal["shown", "all", "none"] = "shown"
@@ -34,12 +35,17 @@ class ReportArguments:
 def report(argv: list[str], usage: Usage) -> int:
     """Write the report of the runs named in `argv` and print its answer."""
     arguments = usage.parse(ReportArguments, argv)
+    out = arguments.out
+    if out is None:
+        if len(arguments.runs) != 1:
+            raise UserError("expected --out for a report of several runs, got none. Add --out DIR")
+        out = arguments.runs[0] / "report"
     from mjp_privacy.report.card import as_fields
     from mjp_privacy.report.write import write_report
 
     summary = write_report(
         arguments.runs,
-        arguments.out,
+        out,
         everything=arguments.everything,
         pictures=arguments.pictures,
     )

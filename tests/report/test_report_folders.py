@@ -144,3 +144,14 @@ def test_a_damaged_list_of_pictures_is_written_anew(kind: str, tmp_path: Path) -
 def test_a_run_may_lie_in_the_folder_of_its_report(tmp_path: Path) -> None:
     assert main(["report", str(small_run(tmp_path / "run")), "--out", str(tmp_path)]) == 0
     assert (tmp_path / "index.html").is_file()
+
+
+def test_a_report_of_one_run_lies_in_it_and_of_several_needs_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    small_run(run)
+    assert main(["report", str(run), str(run)]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert main(["report", str(run)]) == 0
+    assert (run / "report" / "index.html").is_file()
