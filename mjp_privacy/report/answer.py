@@ -147,7 +147,7 @@ def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str
     if client.matching and main_figure(row) is None:
         batch = f"batch {client.cell.client.batch}, " if client.cell.client.batch else ""
         return without_truth(client, f"the {client.name} client ({batch}{client.cell.dtype})")
-    parts = [_undefended(clients, rows, main), _more_uploads(client, row), _published(row)]
+    parts = [_undefended(clients, rows, main), _other_uploads(client, row), _published(row)]
     best = main_figure(row)
     if best is not None and best.photographs is not None:
         parts.append(f"The pictures are crops of {counted(best.photographs, 'photograph')}.")
@@ -166,10 +166,12 @@ def _undefended(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -
     return "" if figure is None else f"{who}, one upload gives {figure.counts(crops=False)}."
 
 
-def _more_uploads(client: Client, row: CardRow) -> str:
+def _other_uploads(client: Client, row: CardRow) -> str:
     line = any_uploads_line(client)
     if row.any_uploads is None or row.one_upload is None or line is None:
         return ""
+    if main_figure(row) is row.any_uploads:  # which the verdict has said
+        return f"One upload gives {row.one_upload.counts(crops=False)}."
     given = row.any_uploads.counts(crops=False)
     return f"Up to {line.uploads} uploads of the same picture give {given}."
 
@@ -181,8 +183,8 @@ def _published(row: CardRow) -> str:
     side = ""
     below = published.flagged("below_floor")  # on the same images, of which the floor may have more
     if floor is not None and below == (published.mean < floor.mean):
-        made = floor.attack.replace("_", " ")
-        side = f", {'below' if below else 'above'} the {number(floor.mean, 1)} of a {made}"
+        beside = "below" if below else "above"
+        side = f", {beside} the {number(floor.mean, 1)} dB without any gradient"
     altered = " on an altered client" if published.flagged("altered_client") else ""
     return f"The published attack gets a mean of {published.level()}{altered}{side}."
 

@@ -79,6 +79,7 @@ class CardFigure:
     trials: float | None = None  # as how many independent pictures they count; None: as themselves
     photographs: int | None = None  # of which the pictures are crops; None: each is one
     without: tuple[str, ...] = ()  # attacks that other clients met and this one did not
+    chosen: tuple[tuple[str, int], ...] = ()  # the best attacks of a worst case, with their images
 
     def flagged(self, key: str) -> bool:
         """Whether a flag of this key holds."""
@@ -114,16 +115,15 @@ class CardFigure:
         where not all were scored."""
         known = not math.isnan(self.low) and self.mean < PSNR_CAP
         bounds = f" [{self.low:.1f}, {self.high:.1f}]" if known else ""
-        over = f" over {self.n}" if self.n != self.of else ""
+        over = f" over {counted(self.n, 'picture')}" if self.n != self.of else ""
         return f"{capped(self.mean, 1)} dB{bounds}{over}"
 
     def by(self) -> str:
         """Its attacks in words: `pixel_lattice for 116 pictures, masked_span for 4`."""
-        named = [part.rpartition(" ") for part in self.attack.split(", ")]
-        if len(named) < 2 or not all(count.isdigit() for *_, count in named):
+        if len(self.chosen) < 2:
             return self.attack
-        (first, _, count), *others = named
-        return ", ".join([f"{first} for {count} pictures", *(f"{a} for {c}" for a, _, c in others)])
+        (first, count), *others = self.chosen
+        return ", ".join([f"{first} for {count} pictures", *(f"{a} for {c}" for a, c in others)])
 
 
 @dataclass(frozen=True)
@@ -289,6 +289,7 @@ def card_figure(client: Client, line: Line, floor: pd.Series[float]) -> CardFigu
         flags=figure_flags(client, line, floor),
         trials=given.trials,
         photographs=None if line.groups is None else len(set(line.groups.values())),
+        chosen=_best_attacks(line),
     )
 
 
@@ -300,13 +301,17 @@ def exact_pictures(line: Line) -> int:
 def main_attack(line: Line) -> str:
     """The attack's label; of a worst case the attacks that were best on most images, with the
     number of images: `multi_round 84, pixel_lattice 116`."""
+    chosen = _best_attacks(line)
+    if len(chosen) == 1:
+        return chosen[0][0]
+    return ", ".join(f"{attack} {count}" for attack, count in chosen) or line.attack
+
+
+def _best_attacks(line: Line) -> tuple[tuple[str, int], ...]:
     if not isinstance(line, DerivedLine):
-        return line.attack
+        return ()
     ranked = sorted(line.counts.items(), key=lambda item: -item[1])
-    shown = [(attack, count) for attack, count in ranked if count][:NAMED]
-    if len(shown) == 1:
-        return shown[0][0]
-    return ", ".join(f"{attack} {count}" for attack, count in shown) or line.attack
+    return tuple((attack, count) for attack, count in ranked if count)[:NAMED]
 
 
 def floor_line(client: Client) -> Line | None:

@@ -45,6 +45,7 @@ _LATEX = str.maketrans(
     | {"±": r"$\pm$", "∂": r"$\partial$", "‖": r"$\|$", "ε": r"$\varepsilon$", "δ": r"$\delta$"}
     | {"Δ": r"$\Delta$", "ᵀ": r"$^T$", "∞": r"$\infty$", "’": "'", "‘": "`", "√": r"$\surd$"}
     | {"\n": " ", "\r": " "}
+    | {letter: f"$^{number}$" for number, letter in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 )
 
 

@@ -286,8 +286,8 @@ def test_a_side_of_the_floor_is_named_only_where_the_same_images_agree(tmp_path:
         )
         (row,) = made.rows
         assert keys(row.published) == keys(row.one_upload) == flags
-        assert ("18.0 of a grey" in made.beside) == named
-        assert (" of a grey" in made.beside) == named
+        assert ("the 18.0 dB without any" in made.beside) == named
+        assert ("without any" in made.beside) == named
         assert ("failed" in made.verdict) == ("below_floor" in flags)
 
 
