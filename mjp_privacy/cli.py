@@ -28,6 +28,13 @@ def _entry(
 
 
 COMMANDS: Mapping[str, CommandEntry] = {
+    "demo": _entry(
+        "mjp_privacy.report.commands:demo",
+        "attack small models on shipped photographs and make the page",
+        "demo",
+        GOES_ON,
+        one_thread=True,
+    ),
     "attack": _entry(
         "mjp_privacy.report.commands:attack",
         "attack a folder of images, or recorded uploads, as a config says",
@@ -141,13 +148,11 @@ def overview() -> str:
     """The text that `mjp --help` prints: commands, a first example and exit codes."""
     width = max(map(len, COMMANDS)) + 2
     lines = [f"  {name:{width}}{command.summary}" for name, command in COMMANDS.items()]
-    first = [f"  mjp {COMMANDS[name].example}" for name in ("attack", "report")]
     return "\n".join(
         [
             "What a Vision Transformer client leaks through its gradients, with and without MJP.",
             "",
-            "To begin with (nothing to download, two minutes):",
-            *first,
+            "To begin with (nothing to download, two minutes): mjp demo",
             "",
             "Commands (mjp COMMAND --help says more):",
             *lines,

@@ -1,4 +1,4 @@
-"""`mjp report`, and `mjp attack`, which ends with the same answer."""
+"""`mjp report`, and `mjp attack`, which ends with the same answer; `mjp demo` is both."""
 
 from __future__ import annotations
 
@@ -68,6 +68,38 @@ def report(argv: list[str], usage: Usage) -> int:
         )
         return SOME_FAILED
     return DONE
+
+
+@dataclass(frozen=True)
+class DemoArguments:
+    """Attack clients with and without MJP on photographs that every installation has, and make the
+    page: `mjp attack demo` and `mjp report` in one. Nothing is downloaded."""
+
+    out: Path = Path("results/demo")
+    """The run folder; the page is in its folder `report`."""
+    limit: int | None = None
+    """Attack only this many of the 20 photographs."""
+
+
+def demo(argv: list[str], usage: Usage) -> int:
+    """`mjp demo`: the stock config's attack, its report, and where the page is."""
+    arguments = usage.parse(DemoArguments, argv)
+    from mjp_privacy.core.stock import STOCK
+    from mjp_privacy.experiment.engines.options import EngineOptions
+    from mjp_privacy.experiment.run import run_experiment
+    from mjp_privacy.report.write import write_report
+
+    done = run_experiment(
+        STOCK / "demo.yaml",
+        out=arguments.out,
+        limit=arguments.limit,
+        stale="fresh",
+        engine=EngineOptions().config(),
+    )
+    summary = write_report([done.out], done.out / "report")
+    print(summary.console)
+    print(f"The page, for a browser: {summary.files[0].resolve().as_uri()}")
+    return DONE if done.exit_code == 0 and not summary.damaged else SOME_FAILED
 
 
 def attack(argv: list[str], usage: Usage) -> int:
