@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mjp_privacy.core.command import ANEW, BAD_USAGE, DONE, GOES_ON, Usage, answered
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import one_thread_environment
 from mjp_privacy.core.registry import Entry, did_you_mean
+from mjp_privacy.core.text import shown
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,11 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "models, attacks, defences, metrics, engines and configs by name",
         "list attacks",
     ),
+    "completion": _entry(
+        "mjp_privacy.cli:completion",
+        "a script with which the Tab key completes all of this",
+        "completion bash",
+    ),
 }
 
 
@@ -162,3 +172,45 @@ def overview() -> str:
             "129 SIGHUP.",
         ]
     )
+
+
+# the Tab key --------------------------------------------------------------------------------------
+
+SCRIPT = """\
+_mjp() {{
+  local words at=${{COMP_WORDS[COMP_CWORD]}}
+  [ "$COMP_CWORD" = 1 ] && words="{commands}" || case "${{COMP_WORDS[1]}}" in
+{cases}
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$at") $(compgen -f -- "$at"))
+}}
+complete -o filenames -F _mjp mjp
+"""
+FOR_ZSH = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n"
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
+
+
+def completion(argv: list[str], usage: Usage) -> int:
+    """Print a script of each command's options, as its --help lists them, and of names."""
+    if argv in (["-h"], ["--help"]):
+        print(f"usage: {usage.prog} bash|zsh\n\nExample: {usage.example}\n")
+        print(
+            "Keep what it prints in ~/.local/share/bash-completion/completions/mjp, or source it."
+        )
+        return DONE
+    if argv not in (["bash"], ["zsh"]):
+        raise UserError(f"{usage.prog}: expected bash or zsh, got {shown(' '.join(argv))!r}.")
+    from mjp_privacy.core.stock import STOCK
+    from mjp_privacy.federation.listing import NAMES
+
+    names = {"attack": sorted(file.stem for file in STOCK.glob("*.yaml")), "list": list(NAMES)}
+    cases = []
+    for name in COMMANDS:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+            main([name, "--help"])
+        words = [*sorted({*OPTION.findall(said.getvalue())}), *names.get(name, [])]
+        cases.append(f'    {name}) words="{" ".join(words)}" ;;')
+    script = SCRIPT.format(commands=" ".join(COMMANDS), cases="\n".join(cases))
+    print((FOR_ZSH if argv == ["zsh"] else "") + script, end="")
+    return DONE

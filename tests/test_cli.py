@@ -259,6 +259,23 @@ def test_a_misspelt_command_gets_the_nearest(place: Workplace) -> None:
     assert (code, said.strip()) == (2, overview())
 
 
+def test_the_tab_key_completes_commands_options_and_stock_configs(place: Workplace) -> None:
+    code, script = place.command("completion", "bash")
+    assert code == 0
+    for line, wanted in {
+        "mjp fed": "federate",
+        "mjp attack --publ": "--published-only",
+        "mjp attack tabl": "table5 table5_finetuned table5_timm table5_vit_tiny",
+        "mjp list def": "defenses",
+    }.items():
+        words = line.split()
+        ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _mjp; echo ${{COMPREPLY[@]}}"
+        said = subprocess.run(
+            ["bash", "-c", script + ask], cwd=place.root, capture_output=True, text=True
+        )
+        assert said.stdout.split() == wanted.split(), said.stderr
+
+
 def test_the_version(place: Workplace) -> None:
     assert place.command("--version") == (0, f"mjp-privacy {__version__}\n")
 

@@ -27,6 +27,7 @@ GOOD: Mapping[str, tuple[str, ...]] = {
     "check": ("uploads",),
     "fit-prior": ("--images", "images", "--patch", "8", "--out", "p.safetensors"),
     "list": ("attacks",),
+    "completion": ("bash",),
 }
 """A command line of each command that ends well."""
 
@@ -107,11 +108,21 @@ def _arguments() -> dict[str, set[str]]:
         "fit-prior": "attacks.prior.commands:FitArguments",
         "list": "mjp_privacy.federation.listing:ListArguments",
     }
-    names: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {"completion": set()}
     for command, where in places.items():
         module, _, kind = where.partition(":")
         fields = dataclasses.fields(getattr(importlib.import_module(module), kind))
-        skipped = {"overrides", "by", "attack", "runs", "config", "kind", "folder", "checkpoints"}
+        skipped = {
+            "overrides",
+            "by",
+            "attack",
+            "runs",
+            "config",
+            "kind",
+            "shell",
+            "folder",
+            "checkpoints",
+        }
         found = {field.name for field in fields} - skipped
         found = {{"source": "from", "everything": "all"}.get(name, name) for name in found}
         names[command] = {"--" + name.replace("_", "-") for name in found}
