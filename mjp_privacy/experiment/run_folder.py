@@ -116,11 +116,6 @@ def file_of(
     return own.with_stem(f"{own.stem}-{digest}") if own in known else own
 
 
-def experiments_in(root: Path) -> list[str]:
-    """The names of the experiments that filled a run folder: more than one share its table."""
-    return sorted(path.stem for path in (root / "experiments").glob("*.yaml"))
-
-
 def write_experiment(
     root: Path, file: Path, experiment: Experiment, made_with: Mapping[str, str | int]
 ) -> None:

@@ -167,6 +167,11 @@ class RunStore:
         """The run_ids of all cells that have rows, also of those that no command plans any more."""
         return sorted(path.name for path in (self.root / "rows").glob("*") if path.is_dir())
 
+    @property
+    def experiments(self) -> list[str]:
+        """The names of the experiments that filled the folder; several share its table."""
+        return sorted(path.stem for path in (self.root / "experiments").glob("*.yaml"))
+
     def files(self, run_id: str) -> list[StoredFile]:
         """The files of a cell that count, later tries last."""
         return [f for f in stored_files(self.folder(run_id)) if f.path not in self.left_out]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from attacks import ATTACKS, TRAITS, traits_of
 from attacks.shared_picture import CERTAIN
-from mjp_privacy.core.text import counted
+from mjp_privacy.core.text import counted, first_of, shown
+from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card import (
     Card,
     CardFigure,
@@ -72,6 +75,15 @@ def build_card(groups: Sequence[Group]) -> Card:
         would_change=would_change(client, row),
         main=main,
     )
+
+
+def of_several(card: Card, runs: Sequence[Path]) -> Card:
+    """The card of run folders; where one holds several experiments, that is said first."""
+    shared = [names for run in runs if len(names := RunStore(run).experiments) > 1]
+    if not shared:
+        return card
+    listed = "; ".join(shown(first_of(names, 3)) for names in shared)
+    return replace(card, verdict=f"Several experiments share a folder ({listed}). {card.verdict}")
 
 
 def verdict(client: Client, row: CardRow) -> str:

@@ -110,9 +110,10 @@ def attack(argv: list[str], usage: Usage) -> int:
 
 
 def _answer(run: Path) -> str:
-    from mjp_privacy.report.answer import build_card
+    from mjp_privacy.report.answer import build_card, of_several
     from mjp_privacy.report.console import console_card
     from mjp_privacy.report.runs import load_runs
     from mjp_privacy.report.worst_case import reduced_groups
 
-    return console_card(build_card(reduced_groups(load_runs([run]).lines)))
+    card = build_card(reduced_groups(load_runs([run]).lines))
+    return console_card(of_several(card, [run]))

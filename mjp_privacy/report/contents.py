@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from mjp_privacy.report.answer import build_card
+from mjp_privacy.report.answer import build_card, of_several
 from mjp_privacy.report.card import Card, any_uploads_line, one_upload_line, published_line
 from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.page_charts import page_charts
@@ -69,7 +69,7 @@ class Contents:
     @cached_property
     def card(self) -> Card:
         """The first screen."""
-        return build_card(self.groups)
+        return of_several(build_card(self.groups), self.runs)
 
     @cached_property
     def strip(self) -> Strip | None:

@@ -20,7 +20,7 @@ from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.experiment.config import load_experiment
-from mjp_privacy.experiment.run_folder import experiments_in, run_folder
+from mjp_privacy.experiment.run_folder import run_folder
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import campaign as campaigns
 from tests.helpers import federations
@@ -184,12 +184,16 @@ def test_a_second_experiment_is_refused_unless_it_is_added(
     assert mjp_attack(capsys=capsys)[0] == 0  # more lines
     (place / "brief.yaml").write_text(yaml.safe_dump(CONFIG))
     assert mjp_attack(capsys=capsys)[0] == 0  # fewer
-    assert len(experiments_in(place / "out")) == 1
+    assert len(RunStore(place / "out").experiments) == 1
     for _ in range(2):
         assert mjp_attack("--seed", 1, "--add", capsys=capsys)[0] == 0
     assert mjp_attack("--seed", 1, capsys=capsys)[0] == 0  # it is one of the folder's
-    assert len(experiments_in(place / "out")) == 2
+    assert len(RunStore(place / "out").experiments) == 2
     assert {entry["seed"] for entry in cells(place / "out")} == {0, 1}
+    capsys.readouterr()
+    assert main(["report", "out", "--out", "report", "--pictures", "none"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert all(name in first for name in RunStore(place / "out").experiments)
 
 
 def test_one_file_for_several_models_is_said(
