@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ class Progress:
 
     total  how many units there are, counted when they are first shown; None where nobody knows
     log    a file that gets one line of JSON per message
+    plain  whether lines are printed where there is no terminal
     """
 
     def __init__(
@@ -34,12 +36,15 @@ class Progress:
         total: int | Callable[[], int] | None,
         unit: str = "files",
         log: Path | None = None,
+        *,
+        plain: bool = True,
     ) -> None:
         self.what, self.total, self.unit, self.log = what, total, unit, log
         self.done = self.fresh = 0
         self.started = time.monotonic()
         self.console = Console(stderr=True)
-        self.next = self.started + (PATIENCE if self.console.is_terminal else PLAIN_INTERVAL)
+        elsewhere = PLAIN_INTERVAL if plain else math.inf
+        self.next = self.started + (PATIENCE if self.console.is_terminal else elsewhere)
         self.bar: Bar | None = None
 
     def __enter__(self) -> Progress:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.report.answer import build_card, of_several
 from mjp_privacy.report.card import Card, any_uploads_line, one_upload_line, published_line
 from mjp_privacy.report.charts.chart import Chart
@@ -201,10 +202,10 @@ class Contents:
         )
 
 
-def read_contents(runs: Sequence[Path]) -> Contents:
+def read_contents(runs: Sequence[Path], progress: Progress | None = None) -> Contents:
     """The contents of a report of these run folders."""
     paths = tuple(Path(run) for run in runs)
-    return Contents(paths, load_runs(paths))
+    return Contents(paths, load_runs(paths, progress))
 
 
 def _present(*tables: TextTable | None) -> list[TextTable]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import FileKind, is_there, reason
 from mjp_privacy.core.text import plain, shown
 from mjp_privacy.experiment.cell_facts import CellFacts
@@ -40,16 +41,21 @@ class Loaded:
         return len({line.run for line in self.lines}) > 1
 
 
-def load_runs(runs: Sequence[Path]) -> Loaded:
-    """Lines of all runs, concatenated in the order given."""
+def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
+    """Lines of all runs, concatenated in the order given.
+
+    progress: counts the cells that were read
+    """
     check_folders(runs)
     lines: list[Line] = []
     timings, remarks = [], []
-    for run, name in zip(runs, run_names(runs), strict=True):
-        damaged = RunStore(run).damaged()
-        store = RunStore(run).without(damaged)
-        cells = _read_cells(store)
-        loaded = [_line(store, name, cell, len(lines) + i) for i, cell in enumerate(cells, 1)]
+    stores = [RunStore(run).without(RunStore(run).damaged()) for run in runs]
+    for store, name in zip(stores, run_names(runs), strict=True):
+        loaded: list[Line] = []
+        for cell in _read_cells(store):
+            loaded.append(_line(store, name, cell, len(lines) + len(loaded) + 1))
+            if progress:
+                progress.advance()
         if all(not line.stored and line.cell.outcome.status == "ok" for line in loaded):
             _refuse_empty(store, loaded)
         lines += [line for line in loaded if not _is_refused(line)]

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Literal
 
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
+from mjp_privacy.core.machine import one_thread
+from mjp_privacy.core.progress import Progress
 from mjp_privacy.report.card import Card, card_notes, card_table
 from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.charts.curves import write_batches, write_rounds
@@ -44,6 +46,15 @@ from mjp_privacy.report.tables.table5 import table5_csv
 __all__ = ["ReportSummary", "write_report"]
 
 Pictures = Literal["shown", "all", "none"]
+WORK = {
+    "reading rows": 1,
+    "choosing pictures": 2,
+    "tables": 1,
+    "rows as CSV": 2,
+    "charts and pictures": 2,
+    "page": 4,
+}
+"""What is done for a report, in this order, and how long it takes beside the reading of rows."""
 STALE = ("table.html", "figures/overview.png", "figures/comparison.png", "figures/psnr.png")
 """Files that an earlier version wrote into a report's folder."""
 
@@ -78,22 +89,33 @@ def write_report(
                  there are no others), all, or none
     """
     check_out(out, runs)
-    contents = read_contents(runs)
-    chooser = contents.strip.chooser if contents.strip else None
-    gallery = fill_gallery([*contents.lines, *contents.derived], chooser)
-    _ = contents.standard  # what is wrong with a run is said before anything is written
-    with nothing_in_the_way(out), working_in(output_folder(out)):
-        sweep(out)
-        files = [
-            *_write_texts(contents, out, everything=everything),
-            *_write_data(contents, out),
-            *_write_figures(contents, gallery, out),
-            *_write_charts(contents, out),
-            *_write_pictures(contents, gallery, out, pictures),
-        ]
-        files.insert(0, _write_page(contents, gallery, files, out))
-        for name in STALE:
-            (out / name).unlink(missing_ok=True)
+    first, *_ = WORK
+    with one_thread(), Progress(first, None, "cells", plain=False) as progress:
+        contents = read_contents(runs, progress)
+        progress.total = sum(WORK.values()) * len(contents.lines)
+
+        def then(step: str) -> None:
+            done = WORK[progress.what] * len(contents.lines)
+            progress.advance(0 if progress.what == first else done, step)
+
+        then("choosing pictures")
+        chooser = contents.strip.chooser if contents.strip else None
+        gallery = fill_gallery([*contents.lines, *contents.derived], chooser)
+        then("tables")
+        _ = contents.standard  # what is wrong with a run is said before anything is written
+        with nothing_in_the_way(out), working_in(output_folder(out)):
+            sweep(out)
+            files = _write_texts(contents, out, everything=everything)
+            then("rows as CSV")
+            files += _write_data(contents, out)
+            then("charts and pictures")
+            files += _write_figures(contents, gallery, out)
+            files += _write_charts(contents, out)
+            files += _write_pictures(contents, gallery, out, pictures)
+            then("page")
+            files.insert(0, _write_page(contents, gallery, files, out))
+            for name in STALE:
+                (out / name).unlink(missing_ok=True)
     return _summary(contents, files, everything=everything)
 
 

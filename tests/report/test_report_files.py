@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from mjp_privacy.core import progress
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import bootstrap_interval
 from mjp_privacy.report import data_files
@@ -252,3 +254,17 @@ def test_console_fits_with_long_names(tmp_path: Path) -> None:
     text = console_table(build_table([line], "standard"), many_runs=True)
     assert max(map(len, text.splitlines())) <= WIDTH
     assert "15.00" in text
+
+
+def test_progress_is_shown_on_a_terminal_alone(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    write_report([run], tmp_path / "piped", pictures="none")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(Console, "is_terminal", True)
+    write_report([run], tmp_path / "shown", pictures="none")
+    out, shown = capsys.readouterr()
+    assert not out
+    assert "page" in shown
+    assert "left" in shown
