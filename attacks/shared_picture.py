@@ -13,6 +13,8 @@ Pictures that no two uploads share are guessed from one upload; those that stood
 upload are guessed from the few directions that their differences leave. `certain` tells both from
 pictures that are verified: all equations of the uploads that hold them agree, at every position and
 within the uploads' own errors, leave no direction open, and the values are those of pixels.
+A picture that was found is not subtracted from its batches: the open space of the one that is left
+would not shrink.
 
 What is found is the one point that the batches' affine hulls have in common. It is a picture unless
 the client mixes pictures (mixup): then it may be a mixture, and one that stood in no batch.

@@ -27,7 +27,9 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Pixels, Reconstruction
 
 Completion = Literal["field", "patch", "none"]
-MOST = 40  # open directions for which the picture of fewest steps is looked for
+MOST = 40
+"""Open directions up to which the picture of fewest steps is looked for, of several uploads alone:
+with one upload it costs photographs 6 dB."""
 
 
 @dataclass(frozen=True)

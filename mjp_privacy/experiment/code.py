@@ -8,7 +8,8 @@ it.
          "mjp_privacy/client/defenses/compression.py": "4d…", …}
 
 Sources are read, never imported. Imports are followed within `attacks` and `client/defenses`, and
-within the package of an attack or defence that stands elsewhere. A command that finds finished
+within the package of an attack or defence that stands elsewhere; models, client and metrics are
+left out, because every cell has them in common. A command that finds finished
 units which other code made stops before it computes anything; `stale` decides what happens then.
 """
 

@@ -113,6 +113,8 @@ class Jigsaw:
     """Share of the steps that are shuffled."""
     mask_per: Literal["batch", "image"] = "batch"
     dal_lambda: NotNegative = 0.01
+    """Weight of L_DAL, over the unmasked positions, in every step: the paper does not say that it
+    waits for shuffled steps, and its row D has none."""
     dal_schedule: Literal["constant", "rising_then_halving"] = "constant"
     """`rising_then_halving`: from 0 to dal_lambda over the epochs of the warm-up, then along a
     cosine to half of it, as in the authors' code."""
