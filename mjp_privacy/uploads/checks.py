@@ -20,6 +20,7 @@ solution, and a relative error of G becomes at most cond(A) times that in X.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -46,6 +47,7 @@ MISNORMALISED = "another_normalisation"
 OUTSIDE = 0.02  # how far pixels may leave [0, 1] by rounding under the right normalisation
 RANDOM = 0.2  # mean distance to a whole grey level, in levels; .25 of numbers that are no levels
 LEVELS = 0.1  # and below it pixels are 8-bit levels
+ON_A_GRID = 0.9  # of `levels_apart`, from which pixels are 8-bit levels
 FEW = 1e-3  # share of pixels outside [0, 1] that says nothing
 
 Channels = tuple[float, float, float]
@@ -122,12 +124,29 @@ def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -
             "8-bit levels within [0, 1]: the client normalised with these. Give them; until then "
             "its picture is known up to colours and contrast alone"
         )
+    if declared.off > RANDOM:
+        every = [s for _, _, s in _candidates(mean, std)]
+        if on_a_grid := sorted(tuple(s) for s in every if levels_apart(fed, s) > ON_A_GRID):
+            return (
+                f"with the declared {known} {' and '.join(strange)}; with std "
+                f"{_numbers(on_a_grid[0])} they are levels, whatever the mean: the client "
+                "normalised with that one, and its picture is known up to colours and contrast "
+                "alone"
+            )
     if declared.outside > FEW:
         return (
             f"with the declared {known} {' and '.join(strange)}: the client normalised with "
             "others, or its pixels or gradients were altered"
         )
     return ""  # resized or augmented pixels are no levels either
+
+
+def levels_apart(fed: Tensor, std: Sequence[float]) -> float:
+    """How far pixels (C, S, S) lie on a grid of 8-bit levels under this std, whatever their mean:
+    1 for all on it, near 0 for pixels that are no levels."""
+    scale = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
+    turns = torch.exp(2j * math.pi * 255 * scale * fed.double().cpu())
+    return float(turns.flatten(1).mean(1).abs().min())
 
 
 def _candidates(

@@ -65,6 +65,7 @@ def gradients(model: LoadedModel, pixels: Tensor) -> dict[str, Tensor]:
         (IMAGENET, HALF, "ImageNet's"),
         (HALF, IMAGENET, "one half"),
         (REVERSED, IMAGENET, "other order of channels"),
+        ({"mean": 0.5, "std": 1.0}, IMAGENET, "std 1"),
     ],
 )
 def test_another_normalisation_is_said_and_nothing_is_certain(
