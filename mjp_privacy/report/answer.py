@@ -13,6 +13,7 @@ from attacks.shared_picture import CERTAIN
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card import (
+    PLAIN_TO_SEE,
     Card,
     CardFigure,
     CardRow,
@@ -20,7 +21,6 @@ from mjp_privacy.report.card import (
     card_rows,
     exact_pictures,
     one_upload_line,
-    published_line,
 )
 from mjp_privacy.report.clients import (
     Client,
@@ -31,7 +31,7 @@ from mjp_privacy.report.clients import (
     same_client,
     short_gamma,
 )
-from mjp_privacy.report.lines import Line, image_counts
+from mjp_privacy.report.lines import Line, success_share
 from mjp_privacy.report.notes import RESIDUAL_CONVERGED
 from mjp_privacy.report.tables.text import number
 from mjp_privacy.report.worst_case import DerivedLine, Group, has_truth
@@ -49,12 +49,12 @@ LADDER = "ladder_vit"
 MATCHES = 1e-2
 """Residual below which a picture has the uploaded gradient for all purposes."""
 
-SURVEY = "threat model {} of Carletti et al., USENIX Security 2025"
-LETTERS = {
-    "B": "sees the upload and knows the model",
-    "C": "also knows the client's learning rate and number of steps",
-    "D": "also has public photographs to fit a prior on",
+THREATS = {
+    "B": "the upload and the model",
+    "C": "the upload, the model, learning rate and number of steps",
+    "D": "the upload, the model and public photographs to fit a prior on",
 }
+"""What the attacker has, by the letters of Carletti et al., USENIX Security 2025."""
 
 
 def build_card(groups: Sequence[Group]) -> Card:
@@ -266,6 +266,12 @@ def _explained(residual: float, *, one: bool) -> str:
 # who sees what, and what was not tried ------------------------------------------------------------
 
 
+WITHOUT = {
+    "8 bit": "pixels that are no multiples of 1/255",
+    "public photographs": "an attacker without photographs",
+}
+"""What an attack without this trait need not assume."""
+
 ASSUMED = (
     "model, batch, precision, labels, mean, std and order of channels are those that the client "
     "declares. An attack's word that a picture is certain, and a picture that is exact, hold under "
@@ -275,29 +281,20 @@ ASSUMED = (
 
 def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
     """Who attacks, what is sent, which model and pictures: as (heading, text)."""
-    pairs = (
-        ("Who attacks", _attacker(client)),
+    letter = max(threat_letter(line) for line in client.matching or client.group.attacks)
+    survey = f"threat model {letter} of Carletti et al., USENIX Security 2025"
+    accuracy = "not known: no labels, or nothing was scored."
+    if row.accuracy is not None:
+        pictures = f"{row.accuracy_n} of the attacked pictures, as the client feeds them"
+        accuracy = f"{row.accuracy:.1f} % top-1 on {pictures}."
+    return (
+        ("Who attacks", f"a server that follows the protocol, with {THREATS[letter]} ({survey})."),
         ("What is sent", _upload(client)),
         ("What is assumed", ASSUMED),
         ("The model", _model(client)),
         ("The pictures", _pictures(client)),
-        ("Accuracy", _accuracy(row)),
+        ("Accuracy", accuracy),
     )
-    return tuple((heading, text) for heading, text in pairs if text)
-
-
-def _attacker(client: Client) -> str:
-    letters = {threat_letter(line) for line in client.matching or client.group.attacks}
-    strongest = max(letters)
-    knowledge = ", ".join(text for letter, text in LETTERS.items() if letter <= strongest)
-    published = published_line(client)
-    beside = ""
-    if published is not None:
-        letter = threat_letter(published)
-        beside = f" The published attack needs {letter}, and a client with block 0 altered for it."
-        if published.cell.model.first_block == "closed_form":
-            beside = f" The published attack needs {letter}."
-    return f"A server that follows the protocol, {knowledge} ({SURVEY.format(strongest)}).{beside}"
 
 
 def threat_letter(line: Line) -> str:
@@ -342,14 +339,7 @@ def _model(client: Client) -> str:
         recipe += "; it is attacked as a client with MJP" if cell.gamma else ""
     else:
         recipe = f"trained with γ {short_gamma(trained)}" if trained else "trained without MJP"
-    scored = [line for line in client.group.attacks if line.count("psnr", "standard")]
-    altered = any(line.cell.attack.victim == "april_block" for line in scored)
-    block = (
-        " APRIL meets a copy with block 0 altered, which no client trains."
-        if altered and cell.model.first_block != "closed_form"
-        else ""
-    )
-    return f"{cell.model.label}{architecture}{weights}; {recipe}.{block}"
+    return f"{cell.model.label}{architecture}{weights}; {recipe}."
 
 
 def _pictures(client: Client) -> str:
@@ -363,15 +353,6 @@ def _pictures(client: Client) -> str:
     count = f"{len(ids)} picture{'' if len(ids) == 1 else 's'}"
     source = first.cell.command.data or "unknown files"
     return f"{count}{size}, source: {source}{photographs}{labels}."
-
-
-def _accuracy(row: CardRow) -> str:
-    if row.accuracy is None:
-        return "not known: no labels, or nothing was scored."
-    return (
-        f"{row.accuracy:.1f} % top-1 on {row.accuracy_n} of the attacked pictures, as the client "
-        "feeds them."
-    )
 
 
 def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
@@ -406,30 +387,13 @@ def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
 def would_change(client: Client, row: CardRow) -> tuple[str, ...]:
     """What would move the main figure, as far as this report's own lines show it."""
     items = []
-    if row.one_upload and (line := _best_without("8 bit", client)) is not None:
-        items.append(
-            "pixels that are no multiples of 1/255: without that assumption one upload gives "
-            f"{_exact_of(line)} pictures exactly ({line.attack})"
-        )
-    if row.one_upload and (line := _best_without("public photographs", client)) is not None:
-        items.append(
-            f"an attacker without photographs: {line.attack} gets {_exact_of(line)} exactly from "
-            "one upload"
-        )
-    if row.any_uploads and row.one_upload:
-        one, several = row.one_upload, row.any_uploads
-        items.append(
-            f"more uploads of the same picture: {several.exact} of {several.of} exactly and "
-            f"{several.above_20} at 20 dB or more, where one gives {one.exact} and {one.above_20}"
-        )
+    for trait, changed in WITHOUT.items():
+        if row.one_upload and (line := _best_without(trait, client)) is not None:
+            given = f"{exact_pictures(line)} of {success_share(line, PLAIN_TO_SEE).of}"
+            items.append(f"{changed}: {line.attack} gets {given} exactly from one upload")
     if client.masks and client.cell.client.plain_share == 0:
         items.append("steps that the recipe leaves unshuffled: each gives its picture away")
     return tuple(items)
-
-
-def _exact_of(line: Line) -> str:
-    counts = image_counts(line, "standard")
-    return f"{exact_pictures(line)} of {counts.ok + counts.failed + counts.unsupported}"
 
 
 def _best_without(trait: str, client: Client) -> Line | None:

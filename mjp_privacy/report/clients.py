@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
@@ -62,7 +63,7 @@ class Client:
         """Its attacks and controls."""
         return (*self.group.attacks, *self.group.controls)
 
-    @property
+    @cached_property
     def masks(self) -> bool:
         """Whether it masks patches as MJP does; False: it shuffles at most."""
         return self.cell.gamma > 0 and (
@@ -105,7 +106,7 @@ class Client:
         """Its model and precision: `ViT-Ti, float32`."""
         return f"{self.cell.model.label}, {self.cell.dtype}"
 
-    @property
+    @cached_property
     def matching(self) -> tuple[Line, ...]:
         """The attacks made for this client that reconstructed something.
 

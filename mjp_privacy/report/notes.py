@@ -139,11 +139,11 @@ def _unshuffled(case: Case) -> bool:
 def missed_attacks(client: Client, others: Sequence[Client]) -> tuple[str, ...]:
     """Attacks on one upload that made pictures of a like client and were not even tried on this
     one: with them, more might leak."""
-    tried = {line.cell.attack.known_as for line in client.group.attacks}
+    tried, kind = {line.cell.attack.known_as for line in client.group.attacks}, same_kind(client)
     found = (
         line.cell.attack.known_as
         for other in others
-        if same_kind(client) == same_kind(other)
+        if same_kind(other) == kind
         for line in other.matching
         if line.uploads == 1
     )

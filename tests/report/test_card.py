@@ -173,23 +173,17 @@ def test_every_number_of_the_facts(card: Card) -> None:
     assert "224×224" in facts["The pictures"]
     assert "crops of 5 photographs" in facts["The pictures"]
     assert "trained with γ .27" in facts["The model"]
-    assert "block 0 altered" in facts["The model"]
     assert "threat model D" in facts["Who attacks"]
 
 
 def test_every_number_of_what_would_change_it(card: Card, by_hand: ByHand) -> None:
-    best = by_hand.best("mjp", CANDIDATES["mjp"])
-    several = by_hand.best("mjp", (*CANDIDATES["mjp"], "multi_round"))
     span, matching = (by_hand.best("mjp", [a]) for a in ("masked_span", "inverting_gradients"))
-    lattice, photographs, uploads, recipe = card.would_change
-    assert "(masked_span)" in lattice
+    lattice, photographs, recipe = card.would_change
+    assert "masked_span" in lattice
     assert (span.exact, span.median) > (matching.exact, matching.median)
     assert numbers(lattice.replace("1/255", "")) == [span.exact, span.of]
     assert "inverting_gradients" in photographs
     assert numbers(photographs) == [matching.exact, matching.of]
-    assert numbers(uploads) == [
-        *(several.exact, several.of, several.above_20, 20, best.exact, best.above_20)
-    ]
     assert "unshuffled" in recipe
 
 

@@ -98,7 +98,7 @@ def test_figures_are_means_of_the_stored_rows(out: Path) -> None:
 def test_what_really_leaks_is_the_best_attack_on_the_same_client(out: Path) -> None:
     _, *rows = rows_of(out)
     assert rows[0][10] == "2 of 3 exactly: patch_gradient"
-    assert rows[4][10].startswith("0 of 3 exactly, 3 ≥ 20 dB")
+    assert rows[4][10].startswith("0 of 3 exactly, 3 at 20 dB")
     assert rows[2][10] == "not run"
     assert {rows[at][10] for at in (1, 3, 5)} == {""}
 

@@ -80,7 +80,8 @@ class Leak:
         if self.exact:
             return f"{self.exact} of {self.of} exactly{several}: {attack}"
         median = f"median {self.median:.1f} dB"
-        return f"0 of {self.of} exactly, {self.at_20} ≥ 20 dB, {median}{several}: {attack}"
+        reached = f"{self.at_20 or 'none'} at 20 dB or more"
+        return f"0 of {self.of} exactly, {reached}, {median}{several}: {attack}"
 
 
 @dataclass(frozen=True)
