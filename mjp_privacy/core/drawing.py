@@ -102,7 +102,7 @@ def picture(
             canvas: Any = FigureCanvasAgg(figure)
             canvas.draw()
             full = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-            few = full.quantize(128, dither=Image.Dither.NONE)
+            few = full.quantize(256, dither=Image.Dither.NONE)
             write_atomically(path, lambda place: few.save(place, format="PNG", optimize=True))
         else:
             write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=dpi))

@@ -128,6 +128,7 @@ def _draw(axes: Axes, points: Sequence[TradeoffPoint], floor: float) -> int:
         hover(steps, "Pareto front")
     for point in reversed(points):  # the first, often the undefended client, ends on top
         bar: Look = {"color": point.kind.colour, "linewidth": 1, "alpha": 0.35}
+        bar["clip_on"] = False  # also at 100 dB, the end of the axis
         axes.plot([point.leakage_low, point.leakage_high], [point.accuracy] * 2, **bar)
         axes.plot([point.leakage] * 2, [point.accuracy_low, point.accuracy_high], **bar)
         look: Look = {"color": point.kind.colour, "markersize": 8, "clip_on": False}
@@ -202,7 +203,8 @@ def _draw_names(
     extents = [text.get_window_extent() for text in texts]
     sizes = np.array([(extent.width + 8, extent.height + 3) for extent in extents])
     lines = [np.linspace(a, b, 40) for path in paths for a, b in pairwise(map(pixels, path))]
-    boxes = place_names(at, sizes, np.array(axes.bbox.extents), np.vstack([*lines, at]))
+    area = np.array([*axes.bbox.min, axes.figure.bbox.xmax, axes.bbox.ymax])
+    boxes = place_names(at, sizes, area, np.vstack([*lines, at]))
     for text, point, here, box in zip(texts, points, at, boxes, strict=True):
         text.set_visible(box is not None)
         if box is None:
@@ -216,6 +218,7 @@ def _draw_names(
     return sum(box is None for box in boxes)
 
 
+PASSES = 6  # of looking again for a better place, with all other names where they are
 ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
 DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 80.0, 100.0, 125.0, 155.0, 190.0)
 RADIUS, LEADER = 6.0, 12.0  # of a marker; from where on a line leads to a name
@@ -231,29 +234,11 @@ def place_names(at: Floats, sizes: Floats, area: Floats, lines: Floats) -> list[
 
     The most crowded points choose first; then each in turn looks for a better place.
     """
-    markers = np.hstack([at - RADIUS, at + RADIUS])
-    options, costs, leaders = [], [], []
-    for i, (here, size) in enumerate(zip(at, sizes, strict=True)):
-        boxes, cost = _around(here, size)
-        inside = (boxes[:, :2] >= area[:2]).all(axis=1) & (boxes[:, 2:] <= area[2:]).all(axis=1)
-        free = inside & ~_meet(boxes, markers).any(axis=1)
-        boxes, cost = boxes[free], cost[free]
-        ends = np.clip(here, boxes[:, :2], boxes[:, 2:])
-        leader = here + np.linspace(0, 1, 12)[None, :, None] * (ends - here)[:, None]
-        others = np.delete(at, i, axis=0)
-        far = np.linalg.norm(
-            np.clip(others, boxes[:, None, :2], boxes[:, None, 2:]) - others, axis=-1
-        )
-        own = np.linalg.norm(ends - here, axis=-1)
-        cost += ON_A_LINE * _hold(boxes, lines).any(axis=1)
-        cost += ACROSS * _hold(np.delete(markers, i, axis=0), leader).any(axis=(1, 2))
-        cost += ANOTHERS * ((far < own[:, None] + 2).any(axis=1) & (own <= LEADER))
-        options.append(boxes)
-        costs.append(cost)
-        leaders.append(leader)
+    known = [_options(at, i, size, area, lines) for i, size in enumerate(sizes)]
+    options, costs, leaders = zip(*known, strict=True) if known else ((), (), ())
     apart = np.linalg.norm(at[:, None] - at, axis=-1)
     chosen: dict[int, int] = {}
-    for _ in range(4):
+    for _ in range(PASSES):
         for i in np.argsort(-(apart < 60).sum(axis=1), kind="stable").tolist():
             chosen.pop(i, None)
             cost = costs[i]
@@ -266,6 +251,27 @@ def place_names(at: Floats, sizes: Floats, area: Floats, lines: Floats) -> list[
             if np.isfinite(cost).any():
                 chosen[i] = int(cost.argmin())
     return [options[i][chosen[i]] if i in chosen else None for i in range(len(at))]
+
+
+def _options(
+    at: Floats, i: int, size: Floats, area: Floats, lines: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Boxes off the points (k, 4) for the name of point i, their costs, and points of the lines
+    that would lead there (k, 12, 2)."""
+    here, others = at[i], np.delete(at, i, axis=0)
+    boxes, cost = _around(here, size)
+    inside = (boxes[:, :2] >= area[:2]).all(axis=1) & (boxes[:, 2:] <= area[2:]).all(axis=1)
+    free = inside & ~_meet(boxes, np.hstack([at - RADIUS, at + RADIUS])).any(axis=1)
+    boxes, cost = boxes[free], cost[free]
+    ends = np.clip(here, boxes[:, :2], boxes[:, 2:])
+    leader = here + np.linspace(0, 1, 12)[None, :, None] * (ends - here)[:, None]
+    nearest = np.clip(others, boxes[:, None, :2], boxes[:, None, 2:])
+    own, far = np.linalg.norm(ends - here, axis=-1), np.linalg.norm(nearest - others, axis=-1)
+    cost += ON_A_LINE * _hold(boxes, lines).any(axis=1)
+    markers = np.hstack([others - RADIUS, others + RADIUS])
+    cost += ACROSS * _hold(markers, leader).any(axis=(1, 2))
+    cost += ANOTHERS * ((far < own[:, None] + 2).any(axis=1) & (own <= LEADER))
+    return boxes, cost, leader
 
 
 def _around(here: Floats, size: Floats) -> tuple[Floats, Floats]:
