@@ -72,7 +72,6 @@ def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
     A line without rows becomes one row with its status and reason.
     """
     name = samples_name(lines)
-    (out / (WHERE_SAMPLES if name == SAMPLES else SAMPLES)).unlink(missing_ok=True)
     if name == SAMPLES:
         columns = [*COLUMNS, "run"] if many_runs else [*COLUMNS]
         rows = (_samples(line).assign(run=line.run).reindex(columns=columns) for line in lines)
@@ -100,18 +99,14 @@ def _samples(line: Line) -> pd.DataFrame:
     return pd.concat([rows[~last], rows[last]]) if last.any() else rows
 
 
-def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path | None:
+def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path:
     """Write which attack each derived line took for which image into choices.csv, or, of many,
-    choices.parquet; the file's path, None without derived lines. Stale ones are deleted."""
-    many = sum(len(line.chosen) for line in derived) > MOST_ROWS
-    name = (MANY_CHOICES if many else CHOICES) if derived else None
-    for other in {CHOICES, MANY_CHOICES} - {name}:
-        (out / other).unlink(missing_ok=True)
-    if name == CHOICES:
-        write_csv((_choices(line) for line in derived), out / name)
-    elif name == MANY_CHOICES:
-        write_atomically(out / name, lambda path: _write_parquet(derived, path))
-    return None if name is None else out / name
+    choices.parquet; the file's path."""
+    if sum(len(line.chosen) for line in derived) > MOST_ROWS:
+        write_atomically(out / MANY_CHOICES, lambda path: _write_parquet(derived, path))
+        return out / MANY_CHOICES
+    write_csv((_choices(line) for line in derived), out / CHOICES)
+    return out / CHOICES
 
 
 def _choices(line: DerivedLine) -> pd.DataFrame:

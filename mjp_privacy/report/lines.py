@@ -32,7 +32,7 @@ MARKS = {
 T = TypeVar("T")
 
 
-KEPT = 256
+KEPT = 512
 """Metrics of lines that are kept after they were read: a report asks for the same ones often, and
 this many of 50,000 images are 200 MB."""
 

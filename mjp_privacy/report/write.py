@@ -55,8 +55,6 @@ WORK = {
     "page": 4,
 }
 """What is done for a report, in this order, and how long it takes beside the reading of rows."""
-STALE = ("table.html", "figures/overview.png", "figures/comparison.png", "figures/psnr.png")
-"""Files that an earlier version wrote into a report's folder."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +108,12 @@ def write_report(
             files += _write_data(contents, out)
             then("charts and pictures")
             files += _write_figures(contents, gallery, out)
-            files += _write_charts(contents, out)
             files += _write_pictures(contents, gallery, out, pictures)
             then("page")
             files.insert(0, _write_page(contents, gallery, files, out))
-            for name in STALE:
-                (out / name).unlink(missing_ok=True)
+            for name in MADE:
+                for stale in {*out.glob(name)} - {*files}:
+                    stale.unlink()
     return _summary(contents, files, everything=everything)
 
 
@@ -155,15 +153,6 @@ def _write_page(contents: Contents, gallery: Gallery, files: Sequence[Path], out
     return _write_text(out / "index.html", render_page(page))
 
 
-CHART_FILES = (
-    "success.svg",
-    "lpips.svg",
-    "ssim.svg",
-    "spread.svg",
-    "uploads_*.svg",
-    "tradeoff.svg",
-)
-
 DOWNLOADS = {
     "table.md": "the answer and the tables in Markdown",
     "table.tex": "the same in LaTeX",
@@ -184,6 +173,15 @@ DOWNLOADS = {
 }
 
 
+MADE = (
+    *(name for name in DOWNLOADS if not name.startswith("pictures/")),
+    *(f"figures/{name}.svg" for name in ("success", "lpips", "ssim", "spread", "tradeoff")),
+    *("figures/uploads_*.svg", "figures/line_[0-9][0-9][0-9]_*.png", "table.html"),
+    *(f"figures/{name}.png" for name in ("overview", "comparison", "psnr")),
+)
+"""Names that this or an earlier version gives to files: what an earlier report left is deleted."""
+
+
 def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Path]:
     """table.md and table.tex: the card, the clients and the lines; on request all else too."""
     card = contents.card
@@ -194,14 +192,11 @@ def _write_texts(contents: Contents, out: Path, *, everything: bool) -> list[Pat
     under = Section("Under which assumptions", card_notes(card))
     notes = contents.notes if everything else _short_notes(contents)
     sections = [section for section in (under, *notes) if section.items]
+    answer = " ".join(filter(None, (card.verdict, card.assumptions, card.beside)))
     return [
-        _write_text(out / "table.md", markdown(_answer(card), tables, sections)),
+        _write_text(out / "table.md", markdown(answer, tables, sections)),
         _write_text(out / "table.tex", latex(tables, sections)),
     ]
-
-
-def _answer(card: Card) -> str:
-    return " ".join(filter(None, (card.verdict, card.assumptions, card.beside)))
 
 
 def _short_notes(contents: Contents) -> tuple[Section, ...]:
@@ -213,71 +208,45 @@ def _short_notes(contents: Contents) -> tuple[Section, ...]:
 
 
 def _write_data(contents: Contents, out: Path) -> list[Path]:
-    """The files for programs; stale ones in `out` are deleted."""
+    """The files for programs."""
     lines, many = contents.lines, contents.loaded.many_runs
-    tables = (contents.paper, contents.standard)
-    points, derived = contents.points, contents.derived
-    written = [_write_text(out / "table.csv", table_csv(tables, many_runs=many))]
+    texts = {"table.csv": table_csv((contents.paper, contents.standard), many_runs=many)}
     if contents.table5 is not None:
-        for name, text in {
-            "table5.md": markdown(contents.card.verdict, [contents.table5], []),
-            "table5.tex": latex([contents.table5], []),
-            "table5.csv": table5_csv(contents.table5_rows),
-        }.items():
-            written.append(_write_text(out / name, text))
-    else:
-        for name in ("table5.md", "table5.tex", "table5.csv"):
-            (out / name).unlink(missing_ok=True)
+        texts["table5.md"] = markdown(contents.card.verdict, [contents.table5], [])
+        texts["table5.tex"] = latex([contents.table5], [])
+        texts["table5.csv"] = table5_csv(contents.table5_rows)
+    for config in run_configs(contents.runs):
+        if config.fields:
+            texts[config.file] = config_text(config.fields)
+    written = [_write_text(out / name, text) for name, text in texts.items()]
     written.append(write_samples(lines, out, many_runs=many))
-    if choices := write_choices(derived, out):
-        written.append(choices)
-    for name, table in (("rounds.csv", points), ("batches.csv", contents.batches)):
+    written += [write_choices(contents.derived, out)] if contents.derived else []
+    for name, table in (("rounds.csv", contents.points), ("batches.csv", contents.batches)):
         if len(table):
             write_csv([table], out / name)
             written.append(out / name)
-        else:
-            (out / name).unlink(missing_ok=True)
-    for config in run_configs(contents.runs):
-        if config.fields:
-            written.append(_write_text(out / config.file, config_text(config.fields)))
     return written
 
 
 def _write_text(path: Path, content: str) -> Path:
-    data = content.encode(
-        "utf-8", "backslashreplace"
-    )  # as bytes, since text mode would translate line ends
+    data = content.encode("utf-8", "backslashreplace")  # text mode would translate line ends
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
     return path
 
 
 def _write_figures(contents: Contents, gallery: Gallery, out: Path) -> list[Path]:
-    """strip.png, rounds.png and batches.png; stale ones in `out` are deleted."""
-    strip, rounds = out / "figures" / "strip.png", out / "figures" / "rounds.png"
-    batches = out / "figures" / "batches.png"
+    """strip.png, rounds.png, batches.png and the page's charts as SVG files."""
+    folder = out / "figures"
     image_ids = [shown.image_id for shown in gallery.shown if shown.strip]
+    strip = folder / "strip.png"
     made = {
         strip: contents.strip is not None and write_strip(contents.strip, image_ids, strip),
-        rounds: write_rounds(contents.points, rounds),
-        batches: write_batches(contents.batches, batches),
+        folder / "rounds.png": write_rounds(contents.points, folder / "rounds.png"),
+        folder / "batches.png": write_batches(contents.batches, folder / "batches.png"),
     }
-    for path, written in made.items():
-        if not written:
-            path.unlink(missing_ok=True)
-    for stale in (out / "figures").glob("line_[0-9][0-9][0-9]_*.png"):
-        stale.unlink()
-    return [path for path, written in made.items() if written]
-
-
-def _write_charts(contents: Contents, out: Path) -> list[Path]:
-    """The page's charts as SVG files; those of an earlier report are deleted."""
-    folder = out / "figures"
     charts = [chart for section in contents.charts.values() for chart in section]
-    written = [_write_text(folder / f"{c.name}.svg", standalone(c.svg)) for c in charts]
-    for name in CHART_FILES:
-        for stale in {*folder.glob(name)} - {*written}:
-            stale.unlink()
-    return written
+    drawn = [_write_text(folder / f"{c.name}.svg", standalone(c.svg)) for c in charts]
+    return [*(path for path, written in made.items() if written), *drawn]
 
 
 def _write_pictures(

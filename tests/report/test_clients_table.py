@@ -161,15 +161,6 @@ def test_a_ladder_is_one_line(tmp_path: Path) -> None:
     assert counts(line["≥ 30 dB"]) == (1, 4)
 
 
-def test_it_comes_after_the_card(tmp_path: Path) -> None:
-    ladder_run(tmp_path / "run")
-    write_report([tmp_path / "run"], tmp_path / "out")
-    text = (tmp_path / "out/table.md").read_text()
-    titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
-    assert titles[:3] == ["What leaks", "Table 5", TITLE]
-    assert "an upper bound for any selector" in " ".join(text.split())
-
-
 def test_several_uploads_have_columns_of_their_own(tmp_path: Path) -> None:
     """And the client without such attacks a dash in them."""
     curve_run(tmp_path / "curve", (0.27,))
@@ -230,11 +221,6 @@ def test_a_mean_just_below_the_cap_is_not_rounded_to_it(tmp_path: Path) -> None:
     (line,) = table_of(tmp_path)
     assert line[ONE].startswith("99.998 [")
     assert line["median"] == "99.998"
-
-
-def test_one_attack_is_its_own_best(tmp_path: Path) -> None:
-    (line,) = table_of(two_attacks(tmp_path, [10.0]))
-    assert (line[ONE], line[CHOICE], line["n"]) == ("10.00 [–]", DASH, "1")
 
 
 def test_controls_alone_make_no_table(tmp_path: Path) -> None:

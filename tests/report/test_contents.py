@@ -10,7 +10,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import Contents, read_contents
 from tests.helpers.card_run import TITLES, card_run, run_id
-from tests.helpers.ladder_rows import ladder_run, simple_line
+from tests.helpers.ladder_rows import simple_line
 from tests.helpers.report_rows import cell, intact, small_run
 
 
@@ -75,18 +75,6 @@ def test_the_paper_stands_beside_its_own_images_only(tmp_path: Path) -> None:
         folder = small_run(tmp_path / f"{same}", paper_row=paper, data_is_papers=same)
         tables = read_contents([folder]).beside_paper
         assert [table.title for table in tables] == (["Beside the paper"] if same else [])
-
-
-def test_diagnostics_regions_and_times_are_details(tmp_path: Path) -> None:
-    store = ladder_run(tmp_path)
-    rows = store.read("april").assign(**{"stage_seconds.attack": 0.25})
-    store.write("april", 0, rows, about={"made_with": {"device": "cpu"}})
-    contents = read_contents([tmp_path])
-    assert [table.title for table in contents.details] == [
-        *("Ceilings and the linear system", "Masks, regions and residuals"),
-        *("Every line, metrics as the paper defines them", "Time"),
-    ]
-    assert [table.title for table in contents.comparisons] == ["Every client"]
 
 
 def test_a_strip_shows_the_main_clients_columns(contents: Contents) -> None:

@@ -9,10 +9,10 @@ import pandas as pd
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.tables.figures import build_table
-from mjp_privacy.report.worst_case import choice_notes, derived_lines, reduced_groups
+from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run, lines_of
-from tests.helpers.report_rows import cell, image_id, intact, write_pictures
+from tests.helpers.report_rows import image_id, intact, write_pictures
 
 ONE = "1 upload"
 
@@ -70,40 +70,6 @@ def test_controls_and_reductions_stand_beside_no_published_figure(tmp_path: Path
     frame = build_table(lines, "paper", derived_lines(reduced_groups(lines))).frame
     assert frame["paper_row"].notna().tolist() == [True] + [False] * 7
     assert frame["paper_row"].iloc[0] == "(2) DeiT-S b"
-
-
-def test_choices_are_written_image_by_image(tmp_path: Path) -> None:
-    ladder_run(tmp_path / "run")
-    summary = write_report([tmp_path / "run"], tmp_path / "out")
-    assert tmp_path / "out/choices.csv" in summary.files
-    choices = pd.read_csv(tmp_path / "out/choices.csv")
-    worst = choices[choices["line"] == 7]
-    assert worst["image_id"].tolist() == [image_id(i) for i in range(3)]
-    assert worst["chosen_line"].tolist() == [2, 3, 1]
-    assert worst["chosen_attack"].tolist() == ["patch_gradient", "masked_span", "april"]
-    RunStore(tmp_path / "one").write_cells([cell("x", status="unsupported", reason="D < N + 1")])
-    write_report([tmp_path / "one"], tmp_path / "out")
-    assert not (tmp_path / "out/choices.csv").exists()
-
-
-def test_notes_say_what_the_lines_are_made_of(tmp_path: Path) -> None:
-    ladder_run(tmp_path)
-    lines = lines_of(tmp_path)
-    notes = choice_notes(lines, derived_lines(reduced_groups(lines)))
-    text = "\n".join(notes)
-    for expected in (
-        "Line 7, worst_case, 1 upload: an oracle selection",
-        "an upper bound on what any selector can reach",
-        "Line 8, attackers_choice, 1 upload: for each image the attack with the smallest gradient",
-        "april 1, patch_gradient 2, masked_span 0.",
-        "For 2 of these images not every attack could be compared: at least one has no score.",
-        "For 2 of these images not every attack could be compared: at least one has no residual.",
-        "1 image failed: april failed: april says so; patch_gradient unsupported",
-        "(lines 7–8)",
-        "Controls (lines 4–6) are not attacks",
-    ):
-        assert expected in text
-    assert "uploads of one image" not in text
 
 
 def test_an_altered_attack_is_in_no_choice(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
@@ -17,8 +16,7 @@ from mjp_privacy.report.tables.details import regions_table
 from mjp_privacy.report.tables.figures import build_table
 from mjp_privacy.report.tables.text import DASH, main_table
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
-from mjp_privacy.report.write import write_report
-from tests.helpers.ladder_rows import curve_run, ladder_run
+from tests.helpers.ladder_rows import curve_run
 from tests.helpers.report_rows import cell, image_id, image_rows, intact, write_rows
 
 
@@ -225,16 +223,3 @@ def test_runs_without_diagnostics_have_no_such_table(tmp_path: Path) -> None:
     lines = run_of(tmp_path, cell("x"), ceiling_psnr=20.0, cond_a=10.0)
     assert regions_table(lines) is None
     assert not [name for name in build_table(lines, "paper").frame if "residual" in name]
-
-
-def test_the_csv_has_the_columns(tmp_path: Path) -> None:
-    ladder_run(tmp_path / "run")
-    write_report([tmp_path / "run"], tmp_path / "out")
-    table = pd.read_csv(tmp_path / "out/table.csv").set_index(["variant", "line"])
-    residuals = table.loc["paper", "gradient_residual_median"]
-    assert residuals[[1, 2, 3, 7, 8]].tolist() == pytest.approx([0.3, 0.15, 0.35, 0.1, 0.1])
-    assert residuals[[4, 5, 6]].isna().all()
-    heading = "## Masks, regions and residuals"
-    assert heading not in (tmp_path / "out/table.md").read_text()
-    write_report([tmp_path / "run"], tmp_path / "out", everything=True)
-    assert heading in (tmp_path / "out/table.md").read_text()

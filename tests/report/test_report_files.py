@@ -1,6 +1,5 @@
 """The files of a report, read by parsers, and the console."""
 
-import csv
 import math
 import re
 import shutil
@@ -13,11 +12,9 @@ from rich.console import Console
 from mjp_privacy.core import progress
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import bootstrap_interval
-from mjp_privacy.report import data_files
 from mjp_privacy.report.console import WIDTH, console_table
 from mjp_privacy.report.export import latex_text, markdown_text
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.figures import build_table
 from mjp_privacy.report.tables.text import number
 from mjp_privacy.report.write import ReportSummary, write_report
@@ -85,21 +82,6 @@ def test_same_rows_same_bytes(written: tuple[Path, ReportSummary], tmp_path: Pat
     store.write("plain", 0, rows, kept, about)
     write_report([moved], tmp_path / "out")
     assert (tmp_path / "out/samples.csv").read_bytes() == (out / "samples.csv").read_bytes()
-
-
-def test_samples_hold_every_row(written: tuple[Path, ReportSummary]) -> None:
-    out = written[0]
-    with (out / "samples.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert tuple(rows[0])[: len(data_files.COLUMNS)] == data_files.COLUMNS
-    lines = load_runs([out.parent / "run"]).lines
-    assert len(rows) == sum(max(1, len(line.rows)) for line in lines)
-    exact = [s for s in rows if s["run_id"] == "exact" and s["image_id"] == image_id(0)]
-    assert {s["value"] for s in exact if s["metric"] == "psnr"} == {"inf"}
-    (unsupported,) = (s for s in rows if s["run_id"] == "unsupported")
-    assert (unsupported["status"], unsupported["reason"]) == ("unsupported", "needs N + 1 <= D")
-    first = next(s for s in rows if (s["metric"], s["variant"]) == ("psnr", "standard"))
-    assert float(first["value"]) == psnr_values(1, COUNT)[0]  # full precision
 
 
 def test_what_an_earlier_version_wrote_is_removed(run: Path, tmp_path: Path) -> None:
@@ -197,18 +179,6 @@ def test_markdown_tables_have_equal_columns(request: pytest.FixtureRequest, fixt
     ]
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
-
-
-def test_seconds_per_image(everything: tuple[Path, ReportSummary]) -> None:
-    text = (everything[0] / "table.md").read_text()
-    assert f"| april | float32 | attack | cpu | {2 * COUNT} | 4 |" in text
-    assert "Another machine gives other figures" in text
-
-
-def test_figure_of_a_line_beside_the_papers(written: tuple[Path, ReportSummary]) -> None:
-    text = (written[0] / "table.md").read_text()
-    assert "|  | (2) DeiT-S b | paper | 36.0 | 0.0391 | 0.0024 | 17.60 | 0.5991 | 0.3355 |" in text
-    assert "(3) DeiT-S+MJP (w/o) a †" in text
 
 
 @pytest.mark.parametrize(

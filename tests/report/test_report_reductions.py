@@ -40,19 +40,6 @@ def by_image(line: DerivedLine, metric: str, variant: str = "standard") -> list[
 # by hand ------------------------------------------------------------------------------------------
 
 
-def test_worst_case_is_the_best_attack_of_each_image(ladder: dict[str, DerivedLine]) -> None:
-    """A tie, a failure, an attack that is unsupported, an image that nobody reconstructs."""
-    worst = ladder[f"worst_case, {ONE}"]
-    chosen = {image: line.attack for image, line in worst.chosen.items()}
-    assert chosen == {
-        image_id(0): "patch_gradient",  # as good as masked_span, and before it
-        image_id(1): "masked_span",
-        image_id(2): "april",
-    }
-    assert by_image(worst, "psnr") == [20.0, 25.0, 30.0]
-    assert worst.counts == {"april": 1, "patch_gradient": 1, "masked_span": 1}
-
-
 def test_an_attack_on_an_altered_client_is_no_candidate(tmp_path: Path) -> None:
     ladder_run(tmp_path / "run", altered="april")
     worst = derived_of(tmp_path / "run")[f"worst_case, {ONE}"]

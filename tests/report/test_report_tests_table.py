@@ -15,7 +15,7 @@ from mjp_privacy.report.tables import comparisons as paired
 from mjp_privacy.report.tables.comparisons import correlation
 from mjp_privacy.report.tables.text import TextTable
 from mjp_privacy.report.worst_case import reduced_groups
-from tests.helpers.report_rows import HOSTILE, cell, image_rows, psnr_values, write_rows
+from tests.helpers.report_rows import cell, image_rows, psnr_values, write_rows
 
 PLAIN = psnr_values(1, 30, 60.0, 20.0)
 APRIL = psnr_values(2, 30, 20.0, 3.0)
@@ -211,19 +211,6 @@ def test_at_most_thirty_rows_and_the_caption_counts_the_rest(tmp_path: Path) -> 
 def test_one_client_and_one_attack_leave_nothing_to_compare(tmp_path: Path) -> None:
     assert table(run(tmp_path, [({}, images(APRIL))])) is None
     assert paired.tests_table([]) is None
-
-
-def test_labels_pass_through_as_they_are(tmp_path: Path) -> None:
-    """Cells are text: whoever shows them escapes them."""
-    folder = run(
-        tmp_path,
-        [
-            ({"attack": "patch_gradient", "victim": "intact"}, images(PLAIN)),
-            ({"attack": "masked_span", "victim": "intact", "model": HOSTILE, **MJP}, images(SPAN)),
-        ],
-    )
-    (title,) = by_title(folder)
-    assert HOSTILE in title
 
 
 def test_p_is_never_zero() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
@@ -81,40 +78,12 @@ def test_rows_stand_in_the_papers_order_with_its_own_beneath(out: Path) -> None:
     assert rows[5][4:10] == ["62.9", ".1706", ".0338", "8.07", ".0875", ".8945"]
 
 
-def test_figures_are_means_of_the_stored_rows(out: Path) -> None:
-    _, *rows = rows_of(out)
-    for place, run_id in ((0, "april_a"), (2, "april_b"), (4, "april_c")):
-        files = sorted((out / "run" / "rows" / run_id).glob("*.parquet"))
-        stored = pd.concat([pd.read_parquet(file) for file in files])
-        assert rows[place][4] == f"{100 * stored['top1.intact'].mean():.1f}"
-        for at, metric in enumerate(("mse", "fft2d", "psnr", "ssim", "lpips"), 5):
-            mean = stored[f"{metric}.paper"].mean()
-            assert float(rows[place][at]) == pytest.approx(
-                mean, abs=0.6 * 10 ** (-2 if metric == "psnr" else -4)
-            )
-            assert not rows[place][at].startswith("0.")
-
-
 def test_what_really_leaks_is_the_best_attack_on_the_same_client(out: Path) -> None:
     _, *rows = rows_of(out)
     assert rows[0][10] == "2 of 3 exactly: patch_gradient"
     assert rows[4][10].startswith("0 of 3 exactly, 3 at 20 dB")
     assert rows[2][10] == "not run"
     assert {rows[at][10] for at in (1, 3, 5)} == {""}
-
-
-def test_what_differs_is_said_under_it(out: Path) -> None:
-    text = (out / "report" / "table5.md").read_text()
-    assert all(word in text for word in ("192", "224", "float32", ".27", ".9", "3 pictures"))
-
-
-def test_the_csv_has_full_precision_and_the_papers_figures(out: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO((out / "report" / "table5.csv").read_text())))
-    assert [float(row["paper_psnr"]) for row in rows] == [19.27, 18.44, 8.07]
-    assert float(rows[0]["psnr_mean"]) == pytest.approx(1.01 * sum(PSNRS) / 3)
-    assert [row["psnr_n"] for row in rows] == ["3", "3", "3"]
-    assert rows[0]["leak_exact"] == "2"
-    assert rows[1]["leak_exact"] == ""
 
 
 def test_it_is_a_section_of_the_page_before_all_tables(out: Path) -> None:
