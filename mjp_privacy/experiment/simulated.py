@@ -372,14 +372,20 @@ def check_same_images(
     absent = [name for name in known if name not in available]
     if absent and not available & known.keys():
         _refuse(store, absent, "are not among these images", "the images it was made with")
-    relabelled = [r.image_id for r in chosen if _relabelled(known.get(r.image_id), r)]
+    again = [(record, known[record.image_id]) for record in chosen if record.image_id in known]
+    relabelled = [
+        record.image_id
+        for record, before in again  # one that had no label may get one: rows of another run_id
+        if not (record.label is None or pd.isna(before["label"]))
+        and int(before["label"]) != record.label
+    ]
     _refuse(store, relabelled, "had another label", "the labels it was made with")
-    changed = [r.image_id for r in chosen if _changed(known.get(r.image_id), r, source)]
+    changed = [record.image_id for record, before in again if _changed(before, record, source)]
     _refuse(store, changed, "had other pixels", "the same pixels under the same name")
     return absent
 
 
-def _known_images(store: RunStore) -> dict[str, Mapping[str, object]]:
+def _known_images(store: RunStore) -> dict[str, dict[str, Any]]:
     """The images of the folder that could be read, with their hashes, and with the label that any
     of its cells has of them: some may be of the time before there were labels."""
     known: dict[str, dict[str, Any]] = {}
@@ -394,20 +400,10 @@ def _known_images(store: RunStore) -> dict[str, Mapping[str, object]]:
             of_image = known.setdefault(str(row["image_id"]), {str(k): v for k, v in row.items()})
             if pd.isna(of_image["label"]):
                 of_image["label"] = row["label"]
-    return dict(known)
+    return known
 
 
-def _relabelled(known: Mapping[str, object] | None, record: ImageRecord) -> bool:
-    """Whether the folder has another label for this image. One that had no label may get one: its
-    earlier rows have another run_id."""
-    if known is None or record.label is None or pd.isna(known["label"]):  # type: ignore[call-overload]
-        return False
-    return int(str(known["label"])) != record.label
-
-
-def _changed(known: Mapping[str, object] | None, record: ImageRecord, source: ImageSource) -> bool:
-    if known is None:
-        return False
+def _changed(known: Mapping[str, Any], record: ImageRecord, source: ImageSource) -> bool:
     try:
         if file_sha256(source, record) == known["sha256"]:
             return False

@@ -142,17 +142,9 @@ class Observation:
 class BlockUploads(Protocol):
     """The uploads of one block of images for one model."""
 
-    @property
-    def notes(self) -> Sequence[ImageNote]:
-        """A note for every image of the block, in order."""
-
-    @property
-    def memo(self) -> Memo:
-        """Values that several cells of this block share."""
-
-    @property
-    def scored(self) -> bool:
-        """Whether the private images are known, so that reconstructions can be scored."""
+    notes: Sequence[ImageNote]  # for every image of the block, in order
+    memo: Memo  # values that several cells of this block share
+    scored: bool  # whether the private images are known, so that reconstructions can be scored
 
     def lacks(self, attack: Attack, records: Sequence[ImageRecord]) -> Refusal | None:
         """Why this source has no uploads of these images as the attack needs them, or None."""

@@ -132,7 +132,7 @@ class Federation:
             self.recorder.record(weights, round, only=damaged[round])
         lost = damaged.keys() - stored - computed.keys()
         for rounds, what in (
-            (damaged.keys() - lost, "were damaged or missing and were made again"),
+            (damaged.keys() - lost, "were changed, damaged or missing and were made again"),
             (lost, "are damaged or missing, and the weights of their rounds are lost"),
         ):
             if names := [name for round in sorted(rounds) for name in damaged[round]]:

@@ -77,24 +77,20 @@ def do_task(job_file: str, model: int, block: int, group: int, attempt: int = 1)
                 )
                 report.write(path)
     except Exception as error:
-        text, number = _ended_by(error)
-        report = replace(report, error=text, storage=number)
+        storage = storage_error(error, folders=working_folders())
+        if isinstance(error, UserError):  # the worker lacks something that the command found
+            text = " ".join(str(error).splitlines())
+        elif storage is not None:
+            text = storage.what
+        elif out_of_memory(error):
+            text = f"memory ran out ({' '.join(str(error).split()) or 'MemoryError'})"
+        else:
+            text = traceback.format_exc()
+        report = replace(report, error=text, storage=(storage and storage.errno) or 0)
     else:
         if isinstance(worker.source, Simulated):
             report = replace(report, altered=worker.source.images.altered)
     replace(report, ended=True).write(path)
-
-
-def _ended_by(error: Exception) -> tuple[str, int]:
-    """What is told of a task that an error ended: one line, unless it is a fault; and the system's
-    number where a disk is the cause."""
-    if isinstance(error, UserError):  # the worker lacks something that the command found
-        return " ".join(str(error).splitlines()), 0
-    if storage := storage_error(error, folders=working_folders()):
-        return storage.what, storage.errno or 0
-    if out_of_memory(error):
-        return f"memory ran out ({' '.join(str(error).split()) or 'MemoryError'})", 0
-    return traceback.format_exc(), 0
 
 
 @lru_cache(maxsize=1)
