@@ -21,7 +21,7 @@ from mjp_privacy.report.lines import Line
 from mjp_privacy.report.rows import STAGE, cell_scores
 from mjp_privacy.uploads.folder import REFUSED
 
-__all__ = ["Line", "Loaded", "load_runs"]
+__all__ = ["Loaded", "load_runs"]
 
 AGAIN = "Run the attack again; it continues where it stopped."
 EXPERIMENT = FileKind("the experiment of a run", "Run the attack again.", 1 << 24)
@@ -51,8 +51,14 @@ def load_runs(runs: Sequence[Path], progress: Progress | None = None) -> Loaded:
     timings, remarks = [], []
     stores = [RunStore(run).without(RunStore(run).damaged()) for run in runs]
     for store, name in zip(stores, run_names(runs), strict=True):
+        cells = store.read_cells()
+        if not cells:
+            raise UserError(
+                f"{store.root} is an empty run: expected at least one cell in its list, but there "
+                "is none. Run the attack again, with at least one model, setting and attack."
+            )
         loaded: list[Line] = []
-        for cell in _read_cells(store):
+        for cell in map(CellFacts.read, cells):
             loaded.append(_line(store, name, cell, len(lines) + len(loaded) + 1))
             if progress:
                 progress.advance()
@@ -104,16 +110,6 @@ def _damaged_lists(store: RunStore) -> Iterator[str]:
         except BadFile as error:
             place = shown(path.relative_to(store.root))
             yield f"{place} ({error.got}): the run of that experiment writes it again"
-
-
-def _read_cells(store: RunStore) -> list[CellFacts]:
-    cells = store.read_cells()
-    if not cells:
-        raise UserError(
-            f"{store.root} is an empty run: expected at least one cell in its list, but there is "
-            "none. Run the attack again, with at least one model, setting and attack."
-        )
-    return [CellFacts.read(cell) for cell in cells]
 
 
 def _line(store: RunStore, name: str, cell: CellFacts, number: int) -> Line:
@@ -241,7 +237,9 @@ def _check_folder(run: Path) -> None:
     if _is_run(run):
         return
     try:
-        instead = _what_it_is(run)
+        instead = "got other files" if any(run.iterdir()) else "the folder is empty"
+        known = (f"it is {words}" for name, words in OTHERS.items() if is_there(run / name))
+        instead = next(known, instead)
     except OSError as error:
         instead = f"it cannot be listed ({reason(error)})"
     raise UserError(
@@ -252,13 +250,6 @@ def _check_folder(run: Path) -> None:
 
 def _is_run(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in RUN)
-
-
-def _what_it_is(folder: Path) -> str:
-    for name, words in OTHERS.items():
-        if is_there(folder / name):
-            return f"it is {words}"
-    return "got other files" if any(folder.iterdir()) else "the folder is empty"
 
 
 def _runs_inside(folder: Path) -> str:
