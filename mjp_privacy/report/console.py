@@ -105,7 +105,9 @@ def console_card(card: Card) -> str:
 
 
 def _wrapped(text: str, most: int) -> list[str]:
-    return textwrap.wrap(one_line(text), WIDTH, max_lines=most, placeholder=" …")
+    return textwrap.wrap(
+        one_line(text), WIDTH, max_lines=most, placeholder=" …", break_on_hyphens=False
+    )
 
 
 def _table(card: Card, rows: Sequence[CardRow]) -> list[str]:
