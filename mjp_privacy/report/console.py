@@ -15,7 +15,6 @@ from rich.text import Text
 
 from mjp_privacy.core.text import counted, cut
 from mjp_privacy.report.card import PLAIN_TO_SEE, Card, CardFigure, CardRow
-from mjp_privacy.report.pictures.pixels import one_line
 from mjp_privacy.report.tables.figures import Table
 from mjp_privacy.report.tables.text import (
     DASH,
@@ -25,6 +24,7 @@ from mjp_privacy.report.tables.text import (
     capped,
     gamma,
     number,
+    one_line,
     records,
     remark,
     title_of,

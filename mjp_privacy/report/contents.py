@@ -11,18 +11,27 @@ import pandas as pd
 
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.report.answer import build_card, of_several
-from mjp_privacy.report.card import Card, any_uploads_line, one_upload_line, published_line
+from mjp_privacy.report.card import (
+    Card,
+    any_uploads_line,
+    floor_values,
+    one_upload_line,
+    published_line,
+)
 from mjp_privacy.report.charts.chart import Chart
 from mjp_privacy.report.charts.page_charts import page_charts
 from mjp_privacy.report.clients import Client, client_titles, clients_of
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.notes import Section, all_notes, not_scored
+from mjp_privacy.report.notes import Flag, Section, all_notes, figure_flags, not_scored
+from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.pictures.strip import Strip, card_strip
 from mjp_privacy.report.points import batch_points, curve_points
 from mjp_privacy.report.runs import Loaded, load_runs
 from mjp_privacy.report.tables.clients import clients_table, residual_table
+from mjp_privacy.report.tables.comparisons import agreement_table, tests_table
 from mjp_privacy.report.tables.details import diagnostics_table, regions_table, timing_table
 from mjp_privacy.report.tables.figures import Table, build_tables
+from mjp_privacy.report.tables.identification import identification_table
 from mjp_privacy.report.tables.table5 import Row, table5, table5_rows
 from mjp_privacy.report.tables.text import TextTable, comparison_table, main_table
 from mjp_privacy.report.worst_case import (
@@ -44,6 +53,8 @@ CAPTION_PAPER = (
     "its FFT2D, zero-padded SSIM."
 )
 
+IDENTIFIED = 4  # lines whose pictures are looked up among all images
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -56,6 +67,11 @@ class Contents:
     def lines(self) -> Sequence[Line]:
         """The cells of all runs."""
         return self.loaded.lines
+
+    @cached_property
+    def image_ids(self) -> list[str]:
+        """Every image of the runs that a line has rows of, sorted."""
+        return sorted(set().union(*(line.images.names for line in self.lines)))
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -78,6 +94,12 @@ class Contents:
         return card_strip(self.groups, self.card)
 
     @cached_property
+    def gallery(self) -> Gallery:
+        """The pictures that the page has room for."""
+        chooser = self.strip.chooser if self.strip else None
+        return fill_gallery([*self.lines, *self.derived], chooser)
+
+    @cached_property
     def clients(self) -> list[Client]:
         """Every client with an attack."""
         return clients_of(self.groups)
@@ -97,6 +119,15 @@ class Contents:
         for client in self.controls_only:
             names |= {line.number: f"{client.name}, {client.details}" for line in client.lines}
         return names
+
+    @cached_property
+    def line_flags(self) -> dict[int, tuple[Flag, ...]]:
+        """What must not be taken at face value, by the line's number; controls have nothing."""
+        return {
+            line.number: figure_flags(client, line, floor_values(client))
+            for client in self.clients
+            for line in (*client.group.attacks, *client.group.derived)
+        }
 
     @cached_property
     def standard(self) -> Table:
@@ -187,6 +218,21 @@ class Contents:
     def beside_paper(self) -> list[TextTable]:
         """Our figures beside the paper's; empty where nothing is comparable."""
         return _present(comparison_table(self.paper))
+
+    @cached_property
+    def evidence(self) -> list[TextTable]:
+        """Ours beside the paper's, paired tests, whether pictures point to their own image, and
+        whether metrics agree; identification of the card's main client before others'."""
+        main = self.card.rows[self.card.main].client if self.card.rows else ""
+        of_main = sorted(self.card_lines, key=lambda named: not named[0].startswith(f"{main}: "))
+        lines = [line for _, line in of_main[:IDENTIFIED]]
+        chooser = self.strip.chooser if self.strip else None
+        return _present(
+            *self.beside_paper,
+            tests_table(self.groups),
+            identification_table(lines, many_runs=self.loaded.many_runs),
+            agreement_table(chooser) if chooser else None,
+        )
 
     @cached_property
     def details(self) -> list[TextTable]:

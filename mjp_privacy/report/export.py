@@ -10,9 +10,8 @@ import pandas as pd
 
 from mjp_privacy.report.data_files import csv_text
 from mjp_privacy.report.notes import Section
-from mjp_privacy.report.pictures.pixels import one_line
 from mjp_privacy.report.tables.figures import Table
-from mjp_privacy.report.tables.text import TextTable
+from mjp_privacy.report.tables.text import TextTable, one_line
 
 HEADING = "What a Vision Transformer client leaks through its gradients"
 

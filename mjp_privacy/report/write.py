@@ -37,7 +37,6 @@ from mjp_privacy.report.data_files import write_choices, write_csv, write_sample
 from mjp_privacy.report.export import latex, markdown, table_csv
 from mjp_privacy.report.lines import image_counts, not_run
 from mjp_privacy.report.notes import Section, unfinished, unreadable_images
-from mjp_privacy.report.page.gallery import Gallery, fill_gallery
 from mjp_privacy.report.page.reproduce import config_text, run_configs
 from mjp_privacy.report.pictures.strip import write_strip
 from mjp_privacy.report.runs import check_out, nothing_in_the_way
@@ -97,8 +96,7 @@ def write_report(
             progress.advance(0 if progress.what == first else done, step)
 
         then("choosing pictures")
-        chooser = contents.strip.chooser if contents.strip else None
-        gallery = fill_gallery([*contents.lines, *contents.derived], chooser)
+        _ = contents.gallery
         then("tables")
         _ = contents.standard  # what is wrong with a run is said before anything is written
         with nothing_in_the_way(out), working_in(output_folder(out)):
@@ -107,10 +105,10 @@ def write_report(
             then("rows as CSV")
             files += _write_data(contents, out)
             then("charts and pictures")
-            files += _write_figures(contents, gallery, out)
-            files += _write_pictures(contents, gallery, out, pictures)
+            files += _write_figures(contents, out)
+            files += _write_pictures(contents, out, pictures)
             then("page")
-            files.insert(0, _write_page(contents, gallery, files, out))
+            files.insert(0, _write_page(contents, files, out))
             for name in MADE:
                 for stale in {*out.glob(name)} - {*files}:
                     stale.unlink()
@@ -141,16 +139,14 @@ def _summary(contents: Contents, files: Sequence[Path], *, everything: bool) -> 
 # files --------------------------------------------------------------------------------------------
 
 
-def _write_page(contents: Contents, gallery: Gallery, files: Sequence[Path], out: Path) -> Path:
-    from mjp_privacy.report.page.build import page_content
-    from mjp_privacy.report.page.render import render_page
+def _write_page(contents: Contents, files: Sequence[Path], out: Path) -> Path:
+    from mjp_privacy.report.page.page import render_page
 
     beside = [path.relative_to(out).as_posix() for path in files]
     downloads = [(name, text) for name, text in DOWNLOADS.items() if name in beside]
     downloads += [(n, "a chart of this page") for n in beside if n.endswith(".svg")]
     downloads += [(n, "the config, for mjp attack") for n in beside if n.startswith("config")]
-    page = page_content(contents, gallery, downloads)
-    return _write_text(out / "index.html", render_page(page))
+    return _write_text(out / "index.html", render_page(contents, downloads))
 
 
 DOWNLOADS = {
@@ -234,10 +230,10 @@ def _write_text(path: Path, content: str) -> Path:
     return path
 
 
-def _write_figures(contents: Contents, gallery: Gallery, out: Path) -> list[Path]:
+def _write_figures(contents: Contents, out: Path) -> list[Path]:
     """strip.png, rounds.png, batches.png and the page's charts as SVG files."""
     folder = out / "figures"
-    image_ids = [shown.image_id for shown in gallery.shown if shown.strip]
+    image_ids = [shown.image_id for shown in contents.gallery.shown if shown.strip]
     strip = folder / "strip.png"
     made = {
         strip: contents.strip is not None and write_strip(contents.strip, image_ids, strip),
@@ -249,16 +245,14 @@ def _write_figures(contents: Contents, gallery: Gallery, out: Path) -> list[Path
     return [*(path for path, written in made.items() if written), *drawn]
 
 
-def _write_pictures(
-    contents: Contents, gallery: Gallery, out: Path, pictures: Pictures
-) -> list[Path]:
+def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[Path]:
     from mjp_privacy.report.pictures.files import remove_listed, write_pictures
 
     folder = out / "pictures"
     if pictures == "none":
         remove_listed(folder)
         return []
-    image_ids = [shown.image_id for shown in gallery.shown]
+    image_ids = [shown.image_id for shown in contents.gallery.shown]
     single = [line for line in contents.lines if line.cell.dtype != "float64"]
     written = write_pictures(
         contents.lines if pictures == "all" else single or contents.lines,

@@ -13,9 +13,7 @@ import torch
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.clients import CARD_ROWS
-from mjp_privacy.report.contents import Contents, read_contents
-from mjp_privacy.report.page.build import page_content
-from mjp_privacy.report.page.gallery import Gallery
+from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.write import write_report
 from tests.helpers.card_run import (
     CANDIDATES,
@@ -138,11 +136,6 @@ def test_without_a_matching_attack_there_is_no_worst_case_anywhere(
     table = pd.read_csv(tmp_path / "out/table.csv")
     assert set(table["role"]) == {"attack"}
     assert "worst" not in summary.console.lower()
-    assert {found.role for found in page_of(contents).lines} == {"attack"}
-
-
-def page_of(contents: Contents) -> Any:
-    return page_content(contents, Gallery(), [])
 
 
 def test_attacks_on_one_upload_have_no_worst_case_without_one_that_matches(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from mjp_privacy.report.page.gallery import (
     images_in_order,
     spread_order,
 )
-from mjp_privacy.report.pictures.pixels import picture
+from mjp_privacy.report.pictures.files import pixels
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.ladder_rows import simple_line
@@ -73,7 +73,7 @@ def test_images_are_quantiles_of_the_psnr(tmp_path: Path) -> None:
     psnr = (*(float(7 * i % 21) for i in range(20)), 20.5)
     line = only_line(small_run(tmp_path, psnr))
     by_score = [image_id(i) for i in np.argsort(psnr, kind="stable")]
-    order = list(images_in_order([line], line))
+    order = list(images_in_order(line.images.names, line))
     assert order[:3] == [(by_score[place], True) for place in (2, 10, 18)]
     assert order[3:5] == [(by_score[0], False), (by_score[20], False)]
     assert sorted(name for name, _ in order) == sorted(by_score)
@@ -82,9 +82,11 @@ def test_images_are_quantiles_of_the_psnr(tmp_path: Path) -> None:
 
 def test_equal_scores_go_by_name_and_few_images_stand_for_more(tmp_path: Path) -> None:
     equal = only_line(small_run(tmp_path / "equal", (9.0, 9.0, 9.0)))
-    assert [name for name, _ in images_in_order([equal], equal)] == [image_id(i) for i in range(3)]
+    assert [name for name, _ in images_in_order(equal.images.names, equal)] == [
+        image_id(i) for i in range(3)
+    ]
     one = only_line(small_run(tmp_path / "one", (9.0,)))
-    assert list(images_in_order([one], one)) == [(image_id(0), True)]
+    assert list(images_in_order(one.images.names, one)) == [(image_id(0), True)]
 
 
 def test_without_scores_the_first_pictures_by_name_are_shown(tmp_path: Path) -> None:
@@ -95,8 +97,8 @@ def test_without_scores_the_first_pictures_by_name_are_shown(tmp_path: Path) -> 
     write_pictures(store, entry, {image_id(i): 20.0 for i in range(5)})
     lines = load_runs([tmp_path]).lines
     expected = [(image_id(i), i < 3) for i in range(5)]
-    assert list(images_in_order(lines, None)) == expected
-    assert list(images_in_order(lines, lines[0])) == expected
+    assert list(images_in_order(lines[0].images.names, None)) == expected
+    assert list(images_in_order(lines[0].images.names, lines[0])) == expected
 
 
 # what is kept -------------------------------------------------------------------------------------
@@ -115,9 +117,8 @@ def test_every_line_shows_the_same_images(tmp_path: Path) -> None:
         }
         assert set(shown.lines) == set(stored)
         for number, image in stored.items():
-            _, pixels = decoded(filled.pictures[shown.lines[number]])
-            expected = np.floor(picture(image) * 255 + 0.5).astype(np.uint8)
-            np.testing.assert_array_equal(pixels, expected)
+            _, drawn = decoded(filled.pictures[shown.lines[number]])
+            np.testing.assert_array_equal(drawn, pixels(image))
     (first,) = (shown for shown in filled.shown if shown.image_id == image_id(1))
     assert first.lines[derived[0].number] == first.lines[2]  # the same picture is kept once
 
@@ -129,12 +130,11 @@ def test_the_original_is_kept_once_and_the_input_where_it_differs(tmp_path: Path
         keys = [shown.original for shown in filled.shown]
         assert None not in keys
         assert len(set(keys)) == 4
-        assert all((shown.fed is not None) == shuffled for shown in filled.shown)
-        assert filled.size == sum(map(len, filled.pictures.values()))
+        assert all(bool(shown.fed) == shuffled for shown in filled.shown)
         names = {
             key
             for shown in filled.shown
-            for key in (shown.original, shown.fed, *shown.lines.values())
+            for key in (shown.original, *shown.fed.values(), *shown.lines.values())
         }
         assert names - {None} == set(filled.pictures)
 
@@ -171,27 +171,24 @@ def test_a_full_page_takes_no_more(
 def test_images_without_a_picture_take_no_room(tmp_path: Path) -> None:
     line = only_line(small_run(tmp_path))
     filled = fill_gallery([line], line)
-    assert (filled.shown, filled.pictures, filled.size) == ([], {}, 0)
+    assert (filled.shown, filled.pictures) == ([], {})
 
 
 # files --------------------------------------------------------------------------------------------
 
 
 def test_small_pictures_lose_nothing() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (SMALL_SIDE, SMALL_SIDE, 3))
-    head, found = decoded(data_uri((pixels / 255).astype(np.float32)))
+    made = np.random.default_rng(0).integers(0, 256, (3, SMALL_SIDE, SMALL_SIDE))
+    head, found = decoded(data_uri(torch.from_numpy(made / 255).float()))
     assert head == "data:image/png;base64"
-    np.testing.assert_array_equal(found, pixels)
+    np.testing.assert_array_equal(found, made.transpose(1, 2, 0))
 
 
 @pytest.mark.parametrize(("side", "shown"), [(SMALL_SIDE + 1, SMALL_SIDE + 1), (384, LARGEST_SIDE)])
 def test_large_pictures_are_compressed_and_stay_alike(side: int, shown: int) -> None:
-    image = picture(photograph(3, side))
+    image = photograph(3, side)
     head, found = decoded(data_uri(image))
     assert head == "data:image/webp;base64"
     assert found.shape == (shown, shown, 3)
-    step = side // shown
-    expected = (
-        image[: shown * step, : shown * step].reshape(shown, step, shown, step, 3).mean((1, 3))
-    )
+    expected = torch.nn.functional.avg_pool2d(image, side // shown).permute(1, 2, 0).numpy()
     assert np.abs(found / 255 - expected).mean() < 0.02

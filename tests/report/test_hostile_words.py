@@ -99,7 +99,8 @@ class Elements(HTMLParser):
 
 def templates() -> str:
     folder = Path(__file__).parents[2] / "mjp_privacy" / "report"
-    sources = [path.read_text(encoding="utf-8") for path in folder.glob("page/templates/*")]
+    pages = [*folder.glob("page/templates/*"), *folder.glob("page/*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in pages]
     return "\n".join([*sources, "<a class href title>", *(f"<{tag.lower()}" for tag in ELEMENTS)])
 
 

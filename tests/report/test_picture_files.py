@@ -17,8 +17,14 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures import files as picture_files
-from mjp_privacy.report.pictures.files import COLUMNS, pixels, write_pictures
-from mjp_privacy.report.pictures.names import LONGEST, UniqueNames, slug
+from mjp_privacy.report.pictures.files import (
+    COLUMNS,
+    LONGEST,
+    UniqueNames,
+    pixels,
+    slug,
+    write_pictures,
+)
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers import runs

@@ -1,13 +1,8 @@
 """Stored tensors as pictures, and the scores and names beside them."""
 
-import math
 from pathlib import Path
 
-import pytest
-import torch
-
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.pictures.pixels import picture, psnr_text, shorten
 from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import cell, image_rows, write_pictures, write_rows
 
@@ -52,26 +47,3 @@ def test_one_image_and_odd_labels_can_be_drawn(tmp_path: Path) -> None:
     assert {path.relative_to(tmp_path / "out").parts[0] for path in pictures} == {
         *("figures", "pictures")
     }
-
-
-def test_pictures_are_clipped_and_grey_where_there_is_no_number() -> None:
-    image = torch.tensor([math.nan, -1.0, 2.0, 0.25]).reshape(1, 2, 2)
-    shown = picture(image)
-    assert shown.shape == (2, 2, 3)
-    assert shown[..., 0].ravel().tolist() == [0.5, 0.0, 1.0, 0.25]
-
-
-@pytest.mark.parametrize(
-    ("psnr", "expected"),
-    [(19.25, "19.2 dB"), (100.0, "100.0 dB"), (100.01, ">100 dB"), (math.inf, "exact")],
-)
-def test_scores_over_pictures_are_capped_as_in_tables(psnr: float, expected: str) -> None:
-    assert psnr_text(psnr) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("abcdefg", "abcdefg"), ("abcdefgh", "abc…fgh"), ("0123456789", "012…789"), ("", "")],
-)
-def test_long_names_lose_their_middle(text: str, expected: str) -> None:
-    assert shorten(text, 7) == expected

@@ -56,7 +56,7 @@ def tile(sheet: np.ndarray, row: int, column: int) -> np.ndarray:
 
 def as_bytes(image: object) -> np.ndarray:
     """A stored picture (C, h, w) as the tile it must become."""
-    pixels = np.floor(np.clip(np.asarray(image), 0, 1) * 255 + 0.5).astype(np.uint8)
+    pixels = np.rint(np.clip(np.asarray(image), 0, 1) * 255).astype(np.uint8)
     size = SIDE // pixels.shape[-1]
     return pixels.transpose(1, 2, 0).repeat(size, 0).repeat(size, 1)
 

@@ -1,116 +1,132 @@
-"""What the page's scripts read: lines, scores and pictures as JSON that no name breaks out of."""
+"""What the page's script reads: the lines, their scores image by image, and the pictures."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.report.page.content import PageContent, PageLine, PagePicture
+from mjp_privacy.report.contents import Contents
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.published import TITLES
-from mjp_privacy.report.tables.text import DECIMALS
+from mjp_privacy.report.tables.identification import evenly_spaced
+from mjp_privacy.report.tables.text import DECIMALS, TextTable, capped
 
-METRICS = ("psnr", "ssim", "lpips", "mse", "fft2d", "gradient_residual")
-"""Scores in the page's order of columns; a page has those that one of its lines has."""
+SCORES = {"psnr": "standard", "ssim": "standard", "lpips": "standard", "mse": "standard"}
+SCORES |= {"fft2d": "standard", "gradient_residual": "diagnostic"}
+"""The scores that pictures have, in the page's order, and the variant of each."""
 
-BETTER_FOR_ATTACKER = {"psnr": "more", "ssim": "more"}  # of the others, less
+MOST_COMPARED = 100_000
+"""Images times lines whose scores the page holds; they take 6 MB of it."""
+
 DIGITS = 6  # significant ones of a per-image score
 
 
-def metric_title(metric: str) -> str:
-    """What a column is called: `PSNR`, `gradient residual`."""
-    return TITLES.get(metric, metric.replace("_", " "))
+def page_images(contents: Contents) -> list[str]:
+    """The images whose scores are in the page, where two lines are compared image by image: all,
+    or as many as there is room for, evenly spaced among them, and those shown."""
+    every, lines = contents.image_ids, [*contents.lines, *contents.derived]
+    most = max(MOST_COMPARED // max(1, len(lines)), 2)
+    if len(every) <= most:
+        return every
+    return sorted(
+        {*evenly_spaced(every, most), *(shown.image_id for shown in contents.gallery.shown)}
+    )
 
 
-def metric_decimals(metric: str) -> int:
-    """How many decimals a score is shown with."""
-    return DECIMALS.get(metric, 4)
+def folded_lines(contents: Contents) -> set[int]:
+    """The lines that the page shows on demand: controls, and float64 beside other precisions."""
+    lines = [*contents.lines, *contents.derived]
+    single = any(line.cell.dtype != "float64" for line in contents.lines)
+    double = {line.number for line in lines if line.cell.dtype == "float64"} if single else set()
+    return double | {line.number for line in lines if line.role in ("floor", "ceiling")}
 
 
-def capped_median(line: PageLine) -> float:
-    """The median PSNR of a line as its mean is taken: no picture counts as more than the cap."""
-    return line.median_psnr if math.isnan(line.median_psnr) else min(line.median_psnr, PSNR_CAP)
+def lines_table(contents: Contents) -> TextTable:
+    """Every line, with what must not be taken at face value in words."""
+    table, flags = contents.main(folded=True), contents.line_flags
+    rows = [
+        (*row, "; ".join(flag.name for flag in flags.get(int(row[0]), ()))) for row in table.rows
+    ]
+    header = (*table.header, "beware")
+    return TextTable(table.title, table.caption, header, tuple(rows), table.align + "l")
 
 
-def metrics_of(content: PageContent) -> tuple[str, ...]:
-    """The scores that at least one line or image has."""
-    found: set[str] = set()
-    for line in content.lines:
-        found |= {name for name, (mean, _, _) in line.scores.items() if not math.isnan(mean)}
-    for by_metric in content.scores.values():
-        found |= set(by_metric)
-    return tuple(metric for metric in METRICS if metric in found)
-
-
-def page_data(content: PageContent, embedded: Set[str] = frozenset()) -> str:
-    """The text of `<script type="application/json">`.
-
-    `embedded` holds keys of pictures that the page shows anyway: the scripts take them from there.
-    """
+def page_data(contents: Contents, images: Sequence[str]) -> str:
+    """The text of `<script type="application/json">`; pictures of the strip stand in the page."""
+    lines = [*contents.lines, *contents.derived]
+    scores = {line.number: _scores(line, images) for line in lines}
+    found = [name for name in SCORES if any(name in of_line for of_line in scores.values())]
+    folded, several = folded_lines(contents), contents.loaded.many_runs
+    strip = {
+        key for shown in contents.gallery.shown if shown.strip for key in shown.keys(contents.strip)
+    }
     data = {
         "cap": PSNR_CAP,
-        "metrics": [_metric(name) for name in metrics_of(content)],
-        "lines": [_line(line) for line in content.lines],
-        "image_ids": content.image_ids,
-        "scores": [
-            [line, {name: [_plain(v) for v in values] for name, values in by_metric.items()}]
-            for line, by_metric in content.scores.items()
+        "at_cap": capped(PSNR_CAP, 1),
+        "metrics": [
+            {"name": name, "title": TITLES.get(name, name.replace("_", " "))}
+            | {"decimals": DECIMALS.get(name, 4)}
+            for name in found
         ],
-        "exact": [[line, values] for line, values in content.exact.items()],
-        "shown": [_picture(picture) for picture in content.shown],
-        "pictures": [[k, uri] for k, uri in content.pictures.items() if k not in embedded],
+        "lines": [
+            {
+                "number": line.number,
+                "attack": line.title,
+                "client": contents.client_names[line.number],
+            }
+            | {"name": _name(line, contents.client_names[line.number], several=several)}
+            | {"cell": line.run_id, "setting": line.cell.setting, "folded": line.number in folded}
+            | {"scores": scores[line.number], "exact": _exact(line, images)}
+            for line in lines
+        ],
+        "image_ids": images,
+        "shown": [shown.as_json() for shown in contents.gallery.shown],
+        "pictures": [item for item in contents.gallery.pictures.items() if item[0] not in strip],
     }
     return script_json(data)
+
+
+def _name(line: Line, client: str, *, several: bool) -> str:
+    run = f"{line.run} · " if several else ""
+    return f"{line.number} · {run}{client} · {line.title}"
+
+
+def _scores(line: Line, images: Sequence[str]) -> dict[str, list[float | str | None]]:
+    """By metric, in the order of `images`; JSON knows neither NaN nor infinity."""
+    of_line = {}
+    for metric, variant in SCORES.items():
+        if line.count(metric, variant):
+            of_line[metric] = [_plain(value) for value in _values(line, metric, variant, images)]
+    return of_line
+
+
+def _exact(line: Line, images: Sequence[str]) -> list[int]:
+    """Which pictures are equal to the original in every 8-bit value."""
+    return [int(value == math.inf) for value in _values(line, "psnr", "paper", images)]
+
+
+def _values(line: Line, metric: str, variant: str, images: Sequence[str]) -> list[float]:
+    column = line.column(metric, variant)
+    values = np.full(len(line.images) + 1, np.nan)  # the last one for images it does not have
+    values[column.at[column.scored]] = column.values[column.scored]
+    known: list[float] = values[line.images.places(images)].tolist()
+    return known
+
+
+def _plain(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"  # as JavaScript reads it
+    return float(f"{value:.{DIGITS}g}")
 
 
 def script_json(data: Any) -> str:
     """JSON that may stand inside a script element: it holds no `<`, `>`, `&` and only ASCII."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _metric(name: str) -> dict[str, Any]:
-    return {
-        **{"name": name, "title": metric_title(name), "decimals": metric_decimals(name)},
-        "better": BETTER_FOR_ATTACKER.get(name, "less"),
-    }
-
-
-def _line(line: PageLine) -> dict[str, Any]:
-    names = ("number", "run", "model", "client", "setting", "dtype", "attack", "role", "uploads")
-    counts = ("n", "not_scored", "exact", "above_20", "of", "folded", "remark")
-    return {
-        **{name: getattr(line, name) for name in (*names, *counts)},
-        **{"gamma": _missing(line.gamma), "median_psnr": _missing(capped_median(line))},
-        "marks": line.marks,
-        "scores": {name: _each(values, _missing) for name, values in line.scores.items()},
-    }
-
-
-def _picture(picture: PagePicture) -> dict[str, Any]:
-    return {
-        **{"image_id": picture.image_id, "original": picture.original, "fed": picture.fed},
-        **{"masks": list(picture.masks.items()), "lines": list(picture.lines.items())},
-        "inputs": list(picture.inputs.items()),
-    }
-
-
-def _each(values: Iterable[float], change: Any) -> list[Any]:
-    return [change(value) for value in values]
-
-
-def _missing(value: float | None) -> float | str | None:
-    """JSON knows neither NaN nor infinity: null and "inf" stand for them."""
-    if value is None or math.isnan(value):
-        return None
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return value
-
-
-def _plain(value: float | None) -> float | str | None:
-    if value is None or not math.isfinite(value):
-        return _missing(value)
-    return float(f"{value:.{DIGITS}g}")

@@ -9,15 +9,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.page.content import PagePicture
-from mjp_privacy.report.pictures.pixels import Picture, picture
+from mjp_privacy.report.pictures.files import pixels
+from mjp_privacy.report.pictures.strip import Strip
 from mjp_privacy.report.worst_case import DerivedLine, picture_ids
 
 STRIP_QUANTILES = (0.1, 0.5, 0.9)
@@ -28,91 +28,99 @@ LARGEST_SIDE = 192
 SMALL_SIDE = 96  # pictures up to this side are embedded without loss
 
 
+@dataclass(frozen=True)
+class Shown:
+    """One private image with what every line made of it, as keys of `Gallery.pictures`."""
+
+    image_id: str
+    original: str | None  # None on recorded uploads without truth
+    lines: Mapping[int, str]  # by line: its reconstruction
+    fed: Mapping[int, str]  # by line: what its client fed, where that is not the original
+    masks: Mapping[int, str]  # by line: "0110…", one digit for each patch, row by row; 1: masked
+    strip: bool  # one of the pictures at fixed quantiles that stand in the card's strip
+
+    def keys(self, strip: Strip | None) -> list[str]:
+        """The pictures of its row in the card's strip."""
+        columns = [] if strip is None else strip.columns
+        chooser = None if strip is None else strip.chooser
+        fed = None if chooser is None else self.fed.get(chooser.number)
+        keys = [self.original, fed, *(self.lines.get(line.number) for _, line in columns)]
+        return [key for key in keys if key is not None]
+
+    def as_json(self) -> dict[str, Any]:
+        """What the page's script reads; keys of JSON are texts, and lines are numbers."""
+        by_line = {"lines": self.lines, "fed": self.fed, "masks": self.masks}
+        pairs = {name: list(values.items()) for name, values in by_line.items()}
+        return {"image_id": self.image_id, "original": self.original, **pairs}
+
+
 @dataclass
 class Gallery:
-    """Pictures by key, and the images they belong to, filled until the page is full."""
+    """Pictures as data URIs by key, and the images they belong to, until the page is full."""
 
     pictures: dict[str, str] = field(default_factory=dict)
-    shown: list[PagePicture] = field(default_factory=list)
-    size: int = 0
+    shown: list[Shown] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
         """Whether no further image fits."""
-        return (
-            len(self.shown) >= MOST_IMAGES
-            or len(self.pictures) >= MOST_PICTURES
-            or self.size >= MOST_BYTES
-        )
+        size = sum(map(len, self.pictures.values()))
+        many = len(self.shown) >= MOST_IMAGES or len(self.pictures) >= MOST_PICTURES
+        return many or size >= MOST_BYTES
 
-    def add(self, image_id: str, lines: Sequence[Line], *, main: Line | None, strip: bool) -> None:
-        """Add what every line made of one image; nothing if no line has a picture of it.
-
-        main: the line whose client's input stands in the card's strip
-        """
+    def add(self, image_id: str, lines: Sequence[Line], *, strip: bool) -> None:
+        """Add what every line made of one image; nothing if no line has a picture of it."""
         original = None
         masks: dict[int, str] = {}
-        keys: dict[int, str] = {}
-        inputs: dict[int, str] = {}
+        made: dict[int, str] = {}
+        fed: dict[int, str] = {}
         for line in lines:
             stored = line.reconstruction(image_id)
             if stored is None or "images" not in stored:
                 continue
             source = line.chosen[image_id] if isinstance(line, DerivedLine) else line
-            keys[line.number] = self._key(f"{source.number}", image_id, stored["images"])
-            if "plain" in stored and original is None:
-                original = self._key("original", image_id, stored["plain"])
-            if "input" in stored and not _equal(stored, "input", "plain"):
-                fed = hashlib.sha256(stored["input"].numpy().tobytes()).hexdigest()[:12]
-                inputs[line.number] = self._key(f"fed {fed}", image_id, stored["input"])
+            made[line.number] = self._key(f"{source.number}", image_id, stored["images"])
+            plain = stored.get("plain")
+            if plain is not None and original is None:
+                original = self._key("original", image_id, plain)
+            if "input" in stored and (plain is None or not stored["input"].equal(plain)):
+                digest = hashlib.sha256(stored["input"].numpy().tobytes()).hexdigest()[:12]
+                fed[line.number] = self._key(f"fed {digest}", image_id, stored["input"])
             mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
             if mask is not None:
                 masks[line.number] = "".join("1" if hidden else "0" for hidden in mask)
-        if keys:
-            fed_there = None if main is None else inputs.get(main.number)
-            shown = PagePicture(image_id, original, fed_there, masks, keys, strip, inputs)
-            self.shown.append(shown)
+        if made:
+            self.shown.append(Shown(image_id, original, made, fed, masks, strip))
 
     def _key(self, what: str, image_id: str, image: Tensor) -> str:
         key = f"{what}/{image_id}"
         if key not in self.pictures:
-            self.pictures[key] = data_uri(picture(image))
-            self.size += len(self.pictures[key])
+            self.pictures[key] = data_uri(image)
         return key
-
-
-def _equal(stored: dict[str, Tensor], first: str, second: str) -> bool:
-    return second in stored and stored[first].equal(stored[second])
 
 
 def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:
     """The pictures of a page; `main` is the line by whose PSNR images are chosen."""
     gallery = Gallery()
     pictured = {image for line in lines for image in picture_ids(line)}
-    for image_id, strip in images_in_order(lines, main, pictured):
+    for image_id, strip in images_in_order(pictured, main):
         if gallery.full:
             break
-        gallery.add(image_id, lines, main=main, strip=strip)
+        gallery.add(image_id, lines, strip=strip)
     return gallery
 
 
-def images_in_order(
-    lines: Sequence[Line], main: Line | None, pictured: Set[str] | None = None
-) -> Iterator[tuple[str, bool]]:
-    """Image ids, those of the strip first, then ever finer quantiles of the main line's PSNR.
+def images_in_order(pictured: Set[str], main: Line | None) -> Iterator[tuple[str, bool]]:
+    """The images, those of the strip first, then ever finer quantiles of the main line's PSNR.
 
     Images that the main line did not score come last; without truth all images do.
-    pictured: images with a stored picture, where only these are of use
     """
-    scores = {} if main is None else main.scored("psnr", "standard").to_dict()
-    if pictured is not None:
-        scores = {image: score for image, score in scores.items() if image in pictured}
+    known = {} if main is None else main.scored("psnr", "standard").to_dict()
+    scores = {image: score for image, score in known.items() if image in pictured}
     ranked = sorted(scores, key=lambda image: (scores[image], image))
     places = [round(q * (len(ranked) - 1)) for q in STRIP_QUANTILES] if ranked else []
     strip = list(dict.fromkeys(ranked[place] for place in places))
     others = [ranked[place] for place in spread_order(len(ranked))]
-    if pictured is None:
-        pictured = {image for line in lines for image in picture_ids(line)}
     unscored = sorted(pictured - {*ranked})
     for image in dict.fromkeys((*strip, *others, *unscored)):
         yield image, image in strip or (not strip and image in unscored[: len(STRIP_QUANTILES)])
@@ -123,23 +131,22 @@ def spread_order(count: int) -> list[int]:
     order: dict[int, None] = {}
     step = 1
     while len(order) < count:
-        for i in range(step + 1):
-            order.setdefault(round(i / step * (count - 1)), None)
+        order |= dict.fromkeys(round(i / step * (count - 1)) for i in range(step + 1))
         step *= 2
     return list(order)
 
 
-def data_uri(image: Picture) -> str:
-    """A picture (H, W, 3) in [0, 1] as a data URI: PNG where it is small, else WebP."""
+def data_uri(image: Tensor) -> str:
+    """A picture (C, H, W) in [0, 1] as a data URI: PNG where it is small, else WebP."""
     from PIL import Image
 
-    pixels = np.floor(image * 255 + 0.5).astype(np.uint8)
-    drawn = Image.fromarray(pixels)
-    if max(drawn.size) > LARGEST_SIDE:
-        drawn.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.BOX)
+    drawn = Image.fromarray(pixels(image))
+    drawn.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.BOX)
     file = io.BytesIO()
-    kind = "png" if max(drawn.size) <= SMALL_SIDE else "webp"
-    drawn.save(
-        file, kind, **({"compress_level": 6} if kind == "png" else {"quality": 82, "method": 2})
-    )
+    if max(drawn.size) <= SMALL_SIDE:
+        kind = "png"
+        drawn.save(file, kind, compress_level=6)
+    else:
+        kind = "webp"
+        drawn.save(file, kind, quality=82, method=2)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

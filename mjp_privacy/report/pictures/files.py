@@ -18,14 +18,16 @@ Pictures of an earlier report are removed if the index of that report lists them
 from __future__ import annotations
 
 import csv
+import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,7 +38,6 @@ from mjp_privacy.data.files import IMAGE_SUFFIXES
 from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.pictures.names import UniqueNames, digest
 from mjp_privacy.report.worst_case import picture_ids
 
 INDEX = "index.csv"
@@ -51,6 +52,8 @@ TRUTH = {"plain": "original", "input": "fed"}
 
 COMPRESSION = 1
 """zlib's fastest: photographs become hardly smaller with more, and take much longer."""
+
+Pixels = NDArray[np.uint8]
 
 
 def write_pictures(
@@ -78,102 +81,71 @@ def write_pictures(
     folder.mkdir(parents=True, exist_ok=True)
     index = folder / INDEX
     with index.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = _Writer(folder, _Index(file), client_names, _image_names(sorted(wanted)))
+        writer = _Writer(folder, file, client_names)
+        for image_id in sorted(wanted):
+            writer.image_name(image_id)  # equal for all lines
         for line in lines:
             writer.write(line, [image for image in stored[line.number] if image in wanted])
     return [*writer.files, index]
 
 
-def _image_names(image_ids: Sequence[str]) -> dict[str, str]:
-    """The file of each image: `class/photo.JPEG` becomes `class_photo.png`."""
-    names = UniqueNames()
-    return {
-        image: f"{names.of(_without_suffix(image), key=image, mark=digest(image))}.png"
-        for image in image_ids
-    }
-
-
-def _without_suffix(image_id: str) -> str:
-    suffix = PurePosixPath(image_id).suffix
-    return image_id.removesuffix(suffix) if suffix.lower() in IMAGE_SUFFIXES else image_id
-
-
-class _Index:
-    """The rows of index.csv. Each is on disk before its picture, so that no picture of a report
-    that was killed stays behind unlisted."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self.file = file
-        self.rows = csv.DictWriter(file, COLUMNS, lineterminator="\n", restval="")
-        self.rows.writeheader()
-
-    def add(self, **row: Any) -> None:
-        self.rows.writerow(
-            {k: formula_free(v) if isinstance(v, str) else v for k, v in row.items()}
-        )
-        self.file.flush()
-
-
-@dataclass
 class _Writer:
     """Writes line by line, and every private image of a client once."""
 
-    folder: Path
-    index: _Index
-    client_names: Mapping[int, str]
-    image_names: Mapping[str, str]  # by image_id
-    files: list[Path] = field(default_factory=list)
-    _clients: UniqueNames = field(default_factory=lambda: UniqueNames(taken=(INDEX,)))
-    _attacks: dict[str, UniqueNames] = field(default_factory=dict)  # by the client's folder
-    _written: set[str] = field(default_factory=set)  # private images, by their file
+    def __init__(self, folder: Path, index: IO[str], client_names: Mapping[int, str]) -> None:
+        self.folder, self.index, self.client_names = folder, index, client_names
+        self.rows = csv.DictWriter(index, COLUMNS, lineterminator="\n", restval="")
+        self.rows.writeheader()
+        self.files: list[Path] = []
+        self._clients, self._images = UniqueNames(taken=(INDEX,)), UniqueNames()
+        self._attacks: dict[str, UniqueNames] = {}  # by the client's folder
+        self._written: set[str] = set()
 
     def write(self, line: Line, image_ids: Sequence[str]) -> None:
+        """The pictures of one line, and of its client's images where they are not there yet."""
         if not image_ids:
             return
-        client = self._client_folder(line)
+        mark, name = f"line{line.number:03d}", self.client_names[line.number]
+        client = self._clients.of(name, key=(line.run, target_of(line.cell)), mark=mark)
         names = self._attacks.setdefault(client, UniqueNames(taken=TRUTH.values()))
-        attack = names.of(line.attack, key=line.number, mark=_mark(line))
-        scores = {
-            "psnr": _scores_of(line.scored("psnr", "standard"), image_ids),
-            "psnr_paper": _scores_of(line.scored("psnr", "paper"), image_ids),
-        }
-        for image_id, tensors in _stored(line, image_ids):
-            place = {"client": self.client_names[line.number], "image_id": image_id}
-            reference = self._write_truth(client, place, tensors)
-            file = f"{client}/{attack}/{self.image_names[image_id]}"
-            of_image = {name: values.get(image_id, "") for name, values in scores.items()}
-            self.index.add(
-                **place,
-                **{"attack": line.attack, "line": line.number, "file": file},
-                **{**of_image, "reference": reference},
-            )
-            self._save(file, tensors["images"])
-
-    def _client_folder(self, line: Line) -> str:
-        """One folder for all lines on one target; two clients of one name get two."""
-        target = line.run, target_of(line.cell)
-        return self._clients.of(self.client_names[line.number], key=target, mark=_mark(line))
-
-    def _write_truth(
-        self, client: str, place: Mapping[str, str], tensors: Mapping[str, Tensor]
-    ) -> str:
-        """Write the private image unless it is there; the file that the scores compare with."""
-        reference = ""
-        for kind, name in TRUTH.items():
-            if kind not in tensors:
+        attack = names.of(line.attack, key=line.number, mark=mark)
+        standard, paper = line.scored("psnr", "standard"), line.scored("psnr", "paper")
+        for image_id in image_ids:
+            tensors = line.reconstruction(image_id)
+            if tensors is None or "images" not in tensors:
                 continue
-            file = f"{client}/{name}/{self.image_names[place['image_id']]}"
-            if file not in self._written:
-                self._written.add(file)
-                self.index.add(**place, attack=name, file=file)
-                self._save(file, tensors[kind])
-            if not reference and "target" in tensors and tensors[kind].equal(tensors["target"]):
-                reference = file
-        return reference
+            row: dict[str, Any] = {"client": name, "image_id": image_id}
+            reference = ""
+            for kind, truth in TRUTH.items():
+                file = f"{client}/{truth}/{self.image_name(image_id)}"
+                if kind in tensors:
+                    self._save(tensors[kind], file, row | {"attack": truth})
+                    same = "target" in tensors and tensors[kind].equal(tensors["target"])
+                    reference = reference or (file if same else "")
+            row |= {"attack": line.attack, "line": line.number, "reference": reference}
+            row |= {"psnr": standard.get(image_id, ""), "psnr_paper": paper.get(image_id, "")}
+            self._save(tensors["images"], f"{client}/{attack}/{self.image_name(image_id)}", row)
 
-    def _save(self, file: str, image: Tensor) -> None:
+    def image_name(self, image_id: str) -> str:
+        """The file of an image: `class/photo.JPEG` becomes `class_photo.png`."""
+        suffix = PurePosixPath(image_id).suffix
+        known = suffix.lower() in IMAGE_SUFFIXES
+        stem = image_id.removesuffix(suffix) if known else image_id
+        return f"{self._images.of(stem, key=image_id, mark=digest(image_id))}.png"
+
+    def _save(self, image: Tensor, file: str, row: Mapping[str, Any]) -> None:
+        """A picture unless it is there. Its row is on disk before it, so that no picture of a
+        report that was killed stays behind unlisted."""
         from PIL import Image
 
+        if file in self._written:
+            return
+        self._written.add(file)
+        row = {**row, "file": file}
+        self.rows.writerow(
+            {k: formula_free(v) if isinstance(v, str) else v for k, v in row.items()}
+        )
+        self.index.flush()
         path = self.folder / file
         check_folder(path)
         with writing(path):
@@ -182,26 +154,7 @@ class _Writer:
         self.files.append(path)
 
 
-def _scores_of(values: pd.Series[float], image_ids: Sequence[str]) -> dict[str, float]:
-    """The scores of these images, as far as they have one."""
-    at = values.index.get_indexer(pd.Index(image_ids, dtype=object))
-    known = zip(image_ids, at.tolist(), strict=True)
-    return {image: float(values.iloc[place]) for image, place in known if place >= 0}
-
-
-def _mark(line: Line) -> str:
-    return f"line{line.number:03d}"
-
-
-def _stored(line: Line, image_ids: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The tensors of one image after the other; one that has gone since is left out."""
-    for image_id in image_ids:
-        tensors = line.reconstruction(image_id)
-        if tensors is not None and "images" in tensors:
-            yield image_id, tensors
-
-
-def pixels(image: Tensor) -> NDArray[np.uint8]:
+def pixels(image: Tensor) -> Pixels:
     """(C, H, W) in [0, 1] to (H, W, 3) bytes, as the paper's variant rounds; NaN becomes grey."""
     # NumPy: on pictures this small torch spends most of the time on its threads
     levels = np.nan_to_num(image.numpy().astype(np.float64), nan=0.5)
@@ -214,32 +167,24 @@ def pixels(image: Tensor) -> NDArray[np.uint8]:
 
 
 def remove_listed(folder: Path) -> None:
-    """Remove the pictures that the folder's index lists, folders left empty, and the index."""
-    index = folder / INDEX
-    listed = _listed(index)
-    if listed is None:
-        return
-    for path in listed:
-        path.unlink(missing_ok=True)
-        for parent in (path.parent, path.parent.parent):
-            if parent.is_dir() and not any(parent.iterdir()):
-                parent.rmdir()
-    index.unlink(missing_ok=True)
+    """Remove the pictures that the folder's index lists, folders left empty, and the index.
 
-
-def _listed(index: Path) -> list[Path] | None:
-    """Files of the index that lie where a report writes them, for an index may say anything; None
-    where there is no index of a report. Of a damaged one the lines before the damage count."""
-    names: list[str] = []
+    Only files that lie where a report writes them, for an index may say anything. Of a damaged one
+    the lines before the damage count; one without any is no report's, and stays."""
+    index, names = folder / INDEX, []
     try:
         for _, row in csv_rows(LIST.text(index), index, LIST, needed=COLUMNS, known=COLUMNS):
             names.append(row["file"])
     except UserError:
         if not names:
-            return None
-    listed = [index.parent / name for name in names if _is_ours(name)]
-    root = index.parent.resolve()
-    return [p for p in listed if p.parent.resolve().is_relative_to(root) and p.is_file()]
+            return
+    for path in (folder / name for name in names if _is_ours(name)):
+        if path.parent.resolve().is_relative_to(folder.resolve()) and path.is_file():
+            path.unlink()
+            for parent in (path.parent, path.parent.parent):
+                if not any(parent.iterdir()):
+                    parent.rmdir()
+    index.unlink(missing_ok=True)
 
 
 def _is_ours(name: str) -> bool:
@@ -247,3 +192,58 @@ def _is_ours(name: str) -> bool:
     parts = name.split("/")
     safe = all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}", part) for part in parts)
     return safe and len(parts) == 3 and name.endswith(".png")
+
+
+# names of files ----------------------------------------------------------------------------------
+
+LONGEST = 80
+EDGES = "._-+ "
+"""Not at either end of a name: a dot in front hides a file, a minus looks like an option."""
+
+SPELT = str.maketrans({"γ": "gamma", "σ": "sigma", "ε": "epsilon", "×": "x", "≥": "ge", "≤": "le"})
+DEVICES = re.compile(r"(?:con|prn|aux|nul|(?:com|lpt)\d)(?:\..*)?", re.I)
+"""Names that Windows takes for devices, with any ending behind a dot."""
+
+
+def slug(text: str) -> str:
+    """The text as a name of letters, digits and `._+-`: `slug("a/b: ü")` is `a_b_u`."""
+    spelt = unicodedata.normalize("NFKD", text.translate(SPELT))
+    spelt = "".join(letter for letter in spelt if not unicodedata.combining(letter))
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "_", spelt)
+    name = re.sub(r"\.{2,}", ".", name)[:LONGEST].strip(EDGES)
+    return f"x_{name}" if DEVICES.fullmatch(name) else name or "unnamed"
+
+
+def digest(text: str) -> str:
+    """Eight digits that follow from the text."""
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+
+
+@dataclass
+class UniqueNames:
+    """Gives every key a name of its own, also on a disk that takes upper and lower case for one:
+    after `names.of("a/b")`, which is `a_b`, `names.of("a:b")` is `a_b-` and eight digits."""
+
+    taken: Iterable[str] = ()
+    _given: dict[object, str] = field(default_factory=dict, init=False)
+    _used: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._used = {name.casefold() for name in self.taken}
+
+    def of(self, text: str, key: object = None, mark: str = "") -> str:
+        """The name for a text, the same one when it is asked again.
+
+        key   what the name belongs to, where two things may have the same text; None: the text
+        mark  what tells it from others of the same text; empty: digits of the text
+        """
+        key = text if key is None else key
+        if key not in self._given:
+            mark = mark or digest(text)
+            first = slug(text)
+            marked = f"{first[: LONGEST - len(mark) - 1].strip(EDGES)}-{mark}"
+            cut = len(text) > LONGEST  # what was cut off may be what tells it from others
+            tries = chain([marked if cut else first, marked], (f"{marked}-{n}" for n in count(2)))
+            self._given[key] = next(name for name in tries if name.casefold() not in self._used)
+            self._used.add(self._given[key].casefold())
+        return self._given[key]

@@ -231,3 +231,8 @@ def _comparison_rows(record: Record) -> list[tuple[str, ...]]:
         ("", f"{record['paper_row']}{dagger}", "paper", *cells("paper", False)),
         ("", "", "difference", *cells("difference", True)),
     ]
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without characters that steer a terminal: those become spaces."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

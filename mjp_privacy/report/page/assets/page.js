@@ -1,102 +1,320 @@
-// Ties the parts to the page: addresses after the #, buttons, printing.
-function showAddress() {
-  const text = location.hash.slice(1);
-  const line = /^line-(\d+)$/.exec(text);
-  if (line) revealLine(Number(line[1]));
-  if (!text.includes("=")) return;
-  const wanted = new URLSearchParams(text.replaceAll("+", "%2B"));
-  const number = wanted.has("line") ? Number(wanted.get("line")) : null;
-  const known = LINES.has(number) ? number : null;
-  if (wanted.has("image")) openImage(wanted.get("image"), known);
-  else if (known !== null) openLine(known);
+// Everything on the page can be read without this script: it sorts and filters the lines, opens
+// pictures, and compares two lines. Texts of a run become text nodes, never markup.
+"use strict";
+const DATA = JSON.parse(document.getElementById("page-data").textContent);
+const LINES = new Map(DATA.lines.map((line) => [line.number, line]));
+const PLACES = new Map(DATA.image_ids.map((id, place) => [id, place]));
+const PICTURES = new Map(DATA.pictures);
+for (const image of document.querySelectorAll("img[data-key]")) {
+  PICTURES.set(image.dataset.key, image.src);
+}
+const SHOWN = new Map(DATA.shown.map((picture) => [picture.image_id, {
+  ...picture, lines: new Map(picture.lines), masks: new Map(picture.masks), fed: new Map(picture.fed),
+}]));
+const LARGEST = 12; // differences listed
+
+const byId = (id) => document.getElementById(id);
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null));
+  return made;
 }
 
-function setAddress(hash) {
-  try {
-    history.replaceState(null, "", location.href.split("#")[0] + hash);
-  } catch {
-    // Some browsers refuse this to a file; the view is only not in the address then.
-  }
+// The score of one picture, PSNR at most the cap; NaN where there is none.
+function score(number, metric, id) {
+  const value = LINES.get(number)?.scores[metric]?.[PLACES.get(id)] ?? NaN;
+  return Math.min(Number(value), metric === "psnr" ? DATA.cap : Infinity);
 }
 
-function addDialogs() {
-  for (const dialog of [LINE_DIALOG, IMAGE_DIALOG]) {
-    dialog.querySelector(".close").addEventListener("click", () => dialog.close());
-    dialog.addEventListener("click", (event) => {
-      if (event.target === dialog) dialog.close();
-    });
+function isExact(number, id) {
+  return Boolean(LINES.get(number)?.exact[PLACES.get(id)]);
+}
+
+function numberText(value, metric) {
+  if (Number.isNaN(value)) return "–";
+  if (metric.name === "psnr" && value >= DATA.cap) return DATA.at_cap;
+  const small = value !== 0 && Math.abs(value) < 0.5 * 10 ** -metric.decimals;
+  return small ? value.toExponential(1) : value.toFixed(metric.decimals);
+}
+
+function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+// Numbers by size, texts by name; what is missing comes last in both directions.
+function inOrder(first, second, direction = 1) {
+  const missing = [first, second].map((value) => Number.isNaN(value) || value === "");
+  if (missing[0] || missing[1]) return missing[0] - missing[1];
+  if (typeof first === "number") return direction * (first - second);
+  return direction * first.localeCompare(second, "en", { numeric: true });
+}
+
+// Lines: sorting and filters -------------------------------------------------------------------
+
+const TABLE = byId("lines");
+const HEADS = [...TABLE.tHead.rows[0].cells];
+
+function cellValue(row, column) {
+  const text = row.cells[column].textContent.trim();
+  if (!HEADS[column].classList.contains("r")) return text === "–" ? "" : text;
+  return parseFloat(/-?[\d.]+(e[-+]?\d+)?/.exec(text)?.[0]);
+}
+
+function sortLines(column) {
+  const numbers = HEADS[column].classList.contains("r") && column > 0;
+  const turned = { ascending: -1, descending: 1 }[HEADS[column].ariaSort];
+  const direction = turned ?? (numbers ? -1 : 1);
+  const rows = [...TABLE.tBodies[0].rows].sort((a, b) =>
+    inOrder(cellValue(a, column), cellValue(b, column), direction)
+    || inOrder(cellValue(a, 0), cellValue(b, 0)));
+  TABLE.tBodies[0].append(...rows);
+  for (const head of HEADS) head.ariaSort = "none";
+  HEADS[column].ariaSort = direction > 0 ? "ascending" : "descending";
+}
+
+function filterLines() {
+  const chosen = [...document.querySelectorAll("#filter-selects select")].filter((s) => s.value);
+  const words = byId("filter-text").value.toLowerCase().split(/\s+/);
+  const rows = [...TABLE.tBodies[0].rows];
+  for (const row of rows) {
+    const text = row.textContent.toLowerCase();
+    row.hidden = (row.classList.contains("folded") && !byId("filter-folded").checked)
+      || !words.every((word) => text.includes(word))
+      || chosen.some((s) => `=${row.cells[s.dataset.column].textContent.trim()}` !== s.value);
   }
-  LINE_DIALOG.addEventListener("close", () => setAddress(""));
-  IMAGE_DIALOG.addEventListener("close", () => {
-    setAddress(LINE_DIALOG.open ? `#line=${LINE_DIALOG.dataset.line}` : "");
+  byId("lines-count").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} lines`;
+  markWide();
+}
+
+function buildLines() {
+  HEADS.forEach((head, column) => {
+    const button = element("button", { type: "button", class: "sort" }, head.textContent);
+    button.addEventListener("click", () => sortLines(column));
+    head.replaceChildren(button);
+    const values = new Set([...TABLE.tBodies[0].rows].map((row) => row.cells[column].textContent.trim()));
+    if (head.classList.contains("r") || values.size < 2 || values.size > 40) return;
+    byId("filter-selects").append(element("label", {}, `${button.textContent} `,
+      element("select", { "data-column": column }, element("option", { value: "" }, "all"),
+        ...[...values].sort((a, b) => inOrder(a, b)).map((value) => element("option", { value: `=${value}` }, value)))));
   });
-  for (const id of ["show-mask", "show-error", "show-folded"]) {
-    document.getElementById(id).addEventListener("change", drawOverlays);
-  }
-  document.getElementById("image-before").addEventListener("click", () => stepImage(-1));
-  document.getElementById("image-after").addEventListener("click", () => stepImage(1));
-  IMAGE_DIALOG.addEventListener("keydown", (event) => {
-    if (event.target.matches("input")) return;
-    if (event.key === "ArrowLeft") stepImage(-1);
-    if (event.key === "ArrowRight") stepImage(1);
-  });
-}
-
-function addOpenButtons() {
   const kept = new Set([...SHOWN.values()].flatMap((picture) => [...picture.lines.keys()]));
   for (const row of TABLE.tBodies[0].rows) {
-    const number = Number(row.dataset.line);
-    const button = row.querySelector("button.open");
-    if (!kept.has(number)) continue;
-    button.hidden = false;
-    button.addEventListener("click", () => {
-      openLine(number);
-      setAddress(`#line=${number}`);
-    });
+    const number = Number(row.cells[0].textContent);
+    if (kept.has(number)) row.cells[0].replaceChildren(element("a", { href: `#line=${number}`,
+      title: "the pictures of this line" }, String(number)));
+  }
+  byId("filters").addEventListener("input", filterLines);
+  byId("filters").addEventListener("reset", () => setTimeout(filterLines));
+  byId("filters").addEventListener("submit", (event) => event.preventDefault());
+  byId("filters").hidden = false;
+  filterLines();
+}
+
+// Pictures: of a line, and of an image -----------------------------------------------------------
+
+function address(id, number) {
+  return `#image=${encodeURIComponent(id)}${number ? `&line=${number}` : ""}`;
+}
+
+// All pictures of the line that is chosen, the lowest PSNR first, or the originals.
+function fillGallery() {
+  const number = Number(byId("gallery-line").value);
+  const kept = [...SHOWN.values()].filter((picture) => !number || picture.lines.has(number));
+  const psnr = (picture) => score(number, "psnr", picture.image_id);
+  if (number) kept.sort((a, b) => inOrder(psnr(a), psnr(b)));
+  byId("gallery").replaceChildren(...kept.map((picture) => {
+    const id = picture.image_id;
+    const key = number ? picture.lines.get(number) : picture.original ?? [...picture.lines.values()][0];
+    const exact = isExact(number, id);
+    const said = !number ? id : exact ? "exact" : `${numberText(psnr(picture), DATA.metrics[0])} dB`;
+    return element("figure", { class: exact ? "exact" : null },
+      element("a", { href: address(id, number) },
+        element("img", { src: PICTURES.get(key), alt: `${id}, ${said}`, loading: "lazy" })),
+      element("figcaption", {}, said));
+  }));
+  byId("gallery-count").textContent = number ? `${kept.length} pictures, lowest PSNR first` : "";
+}
+
+// A picture with what lies over it on demand: its masked patches, and the picture it should be.
+function stage(key, alt, target, mask) {
+  const box = element("div", { class: "stage" }, element("div", { class: "pair" },
+    element("img", { src: PICTURES.get(key), alt }),
+    target ? element("img", { src: PICTURES.get(target), alt: "", class: "target" }) : null));
+  const side = Math.sqrt(mask?.length ?? NaN);
+  if (!Number.isInteger(side)) return box;
+  const [svg, path] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
+  svg.setAttribute("viewBox", `0 0 ${side} ${side}`);
+  path.setAttribute("d", [...mask].map((digit, place) => (digit === "1"
+    ? `M${place % side} ${Math.floor(place / side)}h1v1h-1z` : "")).join(""));
+  svg.append(path);
+  box.append(svg);
+  return box;
+}
+
+function pictureFigure(id, name, attributes, box, ...below) {
+  return element("figure", attributes, box, element("figcaption", {}, element("strong", {}, name), ...below));
+}
+
+function lineFigure(picture, number, key, chosen) {
+  const [line, id] = [LINES.get(number), picture.image_id];
+  const exact = isExact(number, id);
+  const target = (line.setting === "b" && picture.fed.get(number)) || picture.original;
+  const scores = DATA.metrics.map((metric) => [metric, score(number, metric.name, id)])
+    .filter(([, value]) => !Number.isNaN(value));
+  const names = [exact && "exact", line.folded && "folded", number === chosen && "chosen"];
+  return pictureFigure(id, line.attack, { class: names.filter(Boolean).join(" "), "data-line": number },
+    stage(key, `${id} from ${line.attack}`, target, picture.masks.get(number)),
+    exact ? element("b", { class: "warm" }, " exact") : null,
+    element("div", {}, `${line.client} · line ${number}`),
+    element("dl", {}, ...scores.map(([metric, value]) => element("div", {},
+      element("dt", {}, metric.title), element("dd", {}, numberText(value, metric))))));
+}
+
+// The original, what clients fed (each distinct picture once), then the lines, the chosen one's client first.
+function openImage(id, chosen) {
+  const picture = SHOWN.get(id);
+  if (!picture) return;
+  const dialog = byId("image-dialog");
+  Object.assign(dialog.dataset, { image: id, line: chosen || "" });
+  byId("image-title").textContent = id;
+  const fed = Map.groupBy ? Map.groupBy(picture.fed, ([, key]) => key) : new Map();
+  const other = ([number]) => Number(LINES.get(number).client !== LINES.get(chosen)?.client);
+  const lines = [...picture.lines].sort((a, b) => other(a) - other(b) || a[0] - b[0]);
+  byId("image-grid").replaceChildren(
+    ...(picture.original ? [pictureFigure(id, "original", {}, stage(picture.original, `${id}: original`))] : []),
+    ...[...fed].map(([key, pairs]) => pictureFigure(id, `fed by ${[...new Set(
+      pairs.map(([number]) => LINES.get(number).client))].join(", ")}`, {}, stage(key, `${id} as fed`))),
+    ...lines.map(([number, key]) => lineFigure(picture, number, key, chosen)));
+  if (!dialog.open) dialog.showModal();
+  document.querySelector("#image-grid .chosen")?.scrollIntoView({ block: "nearest" });
+}
+
+function buildPictures() {
+  const dialog = byId("image-dialog");
+  const step = (by) => {
+    const ids = [...SHOWN.keys()];
+    const place = ids.indexOf(dialog.dataset.image) + by;
+    location.hash = address(ids[(place + ids.length) % ids.length], dialog.dataset.line);
+  };
+  byId("image-before").addEventListener("click", () => step(-1));
+  byId("image-after").addEventListener("click", () => step(1));
+  byId("image-close").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => history.replaceState(null, "", location.href.split("#")[0] + "#"));
+  dialog.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowLeft") step(-1);
+    if (event.key === "ArrowRight") step(1);
+  });
+  for (const box of document.querySelectorAll("[data-shows]")) {
+    box.addEventListener("change", () => byId("image-grid").classList.toggle(box.dataset.shows, box.checked));
+  }
+  const select = byId("gallery-line");
+  if (!select) return;
+  const kept = new Set([...SHOWN.values()].flatMap((picture) => [...picture.lines.keys()]));
+  select.append(...DATA.lines.filter((line) => kept.has(line.number))
+    .map((line) => element("option", { value: line.number }, line.name)));
+  select.addEventListener("input", fillGallery);
+  fillGallery();
+}
+
+// Two lines, over the pictures that both have ----------------------------------------------------
+
+function pairsOf(first, second, metric) {
+  return DATA.image_ids.map((id) => [id, score(first, metric, id), score(second, metric, id)])
+    .filter(([, a, b]) => Number.isFinite(a) && Number.isFinite(b));
+}
+
+function tableOf(title, header, rows) {
+  const cells = (row, tag) => row.map((cell, place) => element(tag, { class: place ? "r" : null }, cell));
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
+    element("table", {}, element("caption", {}, title),
+      element("thead", {}, element("tr", {}, ...cells(header, "th"))),
+      element("tbody", {}, ...rows.map((row) => element("tr", {}, ...cells(row, "td"))))));
+}
+
+function compare() {
+  const [first, second] = ["first", "second"].map((side) => Number(byId(`compare-${side}`).value));
+  const signed = (value, metric) => (value > 0 ? "+" : "") + numberText(value, metric);
+  const means = DATA.metrics.map((metric) => {
+    const pairs = pairsOf(first, second, metric.name);
+    const [one, two] = [1, 2].map((side) => mean(pairs.map((pair) => pair[side])));
+    return [metric.title, numberText(one, metric), numberText(two, metric), signed(two - one, metric),
+      String(pairs.length)];
+  });
+  const metric = DATA.metrics.find(({ name }) => name === byId("compare-metric").value);
+  const largest = pairsOf(first, second, metric.name)
+    .sort((x, y) => Math.abs(y[2] - y[1]) - Math.abs(x[2] - x[1])).slice(0, LARGEST)
+    .map(([id, a, b]) => [SHOWN.has(id) ? element("a", { href: address(id) }, id) : id,
+      numberText(a, metric), numberText(b, metric), signed(b - a, metric)]);
+  const sides = [`line ${first}`, `line ${second}`, "difference"];
+  byId("compare-result").replaceChildren(
+    tableOf("Means over the pictures that both have", ["", ...sides, "pictures"], means),
+    tableOf(`Largest differences in ${metric.title}`, ["picture", ...sides], largest));
+}
+
+// It starts with the same cell in two runs, or else with the first two lines.
+function buildComparison() {
+  const lines = DATA.lines.filter((line) => Object.keys(line.scores).length);
+  if (lines.length < 2 || !DATA.metrics.length) return;
+  const usual = lines.filter((line) => !line.folded).length > 1 ? lines.filter((line) => !line.folded) : lines;
+  const twin = (line) => usual.find((other) => other.cell === line.cell && other.number > line.number);
+  const first = usual.find(twin) ?? usual[0];
+  const start = { first, second: twin(first) ?? usual[1] };
+  for (const [side, line] of Object.entries(start)) {
+    byId(`compare-${side}`).append(...lines.map(({ number, name }) => element("option", { value: number }, name)));
+    byId(`compare-${side}`).value = line.number;
+  }
+  byId("compare-metric").append(...DATA.metrics.map(({ name, title }) => element("option", { value: name }, title)));
+  byId("compare").addEventListener("input", compare);
+  byId("compare").hidden = false;
+  compare();
+}
+
+// The page ---------------------------------------------------------------------------------------
+
+// `#line-5` is a row, `#line=5` its pictures, `#image=NAME&line=5` one picture.
+function showAddress() {
+  const row = /^#line-\d+$/.test(location.hash) && document.querySelector(location.hash);
+  if (row?.hidden) {
+    byId("filters").reset();
+    byId("filter-folded").checked = true;
+    setTimeout(() => row.scrollIntoView({ block: "center" }));
+  }
+  const wanted = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
+  const number = LINES.has(Number(wanted.get("line"))) ? Number(wanted.get("line")) : 0;
+  if (wanted.has("image")) openImage(wanted.get("image"), number);
+  else if (number && byId("gallery-line")) {
+    byId("gallery-line").value = number;
+    fillGallery();
+    byId("pictures").scrollIntoView();
   }
 }
 
-function addCopyButton() {
-  const button = document.getElementById("copy");
-  if (!button) return;
-  button.hidden = false;
-  button.addEventListener("click", async () => {
-    const command = document.getElementById("reproduce");
-    const said = document.getElementById("copied");
-    try {
-      await navigator.clipboard.writeText(command.textContent);
-      said.textContent = "copied";
-    } catch {
-      getSelection().selectAllChildren(command);
-      said.textContent = "selected: copy it with your keyboard";
-    }
-  });
+function markWide() {
+  for (const box of document.querySelectorAll(".scroll")) {
+    box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
+  }
 }
 
-// On paper every detail is open; afterwards it is as the reader left it.
-function openForPrint() {
-  const opened = [];
-  addEventListener("beforeprint", () => {
-    for (const details of document.querySelectorAll("details:not([open])")) {
-      details.open = true;
-      opened.push(details);
-    }
-  });
-  addEventListener("afterprint", () => {
-    for (const details of opened.splice(0)) details.open = false;
-  });
-}
-
+byId("copy").hidden = false;
+byId("copy").addEventListener("click", async () => {
+  try {
+    await navigator.clipboard.writeText(byId("reproduce").textContent);
+    byId("copied").textContent = "copied";
+  } catch {
+    getSelection().selectAllChildren(byId("reproduce"));
+    byId("copied").textContent = "selected: copy it with your keyboard";
+  }
+});
 document.documentElement.classList.add("js");
-addSortButtons();
-buildFilters(showFitting);
-showFitting();
-document.getElementById("download-csv").addEventListener("click", downloadCsv);
-addDialogs();
-addOpenButtons();
-addCopyButton();
-buildGallery();
+buildLines();
+buildPictures();
 buildComparison();
-openForPrint();
 addEventListener("hashchange", showAddress);
+addEventListener("resize", markWide);
+document.addEventListener("toggle", markWide, true);
+markWide();
 showAddress();
