@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -177,10 +178,12 @@ def _in_order(by_attack: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """On a terminal one line on stderr that says what runs; elsewhere nothing."""
+    """On a terminal one line on stderr that says what runs; elsewhere and in notebooks nothing."""
     from rich.console import Console
 
-    with Console(stderr=True).status("reading the gradients") as status:
+    quiet = "ipykernel" in sys.modules  # whose stderr says that it is a terminal
+    console = Console(stderr=True, force_jupyter=False, quiet=quiet)
+    with console.status("reading the gradients") as status:
         yield status.update
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -30,12 +31,20 @@ def leak_figure(
     """
     from matplotlib.figure import Figure
 
+    class NotebookFigure(Figure):
+        """One that a notebook shows, also where nothing imported pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            image = BytesIO()
+            self.savefig(image, format="png")
+            return image.getvalue()
+
     shown = ranked[:COLUMNS]
     orders = [_order(result, private is not None, batch) for result in shown]
     rows = max(map(len, orders)) if private is None else len(private)
     count = min(rows, ROWS)
     columns = len(shown) + (private is not None)
-    figure = Figure(figsize=(SIDE * columns, (SIDE + 0.5) * count + 0.4), dpi=150)
+    figure = NotebookFigure(figsize=(SIDE * columns, (SIDE + 0.5) * count + 0.4), dpi=150)
     grid = figure.subplots(count, columns, squeeze=False)
     for row in range(count):
         axes = list(grid[row])
