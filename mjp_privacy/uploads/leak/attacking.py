@@ -133,14 +133,16 @@ def attack_gradients(
     chosen, refused, skipped = _chosen(attacks, several, exhaustive=exhaustive)
     results: dict[str, Reconstructed] = {}
     doubts = normalisation_doubts(view)
-    may_skip = attacks == "all" and not exhaustive and not any(map(is_disturbed, view.updates))
+    may_skip = attacks == "all" and not exhaustive
+    noisy = any(map(is_disturbed, view.updates))
     with _progress() as tell:
         for number, (name, attack) in enumerate(chosen.items(), 1):
             began = time.perf_counter()
             if isinstance(seen := _asked(name, attack, view), str):
                 refused[name] = seen
                 continue
-            if may_skip and name not in CHEAP and any(made.is_certain for made in results.values()):
+            certain = any(made.is_certain for made in results.values())
+            if may_skip and certain and not _may_improve(name, noisy=noisy):
                 skipped[name] = NOT_NEEDED
                 continue
             tell(f"attack {number} of {len(chosen)}: {name}")
@@ -185,6 +187,13 @@ def _progress() -> Iterator[Any]:
     console = Console(stderr=True, force_jupyter=False, quiet=quiet)
     with console.status("reading the gradients") as status:
         yield status.update
+
+
+def _may_improve(attack: str, *, noisy: bool) -> bool:
+    """Whether the attack is run though every picture is certain already: it costs next to nothing,
+    or it weighs the errors that the upload is known to hold."""
+    weighs = "noise" in traits_of(attack) and "batches" not in traits_of(attack)
+    return attack in CHEAP or (noisy and weighs)
 
 
 def _pictures(uploads: OwnUploads, images: Images) -> int:

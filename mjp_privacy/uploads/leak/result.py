@@ -34,7 +34,8 @@ EXPLAINED = 1e-2
 ROUNDING = 1e-5  # of float32: residuals below it do not tell two attacks from each other
 DIGITS = 2  # of a residual that count when attacks are ranked
 NEAR_ONE = 0.1  # a factor this near to 1 is not worth naming where the gradient is another anyway
-NOISY = 1.2  # times the declared noise: a residual below it is that of the noise
+TELLING = 0.5  # a residual above it says that the factor means nothing
+NOISY = 1.5  # times the declared noise: a residual below it is that of the noise
 
 AS_DECLARED = "as far as mean, std and the order of channels are as declared"
 NO_PROOF = "no proof of a good picture (25 to 35 dB were seen at residuals of exact ones)"
@@ -213,8 +214,8 @@ def _of_one(best: Reconstructed, declared: float) -> str:
         if fits:
             return f"{said} It {fits}."
         return said + known * (
-            f" The whole gradient is another ({_left(best)}): {UNLIKE} or weights are not as "
-            "assumed, on which this picture does not depend."
+            f" The whole gradient is another ({_left(best)}), on which that does not depend: "
+            f"{UNLIKE}, weights or noise are not as assumed ({DECLARE})."
         )
     if fits:
         return f"{best.attack}'s picture {fits}. That is {NO_PROOF}."
@@ -256,7 +257,8 @@ def _left(best: Reconstructed) -> str:
     """What the nearest multiple of the picture's gradient leaves of the uploaded one."""
     if abs(best.factor - 1) < NEAR_ONE:
         return f"residual {best.residual:.2g}"
-    return f"residual {best.scaled_residual:.2g} at the nearest multiple, {_times(best.factor)}"
+    times = f", {_times(best.factor)}" if best.scaled_residual < TELLING else ""
+    return f"residual {best.scaled_residual:.2g} at the nearest multiple{times}"
 
 
 def _times(factor: float) -> str:
