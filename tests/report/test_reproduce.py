@@ -139,11 +139,13 @@ def test_a_folder_that_two_experiments_filled_has_a_command_for_each(tmp_path: P
     """ladder.yaml and ladder_finetuned.yaml share a folder: both are needed to make it again."""
     images = photographs(tmp_path / "images", 2)
     for name, seen in (("first", "grey"), ("second", "patch_gradient")):
-        attack(images, tmp_path / "run", one_cell(name=name, attacks=[{"name": seen}]))
+        attack(images, tmp_path / "run", one_cell(name=name, attacks=[{"name": seen}]), add=True)
     run = tmp_path / "run"
     one, two, last = commands([run], load_runs([run]).lines).splitlines()
     assert one.startswith("mjp attack config_1.yaml --out again/run --images IMAGES")
     assert two.startswith("mjp attack config_2.yaml --out again/run --images IMAGES")
+    assert "--add" not in one
+    assert two.endswith(" --add")
     assert last == "mjp report again/run --out again/report"
     write_report([run], tmp_path / "out")
     names = [yaml.safe_load((tmp_path / f"out/config_{n}.yaml").read_text())["name"] for n in "12"]

@@ -126,7 +126,12 @@ def _weights(lines: Sequence[Line]) -> list[tuple[str, str]]:
 
 def commands(runs: Sequence[Path], lines: Sequence[Line]) -> str:
     """Shell commands that attack and report again; words in capitals stand for your own files."""
-    parts = [_attack(config, lines) for config in run_configs(runs) if config.fields]
+    parts: list[str] = []
+    begun: set[Path] = set()
+    for config in run_configs(runs):
+        if config.fields:
+            parts.append(_attack(config, lines) + (" --add" if config.run in begun else ""))
+            begun.add(config.run)
     names = [f"again/{_named(run)}" for run in runs]
     parts.append(f"mjp report {' '.join(map(quote, names))} --out again/report")
     return "\n".join(parts)
