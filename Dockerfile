@@ -1,5 +1,7 @@
-# docker build -t mjp .                              PyTorch for CPUs
-# docker build -t mjp --build-arg TORCH=cu130 .      for NVIDIA GPUs: the host's driver, and --gpus all to run
+# docker build -t mjp .                                    PyTorch as pip takes it: for NVIDIA GPUs, the host's driver,
+#                                                          and --gpus all to run
+# docker build -t mjp --build-arg TORCH_INDEX=ADDRESS .    PyTorch from the index of its CPU builds, a tenth of the size;
+#                                                          its site names the address
 # docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" mjp demo
 #
 # PyTorch's wheels bring CUDA with them, so that a plain Python is the base of both; another one, such as
@@ -7,10 +9,10 @@
 ARG BASE=python:3.12-slim-bookworm
 FROM ${BASE}
 
-ARG TORCH=cpu
+ARG TORCH_INDEX=
 WORKDIR /src
 COPY constraints.txt .
-RUN python3 -m pip install --no-cache-dir --index-url "https://download.pytorch.org/whl/${TORCH}" \
+RUN python3 -m pip install --no-cache-dir ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} \
       -c constraints.txt torch torchvision
 
 COPY . .
