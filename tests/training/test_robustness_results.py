@@ -14,8 +14,6 @@ from mjp_privacy.training.robustness.corruption_errors import (
     UNNORMALISED,
     mce_of_images,
 )
-from mjp_privacy.training.robustness.line import Figure, Line
-from mjp_privacy.training.robustness.report import markdown
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "robustness"
 
@@ -60,18 +58,3 @@ def test_means_follow_from_the_counts(
                 if name in figures:
                     theirs = of_other[0 if measure == UNNORMALISED else 1]
                     assert figures[name] == pytest.approx((values - theirs).mean())
-
-
-def test_the_readme_shows_these_tables(table: pd.DataFrame) -> None:
-    lines = [
-        Line(
-            row["model"],
-            row["images"],
-            row["measure"],
-            Figure(*(row[key] for key in ("percent", "low", "high", "interval", "n", "failed"))),
-            "" if pd.isna(row["corruption"]) else row["corruption"],
-            None if pd.isna(row["severity"]) else int(row["severity"]),
-        )
-        for row in table.to_dict("records")
-    ]
-    assert markdown(lines).strip() in (FOLDER / "README.md").read_text(encoding="utf-8")
