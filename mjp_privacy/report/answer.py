@@ -142,7 +142,7 @@ def assumptions(client: Client, row: CardRow) -> str:
     batch = f"batch {cell.client.batch}, " if cell.client.batch else ""
     labels = ", the labels" if any("steps" in traits_of(name) for name in names) else ""
     further = [
-        *(["has public photographs"] if "D" in map(threat_letter, chosen) else []),
+        *(["has a prior of public photographs"] if "D" in map(threat_letter, chosen) else []),
         *(["takes pixels for 8-bit values"] if any("8 bit" in traits_of(n) for n in names) else []),
     ]
     return (

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from mjp_privacy.core.text import counted, cut
-from mjp_privacy.report.card import PLAIN_TO_SEE, Card, CardFigure, CardRow
+from mjp_privacy.report.card import PLAIN_TO_SEE, SUPERSCRIPTS, Card, CardFigure, CardRow
 from mjp_privacy.report.tables.figures import Table
 from mjp_privacy.report.tables.text import (
     DASH,
@@ -152,9 +152,13 @@ def _footnotes(card: Card, rows: Sequence[CardRow], left: int) -> list[str]:
     keys = {flag.key for row in rows for flag in row.flags}
     figures = (figure for row in rows for figure in row.figures.values() if figure)
     keys |= {flag.key for figure in figures for flag in figure.flags}
-    names = [f"{place} {flag.name}" for place, flag in enumerate(card.flags, 1) if flag.key in keys]
-    further = [f"{left} further client{'s' if left > 1 else ''} on the page"] if left else []
-    return _wrapped("; ".join([*names, *further]), 2)
+    names = [
+        f"{str(place).translate(SUPERSCRIPTS)} {flag.name}"
+        for place, flag in enumerate(card.flags, 1)
+        if flag.key in keys
+    ]
+    further = f"{counted(left, 'further client')} on the page" if left else ""
+    return _wrapped(". ".join(filter(None, ("; ".join(names), further))), 2)
 
 
 # every line ---------------------------------------------------------------------------------------
