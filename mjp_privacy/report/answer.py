@@ -98,14 +98,13 @@ def verdict(client: Client, row: CardRow) -> str:
     if best is None:
         return "Not scored: the private pictures are not known here."
     defence = client.name if client.cell.gamma else f"“{client.name.removeprefix('plain, ')}”"
-    if not best.above_20:
-        said = f"{defence} protects these pictures" if row.defended else "these pictures leak"
-        why = "no attack of this report reaches 20 dB, and others may"
-        if best.flagged("below_floor"):
-            why = "the best attack gets less than a picture made without any gradient: it failed"
+    shuffled = bool(client.cell.gamma) and client.cell.setting == "b"
+    pictures = "the shuffled pictures" if shuffled else "these pictures"  # what was compared
+    if not best.exact and (why := _failure(best, row)):
+        said = f"{defence} protects {pictures}" if row.defended else f"{pictures} leak"
         return f"That {said} is not shown: {why}."
-    fails = f"{defence} does not protect {'' if _most(best) else 'all of '}these pictures"
-    leaks = f"{'These pictures' if _most(best) else 'Some of these pictures'} leak"
+    fails = f"{defence} does not protect {'' if _most(best) else 'all of '}{pictures}"
+    leaks = f"{pictures.capitalize() if _most(best) else f'Some of {pictures}'} leak"
     uploads = "one upload gives" if best is row.one_upload else "several uploads give"
     given = f"{best.exact} of {best.of} exactly" if best.exact else ""
     if not best.exact:
@@ -117,6 +116,18 @@ def verdict(client: Client, row: CardRow) -> str:
         longer = said.removesuffix(".") + f", {reached} at 20 dB or more."
         return longer if len(longer.split()) <= WORDS else said
     return said
+
+
+def _failure(best: CardFigure, row: CardRow) -> str:
+    """Why pictures that are not exact show no leak; empty where they do."""
+    if best.flagged("below_floor"):
+        return "the best attack gets less than a picture made without any gradient: it failed"
+    if not best.above_20:
+        return "no attack of this report reaches 20 dB, and others may"
+    floor = row.floor
+    if floor is not None and floor.of and floor.above_20 / floor.of >= best.above_20 / best.of:
+        return "as many pictures reach 20 dB without any gradient"
+    return ""
 
 
 def _most(figure: CardFigure) -> bool:
@@ -167,12 +178,19 @@ def beside(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str
 
 
 def _undefended(clients: Sequence[Client], rows: Sequence[CardRow], main: int) -> str:
-    """What one upload of the first undefended client gives, if that is another one."""
+    """What one upload of the undefended client gives that is most like the main one, if that is
+    another."""
+
+    def likeness(place: int) -> tuple[bool, bool]:
+        other, own = clients[place].cell.model, clients[main].cell.model
+        same = circumstances(clients[place]) == circumstances(clients[main])
+        return same, other.architecture == own.architecture
+
     places = [p for p, row in enumerate(rows) if not row.defended and row.one_upload]
-    if not places or places[0] == main:
+    if not places or main in places:
         return ""
-    place = places[0]
-    alike = circumstances(clients[place]) == circumstances(clients[main])
+    place = max(places, key=likeness)
+    alike = all(likeness(place))
     who = "Undefended" if alike else f"Undefended, but not alike ({rows[place].client})"
     figure = rows[place].one_upload
     return "" if figure is None else f"{who}, one upload gives {figure.counts(crops=False)}."

@@ -63,6 +63,30 @@ def test_a_defended_client_that_no_attack_knows_is_no_answer(tmp_path: Path) -> 
 # the verdict --------------------------------------------------------------------------------------
 
 
+def test_of_the_shuffled_setting_alone_it_speaks_of_the_shuffled_pictures(tmp_path: Path) -> None:
+    of_b = {"setting": "b", "gamma": 0.27}
+    made = card_of_lines(tmp_path, (intact("masked_span", **of_b), [math.inf, math.inf], ZERO))
+    assert "the shuffled pictures" in made.verdict
+    assert "these pictures" not in made.verdict
+
+
+def test_what_reaches_20_db_without_any_gradient_shows_no_leak(tmp_path: Path) -> None:
+    smooth = {"zero_rows": 3.0, "grey_psnr": 24.0}
+    line = (intact("masked_span", **MASKED), [29.0, 28.0, 12.0, 11.0], smooth)
+    assert "is not shown" in card_of_lines(tmp_path, line).verdict
+
+
+def test_the_undefended_client_beside_is_of_the_same_network(tmp_path: Path) -> None:
+    made = card_of_lines(
+        tmp_path,
+        (intact("patch_gradient", model="Ti", architecture="Ti"), [12.0], {"grey_psnr": 10.0}),
+        (intact("patch_gradient", model="B", architecture="B"), [math.inf], {"grey_psnr": 10.0}),
+        (intact("masked_span", model="B", architecture="B", **MASKED), [math.inf], ZERO),
+    )
+    assert "Undefended, one upload gives 1 of 1 exactly" in made.beside
+
+
+
 @pytest.mark.parametrize(
     ("psnrs", "parts"),
     [

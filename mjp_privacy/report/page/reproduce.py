@@ -139,7 +139,8 @@ def commands(runs: Sequence[Path], lines: Sequence[Line]) -> str:
 
 def _attack(of_run: RunConfig, lines: Sequence[Line]) -> str:
     config, name, run = of_run.fields, of_run.file, _named(of_run.run)
-    own = [line for line in lines if line.run.endswith(run)]
+    root = RunStore(of_run.run).root
+    own = [line for line in lines if line.store.root == root]
     words = [f"mjp attack {name} --out {quote(f'again/{run}')}"]
     if any("round" in line.cell.other for line in own):
         words.append("--uploads UPLOADS")
