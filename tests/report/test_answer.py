@@ -79,12 +79,14 @@ def test_what_reaches_20_db_without_any_gradient_shows_no_leak(tmp_path: Path) -
 def test_the_undefended_client_beside_is_of_the_same_network(tmp_path: Path) -> None:
     made = card_of_lines(
         tmp_path,
-        (intact("patch_gradient", model="Ti", architecture="Ti"), [12.0], {"grey_psnr": 10.0}),
+        (
+            intact("other", attack="patch_gradient", model="Ti", architecture="Ti"),
+            *([12.0], {"grey_psnr": 10.0}),
+        ),
         (intact("patch_gradient", model="B", architecture="B"), [math.inf], {"grey_psnr": 10.0}),
         (intact("masked_span", model="B", architecture="B", **MASKED), [math.inf], ZERO),
     )
     assert "Undefended, one upload gives 1 of 1 exactly" in made.beside
-
 
 
 @pytest.mark.parametrize(
