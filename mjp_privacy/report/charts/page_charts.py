@@ -87,8 +87,7 @@ def _point(client: Client, title: str) -> TradeoffPoint:
         leakage=leakage.mean,
         leakage_low=leakage.low,
         leakage_high=leakage.high,
-        n=leakage.counts.total,
-        not_reached=leakage.counts.total - leakage.n,
+        n=leakage.n,  # the mean's pictures: those without a score are in no mean here
     )
 
 
