@@ -1,0 +1,1 @@
+"""The paper's other tables: robustness, segmentation, other networks, what positions hold."""
