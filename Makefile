@@ -6,10 +6,11 @@ INSTALLED := $(VENV)/.installed
 DEMO ?= results/demo
 
 ENGINES := $(VENV)/.engines
+DOCS := $(VENV)/.docs
 ROOMY := tests/slow  # clusters of many processes: not beside other tests
 
 .PHONY: attack test tests test-engines test-federated test-cluster nightly results-check setup
-.PHONY: engines lint types bench clean
+.PHONY: engines docs lint types bench clean
 
 attack: $(INSTALLED)
 	$(BIN)/python run_attack.py configs/demo.yaml --out $(DEMO) --fresh
@@ -60,6 +61,11 @@ nightly: lint types $(ENGINES)
 results-check: $(INSTALLED)
 	$(BIN)/python -m tools.publish tables $(if $(WRITE),--write)
 
+# The documentation site, build/site/index.html; a link that leads nowhere is an error.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "documentation: build/site/index.html"
+
 setup: $(INSTALLED)
 
 engines: $(ENGINES)
@@ -95,4 +101,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(ENGINES): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  -e '.[dev,dp,federated,ray,slurm]'
+	@touch $@
+
+$(DOCS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

@@ -1,0 +1,116 @@
+"""The pages of the documentation site: a hook of mkdocs that takes them from where they stand.
+
+Every page keeps its path in the repository, so that its links to other pages hold on the site too.
+A link to any other file of the repository brings that file along; one to a folder becomes text.
+Two pages exist on the site alone, and are made of docstrings: the attacks and the public names.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.structure.files import File, Files
+
+import mjp_privacy
+from attacks import ATTACKS, CONTROLS
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that mkdocs.yml names, and the files that they link to."""
+    made = {"docs/api.md": public_names(), "docs/attack_classes.md": attack_classes()}
+    pages = list(page_paths(config.nav))
+    for page in pages:
+        if page in made:
+            files.append(File.generated(config, page, content=made[page]))
+        else:
+            files.append(File.generated(config, page, abs_src_path=str(ROOT / page)))
+    linked = {path for page in pages if page not in made for path in linked_files(page)}
+    for path in sorted(linked - set(pages)):
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def page_paths(entries: Any) -> list[str]:
+    """Paths of all pages of a navigation: lists of {title: page or further list}."""
+    if isinstance(entries, str):
+        return [entries]
+    if isinstance(entries, dict):
+        entries = list(entries.values())
+    return [path for entry in entries for path in page_paths(entry)]
+
+
+def linked_files(page: str) -> set[str]:
+    """Files of the repository, other than pages, that a page links to."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = {(ROOT / page).parent / match[3] for match in LINK.finditer(text)}
+    inside = {target.resolve() for target in targets if target.is_file()}
+    return {path.relative_to(ROOT).as_posix() for path in inside if path.suffix != ".md"}
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """The text of a page; a link to a folder, or to a page that the site lacks, is its words."""
+
+    def link(match: re.Match[str]) -> str:
+        target = (ROOT / page.file.src_uri).parent / match[3]
+        path = target.resolve().relative_to(ROOT).as_posix() if target.exists() else match[3]
+        return match[0] if not target.exists() or files.get_file_from_path(path) else match[2]
+
+    return LINK.sub(link, markdown)
+
+
+class Docstrings(griffe.Extension):
+    """Examples and lists of arguments in docstrings keep their lines on the site."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Fence the paragraphs of a docstring that are code, equations or columns."""
+        if obj.docstring:
+            paragraphs = obj.docstring.value.split("\n\n")
+            obj.docstring.value = "\n\n".join(map(fenced, paragraphs))
+
+
+def fenced(paragraph: str) -> str:
+    """A paragraph as Markdown: in a fence if it is Python, or if its columns are set by spaces."""
+    try:
+        body = ast.parse(paragraph).body
+    except SyntaxError:
+        body = []
+    if any(isinstance(node, ast.Assign | ast.ImportFrom) for node in body):
+        return f"```python\n{paragraph}\n```"
+    if re.search(r"^ |\S {2,}\S", paragraph, re.MULTILINE):
+        return f"```text\n{paragraph}\n```"
+    return paragraph
+
+
+def public_names() -> str:
+    """The page of what `import mjp_privacy` offers, from signatures and docstrings."""
+    names = [name for name in mjp_privacy.__all__ if not name.startswith("_")]
+    lines = ["# Python interface", "", "`from mjp_privacy import …`", ""]
+    for name in names:
+        lines += [f"::: {getattr(mjp_privacy, name).__module__}.{name}", ""]
+    lines += ["## What crosses borders", ""]
+    for name in ("AttackerView", "ClientUpdate", "Reconstruction", "Attack", "Control"):
+        lines += [f"::: mjp_privacy.interfaces.{name}", ""]
+    return "\n".join(lines)
+
+
+def attack_classes() -> str:
+    """The page of all attacks and controls: one line each, then what their docstrings say."""
+    lines = ["# Attacks, from their docstrings", ""]
+    for title, registry in (("Attacks", ATTACKS), ("Controls: floors and ceilings", CONTROLS)):
+        lines += [f"## {title}", ""]
+        for name, entry in registry.items():
+            if not entry.preset:
+                lines += [f"### `{name}`", "", f"*{entry.summary}*", ""]
+                lines += [
+                    f"::: {entry.where.replace(':', '.')}",
+                    "    options: {show_root_toc_entry: false, show_root_heading: false}",
+                    "",
+                ]
+    return "\n".join(lines)
