@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mjp_privacy.cli import main
-from mjp_privacy.core.answers import plain_value, print_json
+from mjp_privacy.core.command import plain_value, print_json
 from tests.helpers.card_run import card_of, card_run
 from tests.helpers.federations import run
 from tests.helpers.models import tiny

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
+import math
 import os
 import platform
 import re
@@ -259,3 +262,27 @@ def report_failed(failed: Mapping[str, str], what: str) -> int:
     if (further := len(failed) - REASONS_SHOWN) > 0:
         print(f"  … and {further} more", file=sys.stderr)
     return SOME_FAILED
+
+
+# answers for programs ---------------------------------------------------------------------------
+
+
+def print_json(kind: str, content: object, version: int = 1) -> None:
+    """Print a mapping or a dataclass under its schema: print_json("list", {"attacks": {}})."""
+    fields = {"schema": f"mjp-privacy/{kind}/{version}", **plain_value(content)}
+    print(json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def plain_value(value: object) -> Any:
+    """A value as JSON has it: dataclasses are objects, NaN is null, infinity "inf" or "-inf"."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(of_key) for key, of_key in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain_value(of) for of in value]
+    if hasattr(value, "item"):  # a number of NumPy or pandas
+        return plain_value(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return str(value) if isinstance(value, Path) else value

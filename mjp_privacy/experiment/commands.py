@@ -28,7 +28,7 @@ from mjp_privacy.experiment.config import (
 from mjp_privacy.experiment.engines.options import EngineConfig, EngineOptions
 
 if TYPE_CHECKING:
-    from mjp_privacy.experiment.summary import RunSummary
+    from mjp_privacy.experiment.run import RunSummary
 
 REASONS_SHOWN = 5  # reasons of failures that are printed
 BLANK = {"name": "none", "models": {"none": {}}, "grid": [{"models": ["none"], "settings": ["a"]}]}

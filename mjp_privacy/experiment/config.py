@@ -17,7 +17,7 @@ from attacks import ATTACKS, CONTROLS, find_attack
 from attacks.prior.names import check_prior
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.read import read_mapping
+from mjp_privacy.core.read import STOCK, read_mapping, stock_config
 from mjp_privacy.core.registry import did_you_mean, unknown_name
 from mjp_privacy.core.schema import (
     Classes,
@@ -39,7 +39,6 @@ from mjp_privacy.core.schema import (
     parse,
     schema,
 )
-from mjp_privacy.core.stock import STOCK, stock_config
 
 __all__ = [
     "MOST_CELLS",

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from mjp_privacy.core.answers import print_json
-from mjp_privacy.core.command import DONE, Usage
+from mjp_privacy.core.command import DONE, Usage, print_json
+from mjp_privacy.core.read import stock_configs
 from mjp_privacy.core.registry import unknown_name
-from mjp_privacy.core.stock import stock_configs
 
 
 @dataclass(frozen=True)

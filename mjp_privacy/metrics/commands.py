@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mjp_privacy.core.answers import print_json
-from mjp_privacy.core.command import Usage, report_failed
+from mjp_privacy.core.command import Usage, print_json, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file, write_atomically
 from mjp_privacy.core.text import shown

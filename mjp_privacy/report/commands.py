@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mjp_privacy.core.answers import print_json
-from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
+from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, print_json
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import shown
 
@@ -84,7 +83,7 @@ class DemoArguments:
 def demo(argv: list[str], usage: Usage) -> int:
     """`mjp demo`: the stock config's attack, its report, and where the page is."""
     arguments = usage.parse(DemoArguments, argv)
-    from mjp_privacy.core.stock import STOCK
+    from mjp_privacy.core.read import STOCK
     from mjp_privacy.experiment.engines.options import EngineOptions
     from mjp_privacy.experiment.run import run_experiment
     from mjp_privacy.report.write import write_report

@@ -12,8 +12,7 @@ from typing import Literal
 
 import tyro
 
-from mjp_privacy.core.answers import print_json
-from mjp_privacy.core.command import DONE, Usage, report_failed
+from mjp_privacy.core.command import DONE, Usage, print_json, report_failed
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.machine import use_threads
 from mjp_privacy.training.config import TrainingConfig

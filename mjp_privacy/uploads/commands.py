@@ -8,8 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from mjp_privacy.core.answers import print_json
-from mjp_privacy.core.command import DONE, SOME_FAILED, Usage
+from mjp_privacy.core.command import DONE, SOME_FAILED, Usage, print_json
 from mjp_privacy.core.errors import UserError
 
 

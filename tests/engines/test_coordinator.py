@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines.coordinator import ATTEMPTS, Coordinator, TaskLost
-from mjp_privacy.experiment.engines.job import END, Job, Task, TaskReport, task_file
+from mjp_privacy.experiment.engines.worker import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.work import CellDone
 from tests.helpers.runs import tiny
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mjp_privacy.experiment.engines.local import LocalEngine
 from mjp_privacy.experiment.engines.options import EngineConfig
+from mjp_privacy.experiment.engines.start import LocalEngine
 from tests.helpers.background import Background
 from tests.helpers.command import attack_command
 from tests.helpers.engine_runs import CONFIG, all_rows, same_rows

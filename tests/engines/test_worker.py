@@ -11,8 +11,15 @@ import pytest
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines import worker as worker_module
-from mjp_privacy.experiment.engines.job import END, Job, Task, TaskReport, task_file
-from mjp_privacy.experiment.engines.worker import do_task, serve
+from mjp_privacy.experiment.engines.worker import (
+    END,
+    Job,
+    Task,
+    TaskReport,
+    do_task,
+    serve,
+    task_file,
+)
 from mjp_privacy.experiment.simulated import SimulatedModel
 from mjp_privacy.experiment.source import Block
 from mjp_privacy.experiment.work import OpenModel

@@ -20,7 +20,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import simulated
-from mjp_privacy.experiment.summary import Failure, failure_lines
+from mjp_privacy.experiment.run import Failure, failure_lines
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from tests.helpers.runs import (
     MJP,

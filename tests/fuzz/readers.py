@@ -220,13 +220,13 @@ def _beside(folder: Path) -> Any:
 
 
 def _job(folder: Path) -> Any:
-    from mjp_privacy.experiment.engines.job import Job
+    from mjp_privacy.experiment.engines.worker import Job
 
     return Job.read(folder / "job.json")
 
 
 def _task(folder: Path) -> Any:
-    from mjp_privacy.experiment.engines.job import TaskReport
+    from mjp_privacy.experiment.engines.worker import TaskReport
 
     return TaskReport.read(folder / "task.json")
 

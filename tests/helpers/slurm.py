@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mjp_privacy.experiment.engines.job import task_file
 from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.engines.slurm import SlurmEngine
+from mjp_privacy.experiment.engines.worker import task_file
 
 SCRIPTS = {
     "sbatch": """

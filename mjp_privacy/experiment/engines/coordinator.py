@@ -2,7 +2,7 @@
 
     Engine.start([3])           somebody starts worker 3, anywhere
     RUN/work/worker-3.task      its task, or `end`: written here, read by the worker
-    RUN/work/M-B-G.K.json       what it tells of the task (`job.TaskReport`)
+    RUN/work/M-B-G.K.json       what it tells of the task (`worker.TaskReport`)
     Engine.gone()               workers that are no more: their tasks are given again
 
 Nothing else goes between the two, so an engine needs to start processes and to know which have
@@ -21,7 +21,7 @@ from typing import Protocol
 from mjp_privacy.core.errors import StorageError
 from mjp_privacy.core.files import check_disk, check_folder, write_atomically
 from mjp_privacy.data.decoding import Altered
-from mjp_privacy.experiment.engines.job import END, Job, Task, TaskReport, task_file
+from mjp_privacy.experiment.engines.worker import END, Job, Task, TaskReport, task_file
 from mjp_privacy.experiment.work import CellDone
 
 ATTEMPTS = 3  # times that a task is given to a worker

@@ -1,15 +1,19 @@
-"""From options to a running engine: where it computes and how many work. An engine's packages are
-imported where it is asked for."""
+"""From options to a running engine: where it computes and how many work; and the usual one, workers
+of this machine, each a process. Packages of another engine are imported where it is asked for."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from mjp_privacy.core.machine import free_bytes, pick_device
-from mjp_privacy.experiment.engines.coordinator import Engine
+from mjp_privacy.core.machine import BESIDE, free_bytes, one_thread_environment, pick_device
+from mjp_privacy.experiment.engines.coordinator import Engine, last_words
 from mjp_privacy.experiment.engines.options import (
     EngineConfig,
     check_engine,
@@ -76,7 +80,75 @@ def start_engine(config: EngineConfig, job_file: Path, on_gpu: bool) -> Engine:
         from mjp_privacy.experiment.engines.slurm import SlurmEngine
 
         return SlurmEngine.of(config, job_file, on_gpu)
-    from mjp_privacy.experiment.engines.local import LocalEngine
+    from mjp_privacy.experiment.engines.start import LocalEngine
 
     gpus = visible_gpus() if on_gpu else ()
     return LocalEngine(job_file, workers_here(config, on_gpu), gpus)
+
+
+# workers of this machine ------------------------------------------------------------------------
+
+
+@dataclass
+class LocalEngine:
+    """LocalEngine(job.path, most=2).start([0, 1])
+
+    gpus: the CUDA devices that workers share, one after the other; none: they use the CPU
+    """
+
+    job_file: Path
+    most: int
+    gpus: Sequence[str] = ()
+    interval: float = 0.05
+    _processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)
+    _unstarted: dict[int, str] = field(default_factory=dict, init=False)
+
+    def start(self, workers: Sequence[int]) -> None:
+        """Start a process for each worker; where there is no memory for one, it is gone."""
+        for number in workers:
+            try:
+                self._processes[number] = self._started(number)
+            except OSError as error:
+                self._unstarted[number] = f"worker {number} could not be started: {error}"
+
+    def gone(self) -> Mapping[int, str]:
+        """Workers whose process ended."""
+        gone, self._unstarted = self._unstarted, {}
+        for number, process in list(self._processes.items()):
+            if (code := process.poll()) is not None:
+                del self._processes[number]
+                gone[number] = f"worker {number} {_death(code, self._log(number))}"
+        return gone
+
+    def close(self) -> None:
+        """Kill the workers and wait for them."""
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
+
+    def _log(self, number: int) -> Path:
+        return self.job_file.parent / f"worker-{number}.log"
+
+    def _started(self, number: int) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **one_thread_environment(), BESIDE: str(self.most)}
+        if self.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number % len(self.gpus)]
+        program = [sys.executable, "-m", "mjp_privacy.experiment.engines.worker"]
+        with self._log(number).open("a") as log:
+            return subprocess.Popen(
+                [*program, str(self.job_file), str(number)],
+                stdin=subprocess.PIPE,  # its end tells the worker that this process is gone
+                stdout=log,  # an attack may print what it likes
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which ends them
+            )
+
+
+def _death(code: int, log: Path) -> str:
+    """How a worker ended, in words; what it printed last is told where it ended by itself."""
+    if code >= 0:
+        return f"ended with code {code}{last_words(log)}"
+    hint = ", as a system does that is out of memory" if code == -9 else ""
+    return f"was killed by signal {-code}{hint}"

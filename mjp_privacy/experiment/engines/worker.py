@@ -3,7 +3,18 @@
     python -m mjp_privacy.experiment.engines.worker RUN/work/job.json 3
 
 does one task after the other that stands in RUN/work/worker-3.task. An engine that calls functions
-calls `serve`. A process keeps the plan, the model and the block that it had last.
+calls `serve`. A process keeps the plan, the model and the block that it had last. What a worker
+knows of a run, and what it tells of its tasks, are files that both sides see:
+
+    RUN/work/job.json       the experiment, the images by name, the device
+    RUN/work/worker-N.task  the task of worker N, "M B G K"
+    RUN/work/M-B-G.K.json   what the worker of task (model M, block B, group of cells G) has done so
+                            far at the K-th try; it is written anew with every cell
+    RUN/work/*.log          what workers printed
+
+The folder is removed when the run ends. Weights and images are read by their paths, so whoever
+works must see the same files as the process that planned the run. Rows and pictures never go this
+way: they are in the run folder before a task's file tells of them.
 """
 
 from __future__ import annotations
@@ -14,19 +25,148 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+from pydantic import TypeAdapter
+
 from mjp_privacy.core.errors import UserError, storage_error
-from mjp_privacy.core.files import watch_folder, working_folders
+from mjp_privacy.core.files import watch_folder, working_folders, write_json
 from mjp_privacy.core.machine import one_thread, out_of_memory, pick_device
+from mjp_privacy.core.read import FileKind, read_json
+from mjp_privacy.core.text import first_of
+from mjp_privacy.data.decoding import Altered
 from mjp_privacy.experiment.code import code_of_cells
-from mjp_privacy.experiment.engines.job import END, Job, Task, TaskReport, task_file
+from mjp_privacy.experiment.config import Experiment
 from mjp_privacy.experiment.plan import Finished, make_plan
 from mjp_privacy.experiment.simulated import Simulated
+from mjp_privacy.experiment.source import UploadSource
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import NO_MEMORY, Worker
+
+FOLDER = "work"
+END = "end"
+"""What stands in a worker's file in place of a task when there is none for it any more."""
+JOB = FileKind("what a worker needs to know of a run", "Give the run's command again.", 1 << 32)
+REPORT = FileKind("what a worker tells of its task", "Give the run's command again.", 1 << 28)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as its workers know it: Job.read(path).source() is the source of its uploads."""
+
+    root: str  # the run folder
+    experiment: Experiment
+    device: str
+    again: bool  # whether units that other code finished are done again
+    folder: str  # where the command was given; relative paths start there
+    made_with: Mapping[str, str | int]
+    images: str | None = None  # simulated clients: the path of the images ...
+    labels: str | None = None  # ... of their label file ...
+    chosen: tuple[str, ...] = ()  # ... and the ids of those that are attacked
+    uploads: str | None = None  # recorded clients: the folder of their uploads ...
+    limit: int | None = None  # ... the number of images for each line ...
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """... and the uploads that cannot be attacked, with the reason."""
+
+    @property
+    def path(self) -> Path:
+        """The file that workers read."""
+        return Path(self.root) / FOLDER / "job.json"
+
+    def write(self) -> None:
+        """Write the file."""
+        write_json(self.path, TypeAdapter(Job).dump_python(self, mode="json"))
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """The job of this file."""
+        return read_json(path, JOB, Job)
+
+    def source(self) -> UploadSource:
+        """The source of the run's uploads."""
+        return self._recorded() if self.uploads is not None else self._simulated()
+
+    def _simulated(self) -> UploadSource:
+        from mjp_privacy.data import open_images
+        from mjp_privacy.experiment.simulated import Simulated
+
+        opened = open_images(str(self.images), self.labels)
+        known = {record.image_id: record for record in opened.records}
+        if lost := [name for name in self.chosen if name not in known]:
+            raise UserError(
+                f"{len(lost)} image(s) of the run are not at {self.images} where the worker looks "
+                f"({first_of(lost, 1)}): expected workers to see the same files as the command. "
+                "Put them on a shared file system."
+            )
+        chosen = [known[name] for name in self.chosen]
+        return Simulated(self.experiment, opened, chosen, torch.device(self.device))
+
+    def _recorded(self) -> UploadSource:
+        from mjp_privacy.experiment.recorded import Recorded
+        from mjp_privacy.uploads.faults import known_uploads
+        from mjp_privacy.uploads.folder import UploadFolder, group_uploads
+
+        folder = Path(str(self.uploads))
+        known = known_uploads(UploadFolder(folder), self.refused)
+        groups = group_uploads(known, self.limit, self.refused)
+        by_name = {group.name: group for group in groups}
+        return Recorded(folder, by_name, torch.device(self.device), self.refused)
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One block of images of one model, in a group of its cells; the unit that workers are
+    given."""
+
+    model: int  # its number among the plan's models
+    block: int
+    group: int  # of the plan's `groups` of that model
+    attempt: int = 1
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What stays the same when the task is given again."""
+        return self.model, self.block, self.group
+
+    @property
+    def file_name(self) -> str:
+        """The file in which its worker tells what is done."""
+        return f"{self.model}-{self.block}-{self.group}.{self.attempt}.json"
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What a worker has done of a task so far."""
+
+    units: int = 0  # images in cells that were attacked
+    finished: int = 0  # and that were finished before
+    where: str = ""  # model, setting and precision, as they are shown
+    messages: tuple[tuple[str, str], ...] = ()
+    """What is said, each with the traceback that goes into the log, or ""."""
+    altered: Altered = field(default_factory=Altered)  # of the images that it has opened
+    ended: bool = False
+    error: str = ""  # an error that ended it, in one line; for a fault its traceback
+    storage: int = 0
+    """The system's number of the error where a disk did not take what was written: that ends the
+    run, and `error` says which file it was."""
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole."""
+        write_json(path, TypeAdapter(TaskReport).dump_python(self, mode="json"))
+
+    @classmethod
+    def read(cls, path: Path) -> TaskReport:
+        """What a file tells."""
+        return read_json(path, REPORT, TaskReport)
+
+
+def task_file(job_file: Path, worker: int) -> Path:
+    """The file in which a worker finds its task."""
+    return job_file.parent / f"worker-{worker}.task"
 
 
 def serve(job_file: str, number: int, interval: float = 0.05) -> None:
