@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mjp_privacy.experiment.run import run_experiment as run_experiment
     from mjp_privacy.metrics import score as score
     from mjp_privacy.models import load_model as load_model
-    from mjp_privacy.uploads.leak.attacking import attack_gradients as attack_gradients
+    from mjp_privacy.uploads.attacking import attack_gradients as attack_gradients
     from mjp_privacy.uploads.memory import save_upload as save_upload
 
 __version__ = "0.2.0"
@@ -31,7 +31,7 @@ __all__ = [
 __getattr__ = imported_on_use(
     __name__,
     {
-        "attack_gradients": "mjp_privacy.uploads.leak.attacking",
+        "attack_gradients": "mjp_privacy.uploads.attacking",
         "load_images": "mjp_privacy.data",
         "load_model": "mjp_privacy.models",
         "run_experiment": "mjp_privacy.experiment.run",

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from attacks import ATTACKS
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.uploads.check_model import ModelQuestion, check_model
+from mjp_privacy.uploads.check import ModelQuestion, check_model
 from tests.helpers.models import saved, state_of
 
 

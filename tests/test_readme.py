@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mjp_privacy.uploads.leak.result import Leak
+from mjp_privacy.uploads.leak import Leak
 from tests.helpers.night import nightly
 from tests.helpers.runs import one_cell
 

@@ -40,10 +40,10 @@ from mjp_privacy.models.jigsaw import shuffle_patches
 from mjp_privacy.uploads.folder import REFUSED, Group
 from mjp_privacy.uploads.record import (
     UNKNOWN_LABEL,
+    RecordedTruth,
     Upload,
     stacked,
 )
-from mjp_privacy.uploads.truth import RecordedTruth
 
 
 def recorded_experiment(

@@ -56,7 +56,7 @@ def check(argv: list[str], usage: Usage) -> int:
             f"{'none of them' if folder is None else 'both'}. Give one of the two."
         )
     if model is not None:
-        from mjp_privacy.uploads.check_model import ModelQuestion, check_model
+        from mjp_privacy.uploads.check import ModelQuestion, check_model
 
         asked = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(ModelQuestion)}
         answer = check_model(ModelQuestion(**asked))

@@ -36,8 +36,7 @@ from mjp_privacy.uploads.header import (
     header_changed,
     header_refusal,
 )
-from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
-from mjp_privacy.uploads.truth import TruthFile
+from mjp_privacy.uploads.record import WEIGHTS_FILE, TruthFile, Upload
 
 NAMED = 10
 """Uploads that a message lists."""

@@ -44,8 +44,7 @@ from mjp_privacy.uploads.reading import (
     separate_uploads,
 )
 from mjp_privacy.uploads.reading import Images as Pictures
-from mjp_privacy.uploads.record import NOT_STORED, UNKNOWN_LABEL, Upload, stacked
-from mjp_privacy.uploads.truth import RecordedTruth
+from mjp_privacy.uploads.record import NOT_STORED, UNKNOWN_LABEL, RecordedTruth, Upload, stacked
 
 SEVERAL = 0.2  # share of the strongest class's gradient from which another one's counts as such
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")

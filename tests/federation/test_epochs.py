@@ -11,7 +11,7 @@ import pytest
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.uploads.truth import TruthFile
+from mjp_privacy.uploads.record import TruthFile
 from tests.helpers.federations import config, run, task
 from tests.helpers.runs import cells, rows
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from mjp_privacy import attack_gradients
-from mjp_privacy.uploads.leak.attacking import batch_notes
-from mjp_privacy.uploads.leak.result import Leak
+from mjp_privacy.uploads.attacking import batch_notes
+from mjp_privacy.uploads.leak import Leak
 from tests.helpers.models import planted_model, tiny_model
 from tests.helpers.planted import planted_images
 from tests.uploads.test_attack_gradients import gradient_of

@@ -23,11 +23,157 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import reason
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
-from mjp_privacy.uploads.leak.picture import leak_figure
-from mjp_privacy.uploads.leak.reconstructed import Reconstructed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import torch
+
+from mjp_privacy.metrics import METRICS, score
+from mjp_privacy.metrics.assignment import assigned
+from mjp_privacy.metrics.pixel import quantise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# one attack ---------------------------------------------------------------------------------------
+
+CAP = 100.0  # dB, to which a PSNR counts in means, as in the reports
+
+
+@dataclass(frozen=True, repr=False)
+class Reconstructed:
+    """What one attack gives, for the m images of the step."""
+
+    attack: str
+    images: Tensor | None  # (m, 3, S, S) in [0, 1]; None: the attack names masked positions only
+    residuals: Tensor | None = None
+    """(m,) || g(image) - g || / || g || of the patch embedding's gradient; None: the labels are not
+    known, or not which picture of a batch has which."""
+    factors: Tensor | None = None
+    """(m,) f, with which f g(image) is nearest to g: a client that clips sends less than g."""
+    scaled: Tensor | None = None  # (m,) the residuals of f g(image)
+    misfits: Tensor | None = None  # (m,) the same without the loss: see `uploads/checks.py`
+    certain: Tensor | None = None
+    """(m,) bool: whatever the loss, only the client's picture fits, or one that uploads share."""
+    seconds: float = 0.0  # with its checks and scores
+    mask: Tensor | None = None  # (m, N) the positions that MJP masked, as the attack names them
+    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)  # of images without a reconstruction
+    scores: pd.DataFrame | None = None  # a row for each image, where private images were given
+    places: Sequence[int] = ()  # where the picture of each private image stands, where scored
+
+    @property
+    def image(self) -> Tensor:
+        """The first image (3, S, S) in [0, 1] that there is."""
+        if self.images is None:
+            raise UserError(f"{self.attack} names the masked positions (.mask) and no picture.")
+        return self.images[next(at for at in range(len(self.images)) if at not in self.reasons)]
+
+    @property
+    def residual(self) -> float:
+        """The mean of `residuals` over the images that have a picture: near 0, these have the
+        gradient that was sent. NaN where the labels are not known."""
+        return _mean(self.residuals)
+
+    @property
+    def factor(self) -> float:
+        """The mean of `factors`: 0.017 means that the upload is the picture's gradient times that,
+        as a client sends it that clips; NaN where the labels are not known."""
+        return _mean(self.factors)
+
+    @property
+    def scaled_residual(self) -> float:
+        """The residual once the gradient was multiplied by `factor`."""
+        return _mean(self.scaled)
+
+    @property
+    def misfit(self) -> float:
+        """The mean of `misfits`; NaN where the upload does not tell it."""
+        return _mean(self.misfits)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether every image has a picture, and each is the only one that meets the patch
+        embedding's equations; as far as mean, std and the order of the channels are as declared."""
+        return self.certain is not None and not self.reasons and bool(self.certain.all())
+
+    @property
+    def verified(self) -> int:
+        """How many pictures are certain, whatever the loss."""
+        return 0 if self.certain is None else int(self.certain.sum())
+
+    @property
+    def exact(self) -> int:
+        """How many pictures equal the private ones in every 8-bit value, where these were given."""
+        return 0 if self.scores is None else int(self.scores["exact"].sum())
+
+    @property
+    def psnr(self) -> float:
+        """The mean PSNR in dB, each capped at 100; NaN where no private images were given."""
+        return (
+            math.nan if self.scores is None else float(self.scores["psnr"].clip(upper=CAP).mean())
+        )
+
+    def scored(self, private: Tensor | None, batch: int = 1) -> Reconstructed:
+        """The same with scores against the private images (m, 3, S, S). The order of pictures of
+        a batch means nothing: each private image gets the one that fits it."""
+        if private is None or self.images is None or len(self.images) < len(private):
+            return self
+        places = list(range(len(private))) if batch == 1 else _matched(self.images, private, batch)
+        usable = [at for at, place in enumerate(places) if place not in self.reasons]
+        images, originals = self.images[[places[at] for at in usable]], private[usable]
+        names = dict.fromkeys(METRICS[key].name for key in METRICS)
+        values = score(images, originals, [f"{name}/standard" for name in names])
+        table = pd.DataFrame({name: numbers for (name, _), numbers in values.items()})
+        same = quantise(images.double()) == quantise(originals.double())
+        table["exact"] = same.flatten(1).all(1).numpy()
+        table.insert(0, "image", usable)
+        table.insert(0, "attack", self.attack)
+        return replace(self, scores=table, places=places)
+
+    def without(self, doubts: Collection[int]) -> Reconstructed:
+        """The same with none of these pictures certain: their normalisation is not as declared."""
+        if self.certain is None or not doubts:
+            return self
+        kept = self.certain.clone()
+        kept[list(doubts)] = False
+        return replace(self, certain=kept)
+
+    def __str__(self) -> str:
+        said = ["no picture" if self.images is None else f"images {tuple(self.images.shape)}"]
+        for name, check in (("residual", self.residual), ("misfit", self.misfit)):
+            said += [] if math.isnan(check) else [f"{name} {check:.1e}"]
+        if self.scores is not None:
+            said.append(f"{self.psnr:.1f} dB, {self.exact} exact")
+        return f"{self.attack}: {', '.join(said)}"
+
+    __repr__ = __str__
+
+
+def _matched(images: Tensor, private: Tensor, batch: int) -> list[int]:
+    """The place of the picture that belongs to each private image: within its step, or anywhere
+    where the uploads of an attack need not hold the same pictures."""
+    if len(images) > len(private):
+        return [int(place) for place in assigned(images, private)]
+    steps = range(0, len(private), batch)
+    own = [assigned(images[at : at + batch], private[at : at + batch]) + at for at in steps]
+    return [int(place) for place in torch.cat(own)]
+
+
+def _mean(values: Tensor | None) -> float:
+    return math.nan if values is None else float(values.nanmean())
+
+
+# all of them --------------------------------------------------------------------------------------
 
 EXPLAINED = 1e-2
 """A residual below it is that of rounding and clipping: the picture has the uploaded gradient."""
@@ -317,3 +463,103 @@ def _described(made: Reconstructed) -> str:
 def _line(*cells: str) -> str:
     name, *numbers = cells
     return f"{name:22}" + "".join(f"{number:>10}" for number in numbers)
+
+
+# the picture --------------------------------------------------------------------------------------
+
+ROWS, COLUMNS = 4, 7  # images and attacks that are shown
+SIDE = 2.1  # inches
+
+
+@house_style()
+def leak_figure(
+    ranked: Sequence[Reconstructed], private: Tensor | None, title: str, batch: int = 1
+) -> Figure:
+    """A row for each image of the step: the original where it was given, then every attack.
+
+    Attacks may return different numbers of pictures: a place that one does not have stays empty.
+    Of batches without originals, whose order means nothing, pictures that are certain come first.
+    """
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        """One that a notebook shows, also where nothing imported pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            image = BytesIO()
+            self.savefig(image, format="png")
+            return image.getvalue()
+
+    shown = ranked[:COLUMNS]
+    orders = [_order(result, private is not None, batch) for result in shown]
+    rows = max(map(len, orders)) if private is None else len(private)
+    count = min(rows, ROWS)
+    columns = len(shown) + (private is not None)
+    figure = NotebookFigure(figsize=(SIDE * columns, (SIDE + 0.5) * count + 0.4), dpi=150)
+    grid = figure.subplots(count, columns, squeeze=False)
+    for row in range(count):
+        axes = list(grid[row])
+        if private is not None:
+            _panel(axes.pop(0), private[row], "original")
+        for place, result, order in zip(axes, shown, orders, strict=True):
+            if row < len(order):
+                assert result.images is not None
+                _panel(place, result.images[order[row]], _title(result, row, order[row]))
+            else:
+                place.set_axis_off()
+    title = "\n".join([title, *_left_out(ranked, orders, count)])
+    figure.suptitle(title, fontsize=8, wrap=True)
+    figure.tight_layout()
+    return figure
+
+
+def _order(result: Reconstructed, originals: bool, batch: int) -> Sequence[int]:
+    """Which of an attack's pictures stands in each row."""
+    assert result.images is not None
+    if originals and result.places:
+        return result.places
+    places = range(len(result.images))
+    if batch == 1 or result.certain is None:
+        return places
+    certain = result.certain.tolist()
+    return sorted(places, key=lambda place: not certain[place])
+
+
+def _left_out(
+    ranked: Sequence[Reconstructed], orders: Sequence[Sequence[int]], rows: int
+) -> list[str]:
+    """How much of what there is was drawn, where that is not all."""
+    numbers = [
+        (min(len(order), rows), 0 if result.images is None else len(result.images), result.attack)
+        for result, order in zip(ranked, orders, strict=False)
+    ]
+    parts = [f"{drawn} of {there} pictures of {name}" for drawn, there, name in numbers]
+    said = [part for part, (drawn, there, _) in zip(parts, numbers, strict=True) if drawn < there]
+    if len(orders) < len(ranked):
+        said.append(f"{len(orders)} of {len(ranked)} attacks")
+    return [f"Drawn: {', '.join(said)}."] if said else []
+
+
+def _panel(place: Axes, image: Tensor, title: str) -> None:
+    place.imshow(
+        image.nan_to_num(0.5).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest"
+    )
+    place.set_title(title, fontsize=7)
+    place.set_axis_off()
+
+
+def _title(result: Reconstructed, row: int, place: int) -> str:
+    """The attack, its residual or misfit, whether the picture at this place is certain and, where
+    known, its score for the image of a row."""
+    if place in result.reasons:
+        return f"{result.attack}\n{result.reasons[place][:40]}"
+    parts: list[str] = []
+    for name, checks in (("residual", result.residuals), ("misfit", result.misfits)):
+        if checks is not None and not parts and not math.isnan(float(checks[place])):
+            parts.append(f"{name} {float(checks[place]):.0e}")
+    if result.certain is not None and bool(result.certain[place]):
+        parts.append("certain")
+    if result.scores is not None:
+        of_image = result.scores.loc[result.scores["image"] == row].iloc[0]
+        parts.append("exact" if of_image["exact"] else f"{of_image['psnr']:.1f} dB")
+    return "\n".join([result.attack, ", ".join(parts)])

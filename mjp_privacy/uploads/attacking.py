@@ -38,8 +38,7 @@ from mjp_privacy.metrics.pixel import psnr
 from mjp_privacy.models.modules import Channels
 from mjp_privacy.uploads.checks import check_patches, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.header import Kind
-from mjp_privacy.uploads.leak.reconstructed import Reconstructed
-from mjp_privacy.uploads.leak.result import Leak
+from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 

@@ -1,1 +1,0 @@
-"""What one's own gradients give away: `attack_gradients` and what it returns."""
