@@ -33,8 +33,12 @@ from mjp_privacy.data import (
 from mjp_privacy.data.places import keep_apart
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
-from mjp_privacy.models.earlier_table import keep_earlier
-from mjp_privacy.models.named import NamedCheckpoint, for_all_channels, named_checkpoints
+from mjp_privacy.models.zoo import (
+    NamedCheckpoint,
+    for_all_channels,
+    keep_earlier,
+    named_checkpoints,
+)
 
 PICTURES_DRAWN = 4
 """Photographs in a model's attention picture."""

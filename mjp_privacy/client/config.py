@@ -13,7 +13,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import yaml_value
 from mjp_privacy.core.schema import Count, Many, NotNegative, Positive, Share, Switch, schema
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.low_rank import LowRank, PerhapsAdapters, low_rank
+from mjp_privacy.models.sizes import LowRank, PerhapsAdapters, low_rank
 
 MOST_STEPS = 1_000_000
 """Local steps stay below this, so that round and step fit into one number in `local_round`."""

@@ -229,7 +229,7 @@ def decided(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
     A model of an unknown name is a UserError, and so is one that a condition depends on and that
     cannot be read.
     """
-    from mjp_privacy.models.outline import check_names, outline_model
+    from mjp_privacy.models.loading import check_names, outline_model
 
     for label, config in experiment.models.items():
         try:

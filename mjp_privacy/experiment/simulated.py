@@ -39,8 +39,7 @@ from mjp_privacy.experiment.source import (
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Refusal
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.models.loading import check_values
-from mjp_privacy.models.outline import outline_model
+from mjp_privacy.models.loading import check_values, outline_model
 
 
 @dataclass(frozen=True)

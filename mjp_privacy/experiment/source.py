@@ -29,8 +29,8 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import Attack, ClientInput, ClientUpdate, Control, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.adapters import with_adapters
-from mjp_privacy.models.low_rank import LowRank
 from mjp_privacy.models.mjp_vit import with_closed_form_block
+from mjp_privacy.models.sizes import LowRank
 
 NAMED = 3  # refused images that a message names
 IN_STEP_OF = "its client step also holds"

@@ -13,8 +13,7 @@ from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.task import FIELDS
 from mjp_privacy.interfaces import Attack, Control
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.loading import RANDOM
-from mjp_privacy.models.outline import outline_model
+from mjp_privacy.models.loading import RANDOM, outline_model
 
 
 def inapplicable_attacks(config: FederationConfig) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mjp_privacy.core.registry import imported_on_use
 
 if TYPE_CHECKING:
-    from mjp_privacy.models.building import LoadedModel as LoadedModel
-    from mjp_privacy.models.building import ModelCard as ModelCard
+    from mjp_privacy.models.loading import LoadedModel as LoadedModel
+    from mjp_privacy.models.loading import ModelCard as ModelCard
     from mjp_privacy.models.loading import load_model as load_model
     from mjp_privacy.models.mjp_vit import MJPVisionTransformer as MJPVisionTransformer
 
@@ -18,9 +18,9 @@ __all__ = ["LoadedModel", "MJPVisionTransformer", "ModelCard", "load_model"]
 __getattr__ = imported_on_use(
     __name__,
     {
-        "LoadedModel": "mjp_privacy.models.building",
+        "LoadedModel": "mjp_privacy.models.loading",
         "MJPVisionTransformer": "mjp_privacy.models.mjp_vit",
-        "ModelCard": "mjp_privacy.models.building",
+        "ModelCard": "mjp_privacy.models.loading",
         "load_model": "mjp_privacy.models.loading",
     },
 )

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.models.low_rank import LowRank
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.models.sizes import LowRank
 
 Model = TypeVar("Model", bound=MJPVisionTransformer)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,41 +11,170 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.machine import derive_seed, free_bytes
+from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.beside import with_facts_beside
-from mjp_privacy.models.building import LoadedModel as LoadedModel
-from mjp_privacy.models.building import build, check_complete, with_card
 from mjp_privacy.models.checkpoint_files import (
     CHECKPOINT,
     PACKAGED_PREFIX,
     TIMM_PREFIX,
     WeightFile,
     download_timm,
+    located,
     read_weight_file,
 )
-from mjp_privacy.models.checkpoint_tables import UnknownInit
 from mjp_privacy.models.checkpoints import (
     CheckpointReport,
+    Shape,
+    UnknownInit,
     layout_of,
     load_into,
     of_a_model,
+    shape_of,
     to_own_names,
 )
-from mjp_privacy.models.family_files import is_other, load_other
-from mjp_privacy.models.mismatch import check_same_model
-from mjp_privacy.models.shape import shape_of
+from mjp_privacy.models.families import ModelCard as ModelCard
+from mjp_privacy.models.families import WithCard, is_other, load_other
+from mjp_privacy.models.mjp_vit import MJPVisionTransformer
+from mjp_privacy.models.sizes import Variant, check_parameters, low_rank
 from mjp_privacy.models.spec import (
     ModelSpec,
     at_size,
     check_choice,
+    check_sizes,
     completed,
     filled,
     overridden,
     with_metadata,
 )
 from mjp_privacy.models.tensor_files import check_finite
-from mjp_privacy.models.variant import Variant
-from mjp_privacy.models.zoo import spec_by_name, timm_spec
+from mjp_privacy.models.zoo import check_timm_name, declared_normalisation, spec_by_name, timm_spec
+
+COMPARED = {"embed_dim": "width", "patch_size": "patch", "depth": "depth"}
+"""What a model's name states and a file's tensors show, with the word for it."""
+
+
+def check_same_model(named: ModelSpec, shape: Shape, source: str) -> None:
+    """Raise a UserError where a file's tensors show another architecture than its model's name.
+
+    named   the spec of the name, before anything was read off the file
+    source  the file's name
+
+    A model without a name has whatever architecture the file has, so nothing is compared.
+    """
+    stated = {key: getattr(named, key) for key in COMPARED}
+    differs = [
+        key for key, value in stated.items() if value is not None and value != getattr(shape, key)
+    ]
+    if named.name == "custom" or not differs:
+        return
+    of_file = ", ".join(f"{COMPARED[key]} {getattr(shape, key)}" for key in differs)
+    of_name = ", ".join(f"{COMPARED[key]} {stated[key]}" for key in differs)
+    raise UserError(
+        f"{source}: {of_file}; {named.name}: {of_name}. Expected weights of the model that is "
+        "named. Give those, or leave the name and its sizes out, so that they are read off the "
+        "file: mjp attack own --weights FILE --images DIR."
+    )
+
+
+NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
+OPTIONS = ("img_size", "num_heads", "mean", "std")  # that `mjp attack` has, for one's own model
+
+
+class LoadedModel(WithCard, MJPVisionTransformer):
+    """A plain ViT with its card."""
+
+
+def check_complete(spec: ModelSpec, source: str) -> None:
+    """Raise a UserError that says what is missing, unless the spec has all that a model needs."""
+    needed = (*NEEDED, "mean", "std", "activation")
+    missing = [key for key in needed if getattr(spec, key) is None]
+    if missing:
+        options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
+        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+        raise UserError(
+            f"{source}: {', '.join(missing)} cannot be read off the checkpoint and {are} never "
+            f"guessed. Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give {them} "
+            "to load_model or in the model's part of the config"
+            + (f", or to `mjp attack` as {options}." if options else ".")
+            + _declared_pixels(spec.name, missing)
+        )
+
+
+def _declared_pixels(name: str, missing: Sequence[str]) -> str:
+    """A sentence with the mean and std that timm declares for a model of this name, if it does."""
+    declared = {key: value for key, value in declared_normalisation(name).items() if key in missing}
+    if not declared:
+        return ""
+    stated = ", ".join(f"{key}={value}" for key, value in declared.items())
+    return f" timm declares {stated} for {name}: give that if the client used it."
+
+
+def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedModel:
+    """The network of a complete spec, with weights as torch draws them.
+
+    classifies  whether a network without a head (num_classes 0) is refused
+    """
+    numbers = {key: getattr(spec, key) for key in NEEDED}
+    check_sizes(spec.name, numbers)
+    if classifies and not numbers["num_classes"]:
+        raise UserError(f"{spec.name}: expected a head of 1 class or more, got num_classes=0.")
+    eps = spec.variant.norm_eps
+    if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 < eps <= 1:
+        raise UserError(f"{spec.name}: norm_eps: expected a positive number, got {eps!r}.")
+    size, patch = numbers["img_size"], numbers["patch_size"]
+    width, heads = numbers["embed_dim"], numbers["num_heads"]
+    if size % patch or width % heads:
+        raise UserError(
+            f"{spec.name}: expected img_size divisible by patch_size and embed_dim by num_heads, "
+            f"got {size}/{patch} and {width}/{heads} ({source}: width {width}, patch {patch}; "
+            f"config: img_size {size}, num_heads {heads}). Give sizes that fit the file, or leave "
+            "them out."
+        )
+    ratio = spec.mlp_ratio or 4.0
+    outline = torch.empty(0).is_meta  # it takes no memory
+    free = None if outline else free_bytes(torch.device("cpu"))
+    counted = {key: value for key, value in numbers.items() if key != "num_heads"}
+    check_parameters(spec.name, **counted, mlp_ratio=ratio, free=free)
+    model = LoadedModel(
+        **numbers,
+        mlp_ratio=ratio,
+        position_embedding=spec.position_embedding,
+        unknown_embedding=bool(spec.unknown_embedding),
+        index_embedding=bool(spec.index_embedding),
+        dal=spec.dal or "none",
+        first_block=spec.first_block or "intact",
+        variant=spec.variant,
+    )
+    return with_adapters(model, low_rank(spec.adapters), seed=0) if spec.adapters else model
+
+
+def with_card(model: LoadedModel, spec: ModelSpec, report: CheckpointReport) -> LoadedModel:
+    """The model in eval mode, with the card of this spec."""
+    assert spec.mean is not None
+    assert spec.std is not None
+    plain = model.variant == Variant()
+    model.card = ModelCard(
+        name=spec.name,
+        architecture=(
+            f"vit d{spec.embed_dim} l{spec.depth} h{spec.num_heads} "
+            f"p{spec.patch_size}@{spec.img_size}"
+            + (" closed-form block 0" if model.first_block == "closed_form" else "")
+            + str(model.variant)
+        ),
+        img_size=int(spec.img_size or 0),
+        resize=spec.resize,
+        interpolation=spec.interpolation or "bicubic",
+        mean=spec.mean,
+        std=spec.std,
+        num_classes=int(spec.num_classes or 0),
+        trained_gamma=spec.trained_gamma,
+        checkpoint=report,
+        norm_eps=None if plain else model.variant.norm_eps,
+        activation=None if plain else model.variant.activation,
+    )
+    return model.eval()
+
 
 RANDOM = "random"
 
@@ -191,3 +320,88 @@ def _random_model(spec: ModelSpec, seed: int) -> LoadedModel:
     spec = replace(spec, trained_gamma=None)
     report = CheckpointReport(RANDOM, f"random-{seed}", "random", notes=("untrained weights",))
     return with_card(model, spec, report)
+
+
+MADE_UP: Mapping[str, Any] = {
+    "mean": (0.0,) * 3,
+    "std": (1.0,) * 3,
+    "num_heads": 1,
+    "num_classes": 1000,
+    "activation": "gelu",
+}
+"""Facts that no attack's applicability depends on, for models that do not state them."""
+
+
+def outline_model(
+    name: str | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    unknown_init: UnknownInit | None = None,
+    seed: int = 0,
+    whole: bool = False,
+    **overrides: Any,
+) -> LoadedModel:
+    """The model that `load_model` would load from the same arguments, without its weights.
+
+    outline_model("vit_large_patch16_224", checkpoint="random", num_classes=1000)
+
+    whole   raise, as `load_model` does, where mean, std, heads or classes are not known. By default
+            these are made up, since no attack's applicability depends on them.
+    """
+    check_choice("unknown_init", unknown_init, UnknownInit)
+    check_seed(seed)
+    made_up = {} if whole else MADE_UP
+    named, source = asked_for(name, checkpoint, overrides)
+    if source == RANDOM or source.startswith(TIMM_PREFIX):
+        declared = named if source == RANDOM else declared_by_timm(named, source)
+        spec = filled(declared, made_up)
+        if source == RANDOM:
+            spec = replace(spec, trained_gamma=None)
+        check_complete(spec, source)
+        with torch.device("meta"):
+            model = build(spec, source)
+    else:
+        file = read_weight_file(source, shapes_only=True)
+        if is_other(file):
+            return other_network(name, file, overrides, outline=True)
+        spec, model = outlined(named, file, overrides, unknown_init, made_up)
+        source = file.shown
+    report = CheckpointReport(source, "", "random", notes=("an outline without weights",))
+    return with_card(model, spec, report)
+
+
+def outline_spec(
+    name: str | None = None, *, checkpoint: str | Path | None = None, **overrides: Any
+) -> tuple[ModelSpec, str]:
+    """All that is known of a model before its weights are read, and the source of the weights.
+
+    What cannot be known stays None: the number of heads does not show in a file's tensors.
+    """
+    named, source = asked_for(name, checkpoint, overrides)
+    if source == RANDOM:
+        return named, source
+    if source.startswith(TIMM_PREFIX):
+        return declared_by_timm(named, source), source
+    file = read_weight_file(source, shapes_only=True)
+    if is_other(file):
+        raise UserError(
+            f"{file.shown} holds another network than a plain ViT: closed forms do not apply to "
+            "it, and inverting_gradients does. Expected a plain ViT; give this file to "
+            "`mjp evaluate`, or as a model of a config to `mjp attack`."
+        )
+    spec, state = read_off(named, file, overrides)
+    check_same_model(named, shape_of(state, file.shown), file.shown)
+    return spec, file.shown
+
+
+def check_names(name: str | None, checkpoint: str | None) -> None:
+    """Raise a UserError, with the nearest name, if a model or a shipped checkpoint is not known.
+
+    check_names("deit_smal", None)  # Unknown model 'deit_smal'. Did you mean deit_small? ...
+    """
+    if name is not None:
+        spec_by_name(name)
+    if checkpoint is not None and checkpoint.startswith(TIMM_PREFIX):
+        check_timm_name(checkpoint.removeprefix(TIMM_PREFIX))
+    if checkpoint is not None and checkpoint.startswith(PACKAGED_PREFIX):
+        located(checkpoint)

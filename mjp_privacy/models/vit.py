@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.variant import Activation, Variant
+from mjp_privacy.models.sizes import Activation, Variant
 
 CHANNELS = 3
 START_STD, CLASS_START_STD = 0.02, 1e-6  # of tables and linear layers; of the class token
@@ -198,3 +198,19 @@ class VisionTransformer(nn.Module):
         """Logits (B, classes) from the tokens (B, tokens, D) after the last norm."""
         logits: Tensor = self.head(tokens[:, 0])
         return logits
+
+
+class ClosedFormBlock(nn.Module):
+    """A block without norm1 and residuals; its parameters keep their names."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.attn = block.attn
+        self.norm2 = block.norm2
+        self.mlp = block.mlp
+        self.drop_path2 = block.drop_path2
+
+    def forward(self, z: Tensor) -> Tensor:
+        """z (B, N+1, D) -> (B, N+1, D)."""
+        mixed: Tensor = self.drop_path2(self.mlp(self.norm2(self.attn(z))))
+        return mixed

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import FileKind, is_there, read_csv
 from mjp_privacy.core.registry import Registry, did_you_mean, unknown_name
+from mjp_privacy.core.text import shown
 from mjp_privacy.models.spec import ModelSpec
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -239,3 +244,112 @@ def _differs(base: str) -> str:
     names = dict(network.named_parameters())
     parts = [words for parameter, words in MORE_THAN_PLAIN.items() if parameter in names]
     return f": it has {' and '.join(parts)}" if parts else ""
+
+
+MOST_LETTERS = 100
+"""Of a label in a table; a longer one is shortened in its middle."""
+GENERIC = ("model", "model_float16", "checkpoint")
+"""Names of files that say nothing; the folder's name says what they are."""
+
+
+@dataclass(frozen=True)
+class NamedCheckpoint:
+    """A label for tables, and what `load_model` takes as its checkpoint.
+
+    described: whether --model, --mean and --std are about this one
+    """
+
+    label: str
+    source: str
+    described: bool = True
+
+    def options(self, *values: Any) -> tuple[Any, ...]:
+        """What these options mean for this checkpoint: nothing, if they are about others.
+
+        name, mean, std = checkpoint.options(arguments.model, arguments.mean, arguments.std)
+        """
+        return values if self.described else (None,) * len(values)
+
+
+def named_checkpoints(items: Sequence[str], option: str) -> list[NamedCheckpoint]:
+    """The checkpoints of a command line, each with its own label.
+
+    named_checkpoints(["cifar_vit", "ours=run/model.safetensors"], "--checkpoint")
+
+    option  what the command line calls them, for messages
+    """
+    checkpoints = [_named(item, option) for item in items]
+    labels = [checkpoint.label for checkpoint in checkpoints]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise UserError(
+            f"Two checkpoints are called {twice[0]!r}: expected a different name for each. Give "
+            f"{option} NAME=PATH NAME=PATH."
+        )
+    lacking = {item.label for item in checkpoints if not _describes_itself(item.source)}
+    if not lacking:  # then an option is meant to replace what they state
+        return checkpoints
+    return [replace(item, described=item.label in lacking) for item in checkpoints]
+
+
+def _describes_itself(source: str) -> bool:
+    """Whether a checkpoint states how pictures are normalised; timm's names stand for all of it."""
+    from mjp_privacy.models.checkpoint_files import TIMM_PREFIX, read_metadata
+
+    return source.startswith(TIMM_PREFIX) or "mean" in read_metadata(source)
+
+
+def for_all_channels(numbers: tuple[float, ...] | None) -> float | tuple[float, ...] | None:
+    """Per-channel numbers of a command line, where one stands for all three."""
+    return numbers[0] if numbers is not None and len(numbers) == 1 else numbers
+
+
+def _named(item: str, option: str) -> NamedCheckpoint:
+    """The label and path of LABEL=PATH; a plain PATH is labelled by its file or folder name."""
+    file = Path(item)
+    if "=" in item and not is_there(file):
+        label, _, path = item.partition("=")
+        if not label or not path:
+            raise UserError(f"{option}: expected PATH or LABEL=PATH, got {shown(item)!r}.")
+        return NamedCheckpoint(shown(label, MOST_LETTERS), _source(path))
+    if not is_there(file) or file.is_dir():
+        return NamedCheckpoint(shown(item, MOST_LETTERS), _source(item))
+    name = file.resolve().parent.name if file.stem in GENERIC else file.stem
+    return NamedCheckpoint(shown(name, MOST_LETTERS), _source(item))
+
+
+def _source(path: str) -> str:
+    """The checkpoint of a named model; anything else is a path and stays as it is."""
+    named = NAMED_MODELS[path].checkpoint if path in NAMED_MODELS else None
+    if named is None and path.isidentifier() and not is_there(Path(path)):
+        near = did_you_mean(path, NAMED_MODELS)
+        if near:
+            raise unknown_name("model", path, list(NAMED_MODELS))
+    return named or path
+
+
+TABLE = FileKind("a table of models", "Give another --out.", 1 << 30)
+ESCAPE = "'"  # before a label that a spreadsheet would take for a formula
+
+
+def keep_earlier(
+    out: Path, name: str, checkpoints: Sequence[NamedCheckpoint], column: str = "model"
+) -> None:
+    """Raise where the CSV `name` in `out` has a model that is not among these: its figures would be
+    lost. A command that is given again may replace its own.
+
+    keep_earlier(Path("out"), "summary.csv", named_checkpoints(["cifar_vit"], "--checkpoint"))
+
+    column: of the labels; lines of another `kind` than "model" do not count
+    """
+    path = out / name
+    if not path.is_file():
+        return
+    rows = [row for row in read_csv(path, TABLE, [column]) if row.get("kind", "model") == "model"]
+    there = list(dict.fromkeys(row[column].removeprefix(ESCAPE) for row in rows))
+    labels = [checkpoint.label.removeprefix(ESCAPE) for checkpoint in checkpoints]
+    if others := [shown(label, 100) for label in there if label not in labels]:
+        raise UserError(
+            f"--out {shown(out)} holds {name} with {', '.join(others)}, and this command is about "
+            f"{', '.join(labels)}: what stands there would be lost. Give another --out, name "
+            "those models too, or move the folder away."
+        )

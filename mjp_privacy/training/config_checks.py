@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.parameters import check_parameters
+from mjp_privacy.models.sizes import check_parameters
 from mjp_privacy.training.config import TrainingConfig, other_sizes
 from mjp_privacy.training.segmentation.settings import check_segmentation
 

@@ -20,8 +20,12 @@ from mjp_privacy.data import ImageRecord, open_images, spread_subset
 from mjp_privacy.data.places import keep_apart
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
-from mjp_privacy.models.earlier_table import keep_earlier
-from mjp_privacy.models.named import NamedCheckpoint, for_all_channels, named_checkpoints
+from mjp_privacy.models.zoo import (
+    NamedCheckpoint,
+    for_all_channels,
+    keep_earlier,
+    named_checkpoints,
+)
 from mjp_privacy.training.consistency import embedding_condition, measure
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.evaluation_report import (

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.models import load_model
-from mjp_privacy.models.family_building import build_other
+from mjp_privacy.models.families import build_other
+from mjp_privacy.models.loading import outline_model, outline_spec
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
-from mjp_privacy.models.outline import outline_model, outline_spec
 from mjp_privacy.training.config import Initial, TrainingConfig, other_sizes
 from mjp_privacy.training.segmentation.initial import check_unknown, fill_swin
 

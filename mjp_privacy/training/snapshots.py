@@ -18,7 +18,7 @@ from mjp_privacy.core.machine import commit
 from mjp_privacy.core.read import FileKind, is_there, json_value, typed
 from mjp_privacy.core.schema import Whole
 from mjp_privacy.models.checkpoint_files import CHECKPOINT as WEIGHTS
-from mjp_privacy.models.family_files import SIZES, weights_of
+from mjp_privacy.models.families import SIZES, weights_of
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.tensor_files import TensorFile, check_digest, read_torch_file, save_tensors
 from mjp_privacy.training.config import TrainingConfig, other_sizes, plain

@@ -40,8 +40,7 @@ from mjp_privacy.models.checkpoint_files import (
     check_is_there,
     read_metadata,
 )
-from mjp_privacy.models.loading import RANDOM
-from mjp_privacy.models.outline import outline_model, outline_spec
+from mjp_privacy.models.loading import RANDOM, outline_model, outline_spec
 from mjp_privacy.models.zoo import spec_by_name
 from mjp_privacy.uploads.checks import declared_wrongly, fed_pixels
 from mjp_privacy.uploads.faults import examine, one_line

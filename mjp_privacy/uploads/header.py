@@ -37,10 +37,9 @@ from mjp_privacy.core.schema import (
     schema,
 )
 from mjp_privacy.core.text import shown
-from mjp_privacy.models.localization import DalKind
-from mjp_privacy.models.mjp_vit import FirstBlock, PositionEmbedding
+from mjp_privacy.models.mjp_vit import DalKind, FirstBlock, PositionEmbedding
+from mjp_privacy.models.sizes import Activation
 from mjp_privacy.models.tensor_files import BLANK_DIGEST, DIGEST, check_digest, write_with_digest
-from mjp_privacy.models.variant import Activation
 
 HEADER = FileKind(
     "the JSON header of an upload, with fields such as label and weights",

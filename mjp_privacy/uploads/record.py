@@ -35,7 +35,7 @@ from mjp_privacy.data.ids import LONGEST, is_usable
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import file_sha256
-from mjp_privacy.models.outline import outline_model
+from mjp_privacy.models.loading import outline_model
 from mjp_privacy.models.spec import METADATA
 from mjp_privacy.models.tensor_files import FLOATS, TensorFile, check_digest, save_tensors
 from mjp_privacy.uploads.header import HEADER, UploadHeader, read_header, write_header
@@ -153,7 +153,7 @@ class Upload:
         return self._plain_vit(load_model(**self._model_arguments()))
 
     def outline(self) -> LoadedModel:
-        """The same model without its weights (`models.outline`)."""
+        """The same model without its weights (`outline_model`)."""
         return self._plain_vit(outline_model(**self._model_arguments()))
 
     def _plain_vit(self, model: LoadedModel) -> LoadedModel:

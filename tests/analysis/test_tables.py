@@ -14,7 +14,7 @@ from mjp_privacy.analysis.start import beside_start, start_in
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
-from mjp_privacy.models.family_building import build_other
+from mjp_privacy.models.families import build_other
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.training.config import Recipe, TrainingConfig, plain
 from mjp_privacy.training.network import build_network

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attacks.equations.requirements import too_few_equations
-from mjp_privacy.models.outline import outline_model
+from mjp_privacy.models.loading import outline_model
 
 
 def outline(**fields: Any) -> Any:

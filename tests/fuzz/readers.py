@@ -105,7 +105,7 @@ def _checkpoint(name: str) -> Callable[[Path], Any]:
 
 
 def _outline(folder: Path) -> Any:
-    from mjp_privacy.models.outline import outline_model
+    from mjp_privacy.models.loading import outline_model
 
     return outline_model(checkpoint=folder / "model.safetensors")
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from mjp_privacy.models.families import OtherNetwork
-from mjp_privacy.models.family_building import build_other
+from mjp_privacy.models.families import OtherNetwork, build_other
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training

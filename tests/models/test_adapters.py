@@ -9,8 +9,8 @@ from mjp_privacy import load_model
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.adapters import with_adapters
-from mjp_privacy.models.low_rank import LowRank, low_rank
-from mjp_privacy.models.outline import outline_model
+from mjp_privacy.models.loading import outline_model
+from mjp_privacy.models.sizes import LowRank, low_rank
 from mjp_privacy.uploads.record import save_weights
 from tests.helpers.models import some_images, tiny
 

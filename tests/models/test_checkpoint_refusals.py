@@ -13,7 +13,7 @@ from torch import nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
-from mjp_privacy.models.shape import shape_of
+from mjp_privacy.models.checkpoints import shape_of
 from tests.helpers.models import ARCHITECTURE, KNOWN, MEAN, State, saved, state_of
 
 # never guessed ------------------------------------------------------------------------------------

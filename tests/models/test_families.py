@@ -9,7 +9,7 @@ from timm.models.resnet import Bottleneck, ResNet
 from timm.models.swin_transformer import SwinTransformer
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.family_building import build_other
+from mjp_privacy.models.families import build_other
 from mjp_privacy.models.jigsaw import to_patches
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.sizes import Sizes

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.localization import (
+from mjp_privacy.models.mjp_vit import (
     LocalizationRegressor,
     masked_l1,
     principal_directions,

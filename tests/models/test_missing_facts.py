@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
-from mjp_privacy.models.outline import outline_model
+from mjp_privacy.models.loading import outline_model
 from tests.helpers.models import KNOWN, MEAN, state_of
 
 

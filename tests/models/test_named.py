@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.earlier_table import keep_earlier
-from mjp_privacy.models.named import NamedCheckpoint, named_checkpoints
+from mjp_privacy.models.zoo import NamedCheckpoint, keep_earlier, named_checkpoints
 from mjp_privacy.training.evaluation import load_checkpoint
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 

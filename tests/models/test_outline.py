@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel, load_model
-from mjp_privacy.models.outline import check_names, outline_model, outline_spec
+from mjp_privacy.models.loading import check_names, outline_model, outline_spec
 from mjp_privacy.models.zoo import NAMED_MODELS
 from tests.helpers.models import KNOWN, MEAN, SMALL, STD, saved, state_of
 

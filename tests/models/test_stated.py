@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
-from mjp_privacy.models.outline import outline_model
-from mjp_privacy.models.stated import METADATA
+from mjp_privacy.models.loading import outline_model
+from mjp_privacy.models.spec import METADATA
 from tests.helpers.models import state_of
 
 SIZE: list[Any] = [0, -1, 16_385, 10**9, 2**70, 3.5, "32", True, [32], {}]
@@ -121,7 +121,7 @@ def test_sizes_that_are_real_one_by_one_and_not_together() -> None:
 
 
 def test_a_network_that_memory_does_not_hold_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mjp_privacy.models.building.free_bytes", lambda device: 50_000)
+    monkeypatch.setattr("mjp_privacy.models.loading.free_bytes", lambda device: 50_000)
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
     with pytest.raises(UserError, match=r"fits into the 0.0 GB of memory that are free"):
         load_model(checkpoint="random", **sizes, num_classes=5, mean=0.5, std=0.5)

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.models.sizes import Variant
 from mjp_privacy.models.spec import METADATA
-from mjp_privacy.models.variant import Variant
 from tests.helpers.models import SMALL, saved, some_images, some_masks, state_of, tiny
 
 CLIP = {"pre_norm": True, "patch_bias": False, "head_bias": False, "norm_eps": 1e-5}

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmTransformer
 from torch import nn
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.models.variant import Variant
+from mjp_privacy.models.sizes import Variant
 from mjp_privacy.models.vit import VisionTransformer
 
 SIZES: dict[str, Any] = {

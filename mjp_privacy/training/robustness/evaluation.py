@@ -25,8 +25,7 @@ from mjp_privacy.data import (
 from mjp_privacy.data.label_files import NUM_IMAGENET
 from mjp_privacy.data.places import keep_apart
 from mjp_privacy.models import LoadedModel
-from mjp_privacy.models.earlier_table import keep_earlier
-from mjp_privacy.models.named import named_checkpoints
+from mjp_privacy.models.zoo import keep_earlier, named_checkpoints
 from mjp_privacy.training.evaluation import (
     check_labels,
     check_options,

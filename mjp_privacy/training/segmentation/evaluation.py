@@ -18,8 +18,7 @@ from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.data import ImageError, ImageRecord, spread_subset
 from mjp_privacy.data.places import keep_apart
-from mjp_privacy.models.earlier_table import keep_earlier
-from mjp_privacy.models.named import named_checkpoints
+from mjp_privacy.models.zoo import keep_earlier, named_checkpoints
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 from mjp_privacy.training.segmentation.augmentation import Whole

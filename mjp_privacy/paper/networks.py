@@ -1,11 +1,16 @@
-"""Swin Transformers with MJP at the patch stage, as the paper adds it "to the absolute PEs".
+"""The other networks of the paper's Table 1 under MJP: Swin Transformers and ResNets.
 
-A Swin needs no absolute positions: each attention window has a table of relative biases, the same
-for every window, and Swin-T has no other. MJP has nothing to mask in those: a bias belongs to a
-pair of places in a window, not to a patch. So the paper gives Swin-T a table of absolute position
-embeddings (`absolute_pos_embed`, Swin's own name for it), added to the embedded patches, and masks
-its rows; the relative biases stay as they are. A shuffled patch thus loses its absolute place and
-keeps the place within its window.
+Swin: MJP at the patch stage, as the paper adds it "to the absolute PEs". A Swin needs no absolute
+positions: each attention window has a table of relative biases, the same for every window, and
+Swin-T has no other. MJP has nothing to mask in those: a bias belongs to a pair of places in a
+window, not to a patch. So the paper gives Swin-T a table of absolute position embeddings
+(`absolute_pos_embed`, Swin's own name for it), added to the embedded patches, and masks its rows;
+the relative biases stay as they are. A shuffled patch thus loses its absolute place and keeps the
+place within its window.
+
+ResNet: "only shuffling the image patches with Alg. 1 (No PEs)", as the paper says. A ResNet sees
+pixels alone. The jigsaw permutes patches of its input, and there is no position embedding that
+could be masked, so a mask changes nothing in the network.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.models.families import OtherNetwork
-from mjp_privacy.models.localization import LocalizationRegressor, grid_positions, masked_l1
+from mjp_privacy.models.mjp_vit import LocalizationRegressor, grid_positions, masked_l1
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.vit import start_
 
@@ -101,3 +106,47 @@ class JigsawSwin(OtherNetwork):
 
 def _table(rows: int, width: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(1, rows, width))
+
+
+CHILDREN = ("conv1", "bn1", "act1", "maxpool", "layer{}", "global_pool", "fc")
+"""timm's parts of a ResNet in the order of its forward pass; `layer{}` stands for all stages."""
+
+
+class JigsawResNet(OtherNetwork):
+    """timm's ResNet of bottleneck blocks, under its own parameter names.
+
+    JigsawResNet(Sizes("resnet", 224, 16, 64, (3, 4, 6, 3), 1000)) is ResNet-50, whose jigsaw has
+    patches of 16×16 pixels. `embed_dim` is the width of the first stage; the stem always has 64.
+    """
+
+    def __init__(self, sizes: Sizes, drop_path: float = 0.0) -> None:
+        from timm.models.resnet import Bottleneck, ResNet
+
+        super().__init__(sizes)
+        stages = range(len(sizes.stages))
+        plain = ResNet(
+            Bottleneck,  # type: ignore[arg-type]  # timm says the block, and means its class
+            layers=sizes.stages,
+            num_classes=sizes.num_classes,
+            channels=tuple(sizes.embed_dim << stage for stage in stages),
+            drop_path_rate=drop_path,
+        )
+        self.order = [
+            name
+            for part in CHILDREN
+            for name in ([part.format(k + 1) for k in stages] if "{}" in part else [part])
+        ]
+        for name in self.order:
+            self.add_module(name, plain.get_submodule(name))
+        self.start_linear_layers()
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean over all places after the last stage, (B, 1, D); the mask is not used."""
+        for name in self.order[:-1]:
+            x = self.get_submodule(name)(x)
+        return x.unsqueeze(1)
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """Logits (B, classes) from the features (B, 1, D)."""
+        logits: Tensor = self.get_submodule("fc")(features[:, 0])
+        return logits
