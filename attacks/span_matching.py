@@ -33,7 +33,7 @@ from attacks.equations.patch_system import is_disturbed, patch_system
 from attacks.equations.pictures import per_image, pictures_of
 from attacks.equations.step_upload import StepUpload, client_model
 from attacks.equations.superposition import Superposition, superposed
-from mjp_privacy.client.gradient_labels import labels_of_batch
+from mjp_privacy.client.traces import labels_of_batch
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images

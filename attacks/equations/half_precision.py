@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from attacks.equations.names import TABLE
-from mjp_privacy.client.autocast import HALF, rounded, spacing
+from mjp_privacy.client.gradients import TABLES
 from mjp_privacy.client.optimizers import shares_of_steps
-from mjp_privacy.client.per_image import TABLES
+from mjp_privacy.client.traces import HALF, rounded, spacing
 from mjp_privacy.interfaces import ClientUpdate
 
 

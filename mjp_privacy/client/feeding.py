@@ -1,19 +1,192 @@
-"""From photographs to what a client feeds its model in a step: augmented, then shuffled."""
+"""From photographs to what a client feeds its model in a step: augmented, then shuffled.
+
+Settings a, b, c of the paper say what the client feeds its model, and what is scored:
+
+a  phi(grad M(x),  x )    plain image,    scored against the plain image
+b  phi(grad M(x~), x~)    shuffled image, scored against the shuffled image
+c  phi(grad M(x~), x )    shuffled image, scored against the plain image
+
+Every random choice is drawn for (seed, image, round). Leaving an image out therefore changes
+nothing for the others, except for an image that it would have been mixed into.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from mjp_privacy.client.augmentation import augmented
 from mjp_privacy.client.config import ClientConfig, local_round
-from mjp_privacy.client.puzzles import step_puzzles
-from mjp_privacy.client.settings import SETTINGS
-from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.interfaces import ClientInput
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import derive_seed, torch_generator
+from mjp_privacy.core.registry import Registry
+from mjp_privacy.interfaces import ClientInput, Setting, Truth
+from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+
+SMALLEST_CROP = 0.7  # side of the smallest crop, relative to the image's
+MIXUP_ALPHA = 0.8  # the value that DeiT is trained with
+
+
+def augmented(
+    images: Tensor, image_ids: Sequence[str], kind: str, *, round: int, seed: int
+) -> Tensor:
+    """The images (m, C, S, S) in [0, 1] as they enter this round.
+
+    kind: a name in AUGMENTATIONS. `augmented(images, ids, "flip", round=0, seed=0)`.
+    """
+    return AUGMENTATIONS[kind](images, image_ids, round, seed)
+
+
+def _rng(kind: str, image_id: str, round: int, seed: int) -> random.Random:
+    return random.Random(derive_seed("augment", kind, seed, image_id, round))
+
+
+def _none(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Tensor:
+    return images
+
+
+def _flip(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Tensor:
+    """Mirror each image left to right with probability 1/2."""
+    flips = [_rng("flip", image_id, round, seed).random() < 0.5 for image_id in image_ids]
+    return torch.where(torch.tensor(flips).view(-1, 1, 1, 1), images.flip(-1), images)
+
+
+def _crop(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Tensor:
+    """A square of 70 to 100 % of the side, anywhere in the image, enlarged to the whole side.
+
+    Rounded to 8 bits, because training pipelines crop the decoded picture and not a float tensor.
+    """
+    size = images.shape[-1]
+    crops = []
+    for image, image_id in zip(images, image_ids, strict=True):
+        rng = _rng("crop", image_id, round, seed)
+        side = rng.randint(round_up(SMALLEST_CROP * size), size)
+        top, left = rng.randint(0, size - side), rng.randint(0, size - side)
+        part = image[None, :, top : top + side, left : left + side]
+        crops.append(interpolate(part, size=(size, size), mode="bilinear", align_corners=False))
+    return (torch.cat(crops).clamp(0, 1) * 255).round() / 255
+
+
+def round_up(value: float) -> int:
+    """The smallest whole number that is not below the value: round_up(2.1) is 3."""
+    return -int(-value // 1)
+
+
+def _mixup(images: Tensor, image_ids: Sequence[str], round: int, seed: int) -> Tensor:
+    """a x + (1 - a) y, with y another image of the block and a >= 1/2 from Beta(.8, .8).
+
+    The label stays that of x, the image with the larger weight.
+    """
+    if len(images) < 2:
+        raise UserError(
+            "client.augment: mixup needs another image in the block, but this one holds no other. "
+            "Give more images, or choose another augmentation."
+        )
+    mixed = []
+    for image, image_id in zip(images, image_ids, strict=True):
+        others = [place for place, name in enumerate(image_ids) if name != image_id]
+        partner = min(
+            others, key=lambda place: derive_seed("mixup", seed, image_id, image_ids[place], round)
+        )
+        drawn = _rng("mixup", image_id, round, seed).betavariate(MIXUP_ALPHA, MIXUP_ALPHA)
+        share = max(drawn, 1 - drawn)
+        mixed.append(share * image + (1 - share) * images[partner])
+    return torch.stack(mixed)
+
+
+Augmentation = Callable[[Tensor, Sequence[str], int, int], Tensor]
+"""From (images, image ids, round, seed) to the changed images."""
+AUGMENTATIONS: Mapping[str, Augmentation] = {
+    "none": _none,
+    "flip": _flip,
+    "crop": _crop,
+    "mixup": _mixup,
+}
+
+
+@dataclass(frozen=True)
+class PaperSetting:
+    """Whether the client shuffles by MJP, and which image a reconstruction is compared with."""
+
+    name: str
+    shuffles: bool
+    against: Literal["input", "plain"]
+
+    def prepare(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        image_ids: Sequence[str],
+        *,
+        patch_size: int,
+        gamma: float,
+        round: int,
+        seed: int,
+    ) -> ClientInput:
+        """What the client feeds: the images as they are, or each shuffled by its own puzzle."""
+        if not self.shuffles:
+            return ClientInput(images, labels, tuple(image_ids))
+        grid = images.shape[-1] // patch_size
+        mask, permutation = draw_masks(image_ids, grid=grid, gamma=gamma, round=round, seed=seed)
+        shuffled = shuffle_patches(images, permutation, patch_size)
+        return ClientInput(shuffled, labels, tuple(image_ids), mask, permutation)
+
+    def target(self, truth: Truth, inputs: ClientInput) -> Tensor:
+        """The images (m, C, H, W) that reconstructions are compared with."""
+        return inputs.images if self.against == "input" else truth.images
+
+
+SETTINGS: Registry[Setting] = Registry("setting")
+SETTINGS.register("a", PaperSetting("a", shuffles=False, against="plain"))
+SETTINGS.register("b", PaperSetting("b", shuffles=True, against="input"))
+SETTINGS.register("c", PaperSetting("c", shuffles=True, against="plain"))
+
+
+def step_puzzles(
+    inputs: ClientInput,
+    plain: Tensor,
+    client: ClientConfig,
+    *,
+    patch_size: int,
+    round: int,
+    seed: int,
+) -> ClientInput:
+    """The setting's input, shuffled again by the client's own rules.
+
+    With `mask: batch`, all images of a step get the puzzle of its first image; with a
+    `plain_share`, some steps are not shuffled at all. Other clients keep their input.
+
+    plain (m, C, H, W): the images before the shuffle.
+    """
+    if inputs.mask is None or inputs.permutation is None:
+        return inputs
+    if client.mask == "image" and client.plain_share == 0:
+        return inputs
+    mask, permutation = inputs.mask, inputs.permutation
+    if client.mask == "batch":
+        first = torch.arange(len(mask)) // client.batch * client.batch
+        mask, permutation = mask[first], permutation[first]
+    unshuffled = torch.tensor(plain_steps(inputs.image_ids, client, round=round, seed=seed))
+    unshuffled = unshuffled.repeat_interleave(client.batch).unsqueeze(-1)
+    mask = mask & ~unshuffled
+    permutation = torch.where(unshuffled, torch.arange(permutation.shape[-1]), permutation)
+    images = shuffle_patches(plain, permutation, patch_size)
+    return replace(inputs, images=images, mask=mask, permutation=permutation)
+
+
+def plain_steps(
+    image_ids: Sequence[str], client: ClientConfig, *, round: int, seed: int
+) -> list[bool]:
+    """For each step whether it is not shuffled, drawn for (seed, its first image, round)."""
+    return [
+        random.Random(derive_seed("plain step", seed, first, round)).random() < client.plain_share
+        for first in image_ids[:: client.batch]
+    ]
 
 
 @dataclass(frozen=True)

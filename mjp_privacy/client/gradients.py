@@ -12,20 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mjp_privacy.client.autocast import AutocastGradients
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.optimizers import Sgd
-from mjp_privacy.client.per_image import TABLES, is_simple, per_image_gradients
+from mjp_privacy.client.traces import HALF, Autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.jigsaw import to_patches
 
 STEPS_AT_ONCE = 20  # independent steps differentiated together under vmap; bounds the memory
 TOKENS_AT_ONCE = {"cpu": 1024}
@@ -282,3 +283,142 @@ def predict(model: LoadedModel, images: Tensor, mask: Tensor | None) -> Tensor:
         x = model.normalize(images[own].to(like))
         classes.append(model(x, None if masks is None else masks[own]).argmax(-1).cpu())
     return torch.cat(classes)
+
+
+TABLES = ("pos_embed", "unk_embed", "cls_token", "index_embed")
+
+
+def is_simple(model: LoadedModel, name: str) -> bool:
+    """Whether `per_image_gradients` can compute this parameter's gradient."""
+    if name in TABLES:
+        return True
+    if name.startswith("dal_regressor."):  # the logits do not depend on it
+        return False
+    owner = model.get_submodule(name.rpartition(".")[0])
+    return isinstance(owner, nn.Linear) or owner is model.patch_embed.proj
+
+
+def per_image_gradients(
+    model: LoadedModel, x: Tensor, labels: Tensor, mask: Tensor | None, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """Cross-entropy gradients by name, (m, *parameter.shape), of parameters that are `is_simple`.
+
+    x (m, C, H, W) normalised, labels (m,), mask (m, N) or None.
+    """
+    if not names:
+        return {}
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    leaves = {
+        name: parameters[name].expand(len(x), *parameters[name].shape[1:]).clone().requires_grad_()
+        for name in names
+        if name in TABLES
+    }
+    owners = {name: name.rpartition(".")[0] for name in names if name not in TABLES}
+    taps = {owner: _Tap(model.get_submodule(owner)) for owner in dict.fromkeys(owners.values())}
+    try:
+        logits = functional_call(model, {**parameters, **leaves}, (x, mask))
+    finally:
+        for tap in taps.values():
+            tap.handle.remove()
+    loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+    wanted = [*leaves.values(), *(tap.output for tap in taps.values())]
+    raw = torch.autograd.grad(loss, wanted, allow_unused=True)
+    filled = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, raw, strict=True)]
+    # A leaf has the image axis where its parameter has a first axis of length 1.
+    grads = {name: grad.unsqueeze(1) for name, grad in zip(leaves, filled, strict=False)}
+    of_outputs = dict(zip(taps, filled[len(leaves) :], strict=True))
+    for name, owner in owners.items():
+        grads[name] = taps[owner].gradient(of_outputs[owner], name.endswith(".bias"))
+    return {name: grads[name] for name in names}
+
+
+class _Tap:
+    """Keeps what went into a linear layer or the patch convolution, and what came out."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+        self.handle = layer.register_forward_hook(self._keep)
+
+    def _keep(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        self.input = inputs[0].detach()
+        self.output = output if output.requires_grad else output.requires_grad_()
+        return self.output
+
+    def gradient(self, of_output: Tensor, bias: bool) -> Tensor:
+        """Per-image gradient of the weight or the bias, from the gradient of the output."""
+        entered = self.input
+        if isinstance(self.layer, nn.Conv2d):  # the patch embedding: one output for each patch
+            entered = to_patches(entered, self.layer.kernel_size[0])
+            of_output = of_output.flatten(2).mT
+        if entered.ndim == 2:  # the head sees one vector for each image
+            entered, of_output = entered.unsqueeze(1), of_output.unsqueeze(1)
+        if bias:
+            return of_output.sum(1)
+        return (of_output.mT @ entered).unflatten(2, self.layer.get_parameter("weight").shape[1:])
+
+
+FIRST_SCALE, LAST_SCALE = 2.0**16, 2.0**-16
+"""Loss scales of fp16: what GradScaler starts with, and below which no gradient is left."""
+
+Loss = Callable[[Mapping[str, Tensor]], Tensor]
+"""The loss of one step as a function of its weights."""
+
+
+@dataclass
+class AutocastGradients:
+    """Gradients of one step after the other, computed under autocast."""
+
+    kind: Autocast
+    scale: float = FIRST_SCALE
+    """The loss scale of the last fp16 step, where the next step's is looked for first."""
+
+    def of(
+        self, loss: Loss, weights: Mapping[str, Tensor], names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """The gradient of one step for the parameters `names`.
+
+        weights  all that are trained: the loss scale of fp16 depends on every gradient of the step
+        """
+        leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+        device = next(iter(leaves.values())).device.type
+        with torch.autocast(device, HALF[self.kind]):
+            value = loss(leaves)
+        if self.kind == "bf16":
+            return _gradients(value, {name: leaves[name] for name in names})
+        scaled = self._scaled(value, leaves)
+        return {name: scaled[name] for name in names}
+
+    def _scaled(self, value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients by the largest loss scale with which all of them are finite, divided by it."""
+        gradients = _finite(value, leaves, self.scale)
+        while gradients is None:
+            self.scale /= 2
+            if self.scale < LAST_SCALE:
+                raise UserError(
+                    "client.autocast: expected a step whose gradients fit into half precision, got "
+                    "infinite or undefined ones with every loss scale, since numbers of fp16 end "
+                    "at 65504. Set autocast: bf16, or none."
+                )
+            gradients = _finite(value, leaves, self.scale)
+        while self.scale < FIRST_SCALE:
+            larger = _finite(value, leaves, 2 * self.scale)
+            if larger is None:
+                break
+            gradients, self.scale = larger, 2 * self.scale
+        return gradients
+
+
+def _finite(value: Tensor, leaves: Mapping[str, Tensor], scale: float) -> dict[str, Tensor] | None:
+    """Gradients by this loss scale, divided by it; None if one of them is infinite or NaN."""
+    gradients = _gradients(value * scale, leaves)
+    if not all(bool(g.isfinite().all()) for g in gradients.values()):
+        return None
+    return {name: g / scale for name, g in gradients.items()}
+
+
+def _gradients(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients by name; zero for a leaf that the value does not depend on."""
+    computed = torch.autograd.grad(
+        value, list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(leaves, computed, strict=True))

@@ -20,8 +20,8 @@ from attacks.equations.patch_system import gradient, located, rounding_error
 from attacks.equations.pictures import per_image
 from attacks.equations.requirements import lacks_gradients, lacks_positions
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.source import Observation
 from mjp_privacy.interfaces import (

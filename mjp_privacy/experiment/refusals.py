@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from attacks import traits_of
-from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.client.traces import HEAD, HEAD_BIAS
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell
 from mjp_privacy.experiment.source import ModelVariants

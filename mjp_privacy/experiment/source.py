@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.positions import with_sinusoidal_positions
+from mjp_privacy.client.upload import with_sinusoidal_positions
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import first_of
 from mjp_privacy.data import ImageRecord

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from attacks import find_attack
 from mjp_privacy.core.command import DONE, SOME_FAILED
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, working_in
 from mjp_privacy.core.read import is_there
+from mjp_privacy.core.registry import Entry, Registry
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.places import keep_apart
 from mjp_privacy.experiment.code import Stale
-from mjp_privacy.experiment.config import Experiment, check_attacks
+from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment, check_attacks
 from mjp_privacy.experiment.engines.options import EngineConfig, check_engine
+from mjp_privacy.experiment.refusals import SimulatedForesight
 from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.federation.config import FederationConfig
-from mjp_privacy.federation.engines import ENGINES
-from mjp_privacy.federation.foresight import inapplicable_attacks
+from mjp_privacy.federation.config import FederationConfig, Probe, probe_client
+from mjp_privacy.federation.recording import kept_names
 from mjp_privacy.federation.rounds import ATTACK, UPLOADS
+from mjp_privacy.federation.task import FIELDS
+from mjp_privacy.interfaces import Attack, Control
+from mjp_privacy.models import LoadedModel
+from mjp_privacy.models.loading import RANDOM, outline_model
 
 
 def campaign(
@@ -68,7 +76,7 @@ def _trained_and_attacked(
         print("Not attacked, and nothing drawn; the same command goes on:", file=sys.stderr)
         print("\n".join(f"  {line}" for line in summary.not_done), file=sys.stderr)
         return SOME_FAILED
-    from mjp_privacy.federation.picture import draw_rounds
+    from mjp_privacy.federation.comparison import draw_rounds
 
     print(draw_rounds([out], out))
     print(f"Next: mjp report {out / ATTACK}")
@@ -103,3 +111,75 @@ def check_campaign(
 def attack_experiment(config: FederationConfig) -> Experiment:
     """The config's attacks as an experiment; models and clients come from the uploads."""
     return Experiment(config.name, attacks=config.attacks, seed=config.seed)
+
+
+ENGINES: Registry[Entry] = Registry("engine")
+
+_FLOWER = "mjp_privacy.federation.flower.run:run_flower"
+ENGINES.register(
+    "inprocess", Entry("mjp_privacy.federation.rounds:federate", "this process, round by round")
+)
+ENGINES.register("flower", Entry(_FLOWER, "Flower's simulation, on Ray", {"engine": "flower"}))
+ENGINES.register(
+    "flower-deployment",
+    Entry(_FLOWER, "a Flower SuperLink with SuperNodes", {"engine": "flower-deployment"}),
+)
+
+
+def inapplicable_attacks(config: FederationConfig) -> tuple[str, ...]:
+    """A line for each attack that will not apply to what a probe records, with the reason.
+
+    "multi_round: it needs 6 uploads of the same images; a probe records 1"
+    """
+    if not (config.attacks and config.record.rounds):
+        return ()
+    outlook = SimulatedForesight.of(_outline(config))
+    lines: dict[str, None] = {}  # an ordered set
+    for probe in config.record.probes:
+        for named in config.attacks:
+            attack = find_attack(named.name, named.options)
+            if isinstance(attack, Control):
+                continue
+            if reason := _reason(config, probe, named, attack, outlook):
+                lines[f"{named.title}: {reason}"] = None
+    return tuple(lines)
+
+
+def _reason(
+    config: FederationConfig,
+    probe: Probe,
+    named: AttackConfig,
+    attack: Attack,
+    outlook: SimulatedForesight,
+) -> str:
+    """Why the attack does not apply to the uploads of this probe; empty if nothing says so."""
+    if attack.uploads > probe.uploads:
+        needed = f"it needs {attack.uploads} uploads of the same images"
+        return f"{needed}; a probe records {probe.uploads}"
+    client = probe_client(config.client, probe)
+    cell = Cell("", config.setting, config.gamma, "float32", named, None, None, client)
+
+    def recorded(model: LoadedModel) -> Sequence[str]:
+        kept = kept_names(config, model)
+        return [name for name in attack.needs(model) if name in kept]
+
+    refusal = outlook.refuses(cell, attack, recorded)
+    return "" if refusal is None else refusal.text
+
+
+def _outline(config: FederationConfig) -> LoadedModel:
+    """The federation's network without weights."""
+    shape, initial = config.model, config.initial
+    fields: dict[str, Any] = {name: getattr(shape, name) for name in FIELDS}
+    if shape.position_embedding == "none":
+        fields["position_embedding"] = "strict"
+    if initial is None:
+        return outline_model(None, whole=True, checkpoint=RANDOM, **fields)
+    fields |= {"dal": None, "unknown_embedding": shape.unknown_embedding or None}
+    return outline_model(
+        initial.model,
+        whole=True,
+        checkpoint=initial.checkpoint,
+        unknown_init="mean_position",
+        **fields,
+    )

@@ -73,8 +73,7 @@ def federate(argv: list[str], usage: Usage) -> int:
     from mjp_privacy.experiment.config import check_attacks
     from mjp_privacy.experiment.overrides import with_seconds
     from mjp_privacy.federation.campaign import campaign
-    from mjp_privacy.federation.config_files import load_federation
-    from mjp_privacy.federation.other_rounds import what_moved, with_rounds
+    from mjp_privacy.federation.config import load_federation, what_moved, with_rounds
 
     stale = stale_choice(arguments.fresh, arguments.keep)
     by = arguments.attack.config()  # a mistake in it is told before the training

@@ -12,17 +12,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from mjp_privacy.core.drawing import MUTED, band, colour, drawn, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.read import is_there
 from mjp_privacy.federation.config import plain
-from mjp_privacy.federation.picture import SCOPES, THRESHOLD, draw_rounds, leakage_table
-from mjp_privacy.federation.stored import RESOLVED, evaluations, stored_config
+from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.shares import Share, wilson
+from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
 from mjp_privacy.report.charts.tradeoff import draw_tradeoff
 from mjp_privacy.report.charts.tradeoff_points import comparable, points_from_comparison
+from mjp_privacy.report.lines import Line, failed_images
+from mjp_privacy.report.notes import unshuffled_images
+from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.text import DASH
 from mjp_privacy.training.journal import METRICS
 
@@ -144,3 +149,169 @@ def _draw(table: pd.DataFrame, path: Path) -> None:
     panels = {f"Attacks on {scope}": points_from_comparison(table, scope) for scope in SCOPES}
     floors = {f"Attacks on {s}": comparable(table, s)["floor"].mean() for s in SCOPES}
     draw_tradeoff(panels, path, floors=floors)
+
+
+THRESHOLD = 20.0  # dB at which a person recognises the picture
+SCOPES = ("1 upload", "any number of uploads")
+TITLES = (
+    ("accuracy", "test top-1 (%)"),
+    ("psnr", "worst-case PSNR (dB, capped at 100)"),
+    ("success", f"images recovered at ≥ {THRESHOLD:.0f} dB (%)"),
+)
+UNSHUFFLED = "some uploads unshuffled"
+HOLLOW: dict[str, Any] = {"markersize": 5, "markerfacecolor": "white"}
+"""The marker of a round in which an attack read an unshuffled upload."""
+KEYS = ("client_label", "round", "batch", "steps")
+
+
+def leakage_table(runs: Sequence[Path]) -> pd.DataFrame:
+    """A row for each federation, round, batch, number of steps and scope."""
+    rows = []
+    for run in runs:
+        attacked = run / ATTACK
+        if not attacked.is_dir():
+            raise UserError(
+                f"{run} holds no {ATTACK} folder: expected the --out of `mjp federate` with "
+                "attacks in its config."
+            )
+        for (label, round, batch, steps), lines in _by_round(load_runs([attacked]).lines).items():
+            shared = {"run": str(run), "label": label, "round": round, "batch": batch}
+            for scope in SCOPES:
+                rows.append({**shared, "steps": steps, "scope": scope, **worst_case(lines, scope)})
+    return pd.DataFrame(rows)
+
+
+def _by_round(lines: Sequence[Line]) -> dict[tuple[Any, ...], list[Line]]:
+    by_key: dict[tuple[Any, ...], list[Line]] = {}
+    for line in lines:
+        if "round" in line.cell.other:
+            key = tuple(line.cell.columns[name] for name in KEYS)
+            by_key.setdefault(key, []).append(line)
+            model, first = line.cell.model.label, by_key[key][0].cell.model.label
+            if model != first:
+                raise UserError(
+                    f"{line.store.root}: {model} and {first} are uploads of the same label, "
+                    "round, batch and steps. Expected one kind of client under a label; give each "
+                    "kind its own label."
+                )
+    return by_key
+
+
+def worst_case(lines: Sequence[Line], scope: str) -> dict[str, Any]:
+    """Mean, interval and success over the images, of the best attack on each.
+
+    scope: one of SCOPES, the attacks that are considered; lines: of one round, controls included.
+    """
+    attacks = [line for line in lines if line.role == "attack"]
+    if scope == SCOPES[0]:
+        attacks = [line for line in attacks if line.uploads == 1]
+    floor = _floors(lines)
+    best: dict[str, float] = {}
+    failed: set[str] = set()
+    unshuffled: set[str] = set()
+    for line in attacks:
+        unshuffled |= unshuffled_images(line)
+        for image, value in _scored(line, "psnr", "standard").items():
+            best[image] = max(best.get(image, -np.inf), value)
+        failed |= failed_images(line)
+    values = [max(best.get(image, low), low) for image, low in floor.items()]
+    summary = summarise(values, ["ok"] * len(values), cap=PSNR_CAP)
+    share = float(np.mean([value >= THRESHOLD for value in values])) if values else np.nan
+    return {
+        "n": summary.n,
+        "psnr": summary.mean,
+        "low": summary.low,
+        "high": summary.high,
+        "success": share,
+        "from_100": sum(value >= PSNR_CAP for value in values),
+        "floor": float(np.mean(list(floor.values()))) if floor else np.nan,
+        "unreached": len(floor) - len(best.keys() & floor.keys()),
+        "failed": len(failed),
+        "unshuffled": len(unshuffled),
+    }
+
+
+def _floors(lines: Sequence[Line]) -> dict[str, float]:
+    """The PSNR of a uniform grey, by image.
+
+    An unfinished run is an error, because a missing image would look like a protected one.
+    """
+    floor: dict[str, float] = {}
+    images: set[str] = set()
+    for line in lines:
+        attacked = line.images.names
+        if len(attacked) < line.cell.outcome.planned_images:
+            raise UserError(
+                f"{line.store.root}: {line.label} holds {len(attacked)} of "
+                f"{line.cell.outcome.planned_images} images; expected a finished attack. Run the "
+                "federation's command again; it goes on where it stopped."
+            )
+        images |= attacked
+        floor.update(_scored(line, "grey_psnr", "diagnostic"))
+    if unknown := sorted(images - floor.keys()):
+        raise UserError(
+            f"{lines[0].store.root}: the score of a uniform grey on {unknown[0]} is not known. "
+            "Expected private images and the control `grey` among the attacks; add `grey` to the "
+            "config's attacks."
+        )
+    return floor
+
+
+def _scored(line: Line, metric: str, variant: str) -> dict[str, float]:
+    return {str(k): float(v) for k, v in line.scored(metric, variant).items()}
+
+
+def draw_rounds(runs: Sequence[Path], out: Path) -> Path:
+    """Write rounds.png and rounds.csv into `out`; the picture's path.
+
+    The panels show top-1 (where test images were given), the worst-case PSNR and the share of
+    recovered images, over the rounds.
+    """
+    table = leakage_table(runs)
+    text = table.to_csv(index=False)  # pandas takes some paths for addresses
+    write_atomically(out / "rounds.csv", lambda path: path.write_text(text, "utf-8"))
+    accuracies = {run: _accuracies(run) for run in runs}
+    titles = dict(TITLES) if any(accuracies.values()) else dict(TITLES[1:])
+    with picture(out / "rounds.png", 1 + 2.83 * len(titles), 3.8) as figure:
+        panels = dict(zip(titles, figure.subplots(1, len(titles)), strict=True))
+        first = next(iter(panels.values()))
+        for number, run in enumerate(runs):
+            of_run, shade = table[table["run"] == str(run)], colour(number)
+            first.plot([], [], color=shade, label=drawn(of_run["label"].iloc[0]))
+            if "accuracy" in panels:
+                panels["accuracy"].plot(*zip(*accuracies[run], strict=True), color=shade)
+            _draw_leakage(panels, of_run, shade)
+        panels["psnr"].axhline(table["floor"].mean(), color=MUTED, linewidth=1, linestyle=":")
+        for name, axes in panels.items():
+            axes.set_title(titles[name])
+            axes.set_xlabel("round")
+            axes.set_ylim(bottom=0)
+        first.legend(fontsize=7)
+        styles = [("--", SCOPES[0]), ("-", SCOPES[1]), (":", "uniform grey")]
+        keys = [panels["psnr"].plot([], [], s, color=MUTED, label=name)[0] for s, name in styles]
+        if (table["unshuffled"] > 0).any():
+            look = {"color": MUTED, **HOLLOW}
+            keys.append(panels["psnr"].plot([], [], "o", label=UNSHUFFLED, **look)[0])
+        figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), fontsize=7)
+    return out / "rounds.png"
+
+
+def _accuracies(run: Path) -> list[tuple[int, float]]:
+    """(round, top-1 in percent) of each evaluation; none without test images."""
+    return [(line.round, line.val_top1) for line in evaluations(run) if line.val_top1 is not None]
+
+
+def _draw_leakage(panels: Mapping[str, Any], of_run: pd.DataFrame, shade: str) -> None:
+    """A federation's PSNR and recovered images over the rounds, for the kind of client with the
+    smallest batch and the fewest steps."""
+    psnr, success = panels["psnr"], panels["success"]
+    look: dict[str, Any] = {"color": shade, "marker": "o", "markersize": 3}
+    for scope, style in zip(SCOPES, ("--", "-"), strict=True):
+        shown = of_run[of_run["scope"] == scope]
+        shown = shown[shown["batch"] == of_run["batch"].min()]
+        shown = shown[shown["steps"] == shown["steps"].min()].sort_values("round")
+        rounds, marked = shown["round"], shown[shown["unshuffled"] > 0]
+        psnr.plot(rounds, shown["psnr"], style, **look)
+        psnr.plot(marked["round"], marked["psnr"], "o", color=shade, **HOLLOW)
+        band(psnr, rounds, shown["low"], shown["high"], shade)
+        success.plot(rounds, 100 * shown["success"], style, **look)

@@ -1,14 +1,18 @@
-"""The configuration of a federation: its fields; `config_files` reads and checks it."""
+"""The configuration of a federation: one YAML file with a base and named rows, checked once."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mjp_privacy.client.config import ClientConfig, LocalSteps, ParameterName
+from mjp_privacy.client.config import ClientConfig, LocalSteps, ParameterName, check_client
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.read import read_mapping
 from mjp_privacy.core.schema import (
     Label,
     Many,
@@ -18,6 +22,7 @@ from mjp_privacy.core.schema import (
     Seed,
     Share,
     Whole,
+    parse,
     schema,
 )
 from mjp_privacy.experiment.config import AttackConfig
@@ -28,6 +33,7 @@ from mjp_privacy.training.config import (
     Storage,
     TrainingConfig,
 )
+from mjp_privacy.training.config_files import row_of
 
 Count = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 """Of rounds, clients, images."""
@@ -151,3 +157,165 @@ def probe_client(client: ClientConfig, probe: Probe) -> ClientConfig:
 def plain(config: FederationConfig) -> dict[str, Any]:
     """The config as dictionaries and lists, for JSON."""
     return dataclasses.asdict(config)
+
+
+_OWNERS: dict[str, Any] = {
+    "model": Architecture,
+    "initial": Initial,
+    "data": Storage,
+    "clients": Clients,
+    "client": ClientConfig,
+    "server": Server,
+    "record": Recording,
+    "attacks": AttackConfig,
+}
+
+
+def load_federation(
+    path: str | Path | Mapping[str, Any],
+    row: str | None = None,
+    *,
+    rounds: int | None = None,
+    **changes: Any,
+) -> FederationConfig:
+    """A checked config: a file or mapping, with one of its `rows` laid over its base.
+
+    rounds: another number of them; what is recorded is taken along (`other_rounds`), as in
+    `load_federation("configs/federated/cifar10.yaml", "mjp", rounds=10)`
+    changes: new values of other single fields; None changes nothing
+    """
+    content = dict(path) if isinstance(path, Mapping) else dict(read_mapping(Path(path)))
+    where = "the config" if isinstance(path, Mapping) else str(path)
+    content = row_of(content, row, where)
+    content.update({key: value for key, value in changes.items() if value is not None})
+    config = parse(FederationConfig, content, where, _OWNERS)
+    _check(config, where)
+    return config if rounds is None else with_rounds(config, rounds)
+
+
+def _check(config: FederationConfig, where: str) -> None:
+    """Refuse values that do not fit together."""
+    check_client(config.client, None, f"{where}, client")
+    clients = config.clients
+    if clients.per_round > clients.number:
+        raise UserError(
+            f"{where}, clients.per_round: expected at most clients.number ({clients.number}), got "
+            f"{clients.per_round}."
+        )
+    if config.gamma and not config.model.unknown_embedding and not config.initial:
+        raise UserError(
+            f"{where}: gamma {config.gamma} shuffles patches, but the model has no unknown "
+            "embedding to take the place of their position embeddings. Set "
+            "model.unknown_embedding: true, or gamma: 0."
+        )
+    if config.client.server_lr:
+        raise UserError(
+            f"{where}, client.server_lr: expected 0, got {config.client.server_lr}: in a "
+            "federation, the server's learning rate is server.lr. Set that."
+        )
+    if config.client.augment == "mixup":
+        raise UserError(
+            f"{where}, client.augment: expected none, flip or crop, got mixup, which would mix "
+            "images of different clients."
+        )
+    longest = longest_probe(config)
+    if late := [r for r in config.record.rounds if r + longest > config.rounds]:
+        raise UserError(
+            f"{where}, record.rounds: a probe's uploads take {longest} of {config.rounds} "
+            f"rounds; expected rounds from 0 on in which they can begin, got {late[0]}."
+        )
+    for place, probe in enumerate(config.record.probes):
+        _check_batches(probe, config.record.images, f"{where}, record.probes.{place}.batch")
+        check_client(
+            probe_client(config.client, probe),
+            config.record.images,
+            f"{where}, record.probes.{place}, client",
+        )
+
+
+def _check_batches(probe: Probe, images: int, where: str) -> None:
+    """Refuse batches that the recorded images do not fill or, with fresh partners, not mix."""
+    if images % probe.batch:
+        raise UserError(
+            f"{where}: expected a divisor of record.images ({images}), got {probe.batch}."
+        )
+    if probe.partners == "fixed":
+        return
+    if probe.batch == 1:
+        raise UserError(
+            f"{where}: expected 2 or more with partners: fresh, got 1: an image that is alone in "
+            "its batch has no partners. Set the probe's batch to 2 or more, or its partners to "
+            "fixed."
+        )
+    if images < 2 * probe.batch:
+        raise UserError(
+            f"{where}: expected at most half of record.images ({images}) with partners: fresh, got "
+            f"{probe.batch}: a single batch holds the same images in every round. Set "
+            f"record.images to {2 * probe.batch} or more, or the probe's partners to fixed."
+        )
+
+
+def with_rounds(config: FederationConfig, rounds: int) -> FederationConfig:
+    """The federation with this many rounds.
+
+    Recorded rounds, warm-up and the rounds between two evaluations keep their share of the whole.
+    The latest round that a probe can begin in stays the latest; rounds that become equal are
+    recorded once. A cosine schedule spans the new number of rounds by itself.
+    """
+    if rounds == config.rounds:
+        return config
+    _check_enough(config, rounds)
+    share = rounds / config.rounds
+    server = config.server
+    warmup = max(round(server.warmup * share), 1) if server.warmup else 0
+    return replace(
+        config,
+        rounds=rounds,
+        server=replace(server, warmup=warmup),
+        record=replace(config.record, rounds=_recorded(config, rounds)),
+        evaluate_every=max(round(config.evaluate_every * share), 1),
+    )
+
+
+def what_moved(before: FederationConfig, after: FederationConfig) -> str:
+    """One line on what `with_rounds` changed; empty if nothing but the number of rounds did.
+
+    "records rounds 0, 2, 4 instead of 0, 60, 110; evaluation every 2 instead of 20: --rounds 10 of
+    120"
+    """
+    old, new = ((c.record.rounds, c.server.warmup, c.evaluate_every) for c in (before, after))
+    values = (
+        (f"records round{'s' if len(new[0]) > 1 else ''}", _listed(old[0]), _listed(new[0])),
+        ("warm-up", str(old[1]), str(new[1])),
+        ("evaluation every", str(old[2]), str(new[2])),
+    )
+    moved = [f"{name} {now} instead of {was}" for name, was, now in values if now != was]
+    return f"{'; '.join(moved)}: --rounds {after.rounds} of {before.rounds}" if moved else ""
+
+
+def longest_probe(config: FederationConfig) -> int:
+    """The number of successive rounds that the longest probe takes."""
+    return max((probe.uploads for probe in config.record.probes), default=1)
+
+
+def _check_enough(config: FederationConfig, rounds: int) -> None:
+    longest = longest_probe(config) if config.record.rounds else 1
+    if rounds >= longest:
+        return
+    why = ", the rounds that a recorded client takes (record.probes)" if longest > 1 else ""
+    raise UserError(
+        f"--rounds: expected at least {longest}{why}, got {rounds}. Give --rounds {longest} or more"
+        f"{', or fewer uploads of a probe in the config' if longest > 1 else ''}."
+    )
+
+
+def _recorded(config: FederationConfig, rounds: int) -> tuple[int, ...]:
+    """`record.rounds` in proportion to the last round in which the longest probe can begin."""
+    longest = longest_probe(config)
+    old, new = config.rounds - longest, rounds - longest
+    starts = (round(start * new / old) if old else 0 for start in config.record.rounds)
+    return tuple(dict.fromkeys(starts))
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))

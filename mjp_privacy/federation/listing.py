@@ -68,7 +68,7 @@ def _metrics() -> Mapping[str, str]:
 
 
 def _settings() -> Mapping[str, str]:
-    from mjp_privacy.client.settings import SETTINGS
+    from mjp_privacy.client.feeding import SETTINGS
 
     fed = {False: "plain image fed", True: "shuffled image fed"}
     against = {"plain": "scored against the plain image", "input": "scored against what was fed"}
@@ -80,7 +80,7 @@ def _settings() -> Mapping[str, str]:
 
 def _engines() -> Mapping[str, str]:
     from mjp_privacy.experiment.engines.options import SUMMARIES
-    from mjp_privacy.federation.engines import ENGINES
+    from mjp_privacy.federation.campaign import ENGINES
 
     attacking = {name: f"mjp attack --engine: {line}" for name, line in SUMMARIES.items()}
     training = {name: f"mjp federate --engine: {ENGINES[name].summary}" for name in ENGINES}

@@ -7,30 +7,30 @@ So a round can be computed anywhere, with its clients in any order, and computed
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.gradients import FedSGDClient, predict
-from mjp_privacy.client.positions import with_sinusoidal_positions
-from mjp_privacy.client.upload import make_upload
+from mjp_privacy.client.upload import make_upload, with_sinusoidal_positions
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.machine import torch_generator
-from mjp_privacy.data import spread_subset
-from mjp_privacy.federation.config import FederationConfig
-from mjp_privacy.federation.images import federation_images
-from mjp_privacy.federation.partition import dirichlet, iid
-from mjp_privacy.federation.server import ServerState, Weights, server_step
+from mjp_privacy.core.machine import derive_seed, torch_generator
+from mjp_privacy.data import embedded_images, spread_subset
+from mjp_privacy.data.embedded import EMBEDDED
+from mjp_privacy.federation.config import FederationConfig, Server
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.loading import RANDOM
 from mjp_privacy.training.config import Architecture
-from mjp_privacy.training.examples import Examples
+from mjp_privacy.training.examples import Examples, find_examples
 from mjp_privacy.training.memory_batches import decode_all
 
 TEST_BATCH = 250
@@ -270,3 +270,171 @@ FIELDS = tuple(
     for name in Architecture.__dataclass_fields__
     if name not in ("drop_path", "position_embedding")
 )
+
+
+def federation_images(
+    config: FederationConfig, data: str | Path, val: str | Path | None
+) -> tuple[Examples, Examples | None]:
+    """Labelled training images, and test images if there are any.
+
+    data: any layout that the trainer takes, or `embedded`; val: the same, None: no test images
+    """
+    if str(data) != EMBEDDED:
+        return find_examples(config.training(), Path(data), Path(val) if val else None)
+    if val and str(val) != EMBEDDED:
+        raise UserError(
+            f"--val: expected none or {EMBEDDED} beside --data {EMBEDDED}, whose classes are its "
+            f"photographs, got {val}. Leave --val out, or give both as class folders."
+        )
+    train = labelled_photographs(config.model.num_classes)
+    return train, train if val else None
+
+
+def labelled_photographs(classes: int) -> Examples:
+    """20 crops of the six photographs that every installation has; a crop's class is its
+    photograph. classes: how many the model tells apart."""
+    source = embedded_images()
+    names = sorted({str(record.group) for record in source.records})
+    if classes < len(names):
+        raise UserError(
+            f"--data {EMBEDDED} holds {len(names)} photographs, each a class: expected "
+            f"model.num_classes of {len(names)} or more, got {classes}. Set it in the config."
+        )
+    records = (
+        replace(record, label=names.index(str(record.group)), label_source="folder")
+        for record in source.records
+    )
+    return Examples(source, tuple(records))
+
+
+def data_path(path: str | Path) -> str:
+    """The path that other processes find the same images at; `embedded` is no path."""
+    return EMBEDDED if str(path) == EMBEDDED else str(Path(path).resolve())
+
+
+MOST_DRAWS = 100  # attempts at a Dirichlet split in which every client has enough images
+
+
+def iid(labels: Sequence[int], clients: int, *, seed: int) -> list[list[int]]:
+    """Each client's images, as places in `labels`: shuffled and dealt out in turn.
+
+    Clients differ by at most one image; labels play no part.
+    """
+    order = _generator("iid", seed).permutation(len(labels))
+    return [sorted(order[client::clients].tolist()) for client in range(clients)]
+
+
+def dirichlet(
+    labels: Sequence[int], clients: int, *, alpha: float, least: int, seed: int
+) -> list[list[int]]:
+    """Each client's images, as places in `labels`, with classes spread unevenly.
+
+    Every class is dealt out by shares from Dirichlet(alpha, ..., alpha): a small alpha gives each
+    client few classes. Drawn again until every client has `least` images.
+    """
+    generator = _generator("dirichlet", seed)
+    kinds = np.asarray(labels)
+    for _ in range(MOST_DRAWS):
+        parts: list[list[int]] = [[] for _ in range(clients)]
+        for kind in np.unique(kinds):
+            places = generator.permutation(np.flatnonzero(kinds == kind))
+            shares = generator.dirichlet(np.full(clients, alpha))
+            cuts = np.round(np.cumsum(shares)[:-1] * len(places)).astype(int)
+            for part, dealt in zip(parts, np.split(places, cuts), strict=True):
+                part.extend(dealt.tolist())
+        if min(map(len, parts)) >= least:
+            return [sorted(part) for part in parts]
+    raise UserError(
+        f"No Dirichlet split of {len(labels)} images with alpha {alpha} gave each of {clients} "
+        f"clients at least {least} in {MOST_DRAWS} attempts. Give fewer clients, a smaller "
+        "client.batch or a larger alpha."
+    )
+
+
+def _generator(kind: str, seed: int) -> np.random.Generator:
+    return np.random.default_rng(derive_seed("partition", kind, seed))
+
+
+Weights = dict[str, Tensor]
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Adam's moments; empty before the first step and with plain SGD."""
+
+    step: int = 0
+    first: Mapping[str, Tensor] = field(default_factory=dict)
+    second: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def mean_gradient(uploads: Iterable[tuple[ClientUpdate, int]]) -> Weights:
+    """The mean of the uploads by parameter name, weighted by images.
+
+    uploads: each with its number of images; only one is in memory at a time.
+    """
+    total, mean, first = 0, dict[str, Tensor](), None
+    for update, images in uploads:
+        kind = (update.kind, tuple(sorted(update.grads)))
+        first = first or kind
+        if kind != first:
+            raise UserError(
+                "The clients of a round sent uploads of different kinds or parameters. Expected "
+                "the same kind (gradient or weight_difference) and the same names from each."
+            )
+        weight = images if update.kind == "gradient" else -images
+        for name, gradient in update.grads.items():
+            part = gradient[0] * weight
+            mean[name] = mean[name].add_(part) if name in mean else part
+        total += images
+    if not total:
+        raise UserError("No client sent an upload in this round: expected at least one.")
+    return {name: tensor.div_(total) for name, tensor in mean.items()}
+
+
+def learning_rate(server: Server, round: int, rounds: int) -> float:
+    """Linear warm-up, then constant or half a cosine to zero; the cosine counts from round 0."""
+    if round < server.warmup:
+        return server.lr * (round + 1) / server.warmup
+    if server.schedule == "constant":
+        return server.lr
+    return server.lr * (1 + math.cos(math.pi * round / rounds)) / 2
+
+
+def server_step(
+    server: Server,
+    weights: Mapping[str, Tensor],
+    state: ServerState,
+    uploads: Iterable[tuple[ClientUpdate, int]],
+    *,
+    round: int,
+    rounds: int,
+) -> tuple[Weights, ServerState]:
+    """The weights and the optimiser's state after a round.
+
+    Nothing is changed in place; weights that no client uploaded are passed on as they are.
+    """
+    mean = mean_gradient(uploads)
+    rate = learning_rate(server, round, rounds)
+    if server.optimizer == "adam":
+        state = _moments(state, mean)
+    moved = dict(weights)
+    for name, gradient in mean.items():
+        step = gradient if server.optimizer == "sgd" else _adam(state, name)
+        moved[name] = weights[name] - rate * (step + server.weight_decay * weights[name])
+    return moved, state
+
+
+def _moments(state: ServerState, mean: Mapping[str, Tensor]) -> ServerState:
+    first, second = dict(state.first), dict(state.second)
+    for name, g in mean.items():
+        zero = torch.zeros_like(g)
+        first[name] = BETAS[0] * first.get(name, zero) + (1 - BETAS[0]) * g
+        second[name] = BETAS[1] * second.get(name, zero) + (1 - BETAS[1]) * g.square()
+    return ServerState(state.step + 1, first, second)
+
+
+def _adam(state: ServerState, name: str) -> Tensor:
+    first = state.first[name] / (1 - BETAS[0] ** state.step)
+    second = state.second[name] / (1 - BETAS[1] ** state.step)
+    return first / (second.sqrt() + EPSILON)

@@ -19,7 +19,7 @@ from attacks.equations.patch_system import error_of, is_disturbed, patch_system
 from attacks.equations.requirements import lacks_gradients, lacks_positions
 from attacks.shared_picture import CERTAIN
 from attacks.step import run_steps
-from mjp_privacy.client.autocast import Autocast
+from mjp_privacy.client.traces import Autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.registry import unknown_name

@@ -16,12 +16,11 @@ from attacks.equations.half_precision import rounding_error
 from attacks.equations.names import TABLE
 from attacks.equations.weight_difference import INVERSIONS
 from attacks.masked_span import WEIGHED
-from mjp_privacy.client.autocast import Autocast, shown_autocast
 from mjp_privacy.client.config import DefenseText
 from mjp_privacy.client.defenses.disturbance import Deviations, Disturbed, Draws, added
 from mjp_privacy.client.defenses.noise import GaussianNoise
 from mjp_privacy.client.defenses.registry import StepDefense, check_order, defense_of
-from mjp_privacy.client.gradient_labels import HEAD_BIAS
+from mjp_privacy.client.traces import HEAD_BIAS, Autocast, shown_autocast
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.autocast import shown_autocast
-from mjp_privacy.client.gradient_labels import HEAD, HEAD_BIAS, label_in_gradient
+from mjp_privacy.client.traces import HEAD, HEAD_BIAS, label_in_gradient, shown_autocast
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.text import shown

@@ -11,8 +11,8 @@ import torch
 from attacks import find_attack
 from attacks.budget import Budget, limited
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels, Reconstruction
 from mjp_privacy.models import LoadedModel

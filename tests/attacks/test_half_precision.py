@@ -16,9 +16,9 @@ from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
 from attacks.equations.patch_system import PatchSystem, error_of, patch_system
 from attacks.equations.span import combine, upload_span
 from mjp_privacy import load_images, load_model
-from mjp_privacy.client.autocast import HALF, rounded
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.client.feeding import SETTINGS
+from mjp_privacy.client.traces import HALF, rounded
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
 from mjp_privacy.metrics.pixel import psnr

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.positions import noisy
-from mjp_privacy.client.upload import make_upload
+from mjp_privacy.client.upload import make_upload, noisy
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction
 from tests.helpers.models import planted_model

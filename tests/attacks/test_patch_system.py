@@ -20,8 +20,8 @@ from attacks.equations.requirements import lacks_gradients
 from attacks.patch_gradient import PatchGradient
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.positions import noisy as noisy_upload
 from mjp_privacy.client.upload import make_upload
+from mjp_privacy.client.upload import noisy as noisy_upload
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches

@@ -8,8 +8,8 @@ import torch
 from attacks.masked_span import MaskedSpan
 from attacks.pixel_lattice import PixelLattice
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.pixel import psnr

@@ -11,8 +11,8 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.budget import limited
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.gradient_labels import labels_of_batch
 from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.traces import labels_of_batch
 from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.metrics.assignment import assigned
 from mjp_privacy.metrics.pixel import psnr

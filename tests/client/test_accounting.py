@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from mjp_privacy.client.defenses.accounting import epsilon
+from mjp_privacy.client.defenses.noise import epsilon
 from mjp_privacy.core.errors import UserError
 
 needs_opacus = pytest.mark.skipif(

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mjp_privacy.client.autocast import FIRST_SCALE, HALF, rounded, shown_autocast
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.gradients import FedSGDClient
+from mjp_privacy.client.gradients import FIRST_SCALE, FedSGDClient
+from mjp_privacy.client.traces import HALF, rounded, shown_autocast
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment

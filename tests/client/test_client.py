@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, predict
-from mjp_privacy.client.per_image import is_simple
+from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient, is_simple, predict
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import LoadedModel

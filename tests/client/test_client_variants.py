@@ -11,12 +11,10 @@ from torch import Tensor
 
 from attacks import ATTACKS
 from mjp_privacy import load_model
-from mjp_privacy.client.augmentation import augmented
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import SETTINGS, augmented, step_puzzles
 from mjp_privacy.client.gradients import STEPS_AT_ONCE, FedSGDClient
-from mjp_privacy.client.positions import noisy, sinusoidal_table, with_sinusoidal_positions
-from mjp_privacy.client.puzzles import step_puzzles
-from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.client.upload import noisy, sinusoidal_table, with_sinusoidal_positions
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import cell as experiment_cell
 from mjp_privacy.experiment import simulated

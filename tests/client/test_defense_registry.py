@@ -38,6 +38,6 @@ def test_a_defense_that_is_not_whole_is_named(cls: str) -> None:
 
 
 def test_a_defense_under_another_name_than_its_own_is_an_error() -> None:
-    entry = Entry("mjp_privacy.client.defenses.pruning:Prune")
+    entry = Entry("mjp_privacy.client.defenses.compression:Prune")
     with DEFENSES.registered("yours", entry), pytest.raises(UserError, match=r"yours.*'prune'"):
         defense_of("yours 0.1")

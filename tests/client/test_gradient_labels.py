@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mjp_privacy.client.gradient_labels import label_in_gradient
+from mjp_privacy.client.traces import label_in_gradient
 
 
 def classifier_gradient(

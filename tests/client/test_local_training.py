@@ -12,8 +12,8 @@ from torch import Tensor
 from attacks.equations.patch_system import gradient, located
 from attacks.equations.requirements import lacks_gradients
 from mjp_privacy.client.config import ClientConfig, local_round
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient, Objective
-from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment

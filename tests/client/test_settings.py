@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientInput, Setting, Truth
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.defenses.compression import PercentilePrivacy
 from mjp_privacy.client.defenses.disturbance import Draws
-from mjp_privacy.client.defenses.percentile import PercentilePrivacy
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from tests.helpers.models import some_images, some_labels, some_masks

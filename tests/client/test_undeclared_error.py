@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.defenses.compression import Prune
 from mjp_privacy.client.defenses.disturbance import Disturbed, Draws
-from mjp_privacy.client.defenses.pruning import Prune
 from mjp_privacy.client.defenses.registry import DEFENSES, defense_of
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.registry import Entry

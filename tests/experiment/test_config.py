@@ -32,7 +32,7 @@ from mjp_privacy.federation.config import (
     Recording,
     Server,
 )
-from mjp_privacy.federation.stored import Evaluation
+from mjp_privacy.federation.rounds import Evaluation
 from tests.inputs.values import bad_contents
 
 

@@ -18,8 +18,7 @@ from mjp_privacy.experiment.engines.options import EngineConfig
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation import task as tasks
-from mjp_privacy.federation.campaign import attack_experiment, check_campaign
-from mjp_privacy.federation.foresight import inapplicable_attacks
+from mjp_privacy.federation.campaign import attack_experiment, check_campaign, inapplicable_attacks
 from mjp_privacy.federation.rounds import federate
 from tests.helpers.federations import MJP, MODEL, config, content, images, run
 from tests.helpers.runs import rows

@@ -8,16 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from mjp_privacy.client.positions import sinusoidal_table
+from mjp_privacy.client.upload import sinusoidal_table
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import read_mapping
 from mjp_privacy.federation import rounds
-from mjp_privacy.federation.config import Server
-from mjp_privacy.federation.config_files import load_federation
-from mjp_privacy.federation.partition import dirichlet, iid
+from mjp_privacy.federation.config import Server, load_federation
 from mjp_privacy.federation.rounds import Federation, federate
-from mjp_privacy.federation.server import ServerState, learning_rate, mean_gradient, server_step
-from mjp_privacy.federation.task import Task
+from mjp_privacy.federation.task import (
+    ServerState,
+    Task,
+    dirichlet,
+    iid,
+    learning_rate,
+    mean_gradient,
+    server_step,
+)
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.models import load_model
 from tests.helpers.federations import MJP, config, content, plain_forward, run, task

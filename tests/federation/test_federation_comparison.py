@@ -14,10 +14,8 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.federation.comparison import defence_text, wilson
-from mjp_privacy.federation.config import plain
-from mjp_privacy.federation.config_files import load_federation
-from mjp_privacy.federation.picture import leakage_table, worst_case
+from mjp_privacy.federation.comparison import defence_text, leakage_table, wilson, worst_case
+from mjp_privacy.federation.config import load_federation, plain
 from mjp_privacy.report.rows import CellScores
 from mjp_privacy.report.runs import load_runs
 from tests.helpers.federations import MJP, content, images

@@ -27,11 +27,10 @@ import mjp_privacy
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.flower import app as flower_app
-from mjp_privacy.federation.flower.records import cause, order_of, read_reply, reply_of
 from mjp_privacy.federation.flower.run import CLIENT_APP, RUN_CONFIG, SERVER_APP
+from mjp_privacy.federation.flower.strategy import cause, order_of, read_reply, reply_of
 from mjp_privacy.federation.rounds import federate
-from mjp_privacy.federation.server import ServerState
-from mjp_privacy.federation.task import Task
+from mjp_privacy.federation.task import ServerState, Task
 from mjp_privacy.interfaces import ClientUpdate
 from mjp_privacy.uploads.folder import UploadFolder
 

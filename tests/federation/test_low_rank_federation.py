@@ -8,9 +8,9 @@ import torch
 from mjp_privacy import load_model
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.federation.campaign import inapplicable_attacks
 from mjp_privacy.federation.comparison import defence_text
 from mjp_privacy.federation.config import plain
-from mjp_privacy.federation.foresight import inapplicable_attacks
 from mjp_privacy.models.sizes import LowRank
 from mjp_privacy.report.charts.tradeoff_points import family_and_strength
 from mjp_privacy.report.clients import Client

@@ -12,8 +12,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_json
 from mjp_privacy.core.read import read_mapping
-from mjp_privacy.federation.config_files import load_federation
-from mjp_privacy.federation.other_rounds import longest_probe, what_moved, with_rounds
+from mjp_privacy.federation.config import load_federation, longest_probe, what_moved, with_rounds
 from mjp_privacy.federation.rounds import Federation
 from mjp_privacy.models import load_model
 from tests.helpers.federations import config, content, images, run

@@ -9,8 +9,8 @@ import pytest
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.federation.config_files import load_federation
-from mjp_privacy.federation.images import data_path, federation_images
+from mjp_privacy.federation.config import load_federation
+from mjp_privacy.federation.task import data_path, federation_images
 from tests.helpers.federations import config, images
 
 MINUTE = "configs/federated/minute.yaml"

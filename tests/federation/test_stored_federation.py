@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import json_line
-from mjp_privacy.federation.stored import evaluations, stored_config
+from mjp_privacy.federation.rounds import evaluations, stored_config
 from mjp_privacy.models.tensor_files import DIGEST_KEY, save_tensors
 from tests.helpers.federations import run
 

@@ -46,7 +46,7 @@ def _training(folder: Path) -> Any:
 
 
 def _federation(folder: Path) -> Any:
-    from mjp_privacy.federation.config_files import load_federation
+    from mjp_privacy.federation.config import load_federation
 
     return load_federation(folder / "federation.yaml")
 
@@ -176,7 +176,7 @@ def _rows(folder: Path) -> Any:
 def _comparison(folder: Path) -> Any:
     from mjp_privacy.federation.comparison import defence_text
     from mjp_privacy.federation.config import plain
-    from mjp_privacy.federation.stored import evaluations, stored_config
+    from mjp_privacy.federation.rounds import evaluations, stored_config
 
     evaluations(folder / "federation")
     return defence_text(plain(stored_config(folder / "federation")))

@@ -14,7 +14,7 @@ from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.label_files import parse_label_file
 from mjp_privacy.experiment.config import parse_experiment
-from mjp_privacy.federation.config_files import load_federation
+from mjp_privacy.federation.config import load_federation
 from mjp_privacy.models.tensor_files import TensorFile
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.uploads.header import read_header

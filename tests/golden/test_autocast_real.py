@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.client.settings import SETTINGS
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.metrics.pixel import psnr

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from attacks import find_attack
 from attacks.controls import mean_image, oracle_inverse
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
 from mjp_privacy.metrics.pixel import psnr

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from attacks import find_attack
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.interfaces import AttackerView, Pixels
 from mjp_privacy.metrics.pixel import psnr
 from tests.helpers.models import planted_model

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from mjp_privacy.federation.config import FederationConfig
-from mjp_privacy.federation.config_files import load_federation
+from mjp_privacy.federation.config import FederationConfig, load_federation
 from mjp_privacy.federation.rounds import federate
 from mjp_privacy.federation.task import Task
 from tests.helpers.training import CLASSES, class_folders

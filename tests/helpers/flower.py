@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mjp_privacy.federation.config import FederationConfig
-from mjp_privacy.federation.config_files import load_federation
+from mjp_privacy.federation.config import FederationConfig, load_federation
 from tests.helpers.federations import MJP
 from tests.helpers.training import SIDE, class_folders
 

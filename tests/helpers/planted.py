@@ -7,8 +7,8 @@ from torch import Tensor
 
 from attacks import find_attack
 from mjp_privacy.client.config import ClientConfig
+from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
-from mjp_privacy.client.settings import SETTINGS
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels
 from mjp_privacy.metrics.pixel import psnr, quantise
 from mjp_privacy.models import LoadedModel

@@ -29,12 +29,10 @@ from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.federation.config import FederationConfig
-from mjp_privacy.federation.flower import programs as flower_programs
-from mjp_privacy.federation.flower.programs import SuperLink
-from mjp_privacy.federation.flower.run import HOME, NAME, run_flower
+from mjp_privacy.federation.flower import run as flower_programs
+from mjp_privacy.federation.flower.run import HOME, NAME, SuperLink, run_flower
 from mjp_privacy.federation.rounds import federate
-from mjp_privacy.federation.server import ServerState
-from mjp_privacy.federation.task import Task
+from mjp_privacy.federation.task import ServerState, Task
 from mjp_privacy.uploads.folder import UploadFolder
 
 pytestmark = pytest.mark.nightly
@@ -297,7 +295,7 @@ def test_the_programs_end_with_whoever_started_them(tmp_path: Path) -> None:
     """Killed without a chance to tidy up."""
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from mjp_privacy.federation.flower.programs import superlink\n"
+        "from mjp_privacy.federation.flower.run import superlink\n"
         "with superlink(Path(sys.argv[1])) as link:\n"
         "    link.start_nodes(1); print('up', flush=True); time.sleep(600)\n"
     )

@@ -118,3 +118,121 @@ class Sign:
         mean = {name: g.flatten(1).abs().mean(1) for name, g in sent.items()}
         signs = {name: g.sign() * per_step(mean[name], g) for name, g in sent.items()}
         return Disturbed(signs, {}, {name: HALF_NORMAL * m.double() for name, m in mean.items()})
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Sends only each tensor's largest entries; the number is the share that is kept.
+
+    `share`: counted in every tensor by itself, at least one entry; `top_k` counts over the whole
+    upload, so that tensors with small entries lose all of theirs.
+    """
+
+    share: float
+    name: ClassVar[str] = "prune"
+    main: ClassVar[str | None] = "share"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UserError(
+                f"Defense prune.share: expected a share above 0 and up to 1, got {self.share:g}. "
+                "0.1 keeps a tenth of each tensor's entries."
+            )
+
+    def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+        """Prune every tensor of each step; the error lies below the smallest entry kept."""
+        pruned = {name: self._pruned(g) for name, g in sent.items()}
+        errors = {n: dropped_error(g, smallest_kept(g.flatten(1))) for n, g in pruned.items()}
+        return Disturbed(pruned, rounding=errors)
+
+    def _pruned(self, g: Tensor) -> Tensor:
+        flat = g.flatten(1)
+        kept = max(1, round(self.share * flat.shape[1]))
+        places = flat.abs().topk(kept, dim=1, sorted=False).indices
+        return torch.zeros_like(flat).scatter(1, places, flat.gather(1, places)).view_as(g)
+
+
+FEW_CUT = 1e-3
+"""The share of a tensor's entries that may be cut before its error counts as not known.
+
+On gradients of trained ViTs (`cifar_vit`, `cifar_vit_mjp`) the error is above 1.4 times the
+declared one in 3 % of the tensors of which nothing was cut, in 6 % of those with less than this
+share, and in 12 to 42 % of those with more, up to 50 times.
+"""
+
+
+@dataclass(frozen=True)
+class PercentilePrivacy:
+    """Zeroes small entries and cuts large ones, as NVFlare does; the number is the percentile.
+
+    `percentile`: of all magnitudes; entries below it become zero. `gamma`: the rest is cut to
+    [-gamma, gamma]. Both hold for an update divided by its number of local steps.
+    """
+
+    percentile: float = 10.0
+    gamma: float = 0.01
+    name: ClassVar[str] = "percentile_privacy"
+    main: ClassVar[str | None] = "percentile"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.percentile <= 100 or self.gamma <= 0:
+            raise UserError(
+                "Defense percentile_privacy: expected a percentile of 0 to 100 and a gamma above "
+                f"0, got percentile {self.percentile:g} and gamma {self.gamma:g}. NVFlare's are 10 "
+                "and 0.01."
+            )
+
+    def apply(self, sent: Grads, draws: Draws) -> Disturbed:
+        """Filter every tensor; a parameter that is a single number stays as it is."""
+        arrays = {name: g for name, g in sent.items() if g.ndim > 1}
+        if not arrays:
+            return Disturbed(dict(sent))
+        gamma = self.gamma * draws.steps  # in place of dividing by the steps and multiplying back
+        flat = torch.cat([g.flatten(1) for g in arrays.values()], 1)
+        cutoff = percentile(flat.abs(), self.percentile)
+        filtered = {
+            name: torch.where(g.abs() < per_step(cutoff, g), 0.0, g).clamp(-gamma, gamma)
+            for name, g in arrays.items()
+        }
+        threshold = smallest_kept(torch.cat([g.flatten(1) for g in filtered.values()], 1))
+        rounding, unknown = {}, {}
+        for name, g in filtered.items():
+            tail, unknown[name] = cut_error(g.flatten(1).abs(), gamma, threshold)
+            rounding[name] = (dropped_error(g, threshold).square() + tail.square()).sqrt()
+        return Disturbed({**sent, **filtered}, rounding=rounding, unknown=unknown)
+
+
+def cut_error(sizes: Tensor, gamma: float, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """The deviation (n,) of what was cut off at gamma, and whether the upload does not tell it.
+
+    What lies above gamma is taken to fall exponentially, at the rate of the sizes (n, k) below it
+    that can be seen: of those in [start, gamma) as many as still are at gamma. That is a guess, and
+    of the gradients of trained networks too small a one: where more than a few entries were cut,
+    the upload does not tell how far they went. Where the tensor has nothing below gamma, or the
+    whole upload shows no number below it, all that is known is that something was cut.
+
+    threshold (n,): the smallest magnitude in the whole upload that is not zero
+    """
+    edge = torch.tensor(gamma, dtype=sizes.dtype, device=sizes.device)
+    number, half = (sizes >= edge).sum(1).double(), threshold.double().clamp(min=gamma / 2)
+    near = (sizes >= half.unsqueeze(1)).sum(1).double() - number
+    start = torch.where(near > 0, half, 0.0)
+    below = torch.where(near > 0, near, sizes.shape[1] - number)
+    seen = (below > 0) & (threshold < edge)
+    rate = ((below + number + 0.5) / (number + 0.5)).log()
+    scale = torch.where(seen, (gamma - start) / rate, gamma)
+    deviation = scale * (2 * number / sizes.shape[1]).sqrt()
+    unknown = (number > FEW_CUT * sizes.shape[1]) | ((number > 0) & ~seen)
+    return torch.where(number > 0, deviation, 0.0), unknown
+
+
+def percentile(sizes: Tensor, share: float) -> Tensor:
+    """(n,) the percentile of (n, k), linear between neighbours as NumPy's: share 50 is the median.
+
+    torch.quantile refuses tensors as large as an upload.
+    """
+    place = share / 100 * (sizes.shape[1] - 1)
+    low = math.floor(place)
+    first = sizes.kthvalue(low + 1, dim=1).values
+    second = sizes.kthvalue(min(low + 2, sizes.shape[1]), dim=1).values
+    return first + (place - low) * (second - first)

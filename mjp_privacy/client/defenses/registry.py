@@ -69,11 +69,11 @@ def _defense(name: str, where: str) -> None:
 _defense("gaussian_noise", "noise:GaussianNoise")
 _defense("dp_sgd", "noise:DpSgd")
 _defense("top_k", "compression:TopK")
-_defense("prune", "pruning:Prune")
+_defense("prune", "compression:Prune")
 _defense("float16", "compression:Float16")
 _defense("int8", "compression:Int8")
 _defense("sign", "compression:Sign")
-_defense("percentile_privacy", "percentile:PercentilePrivacy")
+_defense("percentile_privacy", "compression:PercentilePrivacy")
 
 MOST = 1e9
 """An option's size; no noise, share or clipping norm comes near it."""

@@ -16,11 +16,15 @@ from typing import Any
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import pick_device
-from mjp_privacy.federation.config import FederationConfig
-from mjp_privacy.federation.config_files import load_federation
-from mjp_privacy.federation.flower.programs import MARK
-from mjp_privacy.federation.flower.records import arrays, read_order, reply_of
-from mjp_privacy.federation.flower.strategy import PARTITION, RecordingStrategy
+from mjp_privacy.federation.config import FederationConfig, load_federation
+from mjp_privacy.federation.flower.run import MARK
+from mjp_privacy.federation.flower.strategy import (
+    PARTITION,
+    RecordingStrategy,
+    arrays,
+    read_order,
+    reply_of,
+)
 from mjp_privacy.federation.rounds import Federation
 from mjp_privacy.federation.task import Task
 from mjp_privacy.training.journal import Journal

@@ -8,21 +8,32 @@ OUT/flower/   Flower's home: the app, its run config, and the programs' logs
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import shutil
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder, write_json
+from mjp_privacy.core.text import shown
 from mjp_privacy.data.places import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
-from mjp_privacy.federation.flower.programs import superlink
-from mjp_privacy.federation.images import data_path
 from mjp_privacy.federation.rounds import RESOLVED
+from mjp_privacy.federation.task import data_path
 from mjp_privacy.training.snapshots import MODEL
 
 Engine = Literal["flower", "flower-deployment"]
@@ -133,3 +144,220 @@ clientapp = "{client}"
         encoding="utf-8",
     )
     return folder
+
+
+LINK = "loopback"  # the name of our SuperLink in Flower's configuration
+MARK = "federation | "  # opens the lines of our server, to tell them from Flower's
+START_SECONDS, STOP_SECONDS = 60.0, 10.0
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+"""Environment in which nothing phones home and no package is installed. The last variable makes Ray
+listen on the loopback interface only, on any system."""
+
+Process = subprocess.Popen[bytes]
+
+
+@dataclass
+class SuperLink:
+    """A running SuperLink and the SuperNodes that were started for it; see `superlink`."""
+
+    home: Path
+    address: str
+    simulated: int | None
+    environment: Mapping[str, str]
+    nodes: list[Process] = field(default_factory=list)
+
+    def start_nodes(self, number: int) -> None:
+        """Start SuperNodes that share the clients among them; on return they are connected."""
+        logs = [self.home / f"supernode{node}.log" for node in range(number)]
+        for node, log in enumerate(logs):
+            command = ["flower-supernode", "--insecure", "--superlink", self.address]
+            command += ["--port", str(_free_port())]
+            command += ["--node-config", f"partition-id={node} num-partitions={number}"]
+            self.nodes.append(_start(command, log, self.environment))
+        for node, (process, log) in enumerate(zip(self.nodes, logs, strict=True)):
+            _wait_for(f"SuperNode {node}", process, log, partial(_is_connected, log))
+
+    def run(self, app: Path, config: Mapping[str, str | float]) -> None:
+        """Submit the app, show what its server says, and return when it has finished."""
+        values = self.home / "run.toml"
+        values.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items()), "utf-8")
+        options = ["--run-config", str(values)]
+        if self.simulated:
+            options += ["--federation-config", _simulation(self.simulated)]
+        self._command(["run", str(app), LINK, *options, "--stream"])
+        listed = self._command(["list", LINK, "--format", "json"])
+        last = _last_run(listed)
+        if last["status"] != "finished:completed":
+            raise UserError(
+                f"Flower's run ended as {last['status']}. {_cause(last)} "
+                f"Flower's output is in {self.home / 'run.log'}."
+            )
+
+    def _command(self, arguments: Sequence[str]) -> str:
+        """Run a `flwr` command; its output, which is also logged. Our server's lines are shown."""
+        output, log = [], self.home / f"{arguments[0]}.log"
+        process = _popen(["flwr", *arguments], subprocess.PIPE, self.environment)
+        assert process.stdout is not None
+        try:
+            with log.open("w", encoding="utf-8") as file:
+                for raw in process.stdout:
+                    output.append(raw.decode(errors="replace"))
+                    file.write(output[-1])
+                    file.flush()
+                    if output[-1].startswith(MARK):
+                        print(output[-1].removeprefix(MARK), end="", file=sys.stderr, flush=True)
+            if process.wait():
+                raise UserError(f"flwr {arguments[0]} failed. {log} ends with: {_tail(log)}")
+        finally:
+            _stop(process)
+        return "".join(output)
+
+
+@contextmanager
+def superlink(home: Path, simulated: int | None = None) -> Iterator[SuperLink]:
+    """A SuperLink for a `with` block; at its end, it and all its SuperNodes are ended.
+
+    simulated  number of virtual SuperNodes; None: real ones, by `start_nodes`
+
+    `with superlink(home) as link: link.start_nodes(2); link.run(app, {})`
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    address = f"127.0.0.1:{_free_port()}"
+    lines = ("[superlink]", f'default = "{LINK}"', f"[superlink.{LINK}]")
+    connection = "\n".join((*lines, f'address = "{address}"', "insecure = true", ""))
+    (home / "config.toml").write_text(connection, encoding="utf-8")
+    command = ["flower-superlink", "--insecure", "--disable-runtime-dependency-installation"]
+    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
+    command += ["--simulation"] if simulated else []
+    # Ray's sockets need a short path, and Ray does not remove its files.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
+        log, environment = home / "superlink.log", _environment(home, scratch)
+        process = _start(command, log, environment)
+        link = SuperLink(home, address, simulated, environment)
+        try:
+            _wait_for("SuperLink", process, log, lambda: _answers(f"http://{address}/health"))
+            yield link
+        finally:
+            for started in (*link.nodes, process):
+                _stop(started)
+            shutil.rmtree(home / "apps", ignore_errors=True)  # Flower's copies of the app
+
+
+def _simulation(nodes: int) -> str:
+    """Flower's configuration of a simulation: one processor for each node at work."""
+    processors = os.cpu_count() or 1
+    return f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={processors}"
+
+
+def _last_run(listed: str) -> Mapping[str, str]:
+    """The latest run that `flwr list --format json` names."""
+    try:
+        run = json.loads(listed[listed.index("{") :])["runs"][0]
+        return {"status": str(run["status"]), "status-details": str(run.get("status-details", ""))}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"flwr list: expected the run's status as JSON, got {shown(listed, 200)!r}. Install "
+            "the version of Flower that pyproject.toml names."
+        ) from error
+
+
+def _cause(run: Mapping[str, Any]) -> str:
+    """Why a run ended, without what Flower puts around the exception."""
+    return str(run.get("status-details", "")).partition("failed with exception: ")[2] or str(
+        run.get("status-details", "")
+    )
+
+
+# processes ----------------------------------------------------------------------------------
+
+
+def _environment(home: Path, scratch: str) -> dict[str, str]:
+    """The programs' environment; those installed with this Python are found first."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    places = {"FLWR_HOME": str(home.resolve()), "RAY_TMPDIR": scratch, "PATH": path}
+    return {**os.environ, **QUIET, **places}
+
+
+def _start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
+    with log.open("wb") as file:
+        return _popen(command, file, environment)
+
+
+def _popen(command: Sequence[str], output: Any, environment: Mapping[str, str]) -> Process:
+    """Start a program in its own process group, which ends when this process does."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+        start_new_session=True,
+        preexec_fn=_follow_parent if sys.platform == "linux" else None,
+    )
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def _follow_parent() -> None:
+    """On Linux, have this process sent SIGTERM when its parent is gone, however that happened."""
+    if _LIBC is not None:
+        _LIBC.prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _stop(process: Process) -> None:
+    """Ask a process to end, wait a little, then kill it and everything that it started."""
+    if process.poll() is None:
+        process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _wait_for(what: str, process: Process, log: Path, ready: Callable[[], bool]) -> None:
+    until = time.monotonic() + START_SECONDS
+    while not ready():
+        if process.poll() is not None or time.monotonic() > until:
+            raise UserError(
+                f"Flower's {what} did not start: expected it on the loopback interface within "
+                f"{START_SECONDS:.0f} s. {log} ends with: {_tail(log)}"
+            )
+        time.sleep(0.2)
+
+
+def _is_connected(log: Path) -> bool:
+    return b"SuperNode ID" in _read(log)
+
+
+def _answers(url: str) -> bool:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _tail(path: Path) -> str:
+    return " | ".join(_read(path).decode(errors="replace").split("\n")[-4:]).strip(" |")
