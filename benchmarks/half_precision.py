@@ -21,7 +21,7 @@ import tyro
 
 from benchmarks.training import CONFIGS, Synthetic
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.half_precision import RoundedProducts, has_bfloat16
+from mjp_privacy.training.learner import RoundedProducts, has_bfloat16
 from mjp_privacy.training.processes import World
 from mjp_privacy.training.trainer import Trainer
 

@@ -27,12 +27,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import pick_device
+from mjp_privacy.training.batches import find_examples
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.examples import find_examples
 from mjp_privacy.training.processes import World
-from mjp_privacy.training.run import make_batches
-from mjp_privacy.training.trainer import Batches, Trainer
+from mjp_privacy.training.trainer import Batches, Trainer, make_batches
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "training"
 FILES = {"small": "cifar10.yaml", "deit_small": "imagenet.yaml"}

@@ -69,7 +69,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         GOES_ON,
     ),
     "evaluate": _entry(
-        "mjp_privacy.training.commands:evaluate",
+        "mjp_privacy.paper.commands:evaluate",
         "accuracy, consistency and robustness of trained models",
         "evaluate --checkpoint cifar_vit cifar_vit_mjp --data cifar10-test.zip --gamma 0.27",
     ),
@@ -79,7 +79,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "curves results/A results/J --out results/curves",
     ),
     "analyse": _entry(
-        "mjp_privacy.analysis.commands:analyse",
+        "mjp_privacy.paper.commands:analyse",
         "what the position embeddings of models hold, and what MJP changes",
         "analyse cifar_vit cifar_vit_mjp --out results/positions",
     ),

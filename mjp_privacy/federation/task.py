@@ -29,9 +29,8 @@ from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.adapters import with_adapters
 from mjp_privacy.models.loading import RANDOM
+from mjp_privacy.training.batches import Examples, decode_all, find_examples
 from mjp_privacy.training.config import Architecture
-from mjp_privacy.training.examples import Examples, find_examples
-from mjp_privacy.training.memory_batches import decode_all
 
 TEST_BATCH = 250
 IMAGES_TOGETHER = 32  # images differentiated at once; bounds the memory

@@ -1,7 +1,7 @@
 """Training ViTs with and without MJP, and measuring the trained models as the paper does.
 
-`run` is the way in: it finds `examples`, makes batches of them (`file_batches`, `memory_batches`)
-and starts the `trainer`, which repeats the steps of its `learner`. `evaluation` measures models.
+`trainer` is the way in: it finds images and makes `batches` of them, and repeats the steps of a
+`learner`. `evaluation` measures models. The paper's other tables are in `mjp_privacy/paper`.
 """
 
 from mjp_privacy.training.config import TrainingConfig

@@ -1,4 +1,4 @@
-"""The commands `mjp train`, `mjp evaluate` and `mjp curves`."""
+"""The commands `mjp train` and `mjp curves`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Literal
 
 import tyro
 
-from mjp_privacy.core.command import DONE, Usage, print_json, report_failed
+from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.machine import use_threads
+from mjp_privacy.data.places import check_place
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.evaluation_arguments import EvaluationArguments
-from mjp_privacy.training.presets import preset_fields
+from mjp_privacy.training.published import preset_fields
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,12 @@ def train(argv: list[str], usage: Usage) -> int:
         lr=arguments.lr,
         seed=arguments.seed,
     )
-    _check_places(arguments.data, arguments.val)
+    for place in (arguments.data, arguments.val):
+        check_place(place)
     first = os.environ.get("RANK", "0") == "0"
     if config.preset != "ours" and first:
         print(_preset_line(config), file=sys.stderr)
-    from mjp_privacy.training.run import train as train_model
+    from mjp_privacy.training.trainer import train as train_model
 
     use_threads(arguments.threads)
     path = train_model(
@@ -132,7 +133,7 @@ def _preset_line(config: TrainingConfig) -> str:
 def _next_commands(path: Path, config: TrainingConfig, arguments: TrainArguments) -> Iterator[str]:
     """What one does with trained weights, as commands to copy; none scores a model on the images
     that it was trained on."""
-    from mjp_privacy.training.examples import splits_under
+    from mjp_privacy.training.batches import splits_under
 
     model, data = shlex.quote(str(path)), arguments.data
     if config.task == "segmentation":
@@ -153,42 +154,11 @@ def _next_commands(path: Path, config: TrainingConfig, arguments: TrainArguments
     yield f"Next: mjp attack own --weights {model} --images {images} --limit 20"
 
 
-def evaluate(argv: list[str], usage: Usage) -> int:
-    """`mjp evaluate`: print accuracy and consistency of checkpoints, robustness or segmentation, as
-    a table."""
-    arguments = usage.parse(EvaluationArguments, argv)
-    _check_places(arguments.data)
-    if arguments.ade20k:
-        from mjp_privacy.training.segmentation.evaluation import write_segmentation as write
-    elif arguments.imagenet_c or arguments.imagenet_a or arguments.imagenet_o:
-        from mjp_privacy.training.robustness.evaluation import write_robustness as write
-    else:
-        from mjp_privacy.training.evaluation import write_evaluation as write
-    outcome = write(arguments)
-    if arguments.json:
-        print_json(
-            "evaluate", {"lines": outcome.lines, "folder": arguments.out, "failed": outcome.failed}
-        )
-    else:
-        print(outcome.text)
-        if arguments.out:
-            print(arguments.out)
-    return report_failed(outcome.failed, "not read, and in no figure")
-
-
 def curves(argv: list[str], usage: Usage) -> int:
     """`mjp curves`: draw the curves of training runs and print the picture's path."""
     arguments = usage.parse(CurveArguments, argv)
-    from mjp_privacy.training.curves import check_drawable, draw_curves
+    from mjp_privacy.training.journal import check_drawable, draw_curves
 
     check_drawable(arguments.runs)
     print(draw_curves(arguments.runs, output_folder(arguments.out)))
     return DONE
-
-
-def _check_places(*places: Path | None) -> None:
-    """Raise for images that are not there before torch is imported."""
-    from mjp_privacy.data.places import check_place
-
-    for place in places:
-        check_place(place)

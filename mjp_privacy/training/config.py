@@ -23,8 +23,7 @@ from mjp_privacy.core.schema import (
     schema,
 )
 from mjp_privacy.models.sizes import Family, Sizes, Stages
-from mjp_privacy.training.presets import Preset
-from mjp_privacy.training.segmentation.settings import Segmentation
+from mjp_privacy.training.published import Preset
 
 _PAPER_EPOCHS, _PAPER_WARMUP = 300, 20
 
@@ -38,6 +37,12 @@ Padding = Annotated[int, Field(strict=True, ge=0, le=1024)]
 RandAugment = Annotated[
     str, Field(strict=True, max_length=200, pattern=r"^[a-z0-9]+(-[a-z]+[0-9.]+)*$")
 ]
+
+
+Head = Literal["linear", "upernet"]
+Channels = Annotated[int, Field(strict=True, ge=8, le=2048)]
+"""UPerNet has 512; a head of 2048 has about 480 million parameters."""
+Scale = Annotated[float, Field(strict=True, ge=0.1, le=10)]
 
 
 @schema
@@ -153,6 +158,23 @@ class Initial:
     checkpoint: PathText
     model: Label | None = None
     """The model's name, if the file does not say what it is (vit_tiny_patch16_224)."""
+
+
+@schema
+class Segmentation:
+    """The head, and how pictures and label maps are drawn for it."""
+
+    head: Head = "linear"
+    """`linear`: one linear layer on the last tokens. `upernet`: four maps of features become a
+    pyramid with UPerNet's pooling on top, as `heads.PyramidHead` says."""
+    channels: Channels = 512
+    """Of every map in the pyramid."""
+    scales: tuple[Scale, Scale] = (0.5, 2.0)
+    """A picture's short side becomes img_size times a number between these, then a crop of img_size
+    is cut out."""
+    most_of_one_class: Share = 0.75
+    """A crop whose labelled pixels have a larger share of one class is drawn again, ten times at
+    most."""
 
 
 @schema

@@ -11,18 +11,22 @@ from mjp_privacy.core.read import read_mapping
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.schema import parse
 from mjp_privacy.core.text import shown
+from mjp_privacy.models.sizes import check_parameters
 from mjp_privacy.training.config import (
     Architecture,
     Augmentation,
     Initial,
     Jigsaw,
     Recipe,
+    Segmentation,
     Storage,
     TrainingConfig,
+    other_sizes,
 )
-from mjp_privacy.training.config_checks import check_config
-from mjp_privacy.training.presets import preset_fields, without_empty_puzzle
-from mjp_privacy.training.segmentation.settings import Segmentation
+from mjp_privacy.training.published import preset_fields, without_empty_puzzle
+
+# config_files ------------------------------------------------------------
+# Reads the config of a training: a YAML file with a base and named rows; checked, then frozen.
 
 _OWNERS: dict[str, Any] = {
     "model": Architecture,
@@ -116,3 +120,126 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         both_nested = isinstance(value, Mapping) and isinstance(fields.get(key), Mapping)
         fields[key] = merged(fields[key], value) if both_nested else value
     return fields
+
+
+# config_checks ------------------------------------------------------------
+# What the fields of a training config must have in common.
+
+
+def _check_family(config: TrainingConfig, where: str) -> None:
+    """Raise a UserError unless the fields of another network than a ViT fit it."""
+    model, family = config.model, config.family
+    if (family == "vit") != (config.stages is None):
+        raise UserError(
+            f"{where}: stages are the blocks in each stage of a swin or resnet: expected them "
+            f"there and nowhere else, got family {family} and stages {config.stages}."
+        )
+    if (sizes := other_sizes(config)) is None:
+        return
+    sizes.check(where)
+    initial = config.initial and config.task == "classification"
+    if initial or model.index_embedding or model.first_block != "intact":
+        raise UserError(
+            f"{where}: a {family} that classifies starts from nothing and has the blocks that it "
+            "is published with; expected no initial, index_embedding: false and first_block: "
+            "intact."
+        )
+
+
+def check_config(config: TrainingConfig, where: str) -> None:
+    """Raise a UserError if fields contradict each other; `where` they stand."""
+    model, jigsaw = config.model, config.jigsaw
+    _check_family(config, where)
+    check_segmentation(config, where)
+    without = model.position_embedding == "none"
+    if without and (model.unknown_embedding or model.dal != "none" or jigsaw.position_confound):
+        raise UserError(
+            f"{where}: a model without position embeddings has none to mask, to localize or to "
+            "start differently; expected unknown_embedding: false, dal: none, position_confound: "
+            "false."
+        )
+    if model.img_size % model.patch_size or model.embed_dim % model.num_heads:
+        raise UserError(
+            f"{where}: expected img_size divisible by patch_size and embed_dim by num_heads, got "
+            f"{model.img_size}/{model.patch_size} and {model.embed_dim}/{model.num_heads}."
+        )
+    for field, epoch in (
+        ("warmup_epochs", config.warmup_epochs),
+        ("first_epoch", config.first_epoch),
+    ):
+        if not 0 <= epoch <= config.recipe.epochs:
+            raise UserError(
+                f"{where}, {field}: expected 0 to epochs ({config.recipe.epochs}), got {epoch}."
+            )
+    if config.data.store == "memory" and config.augmentation.rand_augment:
+        raise UserError(
+            f"{where}: data.store memory augments whole batches by crop and flip; expected "
+            "augmentation.rand_augment: null, or data.store: files."
+        )
+    if config.data.store == "memory" and config.augmentation.erasing:
+        raise UserError(f"{where}: data.store memory has no erasing; expected erasing: 0.")
+    check_parameters(
+        where,
+        img_size=model.img_size,
+        patch_size=model.patch_size,
+        embed_dim=model.embed_dim,
+        depth=model.depth,
+        num_classes=model.num_classes,
+    )
+
+
+# settings ------------------------------------------------------------
+# What the fields of a segmentation's config must have in common.
+
+MOST_CLASSES = 255
+"""A label map has 8 bits a pixel, and its 0 is no class."""
+
+
+def check_segmentation(config: Any, where: str) -> None:
+    """Raise a UserError where fields of a TrainingConfig do not fit its task."""
+    settings: Segmentation = config.segmentation
+    if config.task != "segmentation":
+        if settings != Segmentation():
+            raise UserError(
+                f"{where}, segmentation: these fields are read with task: segmentation alone, and "
+                "the task is classification. Set the task, or leave them out."
+            )
+        return
+    if config.family == "resnet":
+        raise UserError(f"{where}: task segmentation has heads for family vit or swin, got resnet.")
+    if settings.head == "upernet" and config.family == "vit" and config.model.depth < 4:
+        raise UserError(
+            f"{where}: head upernet reads four blocks of a ViT: expected depth 4 or more, got "
+            f"{config.model.depth}."
+        )
+    if settings.scales[0] > settings.scales[1]:
+        raise UserError(
+            f"{where}, segmentation.scales: expected the smaller one first, got "
+            f"{list(settings.scales)}."
+        )
+    if config.model.num_classes > MOST_CLASSES:
+        raise UserError(
+            f"{where}, model.num_classes: a label map has 8 bits a pixel: expected at most "
+            f"{MOST_CLASSES} classes, got {config.model.num_classes}."
+        )
+    _check_unshuffled(config, where)
+
+
+def _check_unshuffled(config: Any, where: str) -> None:
+    """Refuse what belongs to classification: MJP enters through the weights alone."""
+    if config.jigsaw.shuffle != "none" or config.model.dal != "none":
+        raise UserError(
+            f"{where}: in task segmentation MJP enters through the weights to start from "
+            "(initial), as in the paper, which fine-tunes; expected jigsaw.shuffle: none and "
+            f"model.dal: none, got {config.jigsaw.shuffle} and {config.model.dal}."
+        )
+    augmentation = config.augmentation
+    off = (augmentation.mixup, augmentation.cutmix, augmentation.erasing)
+    if augmentation.rand_augment is not None or any(off):
+        raise UserError(
+            f"{where}: task segmentation scales, crops and flips pictures and label maps alike and "
+            "has no other augmentation; expected rand_augment: null, mixup: 0, cutmix: 0 and "
+            "erasing: 0."
+        )
+    if config.data.store != "files":
+        raise UserError(f"{where}: task segmentation reads files; expected data.store: files.")

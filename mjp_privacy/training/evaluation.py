@@ -1,42 +1,416 @@
-"""Measures trained models on the same images, shuffled in the same way.
-
-Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Tables 1, 3 and 4.
-"""
+"""Measures trained models on the same images, shuffled in the same way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
+import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor
 
 from mjp_privacy.core.command import Outcome
+from mjp_privacy.core.drawing import band, colour, dashes, drawn, picture
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.data import ImageRecord, open_images, spread_subset
+from mjp_privacy.data import (
+    ImageError,
+    ImageRecord,
+    ImageSource,
+    Preprocessing,
+    open_images,
+    spread_subset,
+)
 from mjp_privacy.data.places import keep_apart
+from mjp_privacy.metrics.statistics import Summary, summarise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
+from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.models.zoo import (
     NamedCheckpoint,
     for_all_channels,
     keep_earlier,
     named_checkpoints,
 )
-from mjp_privacy.training.consistency import embedding_condition, measure
+from mjp_privacy.training.batches import numbered
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
-from mjp_privacy.training.evaluation_report import (
-    Evaluated,
-    draw_sweep,
-    markdown,
-    summary_table,
+from mjp_privacy.training.published import TABLE4, Choice, Preset, PublishedModel, counterpart_in
+
+# protocols ------------------------------------------------------------
+# How a model's accuracy and consistency are measured: by this project, by the paper's authors.
+#
+# protocols("authors_code")   # accuracy at γ = .9 with one mask a batch; consistency at γ = .5
+
+ACCURACY = ("top1", "top5", "top1_shuffled")
+CONSISTENCY = ("diff_norm", "consistency")
+OUR_GAMMA, AUTHORS_ACCURACY_GAMMA, AUTHORS_CONSISTENCY_GAMMA = 0.27, 0.9, 0.5
+Fit = Literal["checkpoint", "crop_256", "squash"]
+
+EVALUATION_CHOICES = (
+    Choice(
+        "picture for accuracy",
+        "short side 248/224, or the checkpoint's",
+        None,
+        "short side 256/224",
+        "eval.py",
+    ),
+    Choice(
+        "picture for consistency",
+        "the same",
+        None,
+        "squashed to a square, nothing cut off",
+        "consistency.py",
+    ),
+    Choice(
+        "γ of shuffled accuracy",
+        0.27,
+        None,
+        0.9,
+        "the poster's caption of Table 5 says .27, eval.py .9",
+    ),
+    Choice(
+        "γ of Diff. Norm. and Consistency",
+        0.27,
+        None,
+        0.5,
+        "Tables 3 and 4 print none, and Table 1's is lost in the text we have; consistency.py",
+    ),
+    Choice(
+        "mask for accuracy",
+        "one an image",
+        None,
+        "one for 128 images",
+        "eval.py shuffles whole batches alike",
+    ),
+    Choice(
+        "mean and std",
+        "as the model was trained",
+        None,
+        "ImageNet's for every model",
+        "eval.py hands them to ViT-S too, whose weights expect .5",
+    ),
 )
-from mjp_privacy.training.examples import numbered
-from mjp_privacy.training.protocols import AUTHORS_MEAN, AUTHORS_STD, protocols
-from mjp_privacy.training.published import TABLE4, PublishedModel, counterpart_in
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A group of measures, the images they are taken on, and how these are shuffled."""
+
+    measures: tuple[str, ...] = (*ACCURACY, *CONSISTENCY)
+    gammas: tuple[float, ...] = (OUR_GAMMA,)
+    fit: Fit = "checkpoint"
+    mask_per: Literal["image", "batch"] = "image"
+
+    def preparation(self, model: LoadedModel) -> Preprocessing:
+        """From a picture to the model's input."""
+        card = model.card
+        if self.fit == "checkpoint":
+            return Preprocessing(card.img_size, card.resize, card.interpolation)  # type: ignore[arg-type]
+        if self.fit == "squash":
+            return Preprocessing(card.img_size, squash=True)
+        return Preprocessing(card.img_size, card.img_size * 256 // 224)
+
+
+def protocols(preset: Preset, gammas: tuple[float, ...] | None = None) -> tuple[Protocol, ...]:
+    """What to measure under a preset; `gammas` replace the preset's own."""
+    given = None if gammas is None else tuple(sorted(set(gammas)))
+    if preset != "authors_code":
+        return (Protocol(gammas=given or (OUR_GAMMA,)),)
+    return (
+        Protocol(ACCURACY, given or (AUTHORS_ACCURACY_GAMMA,), "crop_256", "batch"),
+        Protocol(CONSISTENCY, given or (AUTHORS_CONSISTENCY_GAMMA,), "squash"),
+    )
+
+
+AUTHORS_MEAN, AUTHORS_STD = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+
+# consistency ------------------------------------------------------------
+# Accuracy of a model, and how much shuffling its input changes its answer, as the paper measures:
+#
+#     Diff. Norm.   ‖[CLS](x) − [CLS](x̃)‖₂ after the last norm, the classifier's input
+#     Consistency   whether argmax F(x) = argmax F(x̃)
+#
+# x̃ is x with a share γ of its patches shuffled; a model with an unknown embedding gets their mask.
+
+BATCH = 128
+
+
+@torch.no_grad()
+def measure(
+    model: LoadedModel,
+    source: ImageSource,
+    records: Sequence[ImageRecord],
+    protocol: Protocol,
+    *,
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda done: None,
+) -> pd.DataFrame:
+    """A row for each image and γ; an image that cannot be read has rows with the reason.
+
+    progress: called after each batch with the number of its images
+    """
+    prepare = protocol.preparation(model)
+    rows: list[dict[str, object]] = []
+    for start in range(0, len(records), BATCH):
+        readable, images = [], []
+        for record in records[start : start + BATCH]:
+            try:
+                images.append(prepare(source.decode(record, min_side=model.patch_size)))
+                readable.append(record)
+            except ImageError as error:
+                rows += [_failed(record, gamma, error.reason) for gamma in protocol.gammas]
+        if readable:
+            rows += _measured(model, readable, torch.stack(images), protocol, seed)
+        progress(len(records[start : start + BATCH]))
+    return pd.DataFrame(rows)
+
+
+def embedding_condition(model: LoadedModel) -> float:
+    """cond(W) of the patch embedding: how much inverting it amplifies errors; NaN without one."""
+    if model.family == "resnet":
+        return math.nan
+    weight = model.patch_embed.proj.weight.detach().flatten(1).double()
+    return float(torch.linalg.cond(weight))
+
+
+def _measured(
+    model: LoadedModel,
+    records: Sequence[ImageRecord],
+    images: Tensor,
+    protocol: Protocol,
+    seed: int,
+) -> list[dict[str, object]]:
+    each = protocol.mask_per == "image"
+    ids = [record.image_id for record in (records if each else records[:1])]
+    logits, embedding = _outputs(model, images, None)
+    predicted = logits.argmax(-1).tolist()
+    best = logits.topk(min(5, logits.shape[-1])).indices.tolist()
+    rows: list[dict[str, object]] = []
+    for gamma in protocol.gammas:
+        drawn = draw_masks(ids, grid=model.grid, gamma=gamma, round=0, seed=seed)
+        mask, permutation = (one.expand(len(records), -1) for one in drawn)
+        shuffled = shuffle_patches(images, permutation, model.patch_size)
+        shuffled_logits, shuffled_embedding = _outputs(model, shuffled, mask)
+        distance = (embedding - shuffled_embedding).norm(dim=-1).tolist()
+        predicted_shuffled = shuffled_logits.argmax(-1).tolist()
+        masked = mask.sum(-1).tolist()
+        for place, record in enumerate(records):
+            label, plain, jumbled = record.label, predicted[place], predicted_shuffled[place]
+            labelled = label is not None
+            values = {
+                "top1": float(plain == label) if labelled else None,
+                "top5": float(label in best[place]) if labelled else None,
+                "top1_shuffled": float(jumbled == label) if labelled else None,
+                "diff_norm": distance[place],
+                "consistency": float(plain == jumbled),
+            }
+            rows.append(
+                {
+                    "image_id": record.image_id,
+                    "group": record.group,
+                    "label": label,
+                    "gamma": gamma,
+                    "status": "ok",
+                    "reason": "",
+                    "predicted": plain,
+                    "predicted_shuffled": jumbled,
+                    **{name: values[name] for name in protocol.measures},
+                    "masked_patches": masked[place],
+                }
+            )
+    return rows
+
+
+def _outputs(model: LoadedModel, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Logits and the [CLS] embedding, or what the classifier reads in its place, on the CPU."""
+    like = model.like
+    on_device = None if mask is None else mask.to(like.device)
+    features = model.forward_features(model.normalize(images.to(like)), on_device)
+    return model.forward_head(features).cpu(), features[:, 0].cpu()
+
+
+def _failed(record: ImageRecord, gamma: float, reason: str) -> dict[str, object]:
+    return {
+        "image_id": record.image_id,
+        "group": record.group,
+        "label": record.label,
+        "gamma": gamma,
+        "status": "failed",
+        "reason": reason,
+    }
+
+
+# evaluation_report ------------------------------------------------------------
+# Tables of evaluated models in the layout of the paper's Tables 1, 3 and 4, beside its figures.
+
+MEASURES = {  # name: heading, direction that is better for the model, factor, decimals
+    "top1": ("Top-1 %", "↑", 100, 1),
+    "top5": ("Top-5 %", "↑", 100, 1),
+    "top1_shuffled": ("Top-1 % shuffled", "↑", 100, 1),
+    "diff_norm": ("Diff. Norm.", "↓", 1, 2),
+    "consistency": ("Consistency %", "↑", 100, 1),
+}
+PAPERS_GAMMA_UNKNOWN = (
+    "The paper does not print the γ of its shuffled images for Tables 3 and 4; its models are "
+    "DeiT-S on ImageNet-1K at 224. Figures stand beside ours unadjusted; a difference says "
+    "something only for that model on that data."
+)
+
+MEASURED = {
+    "paper": "Preset paper: the paper does not print how it measures; this is as without a preset.",
+    "authors_code": "Preset authors_code: accuracy on crops of 256/224, shuffled with one mask for "
+    "128 images; Diff. Norm. and Consistency on whole pictures squashed to a square; ImageNet's "
+    "mean and std, where the command gave none. Not to be compared with figures without it.",
+}
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One model and its measurements: a row for each image and γ, or two where accuracy and
+    consistency are measured on different pictures of it."""
+
+    label: str
+    rows: pd.DataFrame
+    trained_gamma: float | None
+    paper: PublishedModel | None
+    cond_w: float = math.nan  # of the patch embedding
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why images were not measured, by the image."""
+        rows = self.rows[self.rows["status"] != "ok"]
+        return dict(zip(rows["image_id"], rows["reason"], strict=True))
+
+
+def summary_table(models: Sequence[Evaluated], preset: Preset = "ours") -> pd.DataFrame:
+    """A line for each model and γ: mean, interval and n of every measure, the paper's figures.
+
+    preset: whose way of measuring it was; any but ours has a column
+    """
+    lines = []
+    whose = {} if preset == "ours" else {"preset": preset}
+    for model in models:
+        for gamma, rows in model.rows.groupby("gamma", sort=True):
+            whole = (rows["status"] == "ok").groupby(rows["image_id"]).all()  # of an image's rows
+            line: dict[str, object] = {
+                "model": model.label,
+                **whose,
+                "trained_gamma": model.trained_gamma,
+                "cond_w": model.cond_w,
+                "gamma": gamma,
+                "n": int(whole.sum()),
+                "failed": int((~whole).sum()),
+            }
+            measured = set[str]()
+            for name, (_, _, factor, _) in MEASURES.items():
+                summary = summarised(rows, name)
+                if name != "diff_norm":
+                    summary = summary.as_share()
+                measured |= set() if math.isnan(summary.mean) else {name}
+                line[name] = factor * summary.mean
+                line[f"{name}_low"] = factor * summary.low
+                line[f"{name}_high"] = factor * summary.high
+            paper = model.paper if gamma else None  # the paper's figures are of shuffled input
+            line["paper_row"] = paper.label if paper else ""
+            for name in ("top1", "diff_norm", "consistency"):
+                line[f"paper_{name}"] = getattr(paper, name) if paper and name in measured else None
+            lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def summarised(rows: pd.DataFrame, name: str) -> Summary:
+    """Mean and interval of one measure over the images; images that failed are counted."""
+    values = rows[name].astype(float) if name in rows else pd.Series(math.nan, index=rows.index)
+    counted = values.notna() | (rows["status"] != "ok")
+    return summarise(
+        values[counted].to_numpy(),
+        list(rows["status"][counted]),
+        groups=list(rows["group"][counted]),
+    )
+
+
+def markdown(table: pd.DataFrame, models: Sequence[Evaluated]) -> str:
+    """The lines of `summary_table` as a Markdown table with notes below."""
+    heads = ["Model", "trained γ", "cond(W)", "γ", "n"]
+    heads += [f"{title} {arrow}" for title, arrow, *_ in MEASURES.values()]
+    heads += ["paper's row", "paper's Top-1 (Δ)", "paper's Diff. Norm. (Δ)", "paper's Cons. (Δ)"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for _, line in table.iterrows():
+        cells = [str(line["model"]).replace("|", "\\|"), _number(line["trained_gamma"], "g")]
+        cells.append(_number(line["cond_w"], ".1f"))
+        n = f"{line['n']}" + (f" ({line['failed']} failed)" if line["failed"] else "")
+        cells += [_number(line["gamma"], "g"), n]
+        for name, (*_, decimals) in MEASURES.items():
+            cells.append(_with_interval(line, name, decimals))
+        cells.append(str(line["paper_row"]) or "–")
+        for name, decimals in (("top1", 1), ("diff_norm", 2), ("consistency", 1)):
+            cells.append(_beside(line[f"paper_{name}"], line[name], decimals))
+        lines.append("| " + " | ".join(cells) + " |")
+    notes = sorted({note for model in models for note in model.notes})
+    if any(model.paper for model in models):
+        notes.append(PAPERS_GAMMA_UNKNOWN)
+    notes += [MEASURED[preset] for preset in table.get("preset", pd.Series(dtype=str)).unique()]
+    notes.append(
+        "Mean [95 % interval over images], n = images; shares have Wilson's, others a bootstrap's. "
+        "Each image is shuffled once and each line is one trained model; the intervals do not "
+        "cover either choice."
+    )
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None or pd.isna(value) else format(value, form)
+
+
+def _with_interval(line: pd.Series, name: str, decimals: int) -> str:
+    mean, low, high = (line[key] for key in (name, f"{name}_low", f"{name}_high"))
+    if pd.isna(mean):
+        return "–"
+    interval = "" if pd.isna(low) else f" [{low:.{decimals}f}, {high:.{decimals}f}]"
+    return f"{mean:.{decimals}f}{interval}"
+
+
+def _beside(paper: float | None, ours: float, decimals: int) -> str:
+    if paper is None or pd.isna(paper):
+        return "–"
+    difference = "" if pd.isna(ours) else f" ({ours - paper:+.{decimals}f})"
+    return f"{paper:.{decimals}f}{difference}"
+
+
+def draw_sweep(table: pd.DataFrame, path: Path) -> None:
+    """Draw consistency, [CLS] difference and top-1 over γ as in Fig. 3, a line for each model."""
+    names = ("consistency", "diff_norm", "top1_shuffled")
+    with picture(path, 11, 3.4) as figure:
+        for axes, name in zip(figure.subplots(1, 3), names, strict=True):
+            for number, (label, line) in enumerate(table.groupby("model", sort=False)):
+                points = line[line[name].notna()]  # a protocol measures some of the three
+                look = {"color": colour(number), "linestyle": dashes(number)}
+                axes.plot(
+                    *(points["gamma"], points[name]),
+                    marker="o",
+                    markersize=3,
+                    label=drawn(label),
+                    **look,
+                )
+                ends = points[f"{name}_low"], points[f"{name}_high"]
+                band(axes, points["gamma"], *ends, colour(number))
+            axes.set_title(f"{MEASURES[name][0]} {MEASURES[name][1]}")
+            axes.set_xlabel("γ of the shuffled input")
+        figure.axes[0].legend()
+
+
+# evaluation ------------------------------------------------------------
+# Measures trained models on the same images, shuffled in the same way.
+#
+# Top-1, top-5, Diff. Norm. and Consistency in the layout of the paper's Tables 1, 3 and 4.
 
 
 def write_evaluation(arguments: EvaluationArguments) -> Outcome:

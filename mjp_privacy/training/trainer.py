@@ -1,30 +1,39 @@
-"""The training loop: epochs, metrics, checkpoints and the export at the end.
-
-A run is a function of its config and its images. Every random choice of a step comes from (seed,
-step), so a run that was killed continues from its checkpoint as if it had not stopped: on the same
-kind of CPU with the same number of threads its curve is the very same.
-"""
+"""The way in to training: finds the images, joins the processes, trains and exports the model."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.training.config import TrainingConfig
-from mjp_privacy.training.curves import draw_curves
-from mjp_privacy.training.half_precision import REMARK, rounds_products
-from mjp_privacy.training.journal import Journal
-from mjp_privacy.training.learner import Learner
-from mjp_privacy.training.optimization import learning_rate
-from mjp_privacy.training.processes import World
-from mjp_privacy.training.restored import resumed
-from mjp_privacy.training.running_means import Window
+from mjp_privacy.core.files import lock, output_folder
+from mjp_privacy.core.machine import commit
+from mjp_privacy.core.registry import Entry
+from mjp_privacy.data.places import keep_apart
+from mjp_privacy.models.checkpoint_files import file_sha256, located
+from mjp_privacy.training.batches import Examples, FileBatches, MemoryBatches, find_examples
+from mjp_privacy.training.config import TrainingConfig, plain
+from mjp_privacy.training.journal import Journal, Window, check_runs, draw_curves
+from mjp_privacy.training.learner import (
+    REMARK,
+    Learner,
+    build_mixup,
+    check_initial,
+    learning_rate,
+    rounds_products,
+)
+from mjp_privacy.training.processes import World, joined
 from mjp_privacy.training.snapshots import (
     CHECKPOINT,
     HALF,
@@ -32,9 +41,17 @@ from mjp_privacy.training.snapshots import (
     export_fault,
     export_model,
     load_checkpoint,
-    made_with,
+    resumed,
     save_checkpoint,
 )
+
+# trainer ------------------------------------------------------------
+# The training loop: epochs, metrics, checkpoints and the export at the end.
+#
+# A run is a function of its config and its images. Every random choice of a step comes from (seed,
+# step), so a run that was killed continues from its checkpoint as if it had not stopped: on the
+# same
+# kind of CPU with the same number of threads its curve is the very same.
 
 CURVE_INTERVAL = 20.0  # seconds between two drawings of curves.png
 
@@ -248,3 +265,122 @@ class Trainer:
             )
         self.world.wait()
         return path
+
+
+def made_with(config: TrainingConfig, world: World) -> dict[str, Any]:
+    """Software and machine of this process; on a CPU the number of threads changes results, and
+    how it multiplies."""
+    rounded = rounds_products(config, world.device)
+    return {
+        "commit": commit(),
+        "torch": str(torch.__version__),
+        "device": world.device.type,
+        "threads": torch.get_num_threads(),
+        "processes": world.size,
+        **({"products": "float32, rounded to bfloat16"} if rounded else {}),
+    }
+
+
+# run ------------------------------------------------------------
+# The way in to training: finds the images, joins the processes, trains and exports the model.
+
+MOST_WORKERS = 256
+
+
+def train(
+    config: TrainingConfig,
+    *,
+    data: str | Path,
+    out: str | Path,
+    val: str | Path | None = None,
+    device: str = "auto",
+    workers: int = 2,
+    deterministic: bool = False,
+    overlay: str | Path | None = None,
+) -> Path:
+    """Train a model, or continue the run in `out`; returns the path of the exported model.
+
+    train(load_training("configs/training/cifar10.yaml", "J"), data="train.zip", out="results/J")
+
+    data     class folders, a zip of them, or ImageNet's layout, which holds validation images too;
+             for a segmentation pictures and label maps in ADE20K's layout
+    overlay  folder of another run, whose curves are drawn into the same picture
+    """
+    if not 0 <= workers <= MOST_WORKERS:
+        raise UserError(f"--workers: expected 0 or more, got {workers} (at most {MOST_WORKERS}).")
+    beside = [Path(overlay)] if overlay else []
+    task = TASKS[config.task].load()
+    mixed = build_mixup(config) is not None
+    with joined(device, config.recipe.batch, pairs=mixed) as world:
+        check_runs(beside)
+        keep_apart(out, {"--data": data, "--val": val})
+        folder = output_folder(Path(out))
+        # All processes of a run work in one folder; the first one holds the lock for all.
+        with lock(folder) if world.first else nullcontext():
+            task.check_initial(config)
+            examples, held_out = task.find(config, Path(data), Path(val) if val else None)
+            identity = _identity(config, examples, held_out)
+            if config.task == "segmentation" and held_out is None and world.first:
+                print("no images/validation: nothing is scored", file=sys.stderr, flush=True)
+            load_checkpoint(folder, identity)  # a folder of another training, before any decoding
+            batches = task.batches(config, examples, world, workers)
+            validation = (
+                task.batches(config, held_out, world, workers, "validation") if held_out else None
+            )
+            if deterministic:
+                _be_deterministic(world)
+            number = len(examples)
+            run = Trainer(
+                config, batches, validation, folder, world, number, identity, task.learner
+            )
+            return run.fit(beside)
+
+
+def _identity(config: TrainingConfig, examples: Any, held_out: Any | None) -> dict[str, str]:
+    """What decides a run's numbers; a checkpoint is continued only if all of it is the same."""
+    initial = Path(config.initial.checkpoint) if config.initial else None
+    if config.initial and config.task == "segmentation":  # a classifier's identity is as it was
+        initial = located(config.initial.checkpoint)
+    return {
+        "config": json.dumps(plain(config)),
+        "images": examples.digest(),
+        "validation": held_out.digest() if held_out else "none",
+        "initial": file_sha256(initial) if initial and initial.is_file() else "none",
+    }
+
+
+def make_batches(
+    config: TrainingConfig,
+    examples: Examples,
+    world: World,
+    workers: int,
+    used_for: str = "training",
+) -> Batches:
+    """Batches of these images, from memory or from files as the config says."""
+    if config.data.store == "memory":
+        return MemoryBatches(config, examples, world, used_for)
+    return FileBatches(config, examples, world, workers)
+
+
+def _be_deterministic(world: World) -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a network is trained for: what learns, and how its images are found and batched."""
+
+    learner: type[Learner]
+    check_initial: Callable[[TrainingConfig], None]
+    find: Callable[[TrainingConfig, Path, Path | None], tuple[Any, Any]]
+    batches: Callable[..., Batches]
+
+
+CLASSIFICATION = Task(Learner, check_initial, find_examples, make_batches)
+TASKS: Mapping[str, Entry] = {
+    "classification": Entry("mjp_privacy.training.trainer:CLASSIFICATION"),
+    "segmentation": Entry("mjp_privacy.paper.segmentation:SEGMENTATION"),
+}
+"""By the name that a config gives them; imported when one trains."""

@@ -8,7 +8,7 @@ from PIL import Image
 
 from mjp_privacy.cli import main
 from mjp_privacy.data.shapes import CLASSES, GROUND, HIGH_DISC, LOW_DISC, SKY, drawn
-from mjp_privacy.training.segmentation.pairs import splits_of
+from mjp_privacy.paper.segmentation_data import splits_of
 
 
 def command(*words: object) -> int:

@@ -124,8 +124,7 @@ def _state(folder: Path) -> Any:
 
 
 def _curves(folder: Path) -> Any:
-    from mjp_privacy.training.curves import check_runs
-    from mjp_privacy.training.journal import METRICS, read_metrics
+    from mjp_privacy.training.journal import METRICS, check_runs, read_metrics
 
     check_runs([folder / "trained"])
     return read_metrics(folder / "trained" / METRICS)

@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mjp_privacy.analysis.analysed import figures_of, noise
-from mjp_privacy.analysis.position_table import PositionTable, noise_table, position_table
-from mjp_privacy.analysis.published import GRID, PUBLISHED, WIDTH
-from mjp_privacy.analysis.regression import place_error
-from mjp_privacy.analysis.sentences import spread
-from mjp_privacy.analysis.spectrum import DIMENSIONS, at, explained_variance
 from mjp_privacy.models import load_model
+from mjp_privacy.paper.positions import (
+    DIMENSIONS,
+    PositionTable,
+    at,
+    explained_variance,
+    figures_of,
+    noise,
+    noise_table,
+    place_error,
+    position_table,
+)
+from mjp_privacy.paper.positions_report import GRID, PUBLISHED, WIDTH, spread
 
 
 def test_a_public_vits_table_is_a_grid(shared_data: Path) -> None:

@@ -8,8 +8,7 @@ import pytest
 from mjp_privacy.data import open_images, spread_subset
 from mjp_privacy.models import load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
-from mjp_privacy.training.consistency import measure
-from mjp_privacy.training.protocols import Protocol
+from mjp_privacy.training.evaluation import Protocol, measure
 
 
 @pytest.mark.nightly

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mjp_privacy.training.blockwise import blockwise_masks, shuffled_orders
-from mjp_privacy.training.examples import find_examples
+from mjp_privacy.training.batches import find_examples
 from mjp_privacy.training.journal import read_metrics
 from mjp_privacy.training.processes import World
-from mjp_privacy.training.run import make_batches, train
-from mjp_privacy.training.trainer import Trainer
+from mjp_privacy.training.puzzles import blockwise_masks, shuffled_orders
+from mjp_privacy.training.trainer import Trainer, make_batches, train
 from tests.helpers.training import class_folders, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

@@ -101,7 +101,7 @@ def _arguments() -> dict[str, set[str]]:
         "train": "mjp_privacy.training.commands:TrainArguments",
         "evaluate": "mjp_privacy.training.evaluation_arguments:EvaluationArguments",
         "curves": "mjp_privacy.training.commands:CurveArguments",
-        "analyse": "mjp_privacy.analysis.arguments:AnalysisArguments",
+        "analyse": "mjp_privacy.paper.arguments:AnalysisArguments",
         "federate": "mjp_privacy.federation.commands:FederateArguments",
         "compare": "mjp_privacy.federation.commands:CompareArguments",
         "check": "mjp_privacy.uploads.commands:CheckArguments",

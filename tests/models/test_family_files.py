@@ -12,7 +12,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.loading import outline_model, outline_spec
 from mjp_privacy.models.tensor_files import DIGEST_KEY, save_tensors
-from mjp_privacy.training.network import build_network
+from mjp_privacy.training.learner import build_network
 from mjp_privacy.training.snapshots import export_model
 from tests.helpers.families import SIDE, checkpoint, family_config
 

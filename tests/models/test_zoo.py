@@ -12,8 +12,7 @@ from mjp_privacy.models.checkpoint_files import PACKAGED_FOLDER, read_metadata
 from mjp_privacy.models.tensor_files import DIGEST_KEY
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.consistency import measure
-from mjp_privacy.training.protocols import Protocol
+from mjp_privacy.training.evaluation import Protocol, measure
 
 ROWS = ("vit", "vit_no_pe", "vit_mjp", "vit_mjp_controlled", "vit_jp", "vit_closed_form")
 PATCH14_ROWS = ("vit", "vit_mjp")

@@ -17,9 +17,7 @@ from mjp_privacy.metrics.statistics import summarise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
 from mjp_privacy.training.config import plain
-from mjp_privacy.training.consistency import measure
-from mjp_privacy.training.evaluation_report import Evaluated, markdown, summary_table
-from mjp_privacy.training.protocols import Protocol
+from mjp_privacy.training.evaluation import Evaluated, Protocol, markdown, measure, summary_table
 from mjp_privacy.training.published import TABLE1, TABLE3, TABLE4
 from tests.helpers.models import tiny
 from tests.helpers.training import class_folders, small

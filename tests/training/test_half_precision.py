@@ -14,10 +14,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mjp_privacy.training import half_precision
+from mjp_privacy.training import learner as half_precision
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.half_precision import RoundedProducts, rounds_products
-from mjp_privacy.training.run import train
+from mjp_privacy.training.learner import RoundedProducts, rounds_products
+from mjp_privacy.training.trainer import train
 from tests.helpers.families import family_content
 from tests.helpers.night import nightly
 from tests.helpers.segmentation import SWIN, pair_folder

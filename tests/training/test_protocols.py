@@ -15,8 +15,7 @@ from torchvision.transforms import v2
 from mjp_privacy.cli import main
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.models.jigsaw import draw_masks
-from mjp_privacy.training.consistency import measure
-from mjp_privacy.training.protocols import Protocol, protocols
+from mjp_privacy.training.evaluation import Protocol, measure, protocols
 from tests.helpers.models import tiny
 from tests.helpers.training import class_folders
 from tests.training.test_evaluation import saved, undecided

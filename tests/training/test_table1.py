@@ -14,10 +14,9 @@ from mjp_privacy.training.config import plain
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.evaluation import write_evaluation
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
-from mjp_privacy.training.network import build_network
-from mjp_privacy.training.optimization import build_optimizer
+from mjp_privacy.training.learner import build_network, build_optimizer
 from mjp_privacy.training.published import TABLE1, counterpart
-from mjp_privacy.training.run import train
+from mjp_privacy.training.trainer import train
 from tests.helpers.families import checkpoint, family_config, family_content
 from tests.helpers.training import CLASSES, curve, small
 

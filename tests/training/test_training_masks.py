@@ -13,9 +13,8 @@ from mjp_privacy.models.jigsaw import (
     shuffle_patches,
     to_patches,
 )
-from mjp_privacy.training import blockwise
-from mjp_privacy.training.blockwise import blockwise_masks, shuffled_orders
-from mjp_privacy.training.puzzles import CHUNK, Puzzles, apply
+from mjp_privacy.training import puzzles as blockwise
+from mjp_privacy.training.puzzles import CHUNK, Puzzles, apply, blockwise_masks, shuffled_orders
 from tests.helpers.reference import shuffle_patches_and_pixels
 from tests.helpers.training import small
 

@@ -12,8 +12,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.training import snapshots
 from mjp_privacy.training.journal import Journal
-from mjp_privacy.training.run import train
-from mjp_privacy.training.trainer import Trainer
+from mjp_privacy.training.trainer import Trainer, train
 from tests.helpers.training import FILES, class_folders, content, curve, small
 
 

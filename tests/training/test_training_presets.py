@@ -12,10 +12,15 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import read_mapping
 from mjp_privacy.training.config import plain
 from mjp_privacy.training.config_files import load_training
-from mjp_privacy.training.optimization import dal_weight
-from mjp_privacy.training.presets import CHOICES, EMPTY_PUZZLE, deviations, preset_fields
-from mjp_privacy.training.protocols import EVALUATION_CHOICES
-from mjp_privacy.training.published import counterpart
+from mjp_privacy.training.evaluation import EVALUATION_CHOICES
+from mjp_privacy.training.learner import dal_weight
+from mjp_privacy.training.published import (
+    CHOICES,
+    EMPTY_PUZZLE,
+    counterpart,
+    deviations,
+    preset_fields,
+)
 from tests.helpers.training import content, small
 
 ROOT = Path(__file__).resolve().parents[2]

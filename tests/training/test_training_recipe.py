@@ -10,11 +10,21 @@ from timm.scheduler import CosineLRScheduler
 from torch.nn import functional as F
 
 from mjp_privacy.data import Preprocessing, open_images
-from mjp_privacy.training.examples import Examples, epoch_order, find_examples
-from mjp_privacy.training.file_batches import FileBatches
-from mjp_privacy.training.memory_batches import MemoryBatches, decode_all
-from mjp_privacy.training.network import Objective, build_network
-from mjp_privacy.training.optimization import build_optimizer, clipped, learning_rate
+from mjp_privacy.training.batches import (
+    Examples,
+    FileBatches,
+    MemoryBatches,
+    decode_all,
+    epoch_order,
+    find_examples,
+)
+from mjp_privacy.training.learner import (
+    Objective,
+    build_network,
+    build_optimizer,
+    clipped,
+    learning_rate,
+)
 from mjp_privacy.training.processes import World
 from tests.helpers.training import class_folders, small
 

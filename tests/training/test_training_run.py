@@ -11,7 +11,7 @@ from safetensors import safe_open
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.tensor_files import DIGEST_KEY
-from mjp_privacy.training.run import train
+from mjp_privacy.training.trainer import train
 from tests.helpers.night import by_day
 from tests.helpers.training import (
     FILES,

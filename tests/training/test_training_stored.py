@@ -13,7 +13,7 @@ from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import load_model
 from mjp_privacy.models.tensor_files import save_tensors
-from mjp_privacy.training.run import train
+from mjp_privacy.training.trainer import train
 from tests.helpers.night import by_day
 from tests.helpers.training import class_folders, curve, small
 

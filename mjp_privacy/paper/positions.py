@@ -1,0 +1,480 @@
+"""What the position embeddings of a model hold, and where its last block looks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.models import LoadedModel, MJPVisionTransformer
+from mjp_privacy.models.vit import Attention
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.config_files import load_training
+from mjp_privacy.training.learner import build_network
+from mjp_privacy.training.published import recipe_in
+
+# position_table ------------------------------------------------------------
+# The position embeddings of a model's patches as a matrix, and tables of pure noise beside it.
+
+Matrix = NDArray[np.float64]
+
+LEAST_GRID = 3
+"""Patches along a side: five folds need five patches, and Table 6 three directions."""
+
+
+@dataclass(frozen=True)
+class PositionTable:
+    """rows[i] (D,) is the embedding of patch i, counted row by row; grid² of them.
+
+    The class token's row and the unknown embedding are left out, as in the authors' script
+    (`pestudy/absolute.py` takes the rows 1 to 196).
+    """
+
+    grid: int
+    rows: Matrix
+
+    @property
+    def width(self) -> int:
+        """Numbers in an embedding, D."""
+        return int(self.rows.shape[1])
+
+    def centred(self) -> Matrix:
+        """The rows minus their mean."""
+        centred: Matrix = self.rows - self.rows.mean(axis=0)
+        return centred
+
+    def places(self) -> Matrix:
+        """(N, 3): a patch's number in the sequence, its row and its column, all from 0."""
+        number = np.arange(self.grid**2)
+        return np.stack([number, number // self.grid, number % self.grid], axis=1).astype(float)
+
+
+def position_table(model: MJPVisionTransformer, label: str) -> PositionTable | None:
+    """The model's table in float64; None of a model without position embeddings.
+
+    A model whose rows are all equal has none either: it tells no two places apart.
+    label: the model's name, for messages
+    """
+    if model.family != "vit":
+        raise UserError(
+            f"{label} is a {model.family}: expected a plain ViT, which has one embedding for each "
+            "patch and a class token that looks at all of them. Leave it out."
+        )
+    if model.grid < LEAST_GRID:
+        raise UserError(
+            f"{label}: expected a grid of at least {LEAST_GRID}×{LEAST_GRID} patches, got "
+            f"{model.grid}×{model.grid}, too few to tell what positions hold. Give a larger "
+            "--img-size."
+        )
+    if model.position_embedding != "learned" or model.pos_embed is None:
+        return None
+    table = PositionTable(model.grid, model.table.detach()[0, 1:].double().cpu().numpy())
+    return table if (table.rows != table.rows[0]).any() else None
+
+
+def noise_table(grid: int, width: int, seed: int) -> PositionTable:
+    """A table drawn from N(0, 1), as the paper's code starts MJP's; never trained."""
+    generator = np.random.default_rng(derive_seed("noise table", grid, width, seed))
+    return PositionTable(grid, generator.standard_normal((grid**2, width)))
+
+
+# spectrum ------------------------------------------------------------
+# How many directions a table of position embeddings takes: the paper's Table 6, Figures 1 and 4.
+#
+# The formula of the paper's Definition 1 is lost in the text at hand; it speaks of singular values
+# σ
+# and of PCA. Here, as in every library's PCA, rows are centred and a direction counts by σ². Figure
+# 4
+# is of an SVD of the table itself, so rows are not centred there. On a ViT-Ti the two differ by
+# less
+# than a percentage point; shares of σ instead of σ² would be far lower (35 for 46 % at three).
+
+DIMENSIONS = (3, 4, 5, 6, 7)
+"""Columns of the paper's Table 6."""
+
+
+def explained_variance(table: PositionTable) -> Matrix:
+    """Entry k-1 is the share of the variance that k dimensions of PCA hold, up to 1 (Table 6)."""
+    return _cumulative(table.centred())
+
+
+def energy(table: PositionTable) -> Matrix:
+    """Entry k-1 is the share of the energy Σσ² in the k largest singular values (Fig. 4)."""
+    return _cumulative(table.rows)
+
+
+def at(curve: Matrix, dimensions: int) -> float:
+    """The share that a curve reaches at so many dimensions: at(explained_variance(table), 3)."""
+    return float(curve[min(dimensions, len(curve)) - 1])
+
+
+def dimensions_for(curve: Matrix, share: float) -> int:
+    """The fewest dimensions that hold this share."""
+    return int(np.searchsorted(curve, share - 1e-12)) + 1
+
+
+def projection(table: PositionTable, dimensions: int = 3) -> Matrix:
+    """The patches (N, dimensions) along the first principal directions (Fig. 1 b).
+
+    The sign of a direction is arbitrary: its largest coordinate is made positive.
+    """
+    left, sizes, _ = np.linalg.svd(table.centred(), full_matrices=False)
+    coordinates: Matrix = left[:, :dimensions] * sizes[:dimensions]
+    largest = np.abs(coordinates).argmax(axis=0)
+    signs = np.sign(coordinates[largest, np.arange(coordinates.shape[1])])
+    signed: Matrix = coordinates * np.where(signs == 0, 1, signs)
+    return signed
+
+
+def _cumulative(rows: Matrix) -> Matrix:
+    """The shares of Σσ² that the largest singular values of a matrix hold."""
+    squares = np.linalg.svd(rows, compute_uv=False) ** 2
+    shares: Matrix = np.cumsum(squares) / np.sum(squares)
+    return shares
+
+
+# similarity ------------------------------------------------------------
+# How alike the embeddings of two places are: the similarity maps of the paper's poster.
+
+
+def similarity(table: PositionTable) -> Matrix:
+    """(N, N) cosine similarities of the rows as they are; a row of zeros is like no other."""
+    lengths = np.linalg.norm(table.rows, axis=1, keepdims=True)
+    directions = table.rows / np.where(lengths == 0, 1, lengths)
+    cosines: Matrix = directions @ directions.T
+    return cosines
+
+
+def as_map(table: PositionTable) -> Matrix:
+    """(G², G²): the tile in row r and column c is the map of patch (r, c)'s similarities."""
+    grid = table.grid
+    tiles = similarity(table).reshape(grid, grid, grid, grid)
+    picture: Matrix = tiles.transpose(0, 2, 1, 3).reshape(grid * grid, grid * grid)
+    return picture
+
+
+def neighbours_and_others(table: PositionTable) -> tuple[float, float]:
+    """The mean similarity of patches that share a side, and of all other pairs."""
+    cosines, places = similarity(table), table.places()[:, 1:]
+    steps = np.abs(places[:, None] - places[None]).sum(axis=-1)
+    return float(cosines[steps == 1].mean()), float(cosines[steps > 1].mean())
+
+
+# regression ------------------------------------------------------------
+# How well a linear map reads a patch's place off its position embedding: the paper's Table 8.
+#
+# As the authors' script does it (`pestudy/absolute.py`): linear regression with an intercept, five
+# folds over the patches in random order, mean absolute error on the patches left out. Where an
+# embedding has more numbers than there are patches, the regression is the one of least norm. The
+# place is the number of the patch from 0 to N-1 (1D), or its row and its column from 0 to G-1 (2D,
+# the mean over both), not scaled. That this is the unit of Table 8 follows from its figures: a 1D
+# error of .945 is 14 times .0675, beside a 2D error of .076.
+#
+# Table 8's ± is not explained. Here it is the standard deviation over draws of the folds: relative
+# to
+# the mean it is 4.5 % in 1D and 1.6 % in 2D for a ViT-Ti, and 2 to 5 % in Table 8's rows; over the
+# five folds it would be 11 %.
+
+FOLDS = 5
+REPEATS = 10
+"""Draws of the folds."""
+
+
+@dataclass(frozen=True)
+class PlaceError:
+    """Mean absolute errors in patches, with the standard deviation over draws of the folds (NaN of
+    a single draw).
+
+    constant_1d, constant_2d: errors of the best guess without an embedding, the middle.
+    """
+
+    mae_1d: float
+    std_1d: float
+    mae_2d: float
+    std_2d: float
+    constant_1d: float
+    constant_2d: float
+
+
+def place_error(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -> PlaceError:
+    """The errors of a table's places: place_error(table).mae_2d is 0 for an exact linear map."""
+    errors = np.stack([_left_out_errors(table, seed, draw) for draw in range(repeats)])
+    one, two = errors[:, 0], errors[:, 1:].mean(axis=1)
+    places = table.places()
+    middle = np.abs(places - places.mean(axis=0)).mean(axis=0)
+    return PlaceError(
+        *(float(one.mean()), _spread(one), float(two.mean()), _spread(two)),
+        *(float(middle[0]), float(middle[1:].mean())),
+    )
+
+
+def _spread(errors: Matrix) -> float:
+    return float(errors.std()) if len(errors) > 1 else math.nan
+
+
+def _left_out_errors(table: PositionTable, seed: int, draw: int) -> Matrix:
+    """(3,) mean absolute errors of number, row and column, the mean over the folds."""
+    places = table.places()
+    order = np.random.default_rng(derive_seed("folds", seed, draw)).permutation(len(places))
+    errors = []
+    for left_out in np.array_split(order, FOLDS):
+        known = np.setdiff1d(order, left_out)
+        predicted = _predicted(table.rows[known], places[known], table.rows[left_out])
+        errors.append(np.abs(predicted - places[left_out]).mean(axis=0))
+    mean: Matrix = np.mean(errors, axis=0)
+    return mean
+
+
+def _predicted(rows: Matrix, targets: Matrix, others: Matrix) -> Matrix:
+    """Least squares with an intercept, of least norm, applied to other rows."""
+    middle, target = rows.mean(axis=0), targets.mean(axis=0)
+    weights = np.linalg.lstsq(rows - middle, targets - target, rcond=None)[0]
+    predicted: Matrix = (others - middle) @ weights + target
+    return predicted
+
+
+# start ------------------------------------------------------------
+# How much of a trained table is still the noise it started from.
+#
+# A file that this package's trainer wrote holds its recipe and seed, so the start can be drawn
+# again.
+# The paper's code starts MJP's table at N(0, 1) and its baseline's at N(0, .02²): after a short
+# training the first is mostly its start still, and figures of it are figures of noise.
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a trained table has of its own start.
+
+    std     the standard deviation of the start
+    left    by what the start is multiplied in the table: training with weight decay shrinks it
+    share   of the table's variance, that along the start: 1 where training changed its scale only
+    rest    the table without the part along the start: what was learned
+    """
+
+    std: float
+    left: float
+    share: float
+    rest: PositionTable
+
+
+def start_in(
+    model: MJPVisionTransformer, table: PositionTable, metadata: Mapping[str, str]
+) -> Start | None:
+    """The model's table beside its start; None where its file's metadata do not tell the start:
+    another trainer's file, one that was fine-tuned, or a table resampled for another grid."""
+    config = _recipe(metadata)
+    if config is None or config.initial is not None or config.family != model.family:
+        return None
+    shape = config.model
+    said = (shape.img_size // shape.patch_size, shape.embed_dim, shape.depth, shape.num_classes)
+    if said != (model.grid, model.embed_dim, len(model.blocks), model.num_classes):
+        return None
+    start = position_table(build_network(config), "the start")
+    return None if start is None else beside_start(table, start)
+
+
+def beside_start(table: PositionTable, start: PositionTable) -> Start:
+    """A table split into its part along the start and the rest, both about their mean rows."""
+    trained, drawn = table.centred(), start.centred()
+    along = float((trained * drawn).sum() / (drawn**2).sum())
+    share = along**2 * float((drawn**2).sum() / (trained**2).sum())
+    rest = PositionTable(table.grid, trained - along * drawn)
+    return Start(float(start.rows.std()), along, share, rest)
+
+
+def _recipe(metadata: Mapping[str, str]) -> TrainingConfig | None:
+    """The recipe in a file's metadata; None where there is none that this trainer reads."""
+    content = recipe_in(metadata)
+    try:
+        return load_training(content) if isinstance(content, Mapping) else None
+    except UserError:
+        return None
+
+
+# attention ------------------------------------------------------------
+# Where the class token of the last block looks (Fig. 8), and how much its heads differ.
+#
+# The paper calls MJP's heads “more diverse and content-aware” and prints no number. Two are
+# computed
+# here, both from the class token's attention to the patches, scaled to sum 1, and both the
+# generalised Jensen-Shannon divergence of n maps (the entropy of their mean, minus the mean of
+# their
+# entropies), divided by log n: 0 where all are equal, 1 where no two look at the same patch.
+#
+#     head_diversity    of the heads of one image, the mean over the images
+#     image_diversity   of the images in one head, the mean over the heads ("content-aware")
+
+Maps = NDArray[np.float64]
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class LastAttention:
+    """maps (images, heads, G, G), each of sum 1; NaN for a divergence of fewer than two maps.
+
+    spread: the entropy of a map over that of an even one; 1: it looks everywhere alike
+    """
+
+    maps: Maps
+    head_diversity: float
+    image_diversity: float
+    spread: float
+
+
+def last_attention(model: MJPVisionTransformer, x: Tensor) -> LastAttention:
+    """The last block's attention on normalised images x (B, 3, S, S), unshuffled."""
+    weights = np.concatenate([class_attention(model, part) for part in x.split(BATCH)])
+    shares = weights / weights.sum(axis=-1, keepdims=True)
+    images, heads, patches = shares.shape
+    spread = float(_entropy(shares).mean()) / math.log(patches)
+    return LastAttention(
+        shares.reshape(images, heads, model.grid, model.grid),
+        divergence(shares.transpose(1, 0, 2)),
+        divergence(shares),
+        spread,
+    )
+
+
+@torch.no_grad()
+def class_attention(model: MJPVisionTransformer, x: Tensor) -> Maps:
+    """(B, heads, N): the last block's softmax weights of the class token on the patches."""
+    attention = model.blocks[-1].attn
+    assert isinstance(attention, Attention)
+    entering: list[Tensor] = []
+    hook = attention.register_forward_pre_hook(lambda _, inputs: entering.append(inputs[0]))
+    try:
+        model.forward_features(x)
+    finally:
+        hook.remove()
+    tokens = entering[0]
+    split = attention.qkv(tokens).reshape(*tokens.shape[:2], 3, attention.num_heads, -1)
+    query, key = split[:, 0, 0], split[:, :, 1]  # (B, heads, d) of [CLS]; (B, tokens, heads, d)
+    scores = torch.einsum("bhd,bnhd->bhn", query * attention.scale, key)
+    weights: Maps = scores.double().softmax(dim=-1)[..., 1 : model.grid**2 + 1].cpu().numpy()
+    return weights
+
+
+def divergence(maps: Maps) -> float:
+    """The divergence of the maps along the first axis of (n, ..., N), over log n, its mean."""
+    if len(maps) < 2:
+        return math.nan
+    gained = _entropy(maps.mean(axis=0)) - _entropy(maps).mean(axis=0)
+    return float(gained.mean()) / math.log(len(maps))
+
+
+def _entropy(maps: Maps) -> Maps:
+    """In nats, along the last axis; a share of 0 adds nothing."""
+    logs = np.log(np.where(maps > 0, maps, 1))
+    entropy: Maps = -(maps * logs).sum(axis=-1)
+    return entropy
+
+
+# analysed ------------------------------------------------------------
+# All figures of one model, and of noise in the size of its table.
+
+MOSTLY = 0.5
+"""The share of its own start from which a table counts as mostly that."""
+SEEDS = 10
+"""Tables of noise."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a table holds.
+
+    variance    cumulative shares by PCA (Table 6); energy: the same of its SVD (Fig. 4)
+    places      errors of a linear map to the patches' places (Table 8)
+    neighbours  cosine similarity of patches that share a side; others: of all other pairs
+    """
+
+    variance: Matrix
+    energy: Matrix
+    places: PlaceError
+    neighbours: float
+    others: float
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """One model: its table and that one's figures, None without position embeddings.
+
+    start       how much of it is the noise it began as, where the file tells
+    rest        figures of what was learned beside that start
+    attention   of the last block, on `images` images
+    """
+
+    label: str
+    architecture: str
+    trained_gamma: float | None
+    table: PositionTable | None
+    figures: Figures | None
+    start: Start | None
+    rest: Figures | None
+    attention: LastAttention
+    images: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Figures of SEEDS tables from N(0, 1), none of them trained."""
+
+    grid: int
+    width: int
+    tables: tuple[Figures, ...]
+
+
+def figures_of(table: PositionTable, *, seed: int = 0, repeats: int = REPEATS) -> Figures:
+    """All figures of one table; seed, repeats: of the draws of the regression's folds."""
+    return Figures(
+        explained_variance(table),
+        energy(table),
+        place_error(table, seed=seed, repeats=repeats),
+        *neighbours_and_others(table),
+    )
+
+
+def analysed(
+    label: str,
+    model: LoadedModel,
+    metadata: Mapping[str, str],
+    pixels: Tensor,
+    *,
+    seed: int = 0,
+) -> Analysed:
+    """Analyse a loaded model; metadata: its file's, pixels (B, 3, S, S) in [0, 1]."""
+    table = position_table(model, label)
+    start = None if table is None else start_in(model, table, metadata)
+    with torch.no_grad():
+        attention = last_attention(model, model.normalize(pixels))
+    return Analysed(
+        label,
+        model.card.architecture,
+        model.card.trained_gamma,
+        table,
+        None if table is None else figures_of(table, seed=seed),
+        start,
+        None if start is None else figures_of(start.rest, seed=seed),
+        attention,
+        len(pixels),
+        model.card.checkpoint.notes,
+    )
+
+
+def noise(grid: int, width: int, seeds: int = SEEDS) -> Noise:
+    """Figures of tables that were drawn and never trained, one for each seed.
+
+    Each has one draw of the folds: what differs between tables is more than that.
+    """
+    drawn = enumerate(noise_table(grid, width, seed) for seed in range(seeds))
+    return Noise(
+        grid, width, tuple(figures_of(table, seed=seed, repeats=1) for seed, table in drawn)
+    )

@@ -1,0 +1,324 @@
+"""Pictures with their label maps, in the layout of ADE20K."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import shown
+from mjp_privacy.data.decoding import (
+    ImageError,
+    decode_numbers,
+    numbers_and_turn,
+    picture_and_turn,
+    size_and_turn,
+)
+from mjp_privacy.data.files import IMAGE_SUFFIXES, Files, open_files
+from mjp_privacy.training.batches import LoadedBatches
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.processes import World
+
+# pairs ------------------------------------------------------------
+# Pictures with their label maps, in the layout of ADE20K (ADEChallengeData2016).
+#
+#     DIR/images/training/NAME.jpg       DIR/annotations/training/NAME.png
+#     DIR/images/validation/NAME.jpg     DIR/annotations/validation/NAME.png
+#
+# DIR is a folder or a zip; the layout may lie deeper in it. In a label map 0 means no label, and a
+# class is its index plus 1.
+
+Read = TypeVar("Read")
+TRAINING, VALIDATION = "training", "validation"
+LAYOUT = "images/{training,validation}/NAME.jpg beside annotations/{training,validation}/NAME.png"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pictures of one split: their files' names, the label maps' by the same places."""
+
+    files: Files
+    pictures: tuple[str, ...]
+    maps: tuple[str, ...]
+    classes: int
+    split: str
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def digest(self) -> str:
+        """SHA-256 of all names and label maps in order; the pictures' pixels do not enter it."""
+        whole = hashlib.sha256()
+        for picture, labels in zip(self.pictures, self.maps, strict=True):
+            content = self._read(labels, lambda content: hashlib.sha256(content).hexdigest())
+            whole.update(f"{picture}\0{content}\n".encode())
+        return whole.hexdigest()
+
+    def read(self, place: int) -> tuple[Image.Image, NDArray[np.uint8]]:
+        """A picture and its label map (H, W). Raises ImageError with the reason."""
+        picture, turn = self._read(self.pictures[place], picture_and_turn)
+        return picture, self._labels(place, picture.size, turn)
+
+    def check(self) -> None:
+        """Raise a UserError with the number of pictures that cannot be used and the first of them:
+        before a training, which would stop at one. Pictures are not decoded, label maps are."""
+        faults: list[str] = []
+        with Progress("checking label maps", lambda: len(self), "pictures") as bar:
+            for place, name in enumerate(self.pictures):
+                bar.advance()
+                try:
+                    self._labels(place, *self._read(name, size_and_turn))
+                except ImageError as error:
+                    faults.append(str(error))
+        if faults:
+            raise UserError(
+                f"--data: of {len(self)} pictures under images/{self.split}, {len(faults)} cannot "
+                f"be used; the first: {shown(faults[0], 400)}. Repair it, or take it out."
+            )
+
+    def largest_label(self, places: Sequence[int]) -> int:
+        """The largest label of these pictures' maps that can be read; 0 if there is none."""
+        largest = 0
+        for place in places:
+            try:
+                labels = self._read(self.maps[place], decode_numbers)
+            except ImageError:
+                continue
+            largest = max(largest, int(labels.max()))
+        return largest
+
+    def _labels(self, place: int, size: tuple[int, int], turn: int) -> NDArray[np.uint8]:
+        """The label map of a picture of this size and EXIF orientation. Raises ImageError unless it
+        has both too, and all of its labels are the model's."""
+        labels_name = self.maps[place]
+        labels, map_turn = self._read(labels_name, numbers_and_turn)
+        if turn != map_turn:
+            raise ImageError(
+                f"its EXIF orientation is {turn} and that of its label map {map_turn}, so that one "
+                "would be turned and the other not: save both upright, without the tag",
+                self.pictures[place],
+            )
+        width, height = size
+        if labels.shape != (height, width):
+            got = f"{labels.shape[1]}×{labels.shape[0]} px, its picture {width}×{height}"
+            raise ImageError(f"a label map of {got}: both must have one size", labels_name)
+        if (largest := int(labels.max())) > self.classes:
+            raise ImageError(
+                f"a label {largest}: expected 0 (no label) to {self.classes}, for the model has "
+                f"{self.classes} classes",
+                labels_name,
+            )
+        return labels
+
+    def _read(self, name: str, decode: Callable[[bytes], Read]) -> Read:
+        """What a file holds; its name goes into the error of one that is unreadable."""
+        try:
+            return decode(self.files.read(name))
+        except ImageError as error:
+            raise ImageError(error.reason, name) from error
+
+
+def find_pairs(config: TrainingConfig, data: Path, val: Path | None) -> tuple[Pairs, Pairs | None]:
+    """The training pictures, and the validation pictures if there are any."""
+    if val is not None:
+        raise UserError(
+            f"--val: with task segmentation --data holds the validation pictures too ({LAYOUT}). "
+            "Leave --val out."
+        )
+    splits = splits_of(data, config.model.num_classes, "--data")
+    training = splits.get(TRAINING)
+    if training is None:
+        raise UserError(
+            f"--data {shown(data)}: no pictures under images/{TRAINING}; give the folder that has "
+            "them."
+        )
+    if len(training) < config.recipe.batch:
+        raise UserError(
+            f"--data: expected at least one batch of {config.recipe.batch} pictures under "
+            f"images/{TRAINING}, got {len(training)}. Give --batch {len(training)} or less."
+        )
+    return training, splits.get(VALIDATION)
+
+
+def splits_of(path: Path, classes: int, option: str) -> dict[str, Pairs]:
+    """The splits under a folder or zip, each with the label maps of its pictures."""
+    files = open_files(path)
+    names = set(files.names)
+    maps: dict[str, dict[str, str]] = {}
+    roots: dict[PurePosixPath, None] = {}
+    for name in files.names:
+        if (place := _place(PurePosixPath(name))) is not None:
+            split, labels = place
+            maps.setdefault(split, {})[name] = labels
+            roots[PurePosixPath(name).parents[2]] = None
+    lacking = [
+        pair for of_split in maps.values() for pair in of_split.items() if pair[1] not in names
+    ]
+    if not maps:
+        raise UserError(
+            f"{option} {shown(path)}: expected ADE20K's layout, {LAYOUT}; found no picture in it. "
+            "Give the folder or zip that holds both folders."
+        )
+    if len(roots) > 1:
+        one, other = (shown(path / root) for root in list(roots)[:2])
+        raise UserError(
+            f"{option} {shown(path)}: expected one data set, got {len(roots)}, each with its own "
+            f"images folder: {one} and {other}. Give one of them."
+        )
+    if lacking:
+        pictures = "1 picture has" if len(lacking) == 1 else f"{len(lacking)} pictures have"
+        picture, labels = lacking[0]
+        raise UserError(
+            f"{option} {shown(path)}: {pictures} no label map; the first is "
+            f"{shown(picture)}, expected {shown(labels)}. Add the maps, or take the pictures out."
+        )
+    return {
+        split: Pairs(files, tuple(of_split), tuple(of_split.values()), classes, split)
+        for split, of_split in maps.items()
+    }
+
+
+def _place(name: PurePosixPath) -> tuple[str, str] | None:
+    """The split of a picture and the name of its label map; None for any other file."""
+    split, images = name.parent.name, name.parent.parent
+    in_layout = images.name == "images" and split in (TRAINING, VALIDATION)
+    if not in_layout or name.suffix.lower() not in IMAGE_SUFFIXES:
+        return None
+    return split, (images.parent / "annotations" / split / f"{name.stem}.png").as_posix()
+
+
+# augmentation ------------------------------------------------------------
+# Pictures and their label maps, changed alike: scaled, cropped and mirrored for training, resized
+# for sliding windows.
+
+TRIES = 10
+"""Crops that are drawn until none of the classes has too large a share."""
+
+Box = tuple[int, int]
+
+
+class Pixels:
+    """From an 8-bit picture to the network's input."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        self.mean = torch.tensor(config.model.mean).view(3, 1, 1)
+        self.std = torch.tensor(config.model.std).view(3, 1, 1)
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        """(3, h, w), normalised."""
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+        return (pixels - self.mean) / self.std
+
+
+class Whole:
+    """A picture whose short side is the network's, and the label map as it is."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        self.side, self.pixels = config.model.img_size, Pixels(config)
+
+    def __call__(
+        self, picture: Image.Image, labels: NDArray[np.uint8], seed: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """The picture (3, h, w) and its labels (H, W), which keep their own size."""
+        short_side = scaled(picture, self.side, Image.Resampling.BILINEAR)
+        return self.pixels(short_side), torch.from_numpy(labels)
+
+
+class Augmented:
+    """A random crop of a randomly enlarged picture, mirrored half of the time."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        self.side, self.pixels = config.model.img_size, Pixels(config)
+        self.settings, self.flip = config.segmentation, config.augmentation.flip
+
+    def __call__(
+        self, picture: Image.Image, labels: NDArray[np.uint8], seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """The crop (3, S, S) and its labels (S, S); where the picture ended, both are 0."""
+        chance = random.Random(seed)
+        short = max(round(self.side * chance.uniform(*self.settings.scales)), 1)
+        picture = scaled(picture, short, Image.Resampling.BILINEAR)
+        numbers = np.array(scaled(Image.fromarray(labels), short, Image.Resampling.NEAREST))
+        for _ in range(TRIES):
+            box = self._drawn(picture.size, chance)
+            crop = self._of(numbers, box)
+            if self._mixed(crop):
+                break
+        pixels = self._padded(self.pixels(self._cut(picture, box)))
+        cropped = self._padded(torch.from_numpy(crop.copy()))
+        if self.flip and chance.random() < 0.5:
+            return pixels.flip(-1), cropped.flip(-1)
+        return pixels, cropped
+
+    def _drawn(self, size: Box, chance: random.Random) -> Box:
+        """Left and top of a crop; 0 where the picture is the smaller one."""
+        left, top = (chance.randint(0, max(length - self.side, 0)) for length in size)
+        return left, top
+
+    def _of(self, numbers: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+        left, top = box
+        return numbers[top : top + self.side, left : left + self.side]
+
+    def _cut(self, picture: Image.Image, box: Box) -> Image.Image:
+        left, top = box
+        right, bottom = min(left + self.side, picture.width), min(top + self.side, picture.height)
+        return picture.crop((left, top, right, bottom))
+
+    def _mixed(self, crop: NDArray[np.uint8]) -> bool:
+        """Whether no class has too large a share of the labelled pixels."""
+        counts = np.bincount(crop.ravel())[1:]
+        return bool(counts.sum()) and bool(
+            counts.max() <= self.settings.most_of_one_class * counts.sum()
+        )
+
+    def _padded(self, crop: Tensor) -> Tensor:
+        below, right = (self.side - length for length in crop.shape[-2:])
+        return torch.nn.functional.pad(crop, (0, right, 0, below))
+
+
+def scaled(picture: Image.Image, short: int, way: Image.Resampling) -> Image.Image:
+    """The picture with a short side of `short` pixels, its shape kept."""
+    factor = short / min(picture.size)
+    width, height = (max(round(length * factor), 1) for length in picture.size)
+    return picture.resize((width, height), way)
+
+
+# batches ------------------------------------------------------------
+# The `Batches` of pictures with label maps.
+
+
+class _Drawn:
+    """The `loaded_batches.Items` of pictures with label maps."""
+
+    def __init__(self, pairs: Pairs, transform: Augmented | Whole) -> None:
+        self.pairs, self.transform = pairs, transform
+
+    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, Tensor] | ImageError:
+        place, seed = index
+        try:
+            return self.transform(*self.pairs.read(place), seed)
+        except ImageError as error:
+            return error
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+class PairBatches(LoadedBatches):
+    """Crops (b, 3, S, S) with labels (b, S, S); in order whole pictures of a size of their own,
+    which only fit into batches of one."""
+
+    def __init__(self, config: TrainingConfig, pairs: Pairs, world: World, workers: int) -> None:
+        training, plain = _Drawn(pairs, Augmented(config)), _Drawn(pairs, Whole(config))
+        super().__init__(config, training, plain, world, workers)

@@ -1,0 +1,394 @@
+"""Labelled training images: found, checked against the model, ordered, decoded and augmented."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from timm.data import create_transform
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, default_collate
+
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.core.machine import derive_seed, torch_generator
+from mjp_privacy.core.progress import Progress
+from mjp_privacy.core.text import first_of
+from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, open_images
+from mjp_privacy.data.labels import is_class_index
+from mjp_privacy.training.config import TrainingConfig
+from mjp_privacy.training.processes import World
+
+# examples ------------------------------------------------------------
+# Labelled training images: finding them, checking them against the model, ordering an epoch.
+
+SPLITS = (("train", "training"), ("val", "valid", "validation", "test"))
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Opened images, each with a label."""
+
+    source: ImageSource
+    records: tuple[ImageRecord, ...]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def labels(self) -> list[int]:
+        """The class index of every image, in the order of the records."""
+        return [int(record.label or 0) for record in self.records]
+
+    def digest(self) -> str:
+        """SHA-256 of all names and labels in order; pixels do not enter it."""
+        named = "".join(f"{record.image_id}\0{record.label}\n" for record in self.records)
+        return hashlib.sha256(named.encode()).hexdigest()
+
+
+def find_examples(
+    config: TrainingConfig, data: Path, val: Path | None
+) -> tuple[Examples, Examples | None]:
+    """Training images, and validation images if there are any.
+
+    Without `val` they are looked for in `data`, which holds both in ImageNet's layout.
+    """
+    if val is None and (splits := splits_under(data)):
+        data, val = splits
+    train = _opened(data, "--data")
+    held_out = None if val is None else _opened(val, "--val")
+    _check_classes(config, train)
+    if held_out is not None:
+        _check_same_classes(config, train, held_out)
+    if len(train) < config.recipe.batch:
+        raise UserError(
+            f"--data: expected at least one batch of {config.recipe.batch} images, got "
+            f"{len(train)}. Give --batch {max(len(train), 1)} or less."
+        )
+    return train, held_out
+
+
+def epoch_order(seed: int, epoch: int, number: int, repeats: int) -> torch.Tensor:
+    """(number,) indices of images in the random order of an epoch.
+
+    With repeats, each index stands `repeats` times in a row, and the list is cut to `number`.
+    Processes take every n-th entry, so that the copies of an image go to different processes, as
+    with DeiT's sampler.
+    """
+    order = torch.randperm(number, generator=torch_generator("epoch order", seed, epoch))
+    return order.repeat_interleave(repeats)[:number]
+
+
+def splits_under(data: Path) -> tuple[Path, Path] | None:
+    """The folders of training and validation images under `data`, by any of their usual names."""
+    parts = [next((data / n for n in names if (data / n).is_dir()), None) for names in SPLITS]
+    return (parts[0], parts[1]) if parts[0] and parts[1] else None
+
+
+def _opened(path: Path, option: str) -> Examples:
+    source = open_images(path)
+    if any(record.label is None for record in source.records):
+        raise UserError(
+            f"{option} {path}: expected images with labels (class folders, ImageNet's layout, or "
+            "labels.csv), got images without. Put each class into a folder of its own."
+        )
+    return Examples(source, source.records)
+
+
+def _check_classes(config: TrainingConfig, train: Examples) -> None:
+    labels, expected = set(train.labels), config.model.num_classes
+    if labels and max(labels) >= expected:
+        raise UserError(
+            f"--data holds a label {max(labels)}: expected 0 to {expected - 1} for the model's "
+            f"{expected} classes. Set model.num_classes to the data's."
+        )
+    if config.data.all_classes and len(labels) != expected:
+        missing = sorted(set(range(expected)) - labels)
+        raise UserError(
+            f"--data: expected images of {expected} classes, got {len(labels)}; no image has the "
+            f"label {first_of(missing, 8)} (folders that hold images are numbered in sorted "
+            "order). Fill or add the missing class folders, set model.num_classes, or, to train on "
+            "some of the classes only, data.all_classes: false."
+        )
+    if (
+        len(labels) != expected
+        and train.records[0].label_source == "folder"
+        and not numbered(train.records)
+    ):
+        raise UserError(
+            "--data: plain folders of only some classes would be numbered 0, 1, … anew, and these "
+            "numbers mean other classes to the model. Expected synset folders, folders named by "
+            "the class index (7, not 007), or a labels.csv with the header file,label."
+        )
+
+
+def numbered(records: Sequence[ImageRecord]) -> bool:
+    """Whether all class folders are named by their class index, such as `7` but not `07`."""
+    return all(is_class_index(_class_name(record)) for record in records)
+
+
+def _check_same_classes(config: TrainingConfig, train: Examples, val: Examples) -> None:
+    if max(val.labels, default=0) >= config.model.num_classes:
+        raise UserError(
+            f"--val holds a label {max(val.labels)}: expected 0 to {config.model.num_classes - 1}."
+        )
+    kinds = {example.records[0].label_source for example in (train, val)}
+    if kinds != {"folder"}:
+        return  # synsets and label files state the class index themselves
+    names = [{r.label: _class_name(r) for r in example.records} for example in (train, val)]
+    if wrong := sorted(label for label in names[1] if names[0].get(label) != names[1][label]):  # type: ignore[type-var]
+        first = wrong[0]
+        raise UserError(
+            f"--val and --data number their class folders differently: class {first} is the folder "
+            f"{names[1][first]!r} there and {names[0].get(first)!r} in the training data. Expected "
+            "the same class folders in both; add the missing ones (one that holds no image is not "
+            "numbered, which shifts all later ones)."
+        )
+
+
+def _class_name(record: ImageRecord) -> str:
+    return PurePosixPath(record.image_id).parent.name
+
+
+# loaded_batches ------------------------------------------------------------
+# Batches that worker processes decode each time they are needed.
+#
+# Every image is seeded by (seed, epoch, place in the epoch), so an epoch is the same with any
+# number
+# of workers, and a run can continue in the middle of one.
+
+
+class Items(Protocol):
+    """Images with what is known of them, by (place of the image, seed of its augmentation).
+
+    For an unreadable one the error is returned: raised in a worker, it would lose its message.
+    """
+
+    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, Any] | ImageError: ...
+
+    def __len__(self) -> int: ...
+
+
+def unreadable(error: ImageError, used_for: str) -> UserError:
+    """What to say of an image that training or validation needs and cannot read."""
+    return UserError(
+        f"Image {error}. Expected every {used_for} image to be readable: repair it, and the same "
+        "command goes on; or take it out, and where steps were trained already start in another "
+        "--out, for a run belongs to its list of images."
+    )
+
+
+def _collated(items: list[Any]) -> Any:
+    """A batch, or the first error among its images."""
+    error = next((item for item in items if isinstance(item, ImageError)), None)
+    return default_collate(items) if error is None else error
+
+
+class LoadedBatches:
+    """`Batches` that are decoded by worker processes each time they are needed.
+
+    training  images with their labels, augmented
+    plain     the same, as they are validated
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        training: Items,
+        plain: Items,
+        world: World,
+        workers: int,
+    ) -> None:
+        self.config, self.world, self.workers = config, world, workers
+        self.training, self.plain = training, plain
+
+    def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches from `first` up to `steps` of an epoch, in its random order, augmented."""
+        batch, seed = self.config.recipe.batch, self.config.seed
+        number = len(self.training)
+        order = epoch_order(seed, epoch, number, self.config.augmentation.repeats).tolist()
+        part = self.world.part(batch)
+        batches = []
+        for start in range(first * batch, steps * batch, batch):
+            places = range(start, start + batch)[part]
+            batches.append([(order[p], derive_seed("image", seed, epoch, p)) for p in places])
+        yield from self._load(self.training, batches, "training")
+
+    def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of all images, once and not augmented, for validation."""
+        mine = [(p, 0) for p in range(self.world.rank, len(self.plain), self.world.size)]
+        batches = [mine[i : i + batch] for i in range(0, len(mine), batch)]
+        yield from self._load(self.plain, batches, "validation")
+
+    def _load(
+        self, images: Items, batches: Sequence[Sequence[tuple[int, int]]], used_for: str
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        device = self.world.device
+        loader: Any = DataLoader(
+            images,  # type: ignore[arg-type]
+            batch_sampler=batches,  # type: ignore[arg-type]
+            num_workers=self.workers,
+            pin_memory=device.type == "cuda",
+            prefetch_factor=4 if self.workers else None,
+            collate_fn=_collated,
+        )
+        for batch in loader:
+            if isinstance(batch, ImageError):
+                raise unreadable(batch, used_for)
+            pixels, labels = batch
+            yield pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+# file_batches ------------------------------------------------------------
+# Batches of large images: decoded and augmented one by one with timm, in worker processes.
+
+
+class _Images:
+    """The `loaded_batches.Items` of labelled images."""
+
+    def __init__(self, examples: Examples, transform: Any) -> None:
+        self.examples, self.transform = examples, transform
+
+    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, int] | ImageError:
+        place, seed = index
+        record = self.examples.records[place]
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002  (timm's augmentation draws from it)
+        torch.manual_seed(seed)
+        try:
+            return self.transform(self.examples.source.decode(record)), int(record.label or 0)
+        except ImageError as error:
+            return error
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+
+class FileBatches(LoadedBatches):
+    """The `Batches` of images that are decoded from their files each time they are needed."""
+
+    def __init__(
+        self, config: TrainingConfig, examples: Examples, world: World, workers: int
+    ) -> None:
+        shape, augmentation = config.model, config.augmentation
+        try:
+            augmented = create_transform(
+                shape.img_size,
+                is_training=True,
+                auto_augment=augmentation.rand_augment,
+                re_prob=augmentation.erasing,
+                re_mode="pixel",
+                hflip=0.5 * augmentation.flip,
+                interpolation="bicubic",
+                mean=shape.mean,
+                std=shape.std,
+            )
+        except (AssertionError, ValueError, KeyError) as error:
+            raise UserError(
+                f"augmentation.rand_augment: expected one that timm knows, such as "
+                f"rand-m9-mstd0.5-inc1, or null; got {augmentation.rand_augment!r}."
+            ) from error
+        training, plain = _Images(examples, augmented), _Images(examples, _Plain(config))
+        super().__init__(config, training, plain, world, workers)
+
+
+class _Plain:
+    """Resize, centre crop and normalise; a class, because workers need it pickled."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        self.preprocessing = Preprocessing(config.model.img_size)
+        self.mean = torch.tensor(config.model.mean).view(3, 1, 1)
+        self.std = torch.tensor(config.model.std).view(3, 1, 1)
+
+    def __call__(self, picture: Any) -> Tensor:
+        return (self.preprocessing(picture) - self.mean) / self.std
+
+
+# memory_batches ------------------------------------------------------------
+# Batches of small images: decoded once, kept as bytes on the device, augmented batch by batch.
+
+
+def decode_all(examples: Examples, side: int, used_for: str = "training") -> Tensor:
+    """Decode all images: (n, 3, side, side) uint8 in the order of the records."""
+    preprocessing = Preprocessing(side, side)
+    images = torch.empty(len(examples), 3, side, side, dtype=torch.uint8)
+    with Progress("decoding", lambda: len(examples), "images") as bar:
+        for place, record in enumerate(examples.records):
+            try:
+                pixels = preprocessing(examples.source.decode(record))
+            except ImageError as error:
+                raise unreadable(error, used_for) from error
+            images[place] = (pixels * 255).round().to(torch.uint8)
+            bar.advance()
+    return images
+
+
+class MemoryBatches:
+    """The `Batches` of images that are kept in memory."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        examples: Examples,
+        world: World,
+        used_for: str = "training",
+    ) -> None:
+        self.config, self.world = config, world
+        side = config.data.native_size or config.model.img_size
+        self.images = decode_all(examples, side, used_for).to(world.device)
+        self.labels = torch.tensor(examples.labels, device=world.device)
+        shape = config.model
+        self.mean = torch.tensor(shape.mean, device=world.device).view(3, 1, 1)
+        self.std = torch.tensor(shape.std, device=world.device).view(3, 1, 1)
+
+    def epoch(self, epoch: int, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches from `first` up to `steps` of an epoch, in its random order, augmented."""
+        batch, seed = self.config.recipe.batch, self.config.seed
+        order = epoch_order(seed, epoch, len(self.labels), self.config.augmentation.repeats)
+        order = order.to(self.world.device)
+        part = self.world.part(batch)
+        for number in range(first, steps):
+            chosen = order[number * batch : (number + 1) * batch][part]
+            images = self._augmented(self.images[chosen], epoch * steps + number, part)
+            yield self.prepared(images), self.labels[chosen]
+
+    def in_order(self, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of all images, once and not augmented, for validation."""
+        mine = torch.arange(self.world.rank, len(self.labels), self.world.size)
+        for chosen in mine.split(batch):
+            place = chosen.to(self.world.device)
+            yield self.prepared(self.images[place]), self.labels[place]
+
+    def prepared(self, images: Tensor) -> Tensor:
+        """Stored images (uint8) -> normalised images at the model's input size."""
+        size = self.config.model.img_size
+        pixels = images.float() / 255
+        if images.shape[-1] != size:
+            pixels = F.interpolate(pixels, size=size, mode="bicubic", antialias=True).clamp(0, 1)
+        return (pixels - self.mean) / self.std
+
+    def _augmented(self, images: Tensor, step: int, part: slice) -> Tensor:
+        """Random crops after zero padding, and flips.
+
+        They are drawn for the whole global batch on the host, so that they do not depend on the
+        number of processes or the device.
+        """
+        augmentation, number = self.config.augmentation, self.config.recipe.batch
+        generator = torch_generator("augmentation", self.config.seed, step)
+        padding, side = augmentation.crop_padding, images.shape[-1]
+        offsets = torch.randint(0, 2 * padding + 1, (2, number, 1), generator=generator)
+        flips = torch.rand(number, generator=generator)[part] < 0.5 * augmentation.flip
+        line = torch.arange(side)
+        rows, columns = (offsets[:, part] + line).to(images.device, non_blocking=True)
+        flipped = flips[:, None].to(images.device, non_blocking=True)
+        columns = torch.where(flipped, columns.flip(-1), columns)
+        padded = F.pad(images, (padding,) * 4)
+        place = torch.arange(len(images), device=images.device)[:, None, None, None]
+        channel = torch.arange(3, device=images.device)[:, None, None]
+        return padded[place, channel, rows[:, None, :, None], columns[:, None, None, :]]

@@ -1,0 +1,236 @@
+"""The command `mjp analyse`: what it prints and writes, what is the same again, what it refuses."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from mjp_privacy.cli import main
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.paper.positions import noise_table
+from mjp_privacy.paper.positions_report import CAVEATS, rows
+from mjp_privacy.training.config import plain as recipe_of
+from mjp_privacy.training.learner import build_network
+from tests.helpers.models import tiny
+from tests.helpers.training import class_folders, small
+
+FACTS = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25], "num_heads": 3, "resize": 32}
+
+
+def saved(path: Path, model: MJPVisionTransformer, **more: object) -> Path:
+    metadata = {key: json.dumps(value) for key, value in {**FACTS, **more}.items()}
+    tensors = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
+    save_file(tensors, path, metadata)
+    return path
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A model whose table is exactly linear in row and column."""
+    model = tiny(torch.float32)
+    places = torch.stack((torch.arange(16) // 4, torch.arange(16) % 4), dim=1).float()
+    directions = torch.randn(2, 24, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.table[0, 1:] = places @ directions
+    return saved(tmp_path / "plain.safetensors", model)
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> Path:
+    model = tiny(torch.float32, unknown_embedding=True)
+    with torch.no_grad():
+        model.table.copy_(torch.randn(1, 17, 24, generator=torch.Generator().manual_seed(1)))
+    return saved(tmp_path / "noisy.safetensors", model)
+
+
+def read(out: Path) -> list[dict[str, str]]:
+    with (out / "analysis.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.nightly
+def test_a_grid_and_noise_are_told_apart(
+    plain: Path, noisy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    argv = ["analyse", str(plain), f"MJP={noisy}", "--out", str(out), "--limit", "3"]
+    assert main(argv) == 0
+    first, second, empty, *table = capsys.readouterr().out.splitlines()
+    assert first.startswith(
+        "plain: the patches' places can be read from it. 3 dimensions hold 100.0 % of the variance"
+    )
+    assert "misses a patch by 0.00 (a constant by 1.00)" in first
+    assert second.startswith("MJP: a linear map reads little of the patches' places.")
+    assert empty == ""
+    assert len(table) == 9  # heads, rule, two models, noise, three of the paper, a path
+    assert table[-1] == str(out / "analysis.md")
+    by_kind = [(row["kind"], row["label"]) for row in read(out)]
+    noise = [("noise", "N(0, 1), not trained")] * 10
+    paper = [("paper", n) for n in ("DeiT-S", "DeiT-S+MJP", "DeiT-S+MJP (DAL-LN)")]
+    assert by_kind == [("model", "plain"), ("model", "MJP"), *noise, *paper]
+    linear, drawn = read(out)[:2]
+    assert [float(linear[f"variance_{k}"]) for k in (3, 7)] == pytest.approx([100, 100])
+    assert float(linear["mae_2d"]) == pytest.approx(0, abs=1e-5)
+    assert linear["dimensions_for_90"] in ("1", "2")
+    low, high = map(float, re.search(r"noise ([\d.]+) to ([\d.]+)", second).groups())  # type: ignore[union-attr]
+    assert low - 3 < float(drawn["variance_3"]) < high + 3
+    assert (linear["images"], linear["grid"], linear["width"]) == ("3", "4", "24")
+
+
+def test_all_files_are_written_and_are_the_same_again(
+    plain: Path, noisy: Path, tmp_path: Path
+) -> None:
+    images = class_folders(tmp_path / "images", images=2, side=40)
+    outs = [tmp_path / "one", tmp_path / "two"]
+    for out in outs:
+        argv = ["analyse", str(plain), str(noisy), "--out", str(out), "--threads", "1"]
+        assert main([*argv, "--images", str(images)]) == 0
+    names = {path.name for path in outs[0].iterdir()}
+    pictures = {"analysis.png", "attention_1.png", "attention_2.png"}
+    assert names == {"analysis.md", "analysis.csv", "analysis.json", *pictures}
+    for name in names - pictures:
+        assert (outs[0] / name).read_bytes() == (outs[1] / name).read_bytes()
+    for name in pictures:
+        one, two = (np.array(Image.open(out / name)) for out in outs)
+        assert (one == two).all()
+        assert one.std() > 10  # there is something on it
+    text = (outs[0] / "analysis.md").read_text(encoding="utf-8")
+    assert all(caveat in text for caveat in CAVEATS)
+    assert "attention_2.png" in text
+    content = json.loads((outs[0] / "analysis.json").read_text(encoding="utf-8"))
+    assert content["curves"]["plain"]["variance"][1] == pytest.approx(1)
+    assert [row["label"] for row in content["rows"]] == [row["label"] for row in read(outs[0])]
+
+
+@pytest.mark.nightly
+def test_a_model_without_position_embeddings_stands_beside_others(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without = saved(
+        tmp_path / "without.safetensors",
+        tiny(torch.float32, position_embedding="exposed"),
+        position_embedding="exposed",
+    )
+    out = tmp_path / "out"
+    assert main(["analyse", str(plain), str(without), "--out", str(out), "--limit", "2"]) == 0
+    assert "without: has no position embeddings, so nothing tells a place." in (
+        capsys.readouterr().out
+    )
+    row = read(out)[1]
+    assert row["mae_2d"] == row["grid"] == ""
+    assert float(row["head_diversity"]) > 0
+    assert main(["analyse", str(without), "--out", str(out)]) == 2
+    assert "holds analysis.csv with plain, and this command is about without: what stands" in (
+        capsys.readouterr().err
+    )
+    assert main(["analyse", str(without), "--out", str(tmp_path / "new")]) == 2
+    assert "without: no position embeddings, expected a model with a learned table" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("left", "share"), [(1.06, 50.9), (1.0, 48.0)])
+def test_a_table_that_is_mostly_its_start_is_said_to_be(
+    left: float, share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Noise beside the start from the recipe's seed: a little more than half, then less."""
+    config = small(model={"unknown_embedding": True})
+    model = build_network(config)
+    other = noise_table(4, 16, seed=3).rows
+    with torch.no_grad():
+        model.table[0, 1:] = left * model.table[0, 1:] + torch.from_numpy(other).float()
+    facts = {"num_heads": 2, "resize": 28, "recipe": recipe_of(config)}
+    path = saved(tmp_path / "mine.safetensors", model, **facts)
+    assert main(["analyse", str(path), "--out", str(tmp_path / "out"), "--limit", "1"]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    row = read(tmp_path / "out")[0]
+    assert float(row["start_share"]) == pytest.approx(share, abs=0.5)
+    words = (
+        f"{float(row['start_share']):.1f} % of the variance is still that of its start, N(0, 1²)"
+    )
+    assert (words in said) == (share > 50)
+    assert ("mine: mostly the noise it started from." in said) == (share > 50)
+
+
+@pytest.mark.nightly
+def test_different_grids_are_refused_and_resampled_on_request(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    larger = saved(tmp_path / "larger.safetensors", tiny(torch.float32, img_size=48), resize=48)
+    argv = ["analyse", str(plain), str(larger), "--out", str(tmp_path / "out"), "--limit", "2"]
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert "Position embeddings of different grids: plain 4×4, larger 6×6. Expected one" in said
+    assert "--img-size" in said
+    assert not (tmp_path / "out").exists()
+    assert main([*argv, "--img-size", "32"]) == 0
+    assert "larger: pos_embed resampled from 6×6 to 4×4" in (
+        (tmp_path / "out" / "analysis.md").read_text(encoding="utf-8")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere.pth",), "No checkpoint at nowhere.pth"),
+        (("cifar_vitt",), "Unknown model 'cifar_vitt'. Did you mean cifar_vit?"),
+        (("a=cifar_vit", "a=cifar_vit_mjp"), "Give mjp analyse NAME=PATH NAME=PATH"),
+        (("=cifar_vit",), "mjp analyse: expected PATH or LABEL=PATH, got '=cifar_vit'"),
+        (("cifar_vit", "--seed", "-1"), "--seed: expected 0 to 2**63 - 1, got -1"),
+        (("cifar_vit", "--limit", "0"), "Expected a limit of at least 1 image, got 0"),
+        (("cifar_vit", "--threads", "0"), "--threads: expected 1 to"),
+        (("cifar_vit", "--img-size", "14"), "at least 3×3 patches, got 2×2"),
+        (("words.txt",), "Cannot read words.txt: expected .safetensors, .pth or .pt"),
+        ((), "expected one or more checkpoints, got none"),
+    ],
+)
+def test_mistakes_are_said_without_a_traceback(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("words.txt").write_text("no weights")
+    assert main(["analyse", *words, "--out", "out"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_images_that_cannot_be_read(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = class_folders(tmp_path / "images", images=1, side=40)
+    bad = images / "class_0" / "000.png"
+    bad.write_bytes(b"no image")
+    argv = ["analyse", str(plain), "--out", str(tmp_path / "out"), "--images", str(images)]
+    assert main(argv) == 3
+    assert "1 left out:\n  class_0/000.png: not an image" in capsys.readouterr().err
+    assert read(tmp_path / "out")[0]["images"] == "2"
+    for path in images.rglob("*.png"):
+        path.write_bytes(b"no image")
+    assert main(argv) == 2
+    assert "--images: none of 3 images can be read" in capsys.readouterr().err
+    assert main([*argv[:3], str(images), "--images", str(images)]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_a_label_is_no_formula_and_no_markdown_cell(plain: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    label = "@a|$x^$<script>[b](c)"
+    assert main(["analyse", f"{label}={plain}", "--out", str(out), "--limit", "1"]) == 0
+    assert read(out)[0]["label"] == f"'{label}"
+    text = (out / "analysis.md").read_text(encoding="utf-8")
+    assert "| @a\\|$x^$&lt;script&gt;\\[b\\](c) " in text
+    assert "<script>" not in text
+
+
+def test_rows_of_nothing_are_the_papers() -> None:
+    assert {row["kind"] for row in rows([], [])} == {"paper"}
