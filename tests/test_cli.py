@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from attacks import ATTACKS, CONTROLS
 from mjp_privacy import __version__
 from mjp_privacy.cli import COMMANDS, overview
 from mjp_privacy.experiment import run as run_module
 from mjp_privacy.federation.listing import NAMES
-from tests.helpers.runs import TINY, cell, one_cell, rows, tiny
+from tests.helpers.runs import cell, one_cell
 from tests.helpers.workplace import Workplace
 
 ROOT = Path(__file__).parents[1]
@@ -43,57 +44,6 @@ def test_a_run_and_its_report(place: Workplace) -> None:
     assert f"The page: {place.run / 'report' / 'index.html'}" in said
     for name in ("index.html", "table.md", "table.csv", "table.tex", "samples.csv"):
         assert (place.run / "report" / name).is_file()
-
-
-@pytest.mark.nightly
-def test_a_report_prints_all_lines_and_writes_all_pictures_on_request(place: Workplace) -> None:
-    assert place.attack()[0] == 0
-    out = place.run / "report"
-    short = place.report(place.run, "--out", out)[1]
-    code, said = place.report(place.run, "--out", out, "--all", "--pictures", "all")
-    assert code == 0
-    assert len(said) > len(short)
-    assert "PSNR: standard variant" in said
-    assert "PSNR: standard variant" not in short
-    assert "## Ceilings and the linear system" in (out / "table.md").read_text()
-    pictures = list((out / "pictures").rglob("*.png"))
-    assert len(pictures) == 3 * 3  # the originals, what was fed, and one attack's
-    assert place.report(place.run, "--out", out, "--pictures", "none")[0] == 0
-    assert not list((out / "pictures").rglob("*.png"))
-    assert place.report(place.run, "--out", out, "--pictures", "some")[0] == 2
-
-
-def test_failures_are_exit_code_3_with_their_reasons(place: Workplace) -> None:
-    (place.images / "1.png").write_bytes(b"")
-    code, said = place.attack()
-    assert code == 3
-    assert "1 failure(s); each is a row with its reason" in said
-    assert "1.png: the file is empty (0 bytes)" in said
-
-
-def test_a_checkpoint_that_is_not_there_is_exit_code_3_and_mended_by_weights(
-    place: Workplace, tmp_path: Path
-) -> None:
-    from safetensors.torch import save_file
-
-    from mjp_privacy import load_model
-
-    config = place.write("two.yaml", tiny(models={"ViT": TINY, "MJP": TINY | {"checkpoint": None}}))
-    code, said = place.attack(config=config)
-    assert code == 3
-    assert "MJP: FAILED" in said
-    code, said = place.attack("--weights", "MJP=nowhere.pth", config=config)
-    assert code == 3
-    assert "No checkpoint at nowhere.pth" in said
-    save_file(load_model(**TINY).state_dict(), tmp_path / "w.safetensors")
-    code, said = place.attack("--weights", f"MJP={tmp_path / 'w.safetensors'}", config=config)
-    assert code == 0
-    assert set(rows(place.run)["status"]) == {"ok"}
-
-
-def test_not_applicable_is_no_failure(place: Workplace) -> None:
-    strict = one_cell(models={"ViT": TINY | {"position_embedding": "strict"}})
-    assert place.attack(config=place.write("strict.yaml", strict))[0] == 0
 
 
 def broken_zip(place: Workplace) -> Path:
@@ -171,30 +121,6 @@ def test_a_mistake_is_exit_code_2_and_said(
     assert not list(place.root.glob("run/rows/*"))
 
 
-def test_without_out_a_run_is_in_results_under_its_name(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(place.root)
-    code, said = place.attack(out=None)
-    assert code == 0
-    assert "3 images in 1 cell: results/tiny" in said
-    assert cell(place.root / "results" / "tiny")["status"] == "ok"
-
-
-def test_weights_given_twice_are_refused(place: Workplace) -> None:
-    code, said = place.attack("--weights", "ViT=a.pth", "--weights", "ViT=b.pth")
-    assert code == 2
-    assert "--weights" in said
-    assert "more than once" in said
-
-
-def test_no_arguments_at_all(place: Workplace) -> None:
-    for name, needed in (("attack", "config"), ("report", "--out")):
-        code, said = place.command(name)
-        assert code == 2
-        assert needed in said.lower()
-
-
 def test_reports_of_what_is_no_run(place: Workplace) -> None:
     out = place.root / "report"
     for run, expected in (
@@ -210,14 +136,6 @@ def test_reports_of_what_is_no_run(place: Workplace) -> None:
     assert (code, "is a file" in said) == (2, True)
 
 
-def test_other_pixels_are_exit_code_2(place: Workplace) -> None:
-    place.attack()
-    (place.images / "0.png").write_bytes((place.images / "1.png").read_bytes())
-    code, said = place.attack()
-    assert code == 2
-    assert "had other pixels: 0.png" in said
-
-
 def test_an_interrupt_says_that_the_same_command_goes_on(
     place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +146,43 @@ def test_an_interrupt_says_that_the_same_command_goes_on(
     code, said = place.attack()
     assert code == 130
     assert "the same command goes on from here" in said
+
+
+# the config's values as defaults ----------------------------------------------------------------
+
+
+def test_help_shows_the_configs_values_as_defaults(place: Workplace) -> None:
+    config = one_cell(seed=41, dtypes=["float64"], images="my/pictures", client={"dal": True})
+    path = place.write("mine.yaml", config)
+    code, said = place.command("attack", path, "--help")
+    assert code == 0
+    said = " ".join(said.replace("│", " ").split())
+    for default in ("default: 41", "default: 3", "default: float64", "default: my/pictures"):
+        assert default in said
+    assert "--client.dal, --client.no-dal" in said
+    assert "(default: True)" in said
+    for flag in ("--images", "--out", "--weights", "--labels", "--limit", "--gamma", "--device"):
+        assert flag in said
+    assert place.command("attack", "--help")[0] == 0
+    assert place.command("report", "--help")[0] == 0
+
+
+def test_overrides_replace_the_configs_values(place: Workplace) -> None:
+    code, _ = place.attack("--client.dal", "--seed", 7, "--dtypes", "float64", "--block", 2)
+    assert code == 0
+    entry = cell(place.run)
+    assert (entry["seed"], entry["dtype"]) == (7, "float64")
+    written = yaml.safe_load((place.run / "experiment.yaml").read_text())["experiment"]
+    assert (written["block"], written["client"]["dal"]) == (2, True)
+    assert len(list(place.run.glob("rows/*/*.parquet"))) == 2
+
+
+def test_a_mistake_in_an_attack_names_the_file(place: Workplace) -> None:
+    wrong = [{"name": "april"}, {"name": "april_prior", "options": {"prior": "station"}}]
+    path = place.write("wrong.yaml", one_cell(name="other", attacks=wrong))
+    code, said = place.attack(config=path)
+    assert code == 2
+    assert f"{path}, attacks.1: prior 'station': expected 'fitted'" in said
 
 
 # one command --------------------------------------------------------------------------------------
@@ -287,15 +242,6 @@ def test_the_overview_imports_nothing_heavy() -> None:
     assert not {"torch", "numpy", "pandas", "tyro", "pydantic"} & set(loaded)
 
 
-@pytest.mark.nightly
-def test_output_that_nobody_reads_to_its_end_is_no_fault() -> None:
-    script = f"{sys.executable} -m mjp_privacy list | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "models\n"
-    assert "Traceback" not in done.stderr
-    assert done.returncode in (0, 141)
-
-
 def test_every_name_is_listed_with_a_line(place: Workplace) -> None:
     code, said = place.command("list", "--json")
     assert code == 0
@@ -328,11 +274,3 @@ def process(*argv: object) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-def test_the_scripts_pass_exit_codes_and_messages_on(place: Workplace) -> None:
-    for argv in (("run_attack.py", place.root / "oen.yaml"), ("report.py", place.images)):
-        done = process(*argv, "--out", place.root / "out")
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: ")
-        assert "Traceback" not in done.stderr

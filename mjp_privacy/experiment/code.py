@@ -43,8 +43,6 @@ ATTACK_HOME = "attacks"
 DEFENSE_HOME = "mjp_privacy.client.defenses"
 NO_SOURCE = "no source"
 """In place of the digest of a module that has no file, such as a notebook's."""
-UNRECORDED = ""
-"""The code of rows that an earlier version made, which did not record it."""
 VARYING = re.compile(r"(, )?\b\w+=(\[\]|Load\(\)|None)|, kind='u'")
 """What `ast.dump` writes in some versions of Python and not in others, or what changes nothing."""
 PACKAGES = ("mjp-privacy", "torch", "timm", "breaching", "lpips", "scikit-image", "numpy", "pillow")
@@ -105,37 +103,30 @@ class SourceReader:
         """The code of a registered attack or control, and of defences given as lines of text."""
         key = (attack, *defenses)
         if key not in self._codes:
-            self._codes[key] = self._code_of(attack, defenses)
+            registry = CONTROLS if attack in CONTROLS else ATTACKS
+            files = self._files_of(registry[attack], ATTACK_HOME, f"attacks/__init__.py ({attack})")
+            for name in [text.split()[0] for text in defenses]:
+                line = f"mjp_privacy/client/defenses/registry.py ({name})"
+                files |= self._files_of(DEFENSES[name], DEFENSE_HOME, line)
+            self._codes[key] = SourceCode(files)
         return self._codes[key]
 
-    def _code_of(self, attack: str, defenses: Sequence[str]) -> SourceCode:
-        entry = (CONTROLS if attack in CONTROLS else ATTACKS)[attack]
-        files = self._files_of(entry, ATTACK_HOME, f"attacks/__init__.py ({attack})")
-        for name in [text.split()[0] for text in defenses]:
-            line = f"mjp_privacy/client/defenses/registry.py ({name})"
-            files |= self._files_of(DEFENSES[name], DEFENSE_HOME, line)
-        return SourceCode(files)
-
     def _files_of(self, entry: Entry, home: str, line: str) -> dict[str, str]:
-        """The files of a registered class; line: what its line in the registry is called."""
-        registered = json.dumps([entry.where, dict(entry.preset)], sort_keys=True, default=str)
-        reached = self._reached(entry.where.partition(":")[0], home)
-        modules = [self._module(name) for name in reached]
-        return {line: _sha256(registered), **{module.file: module.digest for module in modules}}
-
-    def _reached(self, start: str, home: str) -> set[str]:
-        """The names of this module and of all that it imports, directly or not, at `home` or in the
-        package that it stands in itself."""
+        """The files of a registered class, and of all that it imports at `home` or in the package
+        that it stands in itself; line: what its line in the registry is called."""
+        start = entry.where.partition(":")[0]
         rooms = {home, start.partition(".")[0]} - {"mjp_privacy"}
         reached: set[str] = set()
         pending = {start}
         while pending:
             reached.add(name := pending.pop())
             for target in self._module(name).imports:
-                within = (r for r in rooms if target == r or target.startswith(f"{r}."))
-                room = next(within, None)
-                pending |= set() if room is None else self._run_by(target, room) - reached
-        return reached
+                within = (room for room in rooms if f"{target}.".startswith(f"{room}."))
+                if room := next(within, ""):
+                    pending |= self._run_by(target, room) - reached
+        registered = json.dumps([entry.where, dict(entry.preset)], sort_keys=True, default=str)
+        modules = [self._module(name) for name in reached]
+        return {line: _sha256(registered), **{module.file: module.digest for module in modules}}
 
     def _run_by(self, target: str, room: str) -> set[str]:
         """The modules that importing a dotted name runs, within a room.
@@ -249,27 +240,38 @@ def code_of_cells(plan: Plan, *, with_defenses: bool) -> dict[Cell, SourceCode]:
     }
 
 
+def cells_of_other_code(
+    plan: Plan, run_ids: Mapping[Cell, str], codes: Mapping[Cell, SourceCode], finished: Finished
+) -> dict[Cell, set[str]]:
+    """The cells that hold finished images of other code, each with the digests of that code."""
+    made = {
+        cell: {
+            digest
+            for block in plan.blocks[cell.model]
+            for digest in finished.of_other_code(run_id, block, codes[cell].digest)
+        }
+        for cell, run_id in run_ids.items()
+    }
+    return {cell: digests for cell, digests in made.items() if digests}
+
+
 def refuse_other_code(
     plan: Plan, run_ids: Mapping[Cell, str], codes: Mapping[Cell, SourceCode], finished: Finished
 ) -> None:
     """Raise UserError if other code made finished units of this plan, naming the files that
     differ."""
-    cells = 0
+    cells = cells_of_other_code(plan, run_ids, codes, finished)
     differing: dict[str, None] = {}  # an ordered set
-    for cell, run_id in run_ids.items():
-        blocks, code = plan.blocks[cell.model], codes[cell]
-        made = {d for b in blocks for d in finished.of_other_code(run_id, b, code.digest)}
-        made -= {UNRECORDED}
-        cells += bool(made)
-        recorded = {
-            d: f for a in finished.store.about(run_id) for d, f in a.get("code", {}).items()
-        }
-        for digest in sorted(made):
-            differing |= dict.fromkeys(differences(recorded.get(digest), code.files))
+    for cell, digests in cells.items():
+        abouts = finished.store.about(run_ids[cell])
+        recorded = {d: files for about in abouts for d, files in about.get("code", {}).items()}
+        for digest in sorted(digests):
+            differing |= dict.fromkeys(differences(recorded.get(digest), codes[cell].files))
     if cells:
         raise UserError(
-            f"{of_other_code(cells, plan)} made by other code ({', '.join(differing)}): --fresh "
-            'makes these again, --keep keeps them. From Python: stale="fresh" or stale="keep".'
+            f"{of_other_code(len(cells), plan)} made by other code ({', '.join(differing)}): "
+            '--fresh makes these again, --keep keeps them. From Python: stale="fresh" or '
+            'stale="keep".'
         )
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -35,6 +35,8 @@ BLANK = {"name": "none", "models": {"none": {}}, "grid": [{"models": ["none"], "
 """An experiment for --help without a config, or until the command line is parsed."""
 MODEL_OPTIONS = ("model", "img_size", "mean", "std", "num_heads")
 """Options of `mjp attack` that are fields of every model of the config."""
+SHARED = ("limit", "attack_seconds", "device", "into", "add")
+"""Options that simulated and recorded uploads have in common."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,7 @@ class AttackArguments:
     """Where gradients are computed; auto takes CUDA if there is a GPU."""
     fresh: bool = False
     """Make results again that an earlier version of their attack or defence made; without this or
-    --keep the command stops where it finds any. Also results from before code was recorded, which
-    are kept otherwise."""
+    --keep the command stops where it finds any."""
     keep: bool = False
     """Keep such results and do what is missing; rows say in `code` what made them."""
     into: bool = False
@@ -185,35 +186,22 @@ def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfi
     out = arguments.out
     if out is None:
         out = run_folder(experiment, arguments.weights, gamma=arguments.gamma, model=fields)
-    stale = stale_choice(arguments.fresh, arguments.keep)
-    if arguments.uploads is None:
-        return run_experiment(
-            experiment,
-            images=arguments.images,
-            out=out,
-            weights=arguments.weights,
-            labels=arguments.labels,
-            limit=arguments.limit,
-            gamma=arguments.gamma,
-            model=fields,
-            attack_seconds=arguments.attack_seconds,
-            device=arguments.device,
-            stale=stale,
-            engine=engine,
-            into=arguments.into,
-            add=arguments.add,
-        )
-    return attack_uploads(
+    shared: dict[str, Any] = {
+        **{name: getattr(arguments, name) for name in SHARED},
+        "stale": stale_choice(arguments.fresh, arguments.keep),
+        "engine": engine,
+    }
+    if arguments.uploads is not None:
+        return attack_uploads(experiment, arguments.uploads, out, **shared)
+    return run_experiment(
         experiment,
-        arguments.uploads,
-        out,
-        limit=arguments.limit,
-        attack_seconds=arguments.attack_seconds,
-        device=arguments.device,
-        stale=stale,
-        engine=engine,
-        into=arguments.into,
-        add=arguments.add,
+        images=arguments.images,
+        out=out,
+        weights=arguments.weights,
+        labels=arguments.labels,
+        gamma=arguments.gamma,
+        model=fields,
+        **shared,
     )
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 
 from mjp_privacy.core.errors import StorageError, UserError
@@ -27,8 +29,8 @@ from mjp_privacy.data.decoding import Altered
 from mjp_privacy.data.places import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import (
-    SourceCode,
     Stale,
+    cells_of_other_code,
     check_stale,
     code_of_cells,
     of_other_code,
@@ -44,7 +46,6 @@ from mjp_privacy.experiment.overrides import decided, with_changes
 from mjp_privacy.experiment.plan import (
     Finished,
     Forecast,
-    Plan,
     check_partners,
     forecast,
     make_plan,
@@ -65,6 +66,7 @@ NOT_RUN = "not run yet: the run ended before this cell; run the same command aga
 NAMED = 10  # damaged files that are called by their names
 REPLACED = 3  # replaced cells that are
 IMAGES_NAMED = 3  # images of a line that are
+PLACE = ("model", "setting", "run_id")
 
 
 def run_experiment(
@@ -318,7 +320,7 @@ class Run:
         """Raise if other code made finished units of this plan. Only weights tell which rows belong
         to a cell, so models are opened, but only in a folder that holds results of other code."""
         made_by = {u.code for r in finished.store.stored_cells() for u in finished.of(r).values()}
-        if not made_by - {code.digest for code in self.codes.values()} - {""}:
+        if not made_by - {code.digest for code in self.codes.values()}:
             return
         run_ids: dict[Cell, str] = {}
         for model in self.plan.blocks:
@@ -510,51 +512,64 @@ class Run:
 
     def _summary(self, finished: Finished) -> RunSummary:
         """How the run ended, by its rows."""
-        failures = [Failure(n.reason, image=n.record.image_id) for n in self.passed_over]
         if not self.progress.fresh and self.progress.done == self.plan.units:
             self.progress.say(f"all {self.plan.units} units are finished already; nothing to do")
-        of_rows, refused = failures_and_refusals(self.store, self.plan, self.facts)
-        failures += of_rows
-        kept, unrecorded = self._made_by_others(finished)
-        said = []
+        failed, refused = self._without_result()
+        told = failed[["model", "setting", "image_id", "reason"]].itertuples(index=False)
+        failures = [f"{_joined(place)}: {why}" for *place, why in told]
+        reasons = failed["reason"].where(failed["image_id"] != "", NOT_LOADED)
+        by_reason = failed.groupby(reasons, sort=False)
+        ranked = refused.groupby(level=0).agg(["sum", "size"]).sort_values("sum", ascending=False)
+        kept = 0
+        if not finished.again:
+            run_ids = {cell: facts.run_id for cell, facts in self.facts.items()}
+            kept = len(cells_of_other_code(self.plan, run_ids, self.codes, finished))
         if kept:
-            said.append(f"{of_other_code(kept, self.plan)} made by other code, which were kept")
-        if unrecorded:
-            words = of_other_code(unrecorded, self.plan)
-            said.append(f"{words} made before code was recorded")
-        if said:
-            self.progress.say(f"{'; '.join(said)}; --fresh makes them again")
+            self.progress.say(
+                f"{of_other_code(kept, self.plan)} made by other code, which were kept; --fresh "
+                "makes them again"
+            )
         return RunSummary(
             self.store.root,
             len(self.plan.cells),
             self.images,
-            tuple(dict.fromkeys(map(str, failures))),
-            refused,
-            failure_lines(failures),
+            tuple(dict.fromkeys(failures)),
+            tuple(
+                f"{counted(number, 'row')} in {counted(cells, 'cell')}: {why}"
+                for why, number, cells in ranked.itertuples()
+            ),
+            tuple(f"{_named(members)}: {why}" for why, members in by_reason),
             kept,
-            unrecorded,
             tuple(f"{'; '.join(blocks)}: {why}" for why, blocks in self.not_done.items()),
         )
 
-    def _made_by_others(self, finished: Finished) -> tuple[int, int]:
-        """How many cells hold finished images of other code, and of code that was not recorded."""
-        if finished.again:
-            return 0, 0
-        others: dict[Cell, set[str]] = {}
+    def _without_result(self) -> tuple[pd.DataFrame, pd.Series[int]]:
+        """What failed, a row each: a model that could not be loaded, an image that is no image, or
+        an image in a cell; and for each cell how many rows did not apply, by reason."""
+        columns = ["image_id", "status", "reason"]
+        of_run = [{"image_id": n.record.image_id, "reason": n.reason} for n in self.passed_over]
+        failed = [pd.DataFrame(columns=[*PLACE, *columns], dtype=object)]
+        failed.append(pd.DataFrame(of_run, columns=columns).assign(status="unreadable"))
+        refused = [pd.Series(dtype="int64")]
         for cell, facts in self.facts.items():
-            code: SourceCode = self.codes[cell]
-            others[cell] = {
-                digest
-                for block in self.plan.blocks[cell.model]
-                for digest in finished.of_other_code(facts.run_id, block, code.digest)
-            }
-        return (
-            sum(bool(digests - {""}) for digests in others.values()),
-            sum("" in digests for digests in others.values()),
-        )
+            lost, model = facts.outcome, facts.model.label
+            if lost.status == "failed":
+                failed.append(pd.DataFrame({"model": [model], "reason": lost.reason}))
+            planned = {r.image_id for block in self.plan.blocks[cell.model] for r in block.records}
+            rows = self.store.read(facts.run_id, columns)
+            rows = rows[rows["image_id"].isin(planned)]
+            refused.append(rows.loc[rows["status"] == "unsupported", "reason"].value_counts())
+            rows = rows[rows["status"].isin(NOT_DONE) & (rows["reason"] != lost.reason)]
+            known = rows["status"] != "unreadable"  # which has nothing to do with the cell
+            own = {"model": model, "setting": facts.setting, "run_id": facts.run_id}
+            failed.append(
+                rows.assign(**{n: np.where(known, value, "") for n, value in own.items()})
+            )
+        whole = pd.concat(failed, ignore_index=True).fillna("").drop_duplicates()
+        return whole, pd.concat(refused)
 
 
-# how a run ended --------------------------------------------------------------------------------
+# how a run ended ----------------------------------------------------------------------------------
 
 
 NOT_LOADED = "not loaded, for the reason above; all of its rows failed"
@@ -571,7 +586,6 @@ class RunSummary:
     inapplicable: tuple[str, ...] = ()  # why attacks were refused, with the number of images
     failed_because: tuple[str, ...] = ()  # the failures by reason, each reason once
     of_other_code: int = 0  # number of cells with kept results that other code made
-    unrecorded: int = 0  # and of those with results of code that was not recorded
     not_done: tuple[str, ...] = ()  # blocks that no worker of an engine finished, and why
 
     @property
@@ -580,82 +594,19 @@ class RunSummary:
         return 3 if self.failures or self.not_done else 0
 
 
-@dataclass(frozen=True)
-class Failure:
-    """One thing that failed: a model, an image that cannot be read, or an image in a cell."""
-
-    reason: str
-    model: str = ""
-    setting: str = ""
-    image: str = ""
-    cell: str = ""  # its run_id
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.reason}"
-
-    @property
-    def where(self) -> str:
-        """Model, setting and image, as far as they matter."""
-        return ", ".join(part for part in (self.model, self.setting, self.image) if part)
+def _joined(place: Iterable[str]) -> str:
+    """Model, setting and image, as far as they matter."""
+    return ", ".join(filter(None, place))
 
 
-def failures_and_refusals(
-    store: RunStore, plan: Plan, facts: Mapping[Cell, CellFacts]
-) -> tuple[list[Failure], tuple[str, ...]]:
-    """What the rows of a plan's cells say: everything that failed, and a line for each reason why
-    attacks did not apply, the commonest first."""
-    failures: dict[Failure, None] = {}  # an ordered set
-    rows_of: dict[str, int] = {}
-    cells_of: dict[str, int] = {}
-    planned = {
-        name: {record.image_id for block in blocks for record in block.records}
-        for name, blocks in plan.blocks.items()
-    }
-    for cell, of_cell in facts.items():
-        model, lost = of_cell.model.label, of_cell.outcome
-        if lost.status == "failed":
-            failures[Failure(lost.reason, model)] = None
-        rows = store.read(of_cell.run_id, ["image_id", "status", "reason"])
-        rows = rows[rows["image_id"].isin(planned[cell.model])]
-        for image, status, reason in rows[rows["status"].isin(NOT_DONE)].itertuples(index=False):
-            if reason == lost.reason:
-                continue
-            where = (model, of_cell.setting, image, of_cell.run_id)
-            failures[Failure(reason, *(where if status != "unreadable" else ("", "", image)))] = (
-                None
-            )
-        refused = rows.loc[rows["status"] == "unsupported", "reason"].value_counts(sort=False)
-        for reason, count in refused.items():
-            rows_of[str(reason)] = rows_of.get(str(reason), 0) + int(count)
-            cells_of[str(reason)] = cells_of.get(str(reason), 0) + 1
-    ranked = sorted(rows_of, key=lambda reason: (-rows_of[reason], reason))
-    lines = (
-        f"{counted(rows_of[reason], 'row')} in {counted(cells_of[reason], 'cell')}: {reason}"
-        for reason in ranked
-    )
-    return list(failures), tuple(lines)
-
-
-def failure_lines(failures: Iterable[Failure]) -> tuple[str, ...]:
-    """A line for each reason, in the order in which the reasons occurred.
-
-    "1.png: the file is empty" or "ViT, a, 2.png: not finite" where it occurred once, "40 images in
-    2 cells (0.png, 1.png, 2.png, …): not finite" where it did often. Why a model could not be
-    loaded was said when that happened, so that its line names the model alone.
-    """
-    by_reason: dict[str, list[Failure]] = {}
-    for failure in failures:
-        by_reason.setdefault(failure.reason if failure.image else NOT_LOADED, []).append(failure)
-    return tuple(f"{_named(members)}: {reason}" for reason, members in by_reason.items())
-
-
-def _named(failures: Sequence[Failure]) -> str:
-    """What failed for one reason, in a few words."""
-    images = list(dict.fromkeys(failure.image for failure in failures if failure.image))
-    cells = {failure.cell for failure in failures if failure.cell}
+def _named(failed: pd.DataFrame) -> str:
+    """What failed for one reason: "1.png", "ViT, a, 2.png", "40 images in 2 cells (0.png, …)"; of
+    models that could not be loaded their names."""
+    images = [image for image in failed["image_id"].unique() if image]
+    cells = failed.loc[failed["run_id"] != "", "run_id"].nunique()
     if not images:
-        return ", ".join(dict.fromkeys(failure.model for failure in failures))
-    if len(images) == 1 and len(cells) < 2:
-        return failures[0].where
-    within = f" in {counted(len(cells), 'cell')}" if cells else ""
+        return ", ".join(failed["model"].unique())
+    if len(images) == 1 and cells < 2:
+        return _joined(failed[["model", "setting", "image_id"]].iloc[0])
+    within = f" in {counted(cells, 'cell')}" if cells else ""
     return f"{counted(len(images), 'image')}{within} ({first_of(images, IMAGES_NAMED)})"

@@ -112,15 +112,6 @@ def test_anything_else_is_a_fault_with_its_traceback_in_a_file_of_its_own(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_fault_is_shown_where_no_file_can_be_written(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    code, text = ended(capsys, TypeError("broken"))
-    assert code == 70
-    assert "Traceback" in text
-
-
 def test_a_path_of_the_command_line_that_does_not_fit_is_a_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -101,17 +100,6 @@ def test_who_may_read_is_what_the_umask_says(tmp_path: Path, mask: int) -> None:
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
 
 
-def test_a_durable_file_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    brought: list[str] = []
-    monkeypatch.setattr(files, "fsync", lambda path: brought.append(path.name))
-    write_atomically(tmp_path / "x", lambda file: file.write_text("1"), durable=True)
-    assert [name[:3] for name in brought] == [".x.", tmp_path.name[:3]]
-    write_atomically(tmp_path / "y", lambda file: file.write_text("1"))
-    assert len(brought) == 2
-
-
 def test_only_one_command_works_in_a_folder(tmp_path: Path) -> None:
     with lock(tmp_path), pytest.raises(UserError, match=str(tmp_path)):
         lock(tmp_path).__enter__()
@@ -172,13 +160,6 @@ def test_a_report_and_a_worker_without_a_lock(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_fails_in_a_folder_is_told_of_it(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"log\.jsonl"), lock(tmp_path / "r"):
-        (tmp_path / "r" / "log.jsonl").open()
-    with pytest.raises(StorageError, match="/run"), lock(tmp_path / "run"):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
 # --out -------------------------------------------------------------------------------------------
 
 
@@ -201,19 +182,6 @@ def test_an_output_folder_is_no_address(
         output_folder(Path(address))
     assert not list(tmp_path.iterdir())
     assert output_folder(Path("run:1/x")).is_dir()
-
-
-def test_an_output_folder_has_a_name_that_is_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    latin = os.fsdecode(b"caf\xe9")
-    with pytest.raises(UserError, match="--out"):
-        output_folder(tmp_path / latin)
-    assert not (tmp_path / latin).exists()
-    (tmp_path / latin).mkdir()
-    monkeypatch.chdir(tmp_path / latin)  # where one stands is one's own affair
-    assert output_folder(Path.cwd() / "out").is_dir()
-    assert output_folder(Path("more")).is_dir()
 
 
 # lines of JSON -----------------------------------------------------------------------------------
@@ -239,26 +207,3 @@ def test_lines_come_back_and_no_changed_bit_is_taken_for_whole(tmp_path: Path) -
     path.write_bytes(content.replace(b"s 19", b"s 18"))
     with pytest.raises(BadFile, match="line 20"):
         read_json_lines(path, LINES)
-
-
-def test_what_a_kill_left_of_a_line_goes_with_the_next_one(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    for start in (b"", files.json_line(RECORDS[0]).encode()):
-        path.write_bytes(start + b'{"stage": "half')
-        before = json_lines(path, LINES)
-        append_json_line(path, RECORDS[1])
-        assert json_lines(path, LINES) == ([*before[0], RECORDS[1]], [])
-
-
-def test_lines_of_earlier_versions_have_no_checksums(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    assert read_json_lines(path, LINES) == []
-    lines = ['{"a": 1}', "", "[1]", "[" * 50_000, '{"c": 2}', '{"d": ']
-    path.write_bytes("\n".join(lines).encode() + b"\xff\xfe")
-    assert json_lines(path, LINES) == ([{"a": 1}, {"c": 2}], [3, 4])
-
-
-def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BadFile, match="pipe"):
-        append_json_line(tmp_path / "pipe", {})

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mjp_privacy.core import machine
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import counted, cut, first_of, one_line, plain, shown
 
 
@@ -43,23 +42,6 @@ def test_changed_or_new_code_has_a_plus(checkout: Path, file: str, changed: bool
     assert machine.commit() == head
     (checkout / file).write_text("changed = True\n")
     assert machine.commit() == head + "+" * changed
-
-
-def test_elsewhere_there_is_no_commit(
-    checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git(checkout, "rm", "--quiet", "--cached", "mjp_privacy/core/machine.py")
-    git(checkout, "commit", "--quiet", "--message", "another project")
-    assert machine.commit() == ""
-    monkeypatch.setattr(machine, "PACKAGE", tmp_path_factory.mktemp("nowhere"))
-    assert machine.commit() == ""
-    monkeypatch.setenv("PATH", "")
-    assert machine.commit() == ""
-
-
-def test_short_commits_keep_the_plus() -> None:
-    words = "526a732, lattice 8dfd72f00 since d0c3d5c82c4a+"
-    assert machine.short_commits(words) == "526a732, lattice 8dfd72f since d0c3d5c+"
 
 
 def test_a_seed_is_the_same_everywhere() -> None:
@@ -96,14 +78,6 @@ def test_free_memory_is_the_least_of_machine_and_container(
 )
 def test_which_errors_say_that_memory_ran_out(error: Exception, expected: bool) -> None:
     assert machine.out_of_memory(error) is expected
-
-
-def test_devices_and_threads_have_their_names() -> None:
-    assert machine.pick_device("cpu") == torch.device("cpu")
-    with pytest.raises(UserError, match="gpu"):
-        machine.pick_device("gpu")
-    with pytest.raises(UserError, match="--threads"):
-        machine.use_threads(0)
 
 
 @pytest.mark.parametrize(

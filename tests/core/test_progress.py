@@ -64,28 +64,6 @@ def test_what_is_said_is_logged_with_its_facts(
     assert (entry["message"], entry["missing"]) == ("loaded [brackets]", ["unk_embed"])
 
 
-def test_what_is_quick_is_never_counted_nor_shown(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def total() -> int:
-        raise AssertionError("nobody asked")
-
-    with Progress("reading", total) as bar:
-        for _ in range(90):
-            clock[0] += 0.1
-            bar.advance()
-    assert capsys.readouterr().err == ""
-
-
-def test_what_nobody_can_count_has_no_total(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Progress("files", None) as bar:
-        clock[0] += 11
-        bar.advance()
-    assert capsys.readouterr().err == "files: 1\n"
-
-
 def test_a_terminal_gets_a_bar_after_a_second(clock: list[float], terminal: io.StringIO) -> None:
     with Progress("reading", lambda: 5) as run:
         clock[0] += 0.9

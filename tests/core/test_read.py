@@ -53,13 +53,6 @@ def test_the_content_of_a_sound_file(tmp_path: Path) -> None:
     assert NOTE.sha256(path).startswith("0e7e3d")
 
 
-def test_a_message_says_what_was_expected_what_came_and_what_to_do(tmp_path: Path) -> None:
-    error = NOTE.advising("Leave it out.").refusal(tmp_path / "a.txt", "three lines", "line 3")
-    for words in ("a.txt", "line 3", "a note of two lines", "three lines", "Leave it out."):
-        assert words in str(error)
-    assert (error.path, error.got) == (tmp_path / "a.txt", "three lines")
-
-
 def test_no_file_is_told_apart_from_a_bad_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "none", tmp_path / "none" / "deeper", tmp_path / "file" / "inside"):
@@ -259,12 +252,6 @@ def test_a_config_may_repeat_itself(tmp_path: Path) -> None:
 )
 def test_what_is_no_config(tmp_path: Path, content: str | bytes, named: str) -> None:
     assert named in config_refused(tmp_path / "a.yaml", content)
-
-
-def test_no_config_suggests_its_neighbour(tmp_path: Path) -> None:
-    (tmp_path / "demo.yaml").write_text("name: a\n")
-    with pytest.raises(UserError, match=r"dmo.yaml.*Did you mean .*demo.yaml"):
-        read_mapping(tmp_path / "dmo.yaml")
 
 
 def test_numbers_are_written_as_everywhere_else() -> None:

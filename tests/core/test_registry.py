@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import pytest
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import Entry, Registry
+from mjp_privacy.core.registry import Entry
 from mjp_privacy.core.schema import (
     Count,
     Label,
@@ -35,27 +34,6 @@ def test_what_is_registered_and_not_there_is_named(where: str, named: str) -> No
     with pytest.raises(UserError) as caught:
         Entry(where).load()
     assert named in str(caught.value)
-
-
-def test_what_a_file_lacks_itself_is_its_own_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "imports_what_is_not_there.py").write_text("import not_there_at_all\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        Entry("imports_what_is_not_there:Yours").load()
-
-
-def test_a_registry_knows_its_names() -> None:
-    fruits: Registry[int] = Registry("fruit")
-    fruits.register("apple", 1)
-    with fruits.registered("pear", 2):
-        assert list(fruits) == ["apple", "pear"]
-        with pytest.raises(UserError, match=r"'aple'.*Did you mean apple\?.*apple, pear"):
-            fruits["aple"]
-    assert "pear" not in fruits
-    with pytest.raises(ValueError, match="apple"):
-        fruits.register("apple", 3)
 
 
 @schema

@@ -220,22 +220,3 @@ def test_a_signal_during_an_import_ends_the_command_there(tmp_path: Path) -> Non
     with Made(body) as made:
         code, _, errors = made.signalled(signal.SIGTERM)
     assert is_the_stop(signal.SIGTERM, code, errors)
-
-
-WRITES = """
-from pathlib import Path
-from mjp_privacy.core.files import write_atomically
-def write(path):
-    import time
-    path.write_text("half")
-    print("ready", flush=True)
-    time.sleep(60)
-write_atomically(Path({path!r}), write)
-"""
-
-
-def test_a_file_that_is_being_written_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    with Made(WRITES.format(path=str(tmp_path / "scores.csv"))) as made:
-        code, _, errors = made.signalled(signal.SIGINT)
-    assert is_the_stop(signal.SIGINT, code, errors)
-    assert list(tmp_path.iterdir()) == []

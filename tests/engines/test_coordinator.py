@@ -239,12 +239,6 @@ def test_a_worker_gets_tasks_of_the_block_and_the_model_that_it_has(job: Job) ->
         assert own == [(number, 0)] * 3 + [(number, 1)] * 3
 
 
-def test_a_free_worker_takes_what_is_left_of_another_model(job: Job) -> None:
-    engine = Played(job.path.parent)
-    run(job, engine, [Task(0, block, 0) for block in range(6)])
-    assert [len(tasks) for tasks in engine.tried_by.values()] == [3, 3]
-
-
 def test_a_task_that_kills_every_worker_is_named_and_the_others_are_done(job: Job) -> None:
     engine = Played(job.path.parent, deadly=1)
     news = run(job, engine, [Task(0, block, 0) for block in range(3)])
@@ -253,85 +247,6 @@ def test_a_task_that_kills_every_worker_is_named_and_the_others_are_done(job: Jo
     assert "its worker died" in lost[0].reason
     assert [engine.rows[0, block, 0] for block in range(3)] == [UNITS, 0, UNITS]
     assert [task.attempt for task in engine.tried if task.block == 1] == [1, 2, 3]
-
-
-def test_what_a_worker_told_before_it_died_counts(job: Job) -> None:
-    """The engine names the worker as gone in the same look in which its last words are read."""
-    engine = Played(job.path.parent)
-    with Coordinator(job, MODELS, engine) as coordinator:
-        coordinator.submit([Task(0, 0, 0)])
-        worker = engine.look(0)
-        assert worker is not None
-        engine.end(worker)
-        engine.die(0)
-        assert sum(p.units for p in coordinator.wait() if isinstance(p, CellDone)) == UNITS
-    assert len(engine.tried) == 1
-
-
-def test_a_second_start_counts_what_the_first_did_not_tell(job: Job) -> None:
-    """The first one told of two rows, one after the other, and wrote a third one."""
-    engine = Played(job.path.parent)
-    heard: list[tuple[int, int]] = []
-    with Coordinator(job, MODELS, engine) as coordinator:
-
-        def hear() -> None:
-            news = [each for each in coordinator.news() if isinstance(each, CellDone)]
-            heard.extend((each.units, each.finished) for each in news)
-
-        coordinator.submit([Task(0, 0, 0)])
-        for tells in (True, True, False):
-            worker = engine.look(0)
-            assert worker is not None
-            engine.write_row(worker)
-            if tells:
-                engine.tell(worker)
-            hear()
-        engine.die(0)
-        hear()
-        worker = engine.look(0)
-        assert worker is not None
-        hear()
-        engine.end(worker)
-        hear()
-    assert heard == [(1, 0), (1, 0), (0, 0), (0, 1)]
-
-
-def test_messages_are_said_once(job: Job) -> None:
-    engine = Played(job.path.parent)
-    said = ("computed 1 at a time", "")
-    with Coordinator(job, MODELS, engine) as coordinator:
-        coordinator.submit([Task(0, 0, 0)])
-        for _ in range(2):
-            worker = engine.look(0)
-            assert worker is not None
-            worker.report = replace(worker.report, messages=(said,))
-            engine.tell(worker)
-            told = [m for p in coordinator.news() for m in getattr(p, "messages", ())]
-            assert told == ([said] if worker.task == Task(0, 0, 0) else [])
-            engine.die(0)
-            list(coordinator.news())
-
-
-def test_workers_without_tasks_are_told_to_end(job: Job) -> None:
-    """A machine of a cluster does not wait while others do the last tasks; who was told to end gets
-    no other task, also where one is given again."""
-    engine = Played(job.path.parent)
-    with Coordinator(job, MODELS, engine) as coordinator:
-        coordinator.submit([Task(0, 0, 0), Task(0, 1, 0)])
-        first = engine.look(0)
-        assert first is not None
-        engine.end(first)
-        waiting = coordinator.wait()
-        assert next(waiting) == CellDone(3, "ViT a float32", 0, [])
-        engine.look(1)
-        next(waiting)
-        assert task_file(job.path, 0).read_text() == END
-        engine.die(1)
-        list(coordinator.news())
-        assert task_file(job.path, 0).read_text() == END
-        second = engine.look(1)
-        assert second is not None
-        assert second.task == Task(0, 1, 0, 2)
 
 
 @pytest.mark.parametrize("told", [True, False])

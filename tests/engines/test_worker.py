@@ -12,13 +12,11 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.engines import worker as worker_module
 from mjp_privacy.experiment.engines.worker import (
-    END,
     Job,
     Task,
     TaskReport,
     do_task,
     serve,
-    task_file,
 )
 from mjp_privacy.experiment.simulated import SimulatedModel
 from mjp_privacy.experiment.source import Block
@@ -48,10 +46,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 
 def told(job: Job, task: Task) -> TaskReport:
     return TaskReport.read(job.path.parent / task.file_name)
-
-
-def test_the_job_is_read_as_it_was_written(job: Job) -> None:
-    assert Job.read(job.path) == job
 
 
 def test_the_model_and_the_block_are_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,23 +90,6 @@ def test_an_error_is_told_in_the_tasks_file(job: Job) -> None:
     worker_module._worker.cache_clear()
     do_task(str(job.path), 9, 0, 0)
     assert "Traceback" in told(job, Task(9, 0, 0)).error
-
-
-def test_a_worker_does_one_task_after_the_other(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[tuple[int, ...]] = []
-
-    def do(job_file: str, *numbers: int) -> None:
-        done.append(numbers)
-        text = "1 2 3 1" if len(done) == 1 else END
-        task_file(job.path, 3).write_text(text)
-
-    monkeypatch.setattr(worker_module, "do_task", do)
-    task_file(job.path, 3).write_text("0 0 0 1")
-    serve(str(job.path), 3)
-    assert done == [(0, 0, 0, 1), (1, 2, 3, 1)]
-    task_file(job.path, 3).unlink()
-    serve(str(job.path), 3)  # the command is over
-    assert len(done) == 2
 
 
 def test_a_machine_that_does_not_see_the_run_folder_says_so(tmp_path: Path) -> None:

@@ -10,16 +10,13 @@ import pytest
 import torch
 
 from attacks import ATTACKS
-from mjp_privacy.client.config import ClientConfig, check_client
-from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.overrides import with_gamma
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.interfaces import Reconstruction
 from mjp_privacy.models.jigsaw import draw_masks
 from tests.helpers.batch_attack import BATCHES, ORDER, knowing
-from tests.helpers.rounds_attack import ROUNDS, SEEN, Rounds, mjp, rounds
+from tests.helpers.rounds_attack import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import (
     attack,
     cell,
@@ -28,7 +25,6 @@ from tests.helpers.runs import (
     outcome,
     photographs,
     rows,
-    same_rows,
     values,
     written,
 )
@@ -75,14 +71,6 @@ def test_several_rounds_of_a_client_that_shuffles_are_one_pool(eight: Path, tmp_
     assert cell(tmp_path / "out")["partners"] == "fresh"
 
 
-def test_an_attack_on_one_upload_is_matched_within_it(eight: Path, tmp_path: Path) -> None:
-    """Whatever the client does before later rounds, one upload's pictures are known to be its."""
-    attack(eight, tmp_path / "out", config("fresh"))
-    found = values(tmp_path / "out", attack="backwards")
-    places = [found[f"{label}.png", "matched_place", "diagnostic"] for label in ORDER]
-    assert places == [1, 0] * 4
-
-
 def test_a_picture_that_is_not_finite_fails_the_image_that_nothing_else_fits(
     eight: Path, tmp_path: Path
 ) -> None:
@@ -101,20 +89,6 @@ def test_partners_change_from_round_to_round(eight: Path, tmp_path: Path) -> Non
     assert rounds[0] == [frozenset(ORDER[at : at + 2]) for at in (0, 2, 4, 6)]
     assert all(frozenset.union(*steps) == set(range(8)) for steps in rounds)  # an epoch holds all
     assert len({pair for steps in rounds for pair in steps}) > 12  # of 28; fixed ones would be 4
-
-
-def test_fixed_partners_stay_together(eight: Path, tmp_path: Path) -> None:
-    attack(eight, tmp_path / "out", config("fixed", uploads=3))
-    (rounds,) = BATCHES
-    assert rounds == [[frozenset(ORDER[at : at + 2]) for at in (0, 2, 4, 6)]] * 3
-
-
-def test_the_same_command_draws_the_same_partners(eight: Path, tmp_path: Path) -> None:
-    attack(eight, tmp_path / "one", config("fresh", uploads=3))
-    attack(eight, tmp_path / "two", config("fresh", uploads=3), limit=4)
-    attack(eight, tmp_path / "two", config("fresh", uploads=3))
-    assert BATCHES[0] == BATCHES[-1]
-    same_rows(tmp_path / "one", tmp_path / "two")
 
 
 def test_attacks_on_a_series_of_uploads_do_not_apply_to_a_client_that_shuffles(
@@ -166,19 +140,6 @@ def test_a_last_block_of_one_batch_is_refused_before_any_work(
     attack(eight, tmp_path / "fixed", config("fixed", block=block), limit=limit)
 
 
-def test_what_leaves_no_two_batches_is_refused(eight: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"grid\.0\.block"):
-        attack(eight, tmp_path / "out", config("fresh", block=2))
-    with pytest.raises(UserError, match=r"--limit 4"):
-        attack(eight, tmp_path / "out", config("fresh", block=4), limit=7)
-    content = config("fresh")
-    content["grid"][0]["client"]["batch"] = 1
-    with pytest.raises(UserError, match="partners"):
-        attack(eight, tmp_path / "out", content)
-    check_client(ClientConfig(batch=2, partners="fresh"), 4, "client")
-    check_client(ClientConfig(batch=2, partners="fresh"), None, "client")  # of one upload
-
-
 # labels of attacks, clients of entries -----------------------------------------------------------
 
 
@@ -206,22 +167,6 @@ def test_a_label_is_a_line_of_its_own_and_what_an_entry_names(three: Path, tmp_p
     ]
 
 
-def test_an_entry_has_a_client_of_its_own(three: Path, tmp_path: Path) -> None:
-    config = mjp("c", rounds(), client={"dal": True}, block=2)
-    first = config["grid"][0]
-    config["grid"] = [first, first | {"client": {"batch": 2}}, first | {"client": {"dal": False}}]
-    attack(three, tmp_path, config, limit=2)
-    assert [(entry["batch"], entry["dal"]) for entry in cells(tmp_path)] == [
-        (1, True),
-        (2, True),
-        (1, False),
-    ]
-    seen = [(view.updates[0].batch, view.updates[0].dal_lambda) for view in SEEN]
-    assert seen == [(1, 0.01), (2, 0.01), (1, 0.0)]
-    changed = [c.client for c in expand(with_gamma(load_experiment(config), 0.1))]
-    assert changed == [ClientConfig(dal=True), ClientConfig(batch=2, dal=True), ClientConfig()]
-
-
 # several uploads ----------------------------------------------------------------------------------
 
 
@@ -239,52 +184,6 @@ def test_uploads_are_rounds_with_fresh_masks(three: Path, tmp_path: Path) -> Non
         masks.append(mask)
     assert not torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[1], masks[2])
-
-
-def test_the_scored_input_is_that_of_round_0(three: Path, tmp_path: Path) -> None:
-    attack(three, tmp_path, mjp("c", rounds(), rounds("one", rounds=1)))
-    one, three = values(tmp_path, attack="one"), values(tmp_path, attack="rounds")
-    same = [c for c in one.index if c[1] not in ("gradient_residual",)]
-    assert one[same].equals(three[same])
-
-
-def test_attacks_share_the_rounds_they_both_see(
-    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-    update = FedSGDClient.update
-
-    def counted(self: FedSGDClient, inputs: Any, **arguments: Any) -> Any:
-        made.append(inputs)
-        return update(self, inputs, **arguments)
-
-    monkeypatch.setattr(FedSGDClient, "update", counted)
-    attack(three, tmp_path, mjp("c", *(rounds(f"{r} rounds", rounds=r) for r in (1, 4, 2))))
-    assert len(made) == 4
-    uploads = [view.updates for view in SEEN]
-    assert [len(u) for u in uploads] == [1, 4, 2]
-    assert uploads[0][0] is uploads[1][0] is uploads[2][0]
-    assert uploads[1][1] is uploads[2][1]
-
-
-def test_several_uploads_have_no_one_shuffled_image(
-    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FedSGDClient, "update", lambda *_, **__: pytest.fail("not needed"))
-    assert attack(three, tmp_path, mjp("b", rounds())).exit_code == 0
-    assert {status for status, _ in outcome(tmp_path).values()} == {"unsupported"}
-    files = written(tmp_path)
-    attack(three, tmp_path, mjp("b", rounds()))
-    assert written(tmp_path) == files
-
-
-def test_the_attacker_knows_the_clients_labels_and_the_wanted_image(
-    three: Path, tmp_path: Path
-) -> None:
-    for setting, against in (("a", "plain"), ("b", "input"), ("c", "plain")):
-        attack(three, tmp_path / setting, mjp(setting, rounds(rounds=1)))
-        assert SEEN[-1].against == against
-        assert sorted(SEEN[-1].labels.tolist()) == [0, 1, 2]  # type: ignore[union-attr]
 
 
 # images that an attack does not apply to ----------------------------------------------------------
@@ -316,15 +215,3 @@ def test_steps_taken_one_by_one_keep_masks_labels_and_rounds(three: Path, tmp_pa
         for label in SEEN[0].labels.tolist()  # type: ignore[union-attr]
     ]
     assert all([u.round for u in view.updates] == [0, 1] for view in SEEN)
-
-
-def test_an_attack_without_a_reconstruction_is_a_failure(
-    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Rounds, "run", lambda *_, **__: Reconstruction(None, inapplicable={1: "x"}))
-    assert attack(three, tmp_path, mjp("c", rounds())).exit_code == 3
-    statuses = sorted(status for status, _ in outcome(tmp_path).values())
-    assert statuses == ["failed", "failed", "unsupported"]
-
-
-# nobody's weights change under his hands ----------------------------------------------------------

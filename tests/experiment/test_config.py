@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import TypeAdapter
 
 from mjp_privacy.client.config import ClientConfig
@@ -76,30 +74,6 @@ def test_cells_are_the_product_of_an_entrys_lists_in_order() -> None:
     ]
 
 
-def test_an_entry_may_choose_among_the_attacks() -> None:
-    attacks = [{"name": "april"}, {"name": "april_unk_aware"}]
-    grid = [
-        {"models": ["mjp"], "settings": ["b"]},
-        {"models": ["plain"], "settings": ["a"], "attacks": ["april"]},
-    ]
-    experiment = load_experiment(small(grid=grid, attacks=attacks))
-    assert [(name[0], name[4]) for name in cell_names(experiment)] == [
-        ("mjp", "april"),
-        ("mjp", "april_unk_aware"),
-        ("plain", "april"),
-    ]
-
-
-def test_an_experiment_is_frozen_and_checked_again() -> None:
-    experiment = load_experiment(small())
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        experiment.seed = 1  # type: ignore[misc]
-    assert load_experiment(experiment) is experiment
-    assert "grid" in mistake(dataclasses.replace(experiment, grid=()))
-    with pytest.raises(UserError, match="block"):
-        dataclasses.replace(experiment, block=0)
-
-
 # mistakes -----------------------------------------------------------------------------------------
 
 
@@ -154,11 +128,6 @@ def test_a_mistake_is_named_with_what_came_and_what_is_near(
     assert all(name in message for name in named), message
 
 
-def test_every_mistake_is_named_at_once() -> None:
-    message = mistake(small(sed=1, blok=2, seed="x"))
-    assert all(name in message for name in ("sed", "blok", "'x'"))
-
-
 def test_labels_that_name_two_attacks_are_refused() -> None:
     attacks = [{"name": "april", "label": "x"}, {"name": "grey", "label": "x"}]
     assert "'x'" in mistake(small(attacks=attacks))
@@ -168,25 +137,6 @@ def test_labels_that_name_two_attacks_are_refused() -> None:
     assert "'grey'" in mistake(entry(attacks=["grey"]) | {"attacks": attacks[1:]})
 
 
-@pytest.mark.parametrize(
-    ("client", "named"),
-    [
-        ({"bacth": 2}, ["bacth", "batch"]),
-        ({"mode": "test"}, ["mode", "'test'"]),
-        ({"batch": 3}, ["block"]),
-        ({"batch": 0}, ["batch", "0"]),
-        ({"dal_lambda": -1}, ["dal_lambda", "-1"]),
-        ({"partners": "fresh"}, ["partners"]),
-        ({"partners": "fresh", "batch": 20}, ["block"]),  # one batch has always the same partners
-    ],
-)
-def test_mistakes_in_the_client_of_an_entry_are_named(
-    client: dict[str, Any], named: list[str]
-) -> None:
-    message = mistake(entry(client=client))
-    assert all(name in message for name in ["grid.0", *named]), message
-
-
 # files --------------------------------------------------------------------------------------------
 
 
@@ -194,24 +144,6 @@ def written(folder: Path, content: str | bytes) -> Path:
     path = folder / "given.yaml"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "- name: x\n",
-        "",
-        "just words",
-        "name: [x\n",
-        "name: x\n---\nname: y\n",
-        b"name: \xff\xfe\n",
-        "name: x\nseed: 2024-13-45\n",
-        "models: &a\n  A: *a\n",
-    ],
-)
-def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str | bytes) -> None:
-    path = written(tmp_path, content)
-    assert str(path) in mistake(path)
 
 
 def test_anchors_and_merges_are_no_repetitions(tmp_path: Path) -> None:
@@ -228,18 +160,6 @@ grid:
     experiment = load_experiment(written(tmp_path, content))
     sizes = [(model.img_size, model.seed) for model in experiment.models.values()]
     assert sizes == [(32, 0), (64, 0), (96, 1)]
-
-
-def test_a_path_that_is_not_there_suggests_one_that_is(tmp_path: Path) -> None:
-    (tmp_path / "table5.yaml").write_text("name: x")
-    assert str(tmp_path / "table5.yaml") in mistake(tmp_path / "tabel5.yaml")
-    assert str(tmp_path) in mistake(tmp_path / "nowhere" / "table5.yaml")
-    assert str(tmp_path) in mistake(tmp_path)
-
-
-def test_a_config_survives_its_own_yaml(tmp_path: Path) -> None:
-    content = small(seed=3, client={"dal": True})
-    assert load_experiment(written(tmp_path, yaml.safe_dump(content))) == load_experiment(content)
 
 
 def test_what_a_run_wrote_of_itself_is_its_config(tmp_path: Path) -> None:
@@ -310,25 +230,6 @@ def unbounded(schema: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_every_number_text_and_list_has_a_bound(schema: type[Any]) -> None:
     assert list(unbounded(TypeAdapter(schema).json_schema())) == []
-
-
-@pytest.mark.parametrize("name", ["", " ", ".", "..", "../x", "a/b", "a\\b", ".hidden", "a\0b"])
-def test_a_name_is_that_of_one_folder(name: str) -> None:
-    assert "name" in mistake(small(name=name))
-
-
-def labelled(label: str) -> dict[str, Any]:
-    return small(models={label: {}}, grid=[{"models": [label], "settings": ["a"]}])
-
-
-@pytest.mark.parametrize("label", ["", "\x1b[31mred", "a\nb", "\u202egnp", "x" * 101, "\ud800"])
-def test_a_label_can_be_shown(label: str) -> None:
-    assert "models" in mistake(labelled(label))
-
-
-def test_labels_may_be_in_any_language() -> None:
-    for label in ("DeiT-S (w/o PEs)", "ViT γ=0.27", "模型"):
-        load_experiment(labelled(label))
 
 
 def test_a_grid_of_more_cells_than_anybody_reads_is_refused() -> None:

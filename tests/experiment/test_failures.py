@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
-from attacks.april import April
 from mjp_privacy import load_model
-from mjp_privacy.cli import main
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import simulated
-from mjp_privacy.experiment.run import Failure, failure_lines
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from tests.helpers.runs import (
     MJP,
@@ -32,10 +28,7 @@ from tests.helpers.runs import (
     names,
     one_cell,
     outcome,
-    photograph,
-    photographs,
     rows,
-    said,
     same_results,
     tensors,
     tiny,
@@ -92,25 +85,6 @@ def test_images_that_cannot_be_used_are_rows_with_a_reason(own: Path, tmp_path: 
     assert written(run) == files
 
 
-def test_a_run_without_a_single_usable_image_is_a_table_of_failures(tmp_path: Path) -> None:
-    folder = tmp_path / "images"
-    folder.mkdir()
-    (folder / "a.png").write_bytes(b"")
-    assert attack(folder, tmp_path / "run", one_cell()).exit_code == 3
-    assert statuses(tmp_path / "run") == {"a.png": "unreadable"}
-
-
-def test_an_image_too_small_for_one_model_is_scored_by_the_other(tmp_path: Path) -> None:
-    folder = photographs(tmp_path / "images", 2, labelled=False)
-    photograph(7, (12, 12)).save(folder / "small.png")
-    models = {"8": TINY, "16": {**TINY, "patch_size": 16}}
-    grid = [{"models": ["16", "8"], "settings": ["a"]}]
-    run = tmp_path / "run"
-    assert attack(folder, run, one_cell(models=models, grid=grid, attacks=SPAN)).exit_code == 3
-    assert statuses(run, model="8")["small.png"] == "ok"
-    assert statuses(run, model="16")["small.png"] == "unreadable"
-
-
 def test_with_a_limit_another_file_takes_the_place_of_one_that_is_no_image(
     own: Path, tmp_path: Path
 ) -> None:
@@ -149,19 +123,6 @@ def test_a_client_step_falls_with_its_image(
     assert attack(own, tmp_path / "run", config).exit_code == 0
     assert fed.pop() == tuple(order)  # its numbers move with the batch
     assert set(statuses(tmp_path / "run").values()) == {"ok"}
-
-
-def test_a_block_that_cannot_be_read_is_its_own_rows(
-    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = simulated.SimulatedModel.block
-
-    def broken(self: Any, block: Any) -> Any:
-        return 1 / 0 if block.index == 0 else read(self, block)
-
-    monkeypatch.setattr(simulated.SimulatedModel, "block", broken)
-    assert attack(three, tmp_path / "run", one_cell(block=1, attacks=SPAN)).exit_code == 3
-    assert sorted(statuses(tmp_path / "run").values()) == ["failed", "ok", "ok"]
 
 
 # models -------------------------------------------------------------------------------------------
@@ -278,32 +239,6 @@ def test_where_every_model_is_bad_each_is_named_and_nothing_is_begun(
     assert not (tmp_path / "run").exists()
 
 
-def test_half_precision_is_said(three: Path, tmp_path: Path) -> None:
-    def halved(state: State) -> None:
-        state.update({name: tensor.half() for name, tensor in state.items()})
-
-    model = {**FACTS, "checkpoint": weights(tmp_path / "half.safetensors", halved)}
-    config = one_cell(models={"ViT": model}, attacks=[{"name": "grey"}])
-    assert attack(three, tmp_path / "run", config).exit_code == 0
-    assert "float16" in said(tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [({"num_classes": 2}, "2.png"), ({"img_size": 16}, "31"), ({"resize": 8}, "resize")],
-)
-def test_a_model_that_cannot_take_the_images_or_their_labels_fails_alone(
-    three: Path, tmp_path: Path, change: dict[str, Any], named: str
-) -> None:
-    models = {"bad": TINY | change, "good": TINY}
-    config = one_cell(models=models, grid=TWO, attacks=SPAN)
-    summary = attack(three, tmp_path / "run", config)
-    assert summary.exit_code == 3
-    assert all(named in line for line in summary.failures)
-    assert set(statuses(tmp_path / "run", model="good").values()) == {"ok"}
-    assert set(statuses(tmp_path / "run", model="bad").values()) == {"failed"}
-
-
 def test_a_model_whose_code_fails_is_its_own_rows_with_the_place(
     three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,51 +321,3 @@ def test_a_failed_retry_never_replaces_a_finished_image(
     assert values(run).dropna().equals(before.dropna())
     assert attack(images, run, config).exit_code == 0
     assert set(statuses(run).values()) == {"ok"}
-
-
-# what is said at the end --------------------------------------------------------------------------
-
-
-def in_cell(number: int, image: str, reason: str = "not finite") -> Failure:
-    return Failure(reason, "ViT", "a", image, cell=f"run{number}")
-
-
-@pytest.mark.parametrize(
-    ("failures", "named"),
-    [
-        ([Failure("empty", image="1.png")] * 2, ["1.png"]),
-        ([Failure("empty", image=f"{n}.png") for n in range(2)], ["2 images", "0.png", "1.png"]),
-        ([in_cell(0, "1.png")], ["ViT", "a", "1.png"]),
-        ([in_cell(cell, "1.png") for cell in range(3)], ["1 image", "3 cells", "1.png"]),
-        (
-            [in_cell(cell, f"{n}.png") for cell in range(2) for n in range(20)],
-            ["20 images", "2 cells", "0.png", "…"],
-        ),
-        ([Failure("no x.pth", "MJP"), Failure("no y.pth", "JP")], ["MJP", "JP"]),
-    ],
-)
-def test_an_equal_reason_is_one_line(failures: list[Failure], named: list[str]) -> None:
-    (line,) = failure_lines(failures)
-    assert all(name in line for name in named), line
-
-
-def test_each_reason_has_its_line_in_the_order_of_the_run() -> None:
-    failures = [in_cell(0, "1.png", "b"), in_cell(0, "2.png", "a"), in_cell(1, "1.png", "b")]
-    assert [line.rpartition(": ")[2] for line in failure_lines(failures)] == ["b", "a"]
-
-
-def test_the_command_says_each_reason_once(
-    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(self: April, *_: Any, **__: Any) -> None:
-        raise torch.linalg.LinAlgError("the SVD gave up")
-
-    monkeypatch.setattr(April, "run", broken)
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(tiny(models={"ViT": TINY, "MJP": {**MJP, "checkpoint": None}})))
-    words = ["attack", path, "--images", three, "--out", tmp_path / "run", "--weights"]
-    assert main([*map(str, words), "MJP=nowhere.pth", "--engine", "here"]) == 3
-    told = capsys.readouterr().err
-    assert told.count("the SVD gave up") == 1
-    assert "3 images in 2 cells" in told
-    assert told.count("nowhere.pth") == 1

@@ -11,13 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-from attacks import ATTACKS as ATTACKS_KNOWN
-from mjp_privacy.core.registry import Entry
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment import cell
 from mjp_privacy.experiment.cell import TOGETHER, CellResult, CellTask
-from mjp_privacy.interfaces import AttackerView, Reconstruction
-from tests.helpers.faulty_attacks import ANSWERS, WHERE, grey, raised
 from tests.helpers.runs import (
     MJP,
     attack,
@@ -138,16 +134,3 @@ def test_a_block_is_split_before_memory_runs_out(
     assert 6 in tried, "controls need no uploads"
     assert min(tried) == 1
     assert TOGETHER in said(tmp_path)
-
-
-def test_memory_that_runs_out_in_an_attack_of_ones_own_splits_the_block(
-    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def large(view: AttackerView) -> Reconstruction:
-        return raised(MemoryError()) if len(grey(view)) > 1 else Reconstruction(grey(view))
-
-    monkeypatch.setitem(ANSWERS, "runtime", large)
-    with ATTACKS_KNOWN.registered("faulty", Entry(f"{WHERE}:Faulty")):
-        assert attack(three, tmp_path, one_cell(attacks=[{"name": "faulty"}])).exit_code == 0
-    found = rows(tmp_path)
-    assert set(found[found["metric"] == TOGETHER]["value"]) == {1.0}

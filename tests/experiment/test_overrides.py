@@ -19,7 +19,6 @@ from mjp_privacy.experiment.overrides import (
     decided,
     unreached,
     with_gamma,
-    with_model_fields,
     with_published_attacks,
     with_weights,
 )
@@ -47,12 +46,6 @@ def test_cells_that_become_equal_stand_once_where_the_first_stood() -> None:
     ]
 
 
-def test_cells_of_other_clients_stay_apart() -> None:
-    entry = {"models": ["ViT"], "settings": ["b"]}
-    both = config(entry, entry | {"client": {"batch": 2}}, entry | {"client": {"batch": 1}})
-    assert [line[3] for line in lines(with_gamma(both, 0.5))] == [1, 2]
-
-
 @pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan"), float("inf")])
 def test_a_gamma_out_of_range_is_refused(gamma: float) -> None:
     with pytest.raises(UserError, match="--gamma"):
@@ -66,26 +59,6 @@ def test_published_attacks_alone_leave_the_papers_rows() -> None:
     shuffled = [c.gamma for c in cells if c.setting != "a"]
     assert shuffled == [0.9] * 6 + [0.27] * 6  # rows 5 to 10 of the paper, twice
     assert sum(cell.setting == "a" for cell in cells) == 4
-
-
-def test_an_experiment_without_a_published_attack_is_refused() -> None:
-    entry = {"models": ["ViT"], "settings": ["a"]}
-    given = load_experiment(
-        {"name": "x", "models": {"ViT": {}}, "grid": [entry], "attacks": [{"name": "grey"}]}
-    )
-    with pytest.raises(UserError, match="--published-only"):
-        with_published_attacks(given)
-
-
-def test_fields_of_all_models() -> None:
-    changed = with_model_fields(
-        load_experiment("ladder_vit"), {"img_size": 96, "mean": (0.1, 0.2, 0.3), "std": (0.5,)}
-    )
-    for model in changed.models.values():
-        assert (model.img_size, model.mean, model.std) == (96, (0.1, 0.2, 0.3), 0.5)
-        assert model.model == "vit_tiny_patch16_224"
-    same = load_experiment("ladder_vit")
-    assert with_model_fields(same, {"model": None, "mean": (), "num_heads": None}) == same
 
 
 # checkpoints --------------------------------------------------------------------------------------
@@ -102,16 +75,6 @@ def test_weights_for_all_by_name_and_both() -> None:
     assert checkpoints("MJP=a.pth", "ViT=b.pth") == {"ViT": "b.pth", "MJP": "a.pth"}
     for order in (("a.pth", "MJP=b.pth"), ("MJP=b.pth", "a.pth")):
         assert checkpoints(*order) == {"ViT": "a.pth", "MJP": "b.pth"}
-
-
-def test_names_and_paths_may_hold_equal_signs(tmp_path: Path) -> None:
-    assert checkpoints("MJP=runs/lr=0.1/a.pth")["MJP"] == "runs/lr=0.1/a.pth"
-    path = tmp_path / "lr=0.1.pth"
-    path.touch()
-    assert checkpoints(str(path)) == {"ViT": str(path), "MJP": str(path)}
-    named: dict[str, dict[str, Any]] = {"γ": {}, "γ=0.9": {}}  # the longest name that fits is meant
-    assert checkpoints("γ=0.9=a.pth", **named) == {"γ": None, "γ=0.9": "a.pth"}
-    assert checkpoints("γ=b.pth", **named) == {"γ": "b.pth", "γ=0.9": None}
 
 
 @pytest.mark.parametrize(
@@ -148,26 +111,6 @@ def test_entries_with_their_own_value_are_counted(word: list[str]) -> None:
     given = grid({}, {"client": {"batch": 2}}, {"client": {"batch": 10, "dal": True}}, batch=4)
     (note,) = unreached(["planted.yaml", *word, "--limit", "3"], given)
     assert all(words in note for words in ("--client.batch", "2 of", "3 entries", "2, 10")), note
-
-
-def test_an_entry_that_wants_the_same_is_reached() -> None:
-    assert unreached(["--client.batch", "4"], grid({}, {"client": {"batch": 4}}, batch=4)) == []
-    others = grid({}, {"client": {"batch": 2}}, {"dtypes": ["float64"]})
-    assert unreached(["--client.dal", "--limit", "3"], others) == []  # they say nothing of it
-
-
-@pytest.mark.parametrize(
-    ("word", "own", "value"),
-    [
-        ("--client.no-dal", {"client": {"dal": True}}, "True"),
-        ("--client.position_noise", {"client": {"position_noise": 0.1}}, "0.1"),
-        ("--client.withhold", {"client": {"withhold": ["pos_embed", "cls_token"]}}, "pos_embed"),
-        ("--dtypes", {"dtypes": ["float64"]}, "float64"),
-    ],
-)
-def test_every_way_to_write_an_option(word: str, own: Mapping[str, Any], value: str) -> None:
-    (note,) = unreached([word], grid({}, own))
-    assert value in note
 
 
 def test_an_option_that_changes_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,11 +174,6 @@ def test_a_condition_chooses_among_models_and_needs_one() -> None:
     alone = {"name": "x", "models": {"ViT": TINY}, "grid": [entry | {"models": ["ViT"]}]}
     with pytest.raises(UserError, match="ViT"):
         decided(load_experiment(alone))
-
-
-def test_without_conditions_nothing_is_read() -> None:
-    experiment = load_experiment("ladder")
-    assert decided(experiment) == (experiment, ())
 
 
 # a model of one's own -----------------------------------------------------------------------------

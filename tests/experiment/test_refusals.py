@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
-from attacks import ATTACKS as REGISTRY
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment import cell
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run import attack_uploads
-from mjp_privacy.interfaces import Refusal
-from mjp_privacy.report.rows import standard_keys
 from tests.helpers.families import checkpoint
 from tests.helpers.runs import (
     TINY,
     attack,
     cells,
-    names,
     one_cell,
     outcome,
     rows,
     said,
     values,
-    written,
 )
 
 APART = {"name": "x", "images": "embedded", "dtypes": ["float32"]}
@@ -138,73 +130,6 @@ def test_an_unknown_model_stops_a_run_before_anything_is_written(
     with pytest.raises(UserError, match=r"models\.mine.*deit_smal.*deit_small"):
         attack(three, tmp_path / "run", one_cell(models=models, grid=grid))
     assert not (tmp_path / "run").exists()
-
-
-def test_missing_weights_are_said_once_and_at_the_start(three: Path, tmp_path: Path) -> None:
-    models = {"ViT": TINY, "mine": {**TINY, "checkpoint": "nowhere.pth"}}
-    grid = [{"models": ["ViT", "mine"], "settings": ["a"]}]
-    assert attack(three, tmp_path, one_cell(models=models, grid=grid), limit=1).exit_code == 3
-    lines = said(tmp_path).splitlines()
-    (about,) = [at for at, line in enumerate(lines) if "nowhere.pth" in line]
-    assert about < next(at for at, line in enumerate(lines) if line.startswith("ViT: "))
-    assert {entry["status"] for entry in cells(tmp_path)} == {"ok", "failed"}
-
-
-def test_an_attack_that_looks_at_values_is_asked_in_the_run_alone(
-    three: Path, tmp_path: Path
-) -> None:
-    with REGISTRY.registered("looking", Entry(f"{__name__}:Looking", "looks at values")):
-        summary = attack(three, tmp_path, one_cell(attacks=[{"name": "looking"}]), limit=1)
-    assert "not applicable" not in said(tmp_path)
-    (line,) = summary.inapplicable
-    assert "the gradient is finite" in line
-
-
-@dataclass(frozen=True)
-class Looking:
-    """An attack whose answer depends on the values of the upload."""
-
-    name: ClassVar[str] = "looking"
-    victim: ClassVar[str] = "intact"
-    uploads: ClassVar[int] = 1
-    published: ClassVar[bool] = False
-
-    def needs(self, model: Any) -> tuple[str, ...]:
-        return ("pos_embed",)
-
-    def unsupported(self, view: Any) -> Refusal | None:
-        finite = bool(np.isfinite(view.updates[0].grads["pos_embed"].numpy()).all())
-        return Refusal("target", "the gradient is finite") if finite else None
-
-    def run(self, view: Any, *, generator: Any) -> Any:
-        raise AssertionError("it is refused")
-
-
-def test_strict_models_and_larger_batches_are_not_applicable_and_no_failure(
-    images: Path, tmp_path: Path
-) -> None:
-    for name, config, why in (
-        ("strict", one_cell(models={"ViT": {**TINY, "position_embedding": "strict"}}), "position"),
-        ("batch", one_cell(client={"batch": 2}, block=4), "batch"),
-    ):
-        summary = attack(images, tmp_path / name, config)
-        assert (summary.exit_code, summary.failures) == (0, ())
-        found = rows(tmp_path / name)
-        assert set(found["status"]) == {"unsupported"}
-        assert found["reason"].str.contains(why).all()
-        assert {*zip(found["metric"], found["variant"], strict=True)} == {*standard_keys()}
-        assert sorted(found["image_id"].unique()) == names(6)
-        files = written(tmp_path / name)
-        attack(images, tmp_path / name, config)
-        assert written(tmp_path / name) == files
-
-
-def test_images_that_do_not_fill_the_clients_steps_are_refused(
-    images: Path, tmp_path: Path
-) -> None:
-    config = one_cell(client={"batch": 2}, block=4)
-    with pytest.raises(UserError, match=r"ViT.*--limit 2"):
-        attack(images, tmp_path, config, limit=3)
 
 
 # networks of another family -----------------------------------------------------------------------

@@ -15,14 +15,12 @@ import pytest
 
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core import files
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import store
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.experiment.work import Worker
 from tests.helpers.command import attack_command
 from tests.helpers.faulty_attacks import raised
 from tests.helpers.runs import (
-    KEYS,
     attack,
     cells,
     names,
@@ -40,7 +38,6 @@ from tests.helpers.runs import (
 )
 from tests.helpers.trap import until
 
-ROOT = Path(__file__).parents[2]
 BOTH = ["float32", "float64"]
 MASKED = [{"models": ["MJP"], "settings": ["b", "c"], "gammas": [0.5]}]
 """Four of the whole run's cells: eight files of rows."""
@@ -180,17 +177,6 @@ def test_a_larger_limit_adds_blocks_to_a_smaller_one(images: Path, tmp_path: Pat
     pd.testing.assert_frame_equal(kept, first, check_exact=True)
 
 
-def test_a_limit_inside_a_block_ends_with_the_rows_of_a_fresh_run(
-    images: Path, tmp_path: Path
-) -> None:
-    """The block is done again as a whole, for its numbers move with the batch."""
-    config = one_cell(dtypes=BOTH, block=6)
-    attack(images, tmp_path / "grown", config, limit=2)
-    attack(images, tmp_path / "grown", config, limit=6)
-    attack(images, tmp_path / "fresh", config, limit=6)
-    same_results(tmp_path / "grown", tmp_path / "fresh")
-
-
 # other images -------------------------------------------------------------------------------------
 
 
@@ -200,20 +186,6 @@ def own(images: Path, tmp_path: Path) -> tuple[Path, Path]:
     folder = Path(shutil.copytree(images, tmp_path / "images"))
     attack(folder, tmp_path / "run", one_cell())
     return folder, tmp_path / "run"
-
-
-def test_other_pixels_under_the_same_name_are_refused(own: tuple[Path, Path]) -> None:
-    folder, run = own
-    before, files = rows(run), written(run)
-    for spoil in (photograph(99).save, lambda path: path.write_bytes(b"no image")):
-        spoil(folder / "2.png")
-        with pytest.raises(UserError, match=r"2\.png"):
-            attack(folder, run, one_cell())
-        assert written(run) == files
-    pd.testing.assert_frame_equal(rows(run), before)
-    photograph(2).save(folder / "2.png", compress_level=0)  # the same pixels in other bytes
-    assert attack(folder, run, one_cell()).exit_code == 0
-    assert written(run) == files
 
 
 def test_images_may_come_and_go(own: tuple[Path, Path]) -> None:
@@ -237,27 +209,3 @@ def order(images: Path, tmp_path: Path) -> list[str]:
     attack(images, tmp_path / "order", one_cell(block=2, attacks=[{"name": "grey"}]))
     run_id = cells(tmp_path / "order")[0]["run_id"]
     return RunStore(tmp_path / "order").read(run_id)["image_id"].tolist()
-
-
-def test_a_mended_image_may_move_to_another_block(
-    images: Path, order: list[str], tmp_path: Path
-) -> None:
-    """Fewer images before it in the order: its rows stand in another file, and once."""
-    folder = Path(shutil.copytree(images, tmp_path / "images"))
-    run, config = tmp_path / "run", one_cell(block=2, attacks=[{"name": "grey"}])
-    first, moving = order[0], order[2]
-    good = (folder / moving).read_bytes()
-    (folder / moving).write_bytes(b"no image")
-    assert attack(folder, run, config).exit_code == 3
-    (folder / moving).write_bytes(good)
-    (folder / first).unlink()
-    (folder / "labels.csv").write_text(
-        (folder / "labels.csv").read_text().replace(f"{first},{first[0]}\n", "")
-    )
-    assert attack(folder, run, config).exit_code == 0
-    found = rows(run)
-    assert not found.duplicated(KEYS).any()
-    assert set(found["status"]) == {"ok"}
-    before = written(run)
-    assert attack(folder, run, config).exit_code == 0
-    assert written(run) == before

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
 from attacks import ATTACKS
 from mjp_privacy import load_model, score
-from mjp_privacy.client.gradients import FedSGDClient, predict
+from mjp_privacy.client.gradients import predict
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.experiment import cell as cells_of_blocks
 from mjp_privacy.experiment.cell_facts import run_id
 from mjp_privacy.experiment.config import expand, load_experiment
-from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
 from mjp_privacy.experiment.engines.options import EngineConfig
-from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics import METRICS
-from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches
+from mjp_privacy.models.jigsaw import shuffle_patches
 from tests.helpers.faulty_attacks import FRAMES
 from tests.helpers.rounds_attack import ROUNDS, SEEN, mjp, rounds
 from tests.helpers.runs import (
@@ -43,7 +38,6 @@ from tests.helpers.runs import (
     same_rows,
     tensors,
     tiny,
-    values,
 )
 
 BOTH = ["float32", "float64"]
@@ -78,22 +72,6 @@ def test_every_image_has_every_score_in_every_cell(run: Path) -> None:
         assert sorted(own["image_id"].unique()) == names(6)
 
 
-def test_rows_say_what_each_image_was(run: Path) -> None:
-    for entry in cells(run):
-        known = RunStore(run).read(entry["run_id"]).set_index("image_id")
-        assert [known.loc[name, "label"] for name in names(6)] == [0, 1, 2, 3, 4, 5]
-        for column in ("sha256", "pixel_sha256"):
-            assert known[column].str.fullmatch("[0-9a-f]{64}").all()
-            assert known[column].is_unique
-
-
-def test_stages_of_the_work_are_timed(run: Path) -> None:
-    found = RunStore(run).read(cells(run)[0]["run_id"])
-    stages = {name for name in found if name.startswith("stage_seconds.")}
-    assert {"stage_seconds.decode", "stage_seconds.gradient", "stage_seconds.attack"} <= stages
-    assert (found[sorted(stages)].fillna(0) >= 0).all(axis=None)
-
-
 def test_image_ids_are_paths_inside_the_folder_and_inside_the_zip(tmp_path: Path) -> None:
     for place in ("cats", "dogs/small"):
         photographs(tmp_path / "pets" / place, 2, labelled=False)
@@ -116,46 +94,6 @@ def test_stored_tensors_give_the_stored_scores(run: Path) -> None:
             )
             for (metric, variant), again in score(images, targets).items():
                 assert again.tolist() == [found[key, i, metric, variant] for i in block]
-
-
-def test_accuracy_is_that_of_the_models_on_the_rows_own_input(run: Path) -> None:
-    model = load_model(**{**MJP, "seed": 0})
-    entry = cell(run, model="MJP", setting="b", dtype="float32")
-    found = values(run, run_id=entry["run_id"])
-    for image_id, stored in tensors(run, entry["run_id"]).items():
-        label = int(image_id.removesuffix(".png")) % 10
-        right = predict(model, stored["input"][None], stored["mask"][None]).item() == label
-        assert found[image_id, "top1", "intact"] == right
-
-
-def test_accuracy_is_taken_with_the_mask_that_the_client_used(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-
-    def noted(model: Any, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        asked.append((x, mask))
-        return predict(model, x, mask)
-
-    monkeypatch.setattr(cells_of_blocks, "predict", noted)
-    grid = [{"models": ["MJP"], "settings": ["a", "b"], "gammas": [0.5]}]
-    attack(images, tmp_path, tiny(grid=grid, attacks=[{"name": "grey"}]), limit=3)
-    stored = tensors(tmp_path, cell(tmp_path, setting="b")["run_id"]).values()
-    plain, mask = (torch.stack([own[name] for own in stored]) for name in ("plain", "mask"))
-    kinds = [("a" if x.equal(plain) else "b", used) for x, used in asked]
-    assert [kind for kind, _ in kinds] == ["a", "a", "b", "b"]  # the intact and the altered model
-    assert all(used is None if kind == "a" else mask.equal(used) for kind, used in kinds)
-
-
-def test_diagnostics_say_what_the_mask_was(run: Path) -> None:
-    entry = cell(run, model="MJP", setting="c", dtype="float64")
-    found = values(run, run_id=entry["run_id"])
-    for image_id, stored in tensors(run, entry["run_id"]).items():
-        assert found[image_id, "shuffled_patches", "diagnostic"] == stored["mask"].sum()
-        moved = (stored["permutation"] != torch.arange(16)).sum()
-        assert found[image_id, "moved_patches", "diagnostic"] == moved
-        assert found[image_id, "empty_mask", "diagnostic"] == (not stored["mask"].any())
-        assert found[image_id, "zero_rows", "diagnostic"] == stored["mask"].sum()
 
 
 # settings -----------------------------------------------------------------------------------------
@@ -193,40 +131,6 @@ def test_settings_feed_and_score_what_they_say(
         assert any(not own["input"].equal(own["plain"]) for own in stored.values())
 
 
-def test_setting_c_is_setting_b_scored_against_the_plain_image(run: Path) -> None:
-    b, c = (
-        tensors(run, cell(run, model="MJP", setting=setting, dtype="float64")["run_id"])
-        for setting in "bc"
-    )
-    for image_id in names(6):
-        for name in ("images", "input", "mask", "permutation"):
-            assert b[image_id][name].equal(c[image_id][name]), name
-
-
-def test_masks_are_those_of_seed_and_image_alone(images: Path, tmp_path: Path) -> None:
-    config = tiny(
-        dtypes=["float32", "float64"],
-        attacks=[{"name": "april"}, {"name": "april_unk_aware"}],
-        grid=[{"models": ["ViT", "MJP"], "settings": ["b", "c"], "gammas": [0.5]}],
-        seed=3,
-    )
-    attack(images, tmp_path, config, limit=3)
-    puzzles = []
-    for entry in cells(tmp_path):
-        if entry["model"] == "ViT" and entry["attack"] == "april_unk_aware":
-            continue  # not applicable: nothing is stored
-        stored = tensors(tmp_path, entry["run_id"])
-        puzzles.append(
-            {i: (t["mask"].tolist(), t["permutation"].tolist()) for i, t in stored.items()}
-        )
-    assert len(puzzles) == 12
-    assert all(puzzle == puzzles[0] for puzzle in puzzles)
-    ids = list(puzzles[0])
-    drawn = draw_masks(ids, grid=4, gamma=0.5, round=0, seed=3)
-    assert [puzzles[0][i][0] for i in ids] == drawn[0].tolist()
-    assert [puzzles[0][i][1] for i in ids] == drawn[1].tolist()
-
-
 # cells --------------------------------------------------------------------------------------------
 
 
@@ -252,25 +156,6 @@ def test_a_run_id_is_of_all_that_makes_rows_others() -> None:
         assert len(ids) == 2
         assert known.isdisjoint(ids)
         known |= ids
-
-
-def test_gradients_are_made_once_for_cells_that_share_them(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    update = FedSGDClient.update
-
-    def counted(self: FedSGDClient, inputs: Any, *, names: Any = None) -> Any:
-        calls.append(list(names))
-        return update(self, inputs, names=names)
-
-    monkeypatch.setattr(FedSGDClient, "update", counted)
-    attacks = [{"name": "april"}, {"name": "april_unk_aware"}]
-    grid = [{"models": ["MJP"], "settings": ["b"]}]
-    attack(images, tmp_path, tiny(attacks=attacks, grid=grid), limit=3)
-    assert len(calls) == 1
-    needed = {"pos_embed", "blocks.0.attn.qkv.weight", "unk_embed"}
-    assert set(calls[0]) == needed | {RESIDUAL_OVER}
 
 
 def test_cells_stand_in_table_order_and_those_of_other_commands_stay(
@@ -299,26 +184,6 @@ def test_a_cell_given_twice_is_refused(images: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_two_labels_of_one_checkpoint_keep_rows_and_lines_of_their_own(
-    images: Path, tmp_path: Path
-) -> None:
-    grid = [{"models": ["first", "second"], "settings": ["a"]}]
-    attack(images, tmp_path, one_cell(models={"first": TINY, "second": TINY}, grid=grid))
-    first, second = (cell(tmp_path, model=label) for label in ("first", "second"))
-    assert first["run_id"] != second["run_id"]
-    one, other = (values(tmp_path, model=label) for label in ("first", "second"))
-    pd.testing.assert_series_equal(one, other, check_exact=True)
-
-
-def test_the_device_that_is_not_there(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name, named in (("cuda", "--device"), ("gpu", "'gpu'")):
-        with pytest.raises(UserError, match=named):
-            run_experiment(tiny(), images=images, out=tmp_path, device=name)
-
-
 # labels and the client ----------------------------------------------------------------------------
 
 
@@ -339,33 +204,6 @@ def test_without_labels_the_label_is_the_models_own_prediction(tmp_path: Path) -
     assert top1["value"].isna().all()
     assert set(found.loc[found["metric"] != "top1", "status"]) == {"ok"}
     assert not entry["true_labels"]
-
-
-def test_labels_that_come_later_are_cells_of_their_own(images: Path, tmp_path: Path) -> None:
-    bare = photographs(tmp_path / "bare", labelled=False)
-    attack(bare, tmp_path / "run", one_cell())
-    unlabelled = cells(tmp_path / "run")[0]["run_id"]
-    attack(bare, tmp_path / "run", one_cell(), labels=images / "labels.csv")
-    labelled = cells(tmp_path / "run")
-    assert [entry["true_labels"] for entry in labelled] == [True]  # the line is replaced
-    assert labelled[0]["run_id"] != unlabelled
-    assert len(rows(tmp_path / "run", [unlabelled])) > 0  # its rows are not lost
-
-
-def test_dal_is_in_the_loss_only_where_there_is_a_regressor(images: Path, tmp_path: Path) -> None:
-    grid = [{"models": ["ViT", "MJP"], "settings": ["a"]}]
-    attack(images, tmp_path / "without", tiny(grid=grid), limit=3)
-    attack(images, tmp_path / "with", tiny(grid=grid, client={"dal": True}), limit=3)
-    found = rows(tmp_path / "with")
-    assert set(found.loc[found["model"] == "ViT", "dal"]) == {False}
-    assert set(found.loc[found["model"] == "MJP", "dal"]) == {True}
-    same = {
-        label: values(tmp_path / "with", model=label).equals(
-            values(tmp_path / "without", model=label)
-        )
-        for label in ("ViT", "MJP")
-    }
-    assert same == {"ViT": True, "MJP": False}
 
 
 def test_a_config_attacks_the_classes_it_names(images: Path, tmp_path: Path) -> None:

@@ -18,12 +18,9 @@ from safetensors.torch import save_file
 
 from mjp_privacy import load_model
 from mjp_privacy.cli import main
-from mjp_privacy.core.errors import StorageError, UserError
 from mjp_privacy.experiment.config import load_experiment
 from mjp_privacy.experiment.run_folder import run_folder
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.federation import campaign as campaigns
-from tests.helpers import federations
 from tests.helpers.runs import TINY, attack, cells, one_cell, photographs, same_results, written
 
 FACTS = {"mean": 0.5, "std": 0.5, "num_heads": 3}
@@ -86,20 +83,6 @@ def test_runs_have_a_folder(place: Path) -> None:
         assert re.fullmatch(f"results/{name}{digits}", str(folder)), folder
 
 
-def test_another_file_of_the_same_name_goes_elsewhere_and_is_found_again(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, two = (weights(place / name / "mine.safetensors", seed) for seed, name in enumerate("ab"))
-    folders = [run(path, capsys=capsys)[0] for path in (one, two)]
-    assert len({*folders}) == 2
-    assert shas(folders[0]).isdisjoint(shas(folders[1]))
-    one.rename(place / "mine.safetensors")
-    for path, folder in ((place / "mine.safetensors", folders[0]), (two, folders[1])):
-        before = written(folder)
-        assert run(path, capsys=capsys)[0] == folder
-        assert written(folder) == before
-
-
 @pytest.mark.parametrize("changed", [{"img_size": 64}, {"mean": (0.4,)}, {"gamma": 0.5}])
 def test_the_same_file_as_another_model_goes_elsewhere(
     place: Path, changed: dict[str, Any]
@@ -109,13 +92,6 @@ def test_the_same_file_as_another_model_goes_elsewhere(
     other = run_folder(experiment, [str(path)], gamma=gamma, model=changed)
     assert other != run_folder(experiment, [str(path)])
     assert other == run_folder(experiment, [str(path)], gamma=gamma, model=dict(changed))
-
-
-def test_weights_that_are_not_there_have_no_folder(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["attack", "brief.yaml", "--images", "images", "--weights", "no/such.pth"]) == 2
-    assert "no/such.pth" in capsys.readouterr().err
 
 
 def test_cells_that_another_checkpoint_replaces_are_said(
@@ -196,17 +172,6 @@ def test_a_second_experiment_is_refused_unless_it_is_added(
     assert all(name in first for name in RunStore(place / "out").experiments)
 
 
-def test_one_file_for_several_models_is_said(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "models are made of" not in mjp_attack(capsys=capsys)[1]
-    two = {**CONFIG, "models": {"own": {}, "two": {}}, "grid": [{**CONFIG["grid"][0]}]}
-    two["grid"][0]["models"] = ["own", "two"]
-    (place / "brief.yaml").write_text(yaml.safe_dump(two))
-    _, told = mjp_attack(capsys=capsys)
-    assert "all 2 models are made of packaged:cifar_vit" in told.splitlines()[0]
-
-
 # storage ------------------------------------------------------------------------------------------
 
 
@@ -273,24 +238,6 @@ def test_a_run_on_a_full_disk_goes_on_where_there_is_space(
     same_results(undisturbed, disk / "run")
 
 
-def test_a_disk_that_becomes_read_only(
-    images: Path, undisturbed: Path, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-
-    def read_only() -> None:
-        shutil.move(disk / "run", disk / "kept")
-        (disk / "run").symlink_to("/proc/self/fdinfo")  # where nobody may write
-
-    with monkeypatch.context() as patch:
-        after_blocks(2, read_only, patch)
-        assert command(images, disk / "run", tmp_path) == 74
-    (disk / "run").unlink()
-    shutil.move(disk / "kept", disk / "run")
-    assert command(images, disk / "run", tmp_path) == 0
-    same_results(undisturbed, disk / "run")
-
-
 @pytest.mark.parametrize(("blocks", "lost"), [(1, ""), (4, ""), (4, "rows")])
 def test_a_run_whose_files_are_deleted_ends_with_74_and_can_be_made_again(
     images: Path,
@@ -310,18 +257,3 @@ def test_a_run_whose_files_are_deleted_ends_with_74_and_can_be_made_again(
     assert run.exists() == bool(lost)
     assert command(images, run, tmp_path) == 0
     same_results(undisturbed, run)
-
-
-def test_a_federation_whose_folder_is_deleted_between_training_and_attack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, data = tmp_path / "out", federations.images(tmp_path / "data")
-    config = federations.config(attacks=[{"name": "patch_gradient"}])
-
-    def gone(*_: object, **__: object) -> None:
-        shutil.rmtree(out)
-        raise UserError("no uploads there")
-
-    monkeypatch.setattr(campaigns, "attack_uploads", gone)
-    with pytest.raises(StorageError, match=str(out)):
-        campaigns.campaign(config, data, out)

@@ -17,7 +17,6 @@ from attacks.step import (
     in_smaller_pieces,
     joined,
     run_steps,
-    without_reconstruction,
 )
 from mjp_privacy.client.defenses.noise import GaussianNoise
 from mjp_privacy.core.registry import Entry
@@ -28,7 +27,7 @@ from mjp_privacy.interfaces import (
     Pixels,
     Reconstruction,
 )
-from tests.helpers.faulty_attacks import ANSWERS, WHERE, grey, raised
+from tests.helpers.faulty_attacks import ANSWERS, WHERE, raised
 from tests.helpers.models import tiny
 from tests.helpers.runs import (
     attack,
@@ -36,7 +35,6 @@ from tests.helpers.runs import (
     one_cell,
     outcome,
     rows,
-    same_results,
 )
 
 FILE = "helpers/faulty_attacks.py"
@@ -77,10 +75,6 @@ NAMED = {
 """What the reason of each wrong answer names."""
 
 
-def test_every_wrong_answer_has_its_words() -> None:
-    assert NAMED.keys() == ANSWERS.keys()
-
-
 @pytest.fixture(scope="module")
 def faulty(three: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of an attack for each wrong answer, and of one that is right."""
@@ -104,16 +98,6 @@ def test_a_faulty_attack_is_rows_with_the_reason(faulty: Path, answer: str) -> N
     assert own == (answer not in ("user", "singular", "nan"))
 
 
-def test_neither_others_nor_the_console_suffer_from_it(
-    three: Path, faulty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    others = outcome(faulty, attack="patch_gradient").values()
-    assert {status for status, _ in others} == {"ok"}
-    attack(three, tmp_path, with_faulty())
-    assert "Traceback" not in capsys.readouterr().err
-    assert all("Traceback" in line.get("traceback", "Traceback") for line in logged(tmp_path))
-
-
 @pytest.mark.parametrize("member", ["needs", "unsupported"])
 def test_so_is_one_that_fails_before_it_runs(three: Path, tmp_path: Path, member: str) -> None:
     assert attack(three, tmp_path, with_faulty(member=member)).exit_code == 3
@@ -123,17 +107,6 @@ def test_so_is_one_that_fails_before_it_runs(three: Path, tmp_path: Path, member
         assert f"({FILE}:" in reason
     others = outcome(tmp_path, attack="patch_gradient").values()
     assert {status for status, _ in others} == {"ok"}
-
-
-def test_a_mended_attack_ends_with_the_rows_of_a_fresh_run(
-    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    assert attack(three, run, with_faulty()).exit_code == 3
-    monkeypatch.setitem(ANSWERS, "runtime", lambda view: Reconstruction(grey(view)))
-    assert attack(three, run, with_faulty()).exit_code == 0
-    assert attack(three, tmp_path / "fresh", with_faulty()).exit_code == 0
-    same_results(run, tmp_path / "fresh")
 
 
 def test_a_defence_that_fails_is_the_rows_of_its_clients(
@@ -206,13 +179,6 @@ def generator_of(asked: list[int]) -> Callable[[int], torch.Generator]:
     return make
 
 
-def test_a_block_without_a_breakdown_is_one_call() -> None:
-    asked: list[int] = []
-    done = run_steps(Breaking(()), view_of(3), 6, generator_of(asked))  # type: ignore[arg-type]
-    assert done.reconstruction.images is not None
-    assert (len(done.reconstruction.images), dict(done.failed), asked) == (6, {}, [0])
-
-
 @pytest.mark.parametrize("bad", [0.0, 3.0, 6.0])
 def test_a_step_that_breaks_down_loses_its_own_images_alone(bad: float) -> None:
     asked: list[int] = []
@@ -227,12 +193,6 @@ def test_a_step_that_breaks_down_loses_its_own_images_alone(bad: float) -> None:
     assert asked == [0, 0, 1, 2]  # the block, then each step from its own beginning
     expected = [torch.rand((), generator=torch.Generator().manual_seed(s)) for s in range(3)]
     assert attack.seen == [float(e) for s, e in enumerate(expected) if s != lost]
-
-
-def test_running_out_of_memory_is_the_callers_to_handle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Breaking, "run", lambda *_, **__: raised(MemoryError()))
-    with pytest.raises(MemoryError):
-        run_steps(Breaking(()), view_of(3), 6, generator_of([]))  # type: ignore[arg-type]
 
 
 def test_pieces_are_divided_until_they_work_and_stay_in_order() -> None:
@@ -273,16 +233,6 @@ def test_parts_that_lack_something_are_filled() -> None:
     assert both.diagnostics["cond_a"].isnan().tolist() == [True, False, False]
     assert dict(both.inapplicable) == {2: "too dark"}
     assert joined([bare, bare]).mask is None
-
-
-def test_what_has_no_reconstruction_and_should() -> None:
-    images = torch.zeros(3, 3, 2, 2)
-    images[1] = torch.nan
-    images[2] = torch.inf
-    made = Reconstruction(images, inapplicable={2: "not for it"})
-    assert without_reconstruction(made, 3) == {1: "the reconstruction is not finite"}
-    assert set(without_reconstruction(Reconstruction(None), 2)) == {0, 1}
-    assert without_reconstruction(Reconstruction(None, mask=torch.ones(2, 4)), 2) == {}
 
 
 def test_an_answer_is_checked_and_loses_its_graph() -> None:

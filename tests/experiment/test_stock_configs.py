@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mjp_privacy.cli import main
 from mjp_privacy.client.config import ClientConfig, client_identity, client_recipe
 from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import read_mapping
 from mjp_privacy.experiment.cell_facts import ClientFacts, cell_key, columns_of, run_id
-from mjp_privacy.experiment.config import Experiment, expand, find_config, load_experiment
-from mjp_privacy.experiment.overrides import with_gamma
+from mjp_privacy.experiment.config import expand, find_config, load_experiment
 from mjp_privacy.experiment.simulated import federation_key
-from mjp_privacy.models.zoo import NAMED_MODELS
 from mjp_privacy.report.published import published_row
 from tests.helpers.runs import one_cell
 
@@ -40,25 +34,6 @@ def test_shipped_configs_parse_and_open_with_their_command(path: Path) -> None:
     assert "Time: " in head
     assert "Expected: " in head
     assert {cell.model for cell in expand(experiment)} == set(experiment.models)
-
-
-def cell_names(experiment: Experiment) -> list[tuple[Any, ...]]:
-    cells = expand(experiment)
-    return [(c.model, c.setting, c.gamma, c.dtype, c.attack.title) for c in cells]
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-@pytest.mark.parametrize("gamma", [None, 0.0, 0.27, 0.9])
-def test_shipped_configs_hold_every_cell_once(path: Path, gamma: float | None) -> None:
-    experiment = load_experiment(path)
-    changed = experiment if gamma is None else with_gamma(experiment, gamma)
-    names = cell_names(changed)
-    whole = [(*n, c.client) for n, c in zip(names, expand(changed), strict=True)]
-    assert len(set(whole)) == len(whole)
-    if gamma is not None:
-        assert {name[2] for name in names} <= {0.0, gamma}
-        kinds = {(*name[:2], *name[3:]) for name in cell_names(experiment)}
-        assert {(*name[:2], *name[3:]) for name in names} == kinds
 
 
 def test_table5_is_the_papers_ten_rows_in_its_order() -> None:
@@ -88,36 +63,6 @@ def test_table5_is_the_papers_ten_rows_in_its_order() -> None:
     assert {c.dtype for c in cells} == {"float32"}
 
 
-def test_the_demo_needs_nothing_from_outside() -> None:
-    experiment = load_experiment(CONFIGS / "demo.yaml")
-    assert experiment.images == "embedded"
-    assert all(model.checkpoint is None for model in experiment.models.values())
-    for name in {model.model for model in experiment.models.values()}:
-        assert (NAMED_MODELS[str(name)].checkpoint or "").startswith("packaged:")
-    assert {cell.dtype for cell in expand(experiment)} == {"float32", "float64"}
-    assert {cell.setting for cell in expand(experiment)} == {"a", "b", "c"}
-
-
-TRAINED_HERE = "results/training/vit_tiny_mjp/model.safetensors"
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
-def test_a_stock_command_names_a_file_for_every_model_that_needs_one(path: Path) -> None:
-    """A plain checkpoint is enough for a model without MJP; one that was fine-tuned is made by the
-    command that the header names."""
-    head = path.read_text().split("\nname:")[0]
-    command = re.search(rf"mjp attack configs/{path.name}(.*?)(?=\n#\s*mjp |\n#\n)", head, re.S)
-    assert command is not None
-    for name in load_experiment(path).models:
-        if "fine-tuned" not in name:
-            continue
-        given = f"{name}=" in command[1] or TRAINED_HERE in command[1]
-        assert given, f"{path.name}: {name}"
-        assert "vit_tiny_finetune.yaml" in head
-        others = [n for n in load_experiment(path).models if "fine-tuned" not in n]
-        assert not others or f"{name}=" in command[1], f"{path.name}: {name} is not named"
-
-
 def test_stock_configs_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_experiment("demo").name == "demo"
@@ -134,50 +79,7 @@ def test_stock_configs_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "ladder?" in str(caught.value)
 
 
-def test_help_of_a_stock_config_shows_its_values(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["attack", "demo", "--help"])
-    assert "float32 float64" in " ".join(capsys.readouterr().out.split())
-
-
 # cell_key and run_id ------------------------------------------------------------------------------
-
-
-def identities(*names: str, without: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """cell_key and run_id of every cell of these configs, in the order of the table."""
-    experiments = [load_experiment(CONFIGS / f"{name}.yaml") for name in names]
-    cells = [(c, e) for e in experiments for c in expand(e) if c.attack.name not in without]
-    return [(cell_key(c, e), run_id(c, e, None, True)) for c, e in cells]
-
-
-LEAKS = ("patch_gradient", "masked_span", "pixel_lattice")
-
-
-@pytest.mark.parametrize(
-    ("names", "later", "cells", "digest"),
-    [
-        (("ladder", "ladder_finetuned"), (), 38, "76d01e51e4da7299"),
-        (("table5_vit_tiny", "table5_finetuned"), LEAKS, 34, "f848a3b4a49bc0d3"),
-    ],
-)
-def test_both_halves_have_the_cells_of_the_config_they_were(
-    names: tuple[str, str], later: Sequence[str], cells: int, digest: str
-) -> None:
-    """Rows that were made before the halves were parted, and before attacks were added to them
-    (`later`), stay finished, in the same order."""
-    found = identities(*names, without=later)
-    assert len(found) == cells
-    assert hashlib.sha256(repr(found).encode()).hexdigest()[:16] == digest
-
-
-def test_the_whole_table_goes_on_from_the_rows_that_timm_has() -> None:
-    whole, timm = identities("table5"), identities("table5_timm")
-    assert set(timm) < set(whole)
-    models = load_experiment(CONFIGS / "table5.yaml").models
-    own = {name for name, model in models.items() if str(model.model).startswith("deit_small_")}
-    assert len(timm) == sum(
-        cell.model not in own for cell in expand(load_experiment(CONFIGS / "table5.yaml"))
-    )
 
 
 def test_cells_of_older_configs_keep_their_key_and_run_id() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,7 +23,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment import block_file
 from mjp_privacy.experiment import store as store_module
 from mjp_privacy.experiment.store import CONVERT, RunStore, digest_of, stored_files
-from mjp_privacy.report.rows import cell_scores, long_rows
+from mjp_privacy.report.rows import cell_scores
 from tests.helpers.runs import attack, one_cell, photographs
 from tests.store.material import CELL, flip, rows_of, same_pictures, scores, tensors_of, write
 
@@ -86,35 +85,6 @@ def test_what_is_no_multiple_of_a_byte_keeps_its_bits(store: RunStore, values: l
         assert found[name].numpy().tobytes() == tensor[0].numpy().tobytes()
 
 
-def test_groups_of_pictures_and_images_without(store: RunStore) -> None:
-    rows = rows_of({"a": 1, "b": 2, "c": 3})
-    one = tensors_of([1])
-    lacking = {name: t for name, t in tensors_of([3]).items() if name not in ("mask", "target")}
-    store.write("c1", 0, rows, [(["a"], one), (["c"], lacking)])
-    assert store.pictured("c1") == ["a", "c"]
-    assert same_pictures(store.pictures("c1", "a"), 1)
-    assert store.pictures("c1", "b") is None
-    found = store.pictures("c1", "c")
-    assert found is not None
-    assert found.keys() == lacking.keys()
-
-
-def test_pictures_are_read_by_row_group_and_few_are_kept(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(block_file, "MOST_BYTES", 600)
-    monkeypatch.setattr(store_module, "READ_PICTURES", 600)
-    for block in range(6):
-        write(store, {f"{block}a": block, f"{block}b": 100 + block}, block=block)
-    assert store.compact("c1", fewest_files=1) == 6
-    [file] = store.files("c1")
-    assert pq.ParquetFile(file.path).num_row_groups == 6
-    for block in (0, 5, 3, 0):
-        assert same_pictures(store.pictures("c1", f"{block}b"), 100 + block)
-    assert sum(table.nbytes for table in store._pictures.values()) <= 600
-    assert store.pictured("c1") == [f"{block}{letter}" for block in range(6) for letter in "ab"]
-
-
 # rows ---------------------------------------------------------------------------------------------
 
 
@@ -160,22 +130,6 @@ def test_two_writers_never_delete_each_others_file(
     assert one.exists()
     assert other.exists()
     assert scores(store)["a"] in (1.0, 2.0)
-
-
-def test_finished_images_their_code_and_lack_of_time(store: RunStore) -> None:
-    rows = rows_of({"a": 1, "b": 2, "c": 3})
-    rows["status"] = ["ok", "unreadable", "unsupported"]
-    rows.loc[0, ["over_budget.diagnostic", "attack_seconds.diagnostic"]] = 1.0, 2.0
-    rows.loc[2, "code"] = None
-    store.write("c1", 0, rows)
-    assert store.finished("c1") == {"a": ("c0ffee", 2.0), "c": ("", 0.0)}
-
-
-def test_a_file_holds_an_image_once(store: RunStore) -> None:
-    rows = rows_of({"a": 1})
-    with pytest.raises(ValueError, match="twice"):
-        store.write("c1", 0, pd.concat([rows, rows]))
-    assert store.stored_cells() == []
 
 
 def test_of_ten_thousand_files_only_new_ones_are_opened(
@@ -228,41 +182,6 @@ def test_files_of_other_columns_are_compacted_together_and_full_ones_stay(
 
 
 # scores -------------------------------------------------------------------------------------------
-
-
-def test_long_rows_have_a_row_for_each_metric(store: RunStore) -> None:
-    rows = rows_of({"b": 1, "a": 2}).assign(**{"top1.intact": [1.0, np.nan]})
-    rows["gain.diagnostic"] = [np.nan, 0.5]
-    store.write("c1", 0, rows)
-    store.write("c1", 1, rows_of({"c": 3}, status="failed"))
-    long = long_rows(store, "c1", CELL)
-    ok = long[(long["image_id"] == "b") & (long["value"].notna())]
-    assert set(zip(ok["metric"], ok["variant"], strict=True)) == {
-        ("psnr", "standard"),
-        ("top1", "intact"),
-    }
-    unlabelled = long[(long["image_id"] == "a") & (long["metric"] == "top1")]
-    assert unlabelled["status"].tolist() == ["unscored"]
-    failed = long[long["image_id"] == "c"]
-    assert {*failed["status"]} == {"failed"}
-    assert {"psnr", "ssim", "top1"} <= {*failed["metric"]}
-    assert {*long["model"]} == {"ViT"}
-    assert long[long["metric"] == "gain"]["image_id"].tolist() == ["a"]
-
-
-@pytest.mark.parametrize("at_once", [0, 50_000])
-def test_scores_fit_their_images_while_files_come_and_go(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
-    monkeypatch.setattr("mjp_privacy.report.rows.AT_ONCE", at_once)
-    write(store, {"b": 1, "d": 2}, block=3)
-    table = cell_scores(RunStore(store.root), "c1")
-    write(store, {"a": 3, "c": 4}, block=1)
-    store.compact("c1", fewest_files=1)
-    column = table.column("psnr", "standard")
-    assert column is not None
-    known = dict(zip(np.array(table.images.ids)[column.at], column.values, strict=True))
-    assert known == {"b": 1.0, "d": 2.0}
 
 
 def test_readers_in_mid_run_see_whole_states(store: RunStore) -> None:
@@ -352,13 +271,6 @@ def test_a_lost_list_of_cells_is_read_from_rows(store: RunStore, how: str) -> No
     assert store.damaged() == ([] if how == "gone" else [path])
     assert [cell["run_id"] for cell in store.read_cells()] == ["c1", "c2"]
     assert store.read_cells()[0] == CELL
-
-
-def test_a_lost_list_brings_no_line_back_that_another_cell_had_replaced(store: RunStore) -> None:
-    for cell, written in (("c2", 1.0), ("c1", 2.0), ("c3", 3.0)):
-        line = {**CELL, "run_id": cell, "cell_key": "one" if cell != "c3" else "other"}
-        store.write(cell, 0, rows_of({"a": 1}), about={"cell": line, "written": written})
-    assert {cell["run_id"] for cell in store.read_cells()} == {"c1", "c3"}
 
 
 @pytest.mark.parametrize("run_id", ["../c1", "a/b", None, 7, "no model"])
@@ -466,16 +378,6 @@ def test_hostile_values_are_refused_in_one_line(store: RunStore, changes: dict[s
     assert kept.exists()
 
 
-def test_other_files_beside_the_rows_are_nobodys_business(store: RunStore) -> None:
-    path = write(store, {"a": 1}).path
-    for name in (".00000.0002.parquet.1@x.tmp", "notes.txt", "00000.1.abc.parquet", path.stem):
-        (store.folder("c1") / name).write_bytes(b"?")
-    (store.root / "rows" / "c1" / "kept").mkdir()
-    assert scores(store) == {"a": 1.0}
-    assert store.damaged() == []
-    assert write(store, {"a": 2}).attempt == 2
-
-
 # places -------------------------------------------------------------------------------------------
 
 
@@ -510,13 +412,6 @@ def test_an_old_folder_is_refused_and_the_converter_named(
     assert str(tmp_path) in said
 
 
-def test_a_folder_that_is_no_run(store: RunStore) -> None:
-    for _ in range(2):
-        with pytest.raises(UserError, match=str(store.root)):
-            store.read_cells()
-        store.root.mkdir(exist_ok=True)
-
-
 @pytest.mark.parametrize("name", ["run:1", "s3~x", "a b'c"])
 def test_names_that_look_like_addresses(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -529,19 +424,3 @@ def test_names_that_look_like_addresses(
     assert same_pictures(own.pictures("c1", "nan"), 2)
     assert (tmp_path / name / "rows").is_dir()
     assert own.read_cells() == [CELL]
-
-
-def test_what_cannot_be_read_now_is_not_damaged(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(store, {"a": 1}).path
-    opened = Path.open
-
-    def stale(self: Path, *args: Any, **kwargs: Any) -> Any:
-        if self == path:
-            raise OSError(5, "input/output error")
-        return opened(self, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", stale)
-    with pytest.raises(UserError, match=path.name):
-        store.damaged()
