@@ -24,7 +24,7 @@ from attacks.april import April
 from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
 from mjp_privacy.client.gradients import FedSGDClient, images_at_once
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Grads, Pixels
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 

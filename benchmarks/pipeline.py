@@ -33,11 +33,11 @@ from attacks.april import April
 from attacks.breaching.closed_form import reconstruct_one_by_one
 from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
-from mjp_privacy.data.embedded import EMBEDDED
+from mjp_privacy.data.made import EMBEDDED
 from mjp_privacy.experiment.run import run_experiment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.interfaces import Pixels
-from mjp_privacy.metrics.alexnet import PACKAGED
+from mjp_privacy.metrics.lpips import PACKAGED
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 from mjp_privacy.report.rows import STAGE

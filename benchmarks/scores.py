@@ -28,8 +28,8 @@ from torch import Tensor
 
 from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
 from mjp_privacy.metrics import METRICS, prepare, score
-from mjp_privacy.metrics.alexnet import CONVOLUTIONS, backbone_weights
-from mjp_privacy.metrics.pixel import quantise
+from mjp_privacy.metrics.lpips import CONVOLUTIONS, backbone_weights
+from mjp_privacy.metrics.pictures import quantise
 
 Values = dict[tuple[str, str], NDArray[np.float64]]
 Picture = NDArray[np.float64]

@@ -58,7 +58,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "score --reference photos --reconstruction leaked --out scores.csv",
     ),
     "sample": _entry(
-        "mjp_privacy.data.commands:sample",
+        "mjp_privacy.paper.sample:sample",
         "copy a few images of every class, with labels and hashes, or corrupt them",
         "sample --from IMAGENET_VAL --out sample_1k --per-class 1",
     ),

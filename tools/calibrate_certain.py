@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from mjp_privacy import attack_gradients, load_images, load_model
-from mjp_privacy.metrics.pixel import psnr, quantise
+from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
 

@@ -34,8 +34,8 @@ import yaml
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import short_commits
-from mjp_privacy.metrics.paired_tests import paired_test
-from mjp_privacy.metrics.shares import Share
+from mjp_privacy.metrics.comparisons import paired_test
+from mjp_privacy.metrics.statistics import Share
 from tools import published_rows, trained_rows
 from tools.published_rows import REPEATS, Line, Published, mean_text, number
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.data.images import open_images
-from mjp_privacy.data.transforms import Preprocessing
+from mjp_privacy.data.images import Preprocessing
+from mjp_privacy.data.opening import open_images
 from tools.published_rows import REPEATS
 
 

@@ -51,3 +51,22 @@ def one_line(error: BaseException, limit: int = 300) -> str:
         return shown(" ".join(str(error).split()), limit)
     except Exception:
         return ""
+
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
+
+
+def formula_free(text: str) -> str:
+    """A text as a cell that no spreadsheet computes: formula_free("=1+1") == "'=1+1".
+
+    A file named `=HYPERLINK("http://…")` is a photograph here and a formula there. It gets a `'`,
+    as spreadsheets themselves mark a text; numbers stay as they are. Tables that are read again by
+    their names (label files, a run's own) are left exact.
+    """
+    if not text.startswith(FORMULA_STARTS):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text

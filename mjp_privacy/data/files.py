@@ -2,20 +2,195 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import unicodedata
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
 from mjp_privacy.core.errors import BadFile, UserError
-from mjp_privacy.core.read import FileKind, reason
+from mjp_privacy.core.read import MIB, FileKind, reason
 from mjp_privacy.core.registry import nearest
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import MAX_BYTES, ImageError
-from mjp_privacy.data.ids import named_by_id
-from mjp_privacy.data.zip_files import ZipFiles, is_hidden
+
+# ------------------------------------------------------------------------------------------------
+# Names of files as image ids: text that every table, file name and terminal can hold.
+#
+#     named_by_id(["a.jpg", "b\x1b.jpg"])    {"a.jpg": "a.jpg", "b%1B~55ae8bdd.jpg": "b\x1b.jpg"}
+#
+# Nearly every name is its own id. In one that is no Unicode, holds control characters or is a page
+# long these are written as %XX, or its middle is left out, and a hash tells it from every other.
+
+LONGEST = 512
+"""Characters of an id."""
+
+LONGEST_PART = 255
+"""Bytes between two slashes: so much is the name of a file on nearly every disk."""
+
+UNUSABLE = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode categories: control characters, bytes that are no Unicode, ends of lines."""
+
+
+def named_by_id(names: Iterable[str]) -> dict[str, str]:
+    """The name behind each id, in the order of the ids."""
+    names = set(names)
+    usable = {name for name in names if is_usable(name)}
+    by_id = {name: name for name in usable}
+    for name in sorted(names - usable):
+        image_id, tries = _escaped(name, ""), 1
+        while image_id in by_id:  # somebody named a file like the id of another
+            image_id, tries = _escaped(name, f"-{tries}"), tries + 1
+        by_id[image_id] = name
+    return dict(sorted(by_id.items()))
+
+
+def is_usable(name: str) -> bool:
+    """Whether a name can be an id as it stands."""
+    if len(name) > LONGEST or any(map(_is_long, name.split("/"))):
+        return False
+    if name.isascii() and name.isprintable():
+        return True
+    return not any(map(_is_unusable, name))
+
+
+def _is_unusable(letter: str) -> bool:
+    return unicodedata.category(letter) in UNUSABLE
+
+
+def _escaped(name: str, mark: str) -> str:
+    """The name with its unusable characters as %XX, and a hash before its ending."""
+    content = name.encode("utf-8", "surrogateescape" if _is_of_bytes(name) else "surrogatepass")
+    digest = hashlib.sha256(content).hexdigest()[:8]
+    text = "".join(_percent(letter) if _is_unusable(letter) else letter for letter in name)
+    *folders, last = text.split("/")
+    suffix = PurePosixPath(last).suffix[:16]
+    stem = last.removesuffix(suffix)
+    short = [_cut(part) for part in folders]
+    if len("/".join(short)) > LONGEST // 2:
+        short = short[:1]
+    return "/".join([*short, f"{_cut(stem)}~{digest}{mark}{suffix}"])
+
+
+def _is_long(part: str) -> bool:
+    return len(part) * 4 > LONGEST_PART and len(part.encode("utf-8", "replace")) > LONGEST_PART
+
+
+def _cut(part: str) -> str:
+    """The part itself, or its beginning: letters are up to four bytes long."""
+    return part[:48] if len(part) > 48 else part
+
+
+def _is_of_bytes(name: str) -> bool:
+    """Whether every lone surrogate in it stands for a byte, as Python reads names from a disk."""
+    return all(
+        "\udc80" <= letter <= "\udcff" for letter in name if unicodedata.category(letter) == "Cs"
+    )
+
+
+def _percent(letter: str) -> str:
+    if "\udc80" <= letter <= "\udcff":
+        return f"%{ord(letter) - 0xDC00:02X}"
+    return "".join(f"%{byte:02X}" for byte in letter.encode("utf-8", "surrogatepass"))
+
+
+# ------------------------------------------------------------------------------------------------
+# The entries of a zip, read in place: nothing is extracted, and no entry is read unbounded.
+
+ZIP = FileKind("a readable zip of images", "Make or copy it again.", 1 << 44)
+
+BOMB_FROM = 16 * MIB
+"""Bytes from which an entry may hold at most BOMB_RATIO times its compressed size."""
+
+BOMB_RATIO = 200
+"""Photographs hardly shrink; what a zip can shrink a thousandfold is no photograph."""
+
+
+class ZipFiles:
+    """The entries of a zip. Each process opens its own handle: it can be pickled and forked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: tuple[int, zipfile.ZipFile] | None = None
+        size = ZIP.check(path)
+        with ZIP.reading(path):
+            entries = [info for info in self._archive.infolist() if not info.is_dir()]
+        for info in entries:
+            _refuse_unsafe(path, info.filename)
+        if entries and all(_is_encrypted(info) for info in entries):
+            raise ZIP.refusal(path, "one with encrypted content, and no password can be given")
+        if sum(info.compress_size for info in entries) > size:
+            raise ZIP.refusal(path, "entries that overlap, as in a zip bomb")
+        counts = Counter(info.filename for info in entries if not is_hidden(info.filename))
+        self._twice = frozenset(name for name, count in counts.items() if count > 1)
+        by_id = named_by_id(counts)
+        self.names = tuple(by_id)
+        self._entries = {id_: name for id_, name in by_id.items() if id_ != name}
+
+    @property
+    def _archive(self) -> zipfile.ZipFile:
+        if self._handle is None or self._handle[0] != os.getpid():
+            self._handle = (os.getpid(), zipfile.ZipFile(self.path))
+        return self._handle[1]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_handle": None}
+
+    def read(self, name: str) -> bytes:
+        """The content of an entry; ImageError if it is too large, damaged or a zip bomb."""
+        entry = self._entries.get(name, name)
+        if entry in self._twice:
+            raise ImageError("two entries of the zip have this name")
+        try:
+            info = self._archive.getinfo(entry)
+            _refuse_unreadable(info)
+            return self._archive.read(info)
+        except ImageError:
+            raise
+        except Exception as error:
+            raise ImageError(
+                f"damaged inside the zip {shown(self.path.name)} ({reason(error)})"
+            ) from error
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file, or a folder above it, is one that file managers hide."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+
+
+def _is_encrypted(info: zipfile.ZipInfo) -> bool:
+    return bool(info.flag_bits & 0x1)
+
+
+def _refuse_unreadable(info: zipfile.ZipInfo) -> None:
+    """Raise ImageError for an entry that must not be unpacked."""
+    if _is_encrypted(info):
+        raise ImageError("encrypted inside the zip; make the zip again without a password")
+    if info.file_size > MAX_BYTES:
+        raise ImageError(f"the file is larger than {MAX_BYTES >> 20} MiB")
+    if info.file_size > max(BOMB_FROM, BOMB_RATIO * info.compress_size):
+        packed, whole = (
+            f"{bytes_ / MIB:,.1f} MiB" for bytes_ in (info.compress_size, info.file_size)
+        )
+        raise ImageError(f"a zip bomb: {packed} would become {whole}")
+
+
+def _refuse_unsafe(path: Path, name: str) -> None:
+    if name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name):
+        fault = "an absolute path or a backslash"
+    elif ".." in name.split("/"):
+        fault = "'..'"
+    else:
+        return
+    raise UserError(
+        f"{shown(path)} holds an entry with {fault}: {shown(repr(name))}. Expected plain relative "
+        "names; make the zip again from the folder of images."
+    )
+
 
 _SUFFIX_WORDS = """
     .jpg .jpeg .jpe .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm .pbm .pnm

@@ -1,99 +1,223 @@
-"""Open any folder or zip of images and iterate over it as tensors.
-
-for image, label, image_id in load_images("val", size=224, limit=10): ...
-"""
+"""An opened set of images: its records, their bytes and their pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, get_args
 
-from torch import Tensor
+import numpy as np
+from PIL import Image
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data.decoding import ImageError
-from mjp_privacy.data.embedded import EMBEDDED, embedded_images
-from mjp_privacy.data.files import from_home, image_names, open_files
-from mjp_privacy.data.flat_pictures import FLAT, flat_pictures
-from mjp_privacy.data.labels import find_labels
-from mjp_privacy.data.source import ImageRecord, ImageSource
-from mjp_privacy.data.subset import spread_subset
-from mjp_privacy.data.transforms import Preprocessing
+from mjp_privacy.core.machine import derive_seed
+from mjp_privacy.core.registry import unknown_name
+from mjp_privacy.data.decoding import Altered, ImageError, check_header, decoded
+from mjp_privacy.data.files import Files
+from mjp_privacy.data.labels import LabelSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-class LoadedImage(NamedTuple):
-    """One image as the model will see it, before normalisation."""
+@dataclass(frozen=True)
+class ImageRecord:
+    """One image, not yet read.
 
-    image: Tensor  # (3, size, size) float32 in [0, 1], multiples of 1/255
-    label: int | None
+    `image_id` is its path inside the folder or zip. `group` names the photograph it was cut from,
+    by default its own id: images of one group are not independent in a bootstrap.
+    """
+
     image_id: str
+    label: int | None = None
+    label_source: LabelSource = "none"
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.group:
+            object.__setattr__(self, "group", self.image_id)
 
 
-def open_images(path: str | Path, labels: str | Path | None = None) -> ImageSource:
-    """The images at `path`: a flat folder, class folders, ImageNet val, or a zip of any of these.
+@dataclass(frozen=True)
+class ImageSource:
+    """Records sorted by their ids; either all of them have labels or none.
 
-    `labels` is a label file; without one, labels are looked for as `mjp_privacy.data.labels` says.
-    The word "embedded" opens the photographs that come with scikit-image, and "flat" pictures with
-    flat regions made from these; a folder of that name is opened by its absolute path. Nothing is
-    decoded here. Raises UserError if there are no
-    images, or labels for only some of them.
+    It can be pickled, and used after a fork.
     """
-    if str(path) == EMBEDDED:
-        if labels is not None:
-            raise UserError(f"The {EMBEDDED} images have no labels; expected no label file.")
-        return embedded_images()
-    if str(path) == FLAT:
-        if labels is not None:
-            raise UserError(f"The {FLAT} pictures have no labels; expected no label file.")
-        return flat_pictures()
-    if not str(path).strip():
-        raise UserError("Expected a folder or a zip of images, got an empty path. Name one.")
-    files = open_files(from_home(path))
-    image_ids = image_names(files)
-    labelling = find_labels(files, image_ids, from_home(labels) if labels else None)
-    records = tuple(
-        ImageRecord(image_id, labelling.by_image.get(image_id), labelling.source)
-        for image_id in image_ids
-    )
-    return ImageSource(files.path, records, labelling.described, files)
 
+    path: Path
+    records: tuple[ImageRecord, ...]
+    labels_described: str
+    files: Files = field(repr=False)
+    altered: Altered = field(default_factory=Altered, repr=False, compare=False)
+    """Files that were turned, or are animations, of those that were opened so far."""
 
-def load_images(
-    path: str | Path,
-    *,
-    size: int,
-    labels: str | Path | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    min_side: int = 1,
-    on_error: Callable[[ImageError], object] | None = None,
-) -> Iterator[LoadedImage]:
-    """Images of a folder or zip as (image (3, size, size) float32 in [0, 1], label, image_id).
-
-    `limit` and `seed` choose as `spread_subset` does. An image that cannot be read raises
-    ImageError, unless `on_error` is given: then it is called with the error and the image is left
-    out.
-    """
-    preprocessing = Preprocessing(size)
-    source = open_images(path, labels)
-    records = spread_subset(source.records, limit, seed)
-    return _load(source, records, preprocessing, min_side, on_error)
-
-
-def _load(
-    source: ImageSource,
-    records: Sequence[ImageRecord],
-    preprocessing: Preprocessing,
-    min_side: int,
-    on_error: Callable[[ImageError], object] | None,
-) -> Iterator[LoadedImage]:
-    for record in records:
+    def read_bytes(self, record: ImageRecord) -> bytes:
+        """The image file as stored. Raises ImageError if it cannot be read."""
         try:
-            picture = source.decode(record, min_side=min_side)
+            return self.files.read(record.image_id)
         except ImageError as error:
-            if on_error is None:
-                raise
-            on_error(error)
-            continue
-        yield LoadedImage(preprocessing(picture), record.label, record.image_id)
+            raise ImageError(error.reason, record.image_id) from error
+
+    def check_header(self, record: ImageRecord) -> None:
+        """Raise ImageError with the reason where the file's header is that of no usable image."""
+        content = self.read_bytes(record)
+        try:
+            self.altered.note(record.image_id, *check_header(content))
+        except ImageError as error:
+            raise ImageError(error.reason, record.image_id) from error
+
+    def decode(self, record: ImageRecord, *, min_side: int = 1) -> Image.Image:
+        """The upright 8-bit RGB picture. Raises ImageError with the reason.
+
+        `min_side`: the smallest allowed short side in pixels, one patch of the model.
+        """
+        content = self.read_bytes(record)
+        try:
+            picture, turn, animated = decoded(content, min_side=min_side)
+        except ImageError as error:
+            raise ImageError(error.reason, record.image_id) from error
+        self.altered.note(record.image_id, turn, animated)
+        return picture
+
+
+# ------------------------------------------------------------------------------------------------
+# A seeded order of the images; the subset of a smaller limit is a prefix of that of a larger.
+
+
+def spread_subset(
+    records: Sequence[ImageRecord], limit: int | None, seed: int
+) -> tuple[ImageRecord, ...]:
+    """The first `limit` records (None: all) of an order in which the classes take turns.
+
+    First comes one image of every class, in a seeded order of the classes, then a second of every
+    class, and so on. The order depends on (seed, image_id, label) alone, so it is the same on every
+    machine, and limit 10 is a prefix of limit 20. Of unlabelled images the groups take turns.
+    """
+    _check_limit(limit)
+    classes: dict[str, list[ImageRecord]] = defaultdict(list)
+    for record in records:
+        classes[_class_of(record)].append(record)
+    order = []
+    for name, members in classes.items():
+        place = derive_seed("class order", seed, name)
+        for turn, record in enumerate(_seeded(members, seed)):
+            order.append((turn, place, record.image_id, record))
+    order.sort(key=lambda entry: entry[:3])
+    return tuple(record for *_, record in order)[:limit]
+
+
+def readable_subset(
+    source: ImageSource, records: Sequence[ImageRecord], limit: int | None, seed: int
+) -> tuple[tuple[ImageRecord, ...], dict[ImageRecord, str]]:
+    """`spread_subset` filled from files that are images, and why the others were passed over.
+
+    Headers are read of as many files as it takes; without a limit none is, and all are taken.
+    """
+    _check_limit(limit)
+    order = spread_subset(records, None, seed)
+    if limit is None:
+        return order, {}
+    chosen: list[ImageRecord] = []
+    reasons: dict[ImageRecord, str] = {}
+    for record in order:
+        if len(chosen) == limit:
+            break
+        try:
+            source.check_header(record)
+            chosen.append(record)
+        except ImageError as error:
+            reasons[record] = error.reason
+    if not chosen and reasons:
+        record, reason = next(iter(reasons.items()))
+        raise UserError(
+            f"None of the {len(reasons)} files of {source.path} is a readable image: "
+            f"{record.image_id} is {reason}. Give a folder or zip of photographs."
+        )
+    return tuple(chosen), reasons
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise UserError(f"Expected a limit of at least 1 image, got {limit}. Leave it out for all.")
+
+
+def _seeded(members: Iterable[ImageRecord], seed: int) -> list[ImageRecord]:
+    return sorted(members, key=lambda record: derive_seed("image order", seed, record.image_id))
+
+
+def _class_of(record: ImageRecord) -> str:
+    return f"group {record.group}" if record.label is None else f"label {record.label}"
+
+
+# ------------------------------------------------------------------------------------------------
+# From a picture to the model's input pixels; normalisation is left to the model.
+
+Interpolation = Literal["bicubic", "bilinear"]
+
+_FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Short side to `resize` pixels, then the central square of side `size`; or, with `squash`, the
+    whole picture to size × size, whatever its shape.
+
+    The same as torchvision's Resize and CenterCrop on a PIL image. A picture that already is
+    size × size is not changed, so that images made for the model reach it bit for bit.
+
+        Preprocessing(224)(picture)  # (3, 224, 224) float32 in [0, 1]
+    """
+
+    size: int
+    resize: int | None = None  # None: round(size · 248 / 224)
+    interpolation: Interpolation = "bicubic"
+    squash: bool = False
+
+    @classmethod
+    def robustness_sets(cls, size: int) -> Preprocessing:
+        """As the official scripts of ImageNet-C, -A and -O cut a photograph: short side 256 for a
+        side of 224, bilinear."""
+        return cls(size, round(size * 256 / 224), "bilinear")
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in get_args(Interpolation):
+            raise unknown_name("interpolation", self.interpolation, list(_FILTERS))
+        if self.size < 1 or self.short_side < self.size:
+            raise UserError(
+                "Expected 1 ≤ size ≤ resize: the crop is taken from the resized picture; got "
+                f"size {self.size} and resize {self.short_side}."
+            )
+
+    @property
+    def short_side(self) -> int:
+        """The short side before the crop, in pixels."""
+        return round(self.size * 248 / 224) if self.resize is None else self.resize
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        """An RGB picture to (3, size, size) float32 in [0, 1]: its 8-bit values over 255."""
+        import torch
+
+        if picture.size != (self.size, self.size):
+            picture = self._squashed(picture) if self.squash else self._crop(self._resize(picture))
+        pixels = np.array(picture.convert("RGB"))
+        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(torch.float32) / 255
+
+    def _squashed(self, picture: Image.Image) -> Image.Image:
+        return picture.resize((self.size, self.size), _FILTERS[self.interpolation])
+
+    def _resize(self, picture: Image.Image) -> Image.Image:
+        width, height = picture.size
+        short = min(width, height)
+        sides = (int(self.short_side * width / short), int(self.short_side * height / short))
+        return picture.resize(sides, _FILTERS[self.interpolation])
+
+    def _crop(self, picture: Image.Image) -> Image.Image:
+        left = round((picture.width - self.size) / 2)
+        top = round((picture.height - self.size) / 2)
+        return picture.crop((left, top, left + self.size, top + self.size))

@@ -14,25 +14,328 @@ A folder around all images (such as `val/` in a zip of it) does not count as a c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from mjp_privacy.core.errors import NoFile, UserError
+from mjp_privacy.core.read import MOST_LETTERS, FileKind, csv_rows
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import ImageError
 from mjp_privacy.data.files import Files, missing_path
-from mjp_privacy.data.label_files import (
-    LABEL_FILE,
-    MOST_CLASSES,
-    LabelTable,
-    is_synset,
-    parse_label_file,
-    synset_indices,
+
+# ------------------------------------------------------------------------------------------------
+# Label files: a CSV, and the formats in which ImageNet's validation labels are published.
+#
+#     file,label[,...]                 or image, image_id, filename; a label is an index or a synset
+#     val.txt                          `name index`, indices 0..999 (Caffe)
+#     LOC_val_solution.csv             ImageId,PredictionString; the first synset counts (Kaggle)
+#     *synset_labels.txt               one synset per line, in order of the file names (TensorFlow)
+#     ILSVRC2012_validation_ground_truth.txt   refused: its ids are in another order (devkit)
+#
+# The format is recognised by the content, never by the file's name.
+
+FILE_COLUMNS = ("file", "image", "image_id", "filename")
+NUM_IMAGENET = 1000
+MOST_CLASSES = 1_000_000
+"""Class indices stay below it."""
+
+LABEL_FILE = FileKind(
+    "a label file", "A CSV with the header `file,label`, saved as UTF-8, always works."
 )
-from mjp_privacy.data.label_matching import match_labels, some, validation_number
+
+_SYNSET = re.compile(r"n[0-9]{8}")
+_INDEX = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """The content of a label file: either `rows` (name, label), or `ordered` labels alone."""
+
+    origin: str
+    source: Literal["csv", "file"]
+    rows: tuple[tuple[str, int], ...] = ()
+    ordered: tuple[int, ...] = ()
+
+
+@cache
+def synset_indices() -> dict[str, int]:
+    """Class index by synset (n01440764): its place among the sorted 1000 of ILSVRC 2012."""
+    from timm.data.imagenet_info import ImageNetInfo
+
+    info: Any = ImageNetInfo()  # its methods are not annotated
+    return {synset: index for index, synset in enumerate(info.label_names())}
+
+
+def is_synset(text: str) -> bool:
+    """Whether `text` looks like a synset; it need not be one of the 1000."""
+    return _SYNSET.fullmatch(text) is not None
+
+
+def parse_label_file(origin: str, content: bytes) -> LabelTable:
+    """The labels in the bytes of a label file; UserError if its format is none of the above.
+
+    `origin` names the file in messages.
+    """
+    if len(content) > LABEL_FILE.max_bytes:
+        size = f"{len(content) >> 20} MiB, more than {LABEL_FILE.max_bytes >> 20} MiB"
+        raise LABEL_FILE.refusal(Path(origin), size)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{shown(origin)} is not UTF-8 text ({error}). Save it as UTF-8."
+        ) from error
+    lines = text.splitlines()
+    _refuse_long_lines(origin, lines)
+    first = next((line.strip() for line in lines if line.strip()), "")
+    header = [cell.strip().lower() for cell in first.split(",")]
+    if "imageid" in header and "predictionstring" in header:
+        return _parse_solution(origin, text)
+    if "label" in header and any(column in header for column in FILE_COLUMNS):
+        return _parse_csv(origin, text)
+    if is_synset(first):
+        return _parse_synset_list(origin, lines)
+    if _INDEX.fullmatch(first):
+        raise _ground_truth_refused(origin)
+    if _name_and_index(first) is not None:
+        return _parse_names_and_indices(origin, lines)
+    raise UserError(
+        f"{shown(origin)} starts with {shown(repr(first[:80]))}; expected a CSV with the columns "
+        "`file` and `label`, lines of `name index`, Kaggle's `ImageId,PredictionString`, or one "
+        "synset per line. A CSV with the header `file,label` always works."
+    )
+
+
+def _refuse_long_lines(origin: str, lines: Sequence[str]) -> None:
+    for number, line in enumerate(lines, 1):
+        if len(line) > MOST_LETTERS:
+            raise _wrong(origin, number, "a name and its label", f"{len(line)} characters")
+
+
+def _wrong(origin: str, number: int, expected: str, got: str) -> UserError:
+    """The error for one line of a label file."""
+    return UserError(f"{shown(origin)}, line {number}: expected {expected}, got {got}.")
+
+
+def _rows(origin: str, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """(line number, cells by the column's name in lower case) of a CSV."""
+    table = text.lstrip("\r\n")
+    above = text[: len(text) - len(table)].count("\n")  # empty lines before the header
+    rows = csv_rows(
+        table, Path(origin), LABEL_FILE, needed, column=lambda name: name.strip().lower()
+    )
+    return [
+        (above + number, {name: cell.strip() for name, cell in row.items()}) for number, row in rows
+    ]
+
+
+def _parse_csv(origin: str, text: str) -> LabelTable:
+    rows = []
+    for number, row in _rows(origin, text, ("label",)):
+        name = next((row[column] for column in FILE_COLUMNS if row.get(column)), "")
+        rows.append((number, name, _label(origin, number, row["label"])))
+    return LabelTable(origin, "csv", rows=_consistent(origin, rows))
+
+
+def _parse_solution(origin: str, text: str) -> LabelTable:
+    rows = []
+    for number, row in _rows(origin, text, ("imageid", "predictionstring")):
+        synset = row["predictionstring"].split(" ")[0]
+        rows.append((number, row["imageid"], _synset_index(origin, number, synset)))
+    return LabelTable(origin, "file", rows=_consistent(origin, rows))
+
+
+def _parse_synset_list(origin: str, lines: Sequence[str]) -> LabelTable:
+    cells = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    return LabelTable(origin, "file", ordered=tuple(_synset_index(origin, *cell) for cell in cells))
+
+
+def _parse_names_and_indices(origin: str, lines: Sequence[str]) -> LabelTable:
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        parts = _name_and_index(line.strip())
+        if parts is None:
+            raise _wrong(origin, number, "`name index`", shown(repr(line[:80])))
+        rows.append((number, parts[0], _index(origin, number, parts[1])))
+    largest = max(label for _, _, label in rows)
+    if largest >= NUM_IMAGENET:
+        raise UserError(
+            f"{shown(origin)} holds the class index {largest}; expected 0..999, "
+            "places among the sorted synsets, counted from 0. Subtract 1 if the file counts from "
+            "1; for other classes give a CSV with the header `file,label`."
+        )
+    return LabelTable(origin, "file", rows=_consistent(origin, rows))
+
+
+def _name_and_index(line: str) -> tuple[str, str] | None:
+    """`a photo.jpg 17` in its two parts; None where the line has not this form."""
+    parts = line.rsplit(None, 1)
+    if len(parts) < 2 or not _INDEX.fullmatch(parts[1]):
+        return None
+    return parts[0], parts[1]
+
+
+def _label(origin: str, number: int, text: str) -> int:
+    if _INDEX.fullmatch(text):
+        return _index(origin, number, text)
+    if is_synset(text):
+        return _synset_index(origin, number, text)
+    raise _wrong(
+        origin,
+        number,
+        "a label that is a class index (0, 1, ...) or a synset (n01440764)",
+        shown(repr(text), 80),
+    )
+
+
+def _index(origin: str, number: int, digits: str) -> int:
+    """A class index of a bearable size; Python itself refuses texts of thousands of digits."""
+    if len(digits) > 20 or int(digits) >= MOST_CLASSES:
+        got = digits if len(digits) <= 20 else f"one of {len(digits)} digits"
+        raise _wrong(origin, number, f"a class index below {MOST_CLASSES}", got)
+    return int(digits)
+
+
+def _synset_index(origin: str, number: int, synset: str) -> int:
+    if synset not in synset_indices():
+        expected = "one of the 1000 synsets of ILSVRC 2012, such as n01440764"
+        raise _wrong(origin, number, expected, shown(repr(synset), 80))
+    return synset_indices()[synset]
+
+
+def _consistent(origin: str, rows: Sequence[tuple[int, str, int]]) -> tuple[tuple[str, int], ...]:
+    """Names and labels without repetitions; UserError if a name is empty or has two labels."""
+    seen: dict[str, int] = {}
+    for number, written, label in rows:
+        name = _clean(written)
+        if not name:
+            raise _wrong(origin, number, "the name of an image", "none")
+        if seen.setdefault(name, label) != label:
+            raise UserError(
+                f"{shown(origin)}, line {number}, gives {shown(name)} twice, with the labels "
+                f"{seen[name]} and {label}. Expected one label per image: remove the wrong line."
+            )
+    return tuple(seen.items())
+
+
+def _clean(name: str) -> str:
+    return name.strip().replace("\\", "/").removeprefix("./")
+
+
+def _ground_truth_refused(origin: str) -> UserError:
+    return UserError(
+        f"{shown(origin)} holds bare numbers, like ILSVRC2012_validation_ground_truth.txt of the "
+        "devkit. Its ids 1..1000 follow the devkit's meta.mat and not the sorted synsets that "
+        "models are trained on, so the labels would be wrong. Give val.txt, LOC_val_solution.csv, "
+        "a list of synsets or a CSV with `file,label`, or sort the images into synset folders. "
+        "To run without labels, move the file away."
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# Assign the labels of a label file to the images that it names.
+
+NUM_VALIDATION = 50_000
+
+_VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.", re.IGNORECASE)
+_SHOWN = 5
+
+
+def match_labels(table: LabelTable, image_ids: Sequence[str], wrapper: str) -> dict[str, int]:
+    """The label of every image by its id; UserError if any image has none.
+
+    `wrapper`: a folder around all images ("val/") that the names in the file may leave out.
+    """
+    if table.ordered:
+        return _in_order(table, image_ids)
+    keys: tuple[Callable[[str], str], ...] = (
+        lambda name: name,
+        lambda name: name.removeprefix(wrapper),
+        lambda name: _without_suffix(name.removeprefix(wrapper)),
+        lambda name: PurePosixPath(name).name,
+        lambda name: PurePosixPath(name).stem,
+    )
+    best: dict[str, int] = {}
+    for key in keys:
+        labels = _match_by(key, table.rows, image_ids)
+        if len(labels) == len(image_ids):
+            return labels
+        best = max(best, labels, key=len)
+    raise _unmatched(table, image_ids, best)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(shown(name, 100) for name in names[:_SHOWN]) + more
+
+
+def validation_number(image_id: str) -> int | None:
+    """17 for .../ILSVRC2012_val_00000017.JPEG; None for any other name."""
+    match = _VALIDATION_IMAGE.match(PurePosixPath(image_id).name)
+    return int(match[1]) if match else None
+
+
+def _without_suffix(name: str) -> str:
+    """a/b for a/b.png; pathlib's own raises for names such as "." and "..png"."""
+    path = PurePosixPath(name)
+    return str(path).removesuffix(path.suffix)
+
+
+def _match_by(
+    key: Callable[[str], str], rows: Sequence[tuple[str, int]], image_ids: Sequence[str]
+) -> dict[str, int]:
+    """The labels of the images whose key has exactly one; none if two images share a key."""
+    if len({key(image_id) for image_id in image_ids}) < len(image_ids):
+        return {}
+    by_key: dict[str, set[int]] = {}
+    for name, label in rows:
+        by_key.setdefault(key(name), set()).add(label)
+    by_image = {image_id: by_key.get(key(image_id), set()) for image_id in image_ids}
+    return {
+        image_id: next(iter(labels)) for image_id, labels in by_image.items() if len(labels) == 1
+    }
+
+
+def _in_order(table: LabelTable, image_ids: Sequence[str]) -> dict[str, int]:
+    """The k-th label for the k-th file name; with ImageNet's 50 000 labels, for image number k."""
+    numbers = {image_id: validation_number(image_id) for image_id in image_ids}
+    if len(table.ordered) == NUM_VALIDATION and all(numbers.values()):
+        return {
+            image_id: table.ordered[number - 1]
+            for image_id, number in numbers.items()
+            if number is not None
+        }
+    if len(table.ordered) != len(image_ids):
+        raise UserError(
+            f"{shown(table.origin)} holds {len(table.ordered)} labels without names for "
+            f"{len(image_ids)} images; expected one for each, in the order of the file names. "
+            "Give a CSV with the header `file,label` instead."
+        )
+    by_name = sorted(image_ids, key=lambda image_id: (PurePosixPath(image_id).name, image_id))
+    return dict(zip(by_name, table.ordered, strict=True))
+
+
+def _unmatched(table: LabelTable, image_ids: Sequence[str], labels: Mapping[str, int]) -> UserError:
+    missing = [image_id for image_id in image_ids if image_id not in labels]
+    named = [name for name, _ in table.rows]
+    if not labels:
+        return UserError(
+            f"{shown(table.origin)} names none of the {len(image_ids)} images: its {len(named)} "
+            f"names are {some(named)}; the images are {some(missing)}. Expected paths relative to "
+            "the folder or zip."
+        )
+    return UserError(
+        f"{shown(table.origin)} leaves {len(missing)} of {len(image_ids)} images without a label: "
+        f"{some(missing)}. Expected a line for each: add the lines, or take the images out."
+    )
+
 
 LabelSource = Literal["csv", "synset", "folder", "file", "none"]
 

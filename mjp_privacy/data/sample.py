@@ -25,9 +25,8 @@ from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.read import FileKind
 from mjp_privacy.core.text import shown
 from mjp_privacy.data.decoding import ImageError
-from mjp_privacy.data.places import keep_apart
-from mjp_privacy.data.source import ImageRecord, ImageSource
-from mjp_privacy.data.subset import spread_subset
+from mjp_privacy.data.images import ImageRecord, ImageSource, spread_subset
+from mjp_privacy.data.opening import keep_apart
 
 _SHOWN = 10
 

@@ -53,7 +53,7 @@ from mjp_privacy.experiment.refusals import NO_TRUTH, refused_by_network, refuse
 from mjp_privacy.experiment.source import Block0, BlockUploads
 from mjp_privacy.interfaces import Attack, Control, Reconstruction, Refusal, Truth
 from mjp_privacy.metrics import References, prepare, score
-from mjp_privacy.metrics.assignment import assigned
+from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.uploads.checks import of_unscored
 

@@ -174,7 +174,7 @@ def _shown(reasons: Sequence[str]) -> list[str]:
 
 def _run(arguments: AttackArguments, experiment: Experiment, engine: EngineConfig) -> RunSummary:
     if arguments.uploads is None:
-        from mjp_privacy.data.places import check_place
+        from mjp_privacy.data.opening import check_place
 
         check_place(arguments.images)
     from mjp_privacy.experiment.code import stale_choice

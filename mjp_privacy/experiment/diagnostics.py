@@ -32,13 +32,13 @@ from mjp_privacy.interfaces import (
     Reconstruction,
     Truth,
 )
-from mjp_privacy.metrics.jigsaw import (
+from mjp_privacy.metrics.matching import (
     direct_accuracy,
     matched_patches,
     neighbour_accuracy,
     rearranged,
 )
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
 

@@ -26,7 +26,7 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.data import open_images
 from mjp_privacy.data.decoding import Altered
-from mjp_privacy.data.places import keep_apart
+from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.experiment.cell_facts import CellFacts, describe
 from mjp_privacy.experiment.code import (
     Stale,

@@ -14,7 +14,7 @@ from mjp_privacy.core.files import output_folder, working_in
 from mjp_privacy.core.read import is_there
 from mjp_privacy.core.registry import Entry, Registry
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.places import keep_apart
+from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.experiment.code import Stale
 from mjp_privacy.experiment.config import AttackConfig, Cell, Experiment, check_attacks
 from mjp_privacy.experiment.engines.options import EngineConfig, check_engine

@@ -21,8 +21,7 @@ from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.read import is_there
 from mjp_privacy.federation.config import plain
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
-from mjp_privacy.metrics.shares import Share, wilson
-from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
+from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
 from mjp_privacy.report.charts.tradeoff import draw_tradeoff
 from mjp_privacy.report.charts.tradeoff_points import comparable, points_from_comparison
 from mjp_privacy.report.lines import Line, failed_images

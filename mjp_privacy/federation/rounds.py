@@ -28,7 +28,7 @@ from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.read import FileKind, is_there, read_json, read_json_lines
 from mjp_privacy.core.schema import NotNegative, Whole, listed_mistakes, schema
 from mjp_privacy.core.text import first_of, shown
-from mjp_privacy.data.places import keep_apart
+from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.recording import Recorder
 from mjp_privacy.federation.task import ServerState, Task, Weights

@@ -23,7 +23,7 @@ from mjp_privacy.client.upload import make_upload, with_sinusoidal_positions
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed, torch_generator
 from mjp_privacy.data import embedded_images, spread_subset
-from mjp_privacy.data.embedded import EMBEDDED
+from mjp_privacy.data.made import EMBEDDED
 from mjp_privacy.federation.config import FederationConfig, Server
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model

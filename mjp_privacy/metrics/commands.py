@@ -14,7 +14,7 @@ from mjp_privacy.core.command import Usage, print_json, report_failed
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_file, write_atomically
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.places import keep_apart
+from mjp_privacy.data.opening import keep_apart
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,14 @@ def score(argv: list[str], usage: Usage) -> int:
     arguments = usage.parse(ScoreArguments, argv)
     import torch
 
-    from mjp_privacy.metrics.folders import pair_folders
-    from mjp_privacy.metrics.pair_scores import failures, means, score_pairs, table, write_csv
+    from mjp_privacy.metrics.folders import (
+        failures,
+        means,
+        pair_folders,
+        score_pairs,
+        table,
+        write_csv,
+    )
     from mjp_privacy.metrics.scores import METRICS, lpips_backbone
 
     out, device = arguments.out, arguments.device

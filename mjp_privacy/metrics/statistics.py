@@ -12,9 +12,90 @@ from numpy.typing import NDArray
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.metrics.coded import Coded
-from mjp_privacy.metrics.draws import Draws, draws
-from mjp_privacy.metrics.many_groups import far_larger, means_with_few_drawn, resampled_quantiles
-from mjp_privacy.metrics.shares import independent_trials, wilson
+from mjp_privacy.metrics.resampling import (
+    Draws,
+    draws,
+    far_larger,
+    means_with_few_drawn,
+    resampled_quantiles,
+)
+
+# ------------------------------------------------------------------------------------------------
+# A share is a count of a number: it is printed with both, and only all of them are 100 %.
+
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Share:
+    """`count` of `of` images, with its Wilson interval.
+
+    Share(116, 200).text()  # "116 of 200 (58 %, 51–65)"
+
+    trials: what `independent_trials` gives where several images are of one photograph
+    """
+
+    count: int
+    of: int
+    trials: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.count <= self.of:
+            raise ValueError(f"a share counts 0 to {self.of} of {self.of}, not {self.count}")
+
+    @property
+    def percent(self) -> float:
+        """The share in percent, not rounded; NaN of nothing."""
+        return 100 * self.count / self.of if self.of else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval in percent: low is 0 for none, high is 100 for all."""
+        trials = self.of if self.trials is None else self.trials
+        low, high = wilson(self.count / self.of if self.of else math.nan, trials)
+        return 100 * low, 100 * high
+
+    def percent_text(self) -> str:
+        """The share in percent: `99.5 %` for 199 of 200, and `100 %` for nothing but all."""
+        return f"{_digits(self.percent)} %" if self.of else DASH
+
+    def text(self) -> str:
+        """Count, share and interval, such as `116 of 200 (58 %, 51–65)`."""
+        if not self.of:
+            return "0 of 0"
+        low, high = self.interval
+        return f"{self.count} of {self.of} ({self.percent_text()}, {_digits(low)}–{_digits(high)})"
+
+
+def independent_trials(groups: Sequence[str] | Coded) -> float:
+    """As how many independent images these count, given the photograph that each was cut from.
+
+    It is Kish's effective number (Σ size)² / Σ size², which takes crops of one photograph as if all
+    were recovered or none: an interval made with it is never too narrow for their dependence, and
+    rather too wide. All different: their number.
+
+        independent_trials(["cat", "cat", "dog", "dog"])  # 2.0
+    """
+    sizes = np.array(list(Coded.of(groups).counts().values()), dtype=np.float64)
+    return float(sizes.sum() ** 2 / (sizes**2).sum()) if len(sizes) else 0.0
+
+
+def wilson(share: float, n: float, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's score interval of a share of n trials; the default z gives 95 %."""
+    if not n:
+        return math.nan, math.nan
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))
+
+
+def _digits(percent: float) -> str:
+    """As few decimals as do not turn a share between none and all into one of them."""
+    decimals = 0
+    while 0 < percent < 100 and float(f"{percent:.{decimals}f}") in (0.0, 100.0):
+        decimals += 1
+    return f"{percent:.{decimals}f}"
+
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -230,3 +311,62 @@ def _group_sums(values: Floats, groups: Sequence[str] | Coded | None) -> tuple[F
     sums = np.bincount(names.codes, values, len(names.words))
     sizes = np.bincount(names.codes, minlength=len(names.words))
     return sums.astype(np.float64), sizes.astype(np.float64)
+
+
+# ------------------------------------------------------------------------------------------------
+# The share of images recovered, for every threshold from which an image counts as recovered.
+
+DECIBELS: Floats = np.linspace(0.0, 100.0, 101, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class SuccessCurve:
+    """Percent of images recovered at each threshold, with a 95 % band for each point alone."""
+
+    thresholds: Floats
+    share: Floats
+    low: Floats
+    high: Floats
+    of: int  # images that the attacker was given
+    photographs: int | None  # of which the images were cut; None: each is one of its own
+
+
+def success_curve(
+    values: Sequence[float] | Floats,
+    statuses: Sequence[str] | Coded,
+    thresholds: Sequence[float] | Floats = DECIBELS,
+    *,
+    groups: Sequence[str] | Coded | None = None,
+    higher: bool = True,
+) -> SuccessCurve:
+    """The success curve of one metric over one line's images.
+
+    An image counts from `value >= threshold`, or `<=` if not `higher`. Images that failed or are
+    unsupported, and `ok` ones whose value is NaN, count as not recovered; unscored ones are left
+    out. The band is Wilson's; with `groups`, the photograph of each image, it is over as many
+    trials as `independent_trials` says.
+
+        success_curve([12.0, inf, nan], ["ok", "ok", "failed"], [10, 20]).share  # [66.7, 33.3]
+    """
+    array, limits = np.asarray(values, dtype=np.float64), np.asarray(thresholds, dtype=np.float64)
+    if not len(array) == len(statuses) == len(array if groups is None else groups):
+        raise ValueError("values, statuses and groups must have one entry per image")
+    states = Coded.of(statuses)
+    tried = ~states.equal("unscored")
+    scores = np.where(states.equal("ok"), array, np.nan)[tried]
+    photographs, trials = None, float(len(scores))
+    if groups is not None:
+        names = Coded.of(groups)[tried]
+        photographs, trials = len(names.counts()), independent_trials(names)
+    count = _counted(scores, limits, higher)
+    share = count / len(scores) if len(scores) else np.full(len(limits), np.nan)
+    low, high = np.array([wilson(part, trials) for part in share.tolist()]).reshape(-1, 2).T
+    return SuccessCurve(limits, 100 * share, 100 * low, 100 * high, len(scores), photographs)
+
+
+def _counted(scores: Floats, limits: Floats, higher: bool) -> NDArray[np.int64]:
+    """How many scores reach each limit; a NaN reaches none."""
+    ascending = np.sort(scores[~np.isnan(scores)])
+    if higher:
+        return np.asarray(len(ascending) - np.searchsorted(ascending, limits, "left"))
+    return np.asarray(np.searchsorted(ascending, limits, "right"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mjp_privacy.core.command import Usage, print_json, report_failed
 from mjp_privacy.core.machine import use_threads
-from mjp_privacy.data.places import check_place
+from mjp_privacy.data.opening import check_place
 from mjp_privacy.paper.arguments import AnalysisArguments
 from mjp_privacy.training.evaluation_arguments import EvaluationArguments
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from mjp_privacy.core.command import Outcome
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import output_folder, write_atomically, write_json
-from mjp_privacy.core.text import shown
+from mjp_privacy.core.text import formula_free, shown
 from mjp_privacy.data import (
     ImageError,
     ImageRecord,
@@ -26,8 +26,7 @@ from mjp_privacy.data import (
     open_images,
     spread_subset,
 )
-from mjp_privacy.data.places import keep_apart
-from mjp_privacy.metrics.spreadsheet import formula_free
+from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import read_metadata
 from mjp_privacy.models.zoo import (

@@ -23,11 +23,11 @@ from mjp_privacy.data import (
     open_images,
     spread_subset,
 )
-from mjp_privacy.data.corruptions.names import CORRUPTIONS, SEVERITIES
-from mjp_privacy.data.label_files import NUM_IMAGENET
-from mjp_privacy.data.places import keep_apart
+from mjp_privacy.data.labels import NUM_IMAGENET
+from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import keep_earlier, named_checkpoints
+from mjp_privacy.paper.corruptions import CORRUPTIONS, SEVERITIES
 from mjp_privacy.paper.robustness_scores import (
     AGAINST_ALEXNET,
     CAVEATS,

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, spread_subset
-from mjp_privacy.data.corruptions.names import CORRUPTIONS
-from mjp_privacy.metrics.shares import wilson
-from mjp_privacy.metrics.statistics import bootstrap_interval
+from mjp_privacy.metrics.statistics import bootstrap_interval, wilson
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.paper.corruptions import CORRUPTIONS
 from mjp_privacy.paper.robustness_sets import (
     Cell,
     CorruptionFolders,

@@ -14,11 +14,10 @@ import torch
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageError, ImageRecord, ImageSource, Preprocessing, open_images
-from mjp_privacy.data.corruptions.folder import classes_of
-from mjp_privacy.data.corruptions.names import CORRUPTIONS, FAMILIES, MARKER, SEVERITIES
-from mjp_privacy.data.label_files import synset_indices
-from mjp_privacy.data.label_matching import some
+from mjp_privacy.data.labels import some, synset_indices
 from mjp_privacy.models import LoadedModel
+from mjp_privacy.paper.corrupted_folder import classes_of
+from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, MARKER, SEVERITIES
 
 # layouts ------------------------------------------------------------
 # The folders of ImageNet-C, -A and -O as their authors publish them, and what else may be there.

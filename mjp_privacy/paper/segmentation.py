@@ -20,8 +20,8 @@ from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.machine import pick_device
 from mjp_privacy.core.progress import Progress
 from mjp_privacy.data import ImageError, ImageRecord, spread_subset
-from mjp_privacy.data.places import keep_apart
-from mjp_privacy.metrics.draws import draws
+from mjp_privacy.data.opening import keep_apart
+from mjp_privacy.metrics.resampling import draws
 from mjp_privacy.metrics.statistics import LEVEL, RESAMPLES, SEED
 from mjp_privacy.models.zoo import keep_earlier, named_checkpoints
 from mjp_privacy.paper.segmentation_data import (

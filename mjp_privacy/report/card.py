@@ -13,8 +13,7 @@ import pandas as pd
 
 from mjp_privacy.core.text import counted
 from mjp_privacy.metrics.coded import Coded
-from mjp_privacy.metrics.shares import Share
-from mjp_privacy.metrics.statistics import PSNR_CAP, summarise
+from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise
 from mjp_privacy.report.clients import Client, client_titles, clients_of
 from mjp_privacy.report.lines import Line, capped_mean, capped_median, success_share, summary
 from mjp_privacy.report.notes import Flag, client_flags, figure_flags, missed_attacks

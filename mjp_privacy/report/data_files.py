@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.core.files import write_atomically
-from mjp_privacy.metrics.spreadsheet import STARTS, formula_free
+from mjp_privacy.core.text import FORMULA_STARTS, formula_free
 from mjp_privacy.report.cell_columns import CLIENT_FACTS
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.rows import UNREADABLE
@@ -156,7 +156,9 @@ def csv_text(table: pd.DataFrame, *, header: bool = True) -> str:
     for name, column in table.items():
         if pd.api.types.is_numeric_dtype(column):
             continue
-        if any(isinstance(cell, str) and cell.startswith(STARTS) for cell in column.unique()):
+        if any(
+            isinstance(cell, str) and cell.startswith(FORMULA_STARTS) for cell in column.unique()
+        ):
             changed[str(name)] = [
                 formula_free(cell) if isinstance(cell, str) else cell for cell in column
             ]

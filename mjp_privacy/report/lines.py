@@ -17,8 +17,14 @@ from torch import Tensor
 from mjp_privacy.experiment.cell_facts import CellFacts
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.coded import Coded, Images
-from mjp_privacy.metrics.shares import Share, independent_trials
-from mjp_privacy.metrics.statistics import PSNR_CAP, Counts, Summary, summarise
+from mjp_privacy.metrics.statistics import (
+    PSNR_CAP,
+    Counts,
+    Share,
+    Summary,
+    independent_trials,
+    summarise,
+)
 from mjp_privacy.report.published import METRICS
 from mjp_privacy.report.rows import UNREADABLE, Column, Key, Scores, long_rows
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
 from mjp_privacy.metrics import METRICS as SCORES
-from mjp_privacy.metrics.contract import arrow
+from mjp_privacy.metrics.pictures import arrow
 
 METRICS = ("mse", "fft2d", "psnr", "ssim", "lpips")
 """The five scores in the paper's order of columns."""

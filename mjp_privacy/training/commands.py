@@ -15,7 +15,7 @@ import tyro
 from mjp_privacy.core.command import DONE, Usage
 from mjp_privacy.core.files import output_folder
 from mjp_privacy.core.machine import use_threads
-from mjp_privacy.data.places import check_place
+from mjp_privacy.data.opening import check_place
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.published import preset_fields

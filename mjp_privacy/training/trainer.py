@@ -20,7 +20,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder
 from mjp_privacy.core.machine import commit
 from mjp_privacy.core.registry import Entry
-from mjp_privacy.data.places import keep_apart
+from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.models.checkpoint_files import file_sha256, located
 from mjp_privacy.training.batches import Examples, FileBatches, MemoryBatches, find_examples
 from mjp_privacy.training.config import TrainingConfig, plain

@@ -34,7 +34,7 @@ from mjp_privacy.interfaces import (
     Reconstruction,
     Refusal,
 )
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.modules import Channels
 from mjp_privacy.uploads.checks import check_patches, normalisation_doubts, shuffled_patches
 from mjp_privacy.uploads.header import Kind

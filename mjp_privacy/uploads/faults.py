@@ -25,7 +25,7 @@ from mjp_privacy.core.progress import Progress
 from mjp_privacy.core.read import MIB
 from mjp_privacy.core.stop import interrupted
 from mjp_privacy.core.text import first_of, shown
-from mjp_privacy.data.ids import is_usable
+from mjp_privacy.data.files import is_usable
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import file_sha256
 from mjp_privacy.models.tensor_files import TensorFile, check_digest

@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from mjp_privacy.metrics import METRICS, score
-from mjp_privacy.metrics.assignment import assigned
-from mjp_privacy.metrics.pixel import quantise
+from mjp_privacy.metrics.matching import assigned
+from mjp_privacy.metrics.pictures import quantise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,7 +30,7 @@ from mjp_privacy.client.traces import HEAD, HEAD_BIAS, label_in_gradient, shown_
 from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, is_there
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.ids import LONGEST, is_usable
+from mjp_privacy.data.files import LONGEST, is_usable
 from mjp_privacy.interfaces import ClientInput, ClientUpdate
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.checkpoint_files import file_sha256

@@ -21,7 +21,7 @@ from attacks.lattice.sums import sums_of
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import Attack, AttackerView
-from mjp_privacy.metrics.pixel import quantise
+from mjp_privacy.metrics.pictures import quantise
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.jigsaw import to_patches
 from tests.helpers.models import planted_model

@@ -14,7 +14,7 @@ from attacks.equations.superposition import superposed
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import AttackerView
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
 from tests.helpers.models import planted_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from attacks import find_attack
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images, planted_view
 

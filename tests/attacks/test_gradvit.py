@@ -14,7 +14,7 @@ from attacks.gradvit import GradViT
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientInput, Reconstruction
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.jigsaw import shuffle_patches, to_patches
 from tests.helpers.models import planted_model
 from tests.helpers.night import nightly

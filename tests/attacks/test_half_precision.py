@@ -21,7 +21,7 @@ from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.traces import HALF, rounded
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.interfaces import AttackerView, ClientInput, ClientUpdate, Pixels
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import to_patches
 from tests.contract.defense_errors import allowance, deviation

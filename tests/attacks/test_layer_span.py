@@ -14,7 +14,7 @@ from attacks.equations.layer_spans import LayerSpans
 from attacks.equations.peeling import class_of, without
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import AttackerView
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images, planted_view

@@ -16,7 +16,7 @@ from attacks.equations.patch_system import located, patch_system
 from attacks.prior import find_prior
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from tests.helpers.models import planted_model
 from tests.helpers.night import nightly
 from tests.helpers.planted import planted_images, planted_view

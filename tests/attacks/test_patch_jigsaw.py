@@ -9,7 +9,7 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.patch_jigsaw import MASKED, agreed, misplaced, sorted_patches
 from mjp_privacy.data import Preprocessing, open_images
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import load_model
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches, to_patches
 from tests.helpers.planted import planted_view

@@ -12,7 +12,7 @@ from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels, Reconstruction
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from tests.helpers.models import tiny_model
 

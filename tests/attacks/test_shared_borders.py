@@ -14,7 +14,7 @@ from attacks.equations.shared import Search
 from mjp_privacy import attack_gradients
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import AttackerView
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from tests.attacks.test_shared_picture import SHAPE, attack_of, gradients, model_of, run, view_of
 from tests.helpers.night import by_day
 from tests.helpers.planted import planted_images

@@ -16,8 +16,8 @@ from mjp_privacy.client.feeding import Feeding
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels, Reconstruction
-from mjp_privacy.metrics.assignment import assigned
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.matching import assigned
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from tests.helpers.models import tiny_model
 from tests.helpers.planted import planted_images

@@ -14,8 +14,8 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.client.traces import labels_of_batch
 from mjp_privacy.interfaces import AttackerView
-from mjp_privacy.metrics.assignment import assigned
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.matching import assigned
+from mjp_privacy.metrics.pictures import psnr
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images, planted_view
 

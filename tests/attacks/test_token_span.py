@@ -14,7 +14,7 @@ from attacks.equations.span import upload_span
 from attacks.equations.tokens import TokenEquations, refine, token_equations
 from attacks.token_span import TokenSpan
 from mjp_privacy.client.config import ClientConfig
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.jigsaw import to_patches
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images, planted_view

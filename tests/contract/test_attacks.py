@@ -19,7 +19,7 @@ from attacks.controls import oracle_inverse
 from attacks.equations.least_squares import condition_and_rank, minimum_norm_solve
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from tests.contract.attack_targets import (
     EXACT,
     LINES,

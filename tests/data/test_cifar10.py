@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from mjp_privacy.cli import main
-from mjp_privacy.data import cifar10, open_images
-from mjp_privacy.data.cifar10 import CLASSES, FILES
+from mjp_privacy.data import open_images
+from mjp_privacy.paper import cifar10
+from mjp_privacy.paper.cifar10 import CLASSES, FILES
 
 IN_A_FILE = 30
 NAMES = [name for files in FILES.values() for name in files]

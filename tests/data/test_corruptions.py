@@ -15,10 +15,15 @@ from skimage.data import astronaut
 from mjp_privacy.cli import main
 from mjp_privacy.core import progress
 from mjp_privacy.data import open_images
-from mjp_privacy.data.corruptions import blur
-from mjp_privacy.data.corruptions.corrupting import corrupted
-from mjp_privacy.data.corruptions.names import CORRUPTIONS, MARKER, SEVERITIES
-from mjp_privacy.data.corruptions.textures import plasma
+from mjp_privacy.paper.corruptions import (
+    CORRUPTIONS,
+    MARKER,
+    SEVERITIES,
+    corrupted,
+    disk,
+    plasma,
+    trail,
+)
 from tests.helpers.image_files import make_images
 
 Pixels = NDArray[np.uint8]
@@ -117,11 +122,11 @@ def test_jpeg_and_pixels_as_pillow_makes_them() -> None:
 
 
 def test_the_disk_and_the_trail_keep_the_light() -> None:
-    assert blur.disk(3, 0.1).sum() == pytest.approx(1)
-    assert np.count_nonzero(blur.disk(3, 0.1) > 1e-9) == 29  # points within 3 of the middle
+    assert disk(3, 0.1).sum() == pytest.approx(1)
+    assert np.count_nonzero(disk(3, 0.1) > 1e-9) == 29  # points within 3 of the middle
     spot = np.zeros((41, 41))
     spot[20, 20] = 1
-    smeared = blur.trail(spot, 10, 3.0, angle=0)
+    smeared = trail(spot, 10, 3.0, angle=0)
     assert smeared.sum() == pytest.approx(1)
     assert set(np.nonzero(smeared)[0]) == {20}
     row = smeared[20]

@@ -24,9 +24,9 @@ from mjp_privacy.data import (
     embedded_images,
     files,
     load_images,
+    made,
     open_images,
     spread_subset,
-    zip_files,
 )
 from tests.helpers.image_files import make_images, zipped
 
@@ -160,7 +160,7 @@ def test_huge_files_are_not_read(
     with (folder / "a.png").open("ab") as file:
         file.write(b"x" * (1 << 20))
     source = open_images(zipped(folder) if as_zip else folder)
-    monkeypatch.setattr(zip_files, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     monkeypatch.setattr(files, "IMAGE_FILE", replace(files.IMAGE_FILE, max_bytes=1 << 20))
     with pytest.raises(ImageError, match=r"larger than 1 MiB|more than 1(.0)? MiB"):
         source.read_bytes(source.records[0])
@@ -321,11 +321,9 @@ def test_embedded_sizes_and_errors() -> None:
 
 
 def test_embedded_without_scikit_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from mjp_privacy.data import embedded
-
-    monkeypatch.setattr(embedded, "find_spec", lambda name: None)
+    monkeypatch.setattr(made, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install scikit-image"):
         open_images("embedded")
-    monkeypatch.setattr(embedded, "data_folder", lambda: tmp_path)
+    monkeypatch.setattr(made, "data_folder", lambda: tmp_path)
     with pytest.raises(UserError, match="Expected the photograph"):
         open_images("embedded")

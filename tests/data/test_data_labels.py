@@ -6,7 +6,7 @@ import pytest
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import open_images
-from mjp_privacy.data.label_files import synset_indices
+from mjp_privacy.data.labels import synset_indices
 from tests.helpers.image_files import FLAT_VAL, make_images, zipped
 
 SYNSETS = ["n01440764", "n03445777", "n15075141"]  # tench, golf ball, toilet tissue

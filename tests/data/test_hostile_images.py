@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data import ImageError, decoding, files, load_images, open_images, zip_files
+from mjp_privacy.data import ImageError, decoding, files, load_images, open_images
 from mjp_privacy.data.decoding import decode_image
-from mjp_privacy.data.ids import LONGEST, named_by_id
+from mjp_privacy.data.files import LONGEST, named_by_id
 from tests.helpers.image_files import make_images, zipped
 
 
@@ -274,7 +274,7 @@ def test_a_zip_bomb_is_one_images_reason(tmp_path: Path, monkeypatch: pytest.Mon
         archive.writestr("b.png", bytes(1 << 20))
         archive.writestr("c.png", bytes(100))
     assert "a zip bomb" not in read_all(path)["b.png"]
-    monkeypatch.setattr(zip_files, "BOMB_FROM", 1 << 16)
+    monkeypatch.setattr(files, "BOMB_FROM", 1 << 16)
     outcome = read_all(path)
     assert outcome["a.png"] == "(8, 8)"
     assert outcome["b.png"] == "a zip bomb: 0.0 MiB would become 1.0 MiB"

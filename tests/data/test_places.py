@@ -8,7 +8,7 @@ import pytest
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data.places import keep_apart
+from mjp_privacy.data.opening import keep_apart
 from tests.helpers.image_files import make_images
 
 

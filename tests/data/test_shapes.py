@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from mjp_privacy.cli import main
-from mjp_privacy.data.shapes import CLASSES, GROUND, HIGH_DISC, LOW_DISC, SKY, drawn
 from mjp_privacy.paper.segmentation_data import splits_of
+from mjp_privacy.paper.shapes import CLASSES, GROUND, HIGH_DISC, LOW_DISC, SKY, drawn
 
 
 def command(*words: object) -> int:

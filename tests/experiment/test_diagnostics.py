@@ -17,11 +17,11 @@ from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.experiment import diagnostics
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER, gradient_residual
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
-from mjp_privacy.metrics.jigsaw import (
+from mjp_privacy.metrics.matching import (
     matched_patches,
     rearranged,
 )
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.jigsaw import draw_masks, shuffle_patches, to_images, to_patches
 from tests.helpers.models import PATCH, some_images, some_labels, some_masks, tiny
 from tests.helpers.rounds_attack import mjp

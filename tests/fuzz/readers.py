@@ -194,7 +194,7 @@ def _labels(folder: Path) -> Any:
 
 
 def _label_file(folder: Path) -> Any:
-    from mjp_privacy.data.label_files import parse_label_file
+    from mjp_privacy.data.labels import parse_label_file
 
     return parse_label_file("labels", (folder / "labels").read_bytes())
 

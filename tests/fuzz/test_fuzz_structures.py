@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import FileKind, read_csv, read_json_lines, read_json_value, yaml_value
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.label_files import parse_label_file
+from mjp_privacy.data.labels import parse_label_file
 from mjp_privacy.experiment.config import parse_experiment
 from mjp_privacy.federation.config import load_federation
 from mjp_privacy.models.tensor_files import TensorFile

@@ -20,7 +20,7 @@ from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.data import Preprocessing
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 from tests.helpers.night import by_day

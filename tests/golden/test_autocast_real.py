@@ -13,7 +13,7 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.interfaces import AttackerView
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from tests.golden.test_ladder_real import PIXELS, attacked_classes, real_model
 
 COUNT = 5

@@ -15,7 +15,7 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import AttackerView, ClientInput, Pixels, Reconstruction
-from mjp_privacy.metrics.pixel import psnr, quantise
+from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel, load_model
 
 SIZE = 64

@@ -10,8 +10,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from mjp_privacy.data import ImageSource, load_images, open_images, spread_subset
-from mjp_privacy.data.label_files import synset_indices
-from mjp_privacy.data.labels import find_labels
+from mjp_privacy.data.labels import find_labels, synset_indices
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from mjp_privacy.interfaces import (
     Pixels,
     Reconstruction,
 )
-from mjp_privacy.metrics.pixel import psnr, quantise
+from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel, load_model
 
 SIZE = 64

@@ -9,7 +9,7 @@ from attacks import find_attack
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import AttackerView, Pixels
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from tests.helpers.models import planted_model
 from tests.helpers.planted import PATCH, SIDE, planted_images
 

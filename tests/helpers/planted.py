@@ -10,7 +10,7 @@ from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import Attack, AttackerView, ClientInput, Pixels
-from mjp_privacy.metrics.pixel import psnr, quantise
+from mjp_privacy.metrics.pictures import psnr, quantise
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.mjp_vit import with_closed_form_block
 from tests.helpers.models import PLANTED

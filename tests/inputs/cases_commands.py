@@ -97,7 +97,7 @@ def _arguments() -> dict[str, set[str]]:
         "attack": "mjp_privacy.experiment.commands:AttackArguments",
         "report": "mjp_privacy.report.commands:ReportArguments",
         "score": "mjp_privacy.metrics.commands:ScoreArguments",
-        "sample": "mjp_privacy.data.commands:SampleArguments",
+        "sample": "mjp_privacy.paper.sample:SampleArguments",
         "train": "mjp_privacy.training.commands:TrainArguments",
         "evaluate": "mjp_privacy.training.evaluation_arguments:EvaluationArguments",
         "curves": "mjp_privacy.training.commands:CurveArguments",

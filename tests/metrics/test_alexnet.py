@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mjp_privacy.metrics import alexnet, score
-from mjp_privacy.metrics.alexnet import (
+from mjp_privacy.metrics import lpips as alexnet
+from mjp_privacy.metrics import score
+from mjp_privacy.metrics.lpips import (
     CONVOLUTIONS,
     PACKAGED,
     TORCHVISION,

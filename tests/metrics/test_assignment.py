@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import torch
 
-from mjp_privacy.metrics.assignment import EXACT, NOTHING, assigned
+from mjp_privacy.metrics.matching import EXACT, NOTHING, assigned
 
 
 def by_all_orders(made: torch.Tensor, pictures: torch.Tensor) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mjp_privacy.metrics import draws as module
-from mjp_privacy.metrics.draws import draws
+from mjp_privacy.metrics import resampling as module
+from mjp_privacy.metrics.resampling import draws
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from mjp_privacy.metrics import score
-from mjp_privacy.metrics.alexnet import PACKAGED
-from mjp_privacy.metrics.identification import (
+from mjp_privacy.metrics.lpips import PACKAGED
+from mjp_privacy.metrics.matching import (
     MOST,
     embed,
     identify,

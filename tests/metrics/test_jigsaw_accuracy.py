@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mjp_privacy.metrics.jigsaw import (
+from mjp_privacy.metrics.matching import (
     direct_accuracy,
     matched_patches,
     neighbour_accuracy,

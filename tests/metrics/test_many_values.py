@@ -6,20 +6,20 @@ from scipy import stats
 
 from mjp_privacy.metrics import statistics
 from mjp_privacy.metrics.coded import Coded
-from mjp_privacy.metrics.many_groups import (
+from mjp_privacy.metrics.comparisons import MOST_FLIPPED, sign_flip_test
+from mjp_privacy.metrics.resampling import (
     far_larger,
     flipped_sums_with_few_drawn,
     means_with_few_drawn,
     resampled_quantiles,
 )
-from mjp_privacy.metrics.paired_tests import MOST_FLIPPED, sign_flip_test
 from mjp_privacy.metrics.statistics import (
     MOST_DRAWN,
     bootstrap_interval,
     median_interval,
     resampled_means,
+    success_curve,
 )
-from mjp_privacy.metrics.success_curve import success_curve
 
 MANY = MOST_DRAWN + 452
 TAILS = (0.025, 0.975)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import mjp_privacy
 from mjp_privacy.metrics import METRICS, score
-from mjp_privacy.metrics.pixel import quantise
+from mjp_privacy.metrics.pictures import quantise
 
 ROOT = Path(mjp_privacy.__file__).parent
 WEIGHTS = ROOT / "assets" / "alexnet_features_fp16.safetensors"

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 import mjp_privacy
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics import METRICS, alexnet, lpips_backbone, score
+from mjp_privacy.metrics import METRICS, lpips_backbone, score
+from mjp_privacy.metrics import lpips as alexnet
 
 WEIGHTS = Path(mjp_privacy.__file__).parent / "assets" / "alexnet_features_fp16.safetensors"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mjp_privacy.metrics.paired_tests import (
+from mjp_privacy.metrics.comparisons import (
     FLIPS,
     holm,
     paired_test,

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 from numpy.typing import NDArray
 
-from mjp_privacy.metrics.rank_agreement import rank_agreement
+from mjp_privacy.metrics.comparisons import rank_agreement
 
 Floats = NDArray[np.float64]
 

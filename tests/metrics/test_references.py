@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics import METRICS, prepare, references, score
-from mjp_privacy.metrics.contract import Metric, Prepared
-from mjp_privacy.metrics.structural import C1, C2, StructuralSimilarity
+from mjp_privacy.metrics import METRICS, References, prepare, score
+from mjp_privacy.metrics.pictures import C1, C2, Metric, Prepared, StructuralSimilarity
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -72,7 +71,7 @@ def test_a_network_sees_equal_images_once(on_levels: bool, prepared, compared) -
     Counted.compared.clear()
     kinds = ("paper", "standard")
     metrics = {("counted", kind): Metric("counted", kind, True, Counted()) for kind in kinds}
-    known = references.References.of(originals, metrics)
+    known = References.of(originals, metrics)
     found = known.score(attempts)
     assert (Counted.prepared, Counted.compared) == (prepared, compared)
     wanted = (attempts - originals).double().flatten(1).mean(1)

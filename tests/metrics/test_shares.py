@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from mjp_privacy.metrics.shares import Share, independent_trials
+from mjp_privacy.metrics.statistics import Share, independent_trials
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.metrics import draws
+from mjp_privacy.metrics import resampling as draws
 from mjp_privacy.metrics.statistics import (
     PSNR_CAP,
     Counts,

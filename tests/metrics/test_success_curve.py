@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from mjp_privacy.metrics.success_curve import DECIBELS, success_curve
+from mjp_privacy.metrics.statistics import DECIBELS, success_curve
 from tests.helpers.score_interval import score_interval
 
 VALUES = [12.0, math.inf, 20.0, math.nan, math.nan, math.nan, math.nan, 55.0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import mjp_privacy.models
 from attacks import ATTACKS, find_attack
-from mjp_privacy.metrics.pixel import psnr
+from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.layouts import LAYOUTS
 from mjp_privacy.models.modules import load_module

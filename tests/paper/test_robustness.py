@@ -20,9 +20,9 @@ from torchvision import transforms
 from mjp_privacy.cli import main
 from mjp_privacy.core import progress
 from mjp_privacy.data import Preprocessing, open_images
-from mjp_privacy.data.corruptions.names import CORRUPTIONS, FAMILIES, SEVERITIES
-from mjp_privacy.data.label_files import synset_indices
+from mjp_privacy.data.labels import synset_indices
 from mjp_privacy.models import LoadedModel, load_model
+from mjp_privacy.paper.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
 from mjp_privacy.paper.robustness_scores import (
     accuracy_when_answering,
     average_precision,

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mjp_privacy.data.corruptions.names import CORRUPTIONS
+from mjp_privacy.paper.corruptions import CORRUPTIONS
 from mjp_privacy.paper.robustness_scores import NORMALISED, UNNORMALISED, mce_of_images
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "robustness"

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from mjp_privacy.data.corruptions.names import CORRUPTIONS, SEVERITIES
+from mjp_privacy.paper.corruptions import CORRUPTIONS, SEVERITIES
 from mjp_privacy.paper.robustness_scores import (
     ALEXNET,
     DEIT,

@@ -13,9 +13,9 @@ from safetensors import safe_open
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.data.shapes import make_shapes
 from mjp_privacy.models import load_model
 from mjp_privacy.paper.segmentation_network import build_segmentation, load_segmentation
+from mjp_privacy.paper.shapes import make_shapes
 from mjp_privacy.training.config import TrainingConfig
 from mjp_privacy.training.config_files import load_training
 from mjp_privacy.training.trainer import train

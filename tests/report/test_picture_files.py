@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from mjp_privacy.cli import main
+from mjp_privacy.core.text import formula_free
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.pictures import files as picture_files
 from mjp_privacy.report.pictures.files import (

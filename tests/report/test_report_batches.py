@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.metrics.shares import Share
+from mjp_privacy.metrics.statistics import Share
 from mjp_privacy.report.charts.curves import write_batches
 from mjp_privacy.report.points import batch_points
 from mjp_privacy.report.runs import load_runs

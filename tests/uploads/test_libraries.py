@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mjp_privacy import attack_gradients
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import load_images
-from mjp_privacy.metrics.pixel import quantise
+from mjp_privacy.metrics.pictures import quantise
 
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 SMALL = {"hidden_size": 192, "intermediate_size": 384, "image_size": 64, "patch_size": 8}

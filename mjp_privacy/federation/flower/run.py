@@ -30,7 +30,7 @@ from typing import Any, Literal, get_args
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import lock, output_folder, write_json
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.places import keep_apart
+from mjp_privacy.data.opening import keep_apart
 from mjp_privacy.federation.config import FederationConfig, plain
 from mjp_privacy.federation.rounds import RESOLVED
 from mjp_privacy.federation.task import data_path

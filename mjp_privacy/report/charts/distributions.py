@@ -12,9 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mjp_privacy.core.drawing import INK, MUTED, RULE, band, colour, dashes, drawn, house_style
-from mjp_privacy.metrics.shares import wilson
-from mjp_privacy.metrics.statistics import PSNR_CAP
-from mjp_privacy.metrics.success_curve import SuccessCurve, success_curve
+from mjp_privacy.metrics.statistics import PSNR_CAP, SuccessCurve, success_curve, wilson
 from mjp_privacy.report.charts.chart import (
     FONT,
     WIDTH,

@@ -34,8 +34,8 @@ from torch import Tensor
 from mjp_privacy.core.errors import UserError, writing
 from mjp_privacy.core.files import check_folder
 from mjp_privacy.core.read import FileKind, csv_rows
+from mjp_privacy.core.text import formula_free
 from mjp_privacy.data.files import IMAGE_SUFFIXES
-from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.worst_case import picture_ids

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from mjp_privacy.metrics.shares import Share
-from mjp_privacy.metrics.statistics import PSNR_CAP
+from mjp_privacy.metrics.statistics import PSNR_CAP, Share
 from mjp_privacy.report.card import (
     CardFigure,
     any_uploads_line,

@@ -10,16 +10,18 @@ from itertools import starmap
 import numpy as np
 import pandas as pd
 
-from mjp_privacy.metrics.paired_tests import (
+from mjp_privacy.metrics.comparisons import (
+    CLOSER,
     ENUMERATED,
     EXACT_RANKS,
     FLIPS,
     MOST_FLIPPED,
     PairedTest,
+    RankAgreement,
     holm,
     paired_test,
+    rank_agreement,
 )
-from mjp_privacy.metrics.rank_agreement import CLOSER, RankAgreement, rank_agreement
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.card import any_uploads_line, one_upload_line
 from mjp_privacy.report.clients import Client, circumstances, client_titles, clients_of

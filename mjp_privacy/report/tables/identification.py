@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mjp_privacy.metrics.identification import (
+from mjp_privacy.metrics.matching import (
     MOST,
     MOST_MATCHED,
     SIDE,
@@ -21,8 +21,7 @@ from mjp_privacy.metrics.identification import (
     matched_psnr,
     shrink,
 )
-from mjp_privacy.metrics.shares import independent_trials
-from mjp_privacy.metrics.statistics import Floats
+from mjp_privacy.metrics.statistics import Floats, independent_trials
 from mjp_privacy.report.cell_columns import ATTACK_FACTS, COMMAND_FACTS, MODEL_FACTS, client_text
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.tables.figures import varying_columns

@@ -55,7 +55,7 @@ def sample(argv: list[str], usage: Usage) -> int:
     """Write the sample that `argv` describes and print what was chosen."""
     arguments = usage.parse(SampleArguments, argv)
     if arguments.cifar10 is not None:
-        from mjp_privacy.data.cifar10 import make_cifar10
+        from mjp_privacy.paper.cifar10 import make_cifar10
 
         if arguments.source or arguments.corrupt or arguments.shapes is not None:
             raise UserError(
@@ -64,7 +64,7 @@ def sample(argv: list[str], usage: Usage) -> int:
         print(make_cifar10(arguments.cifar10, arguments.out, _writing))
         return DONE
     if arguments.shapes is not None:
-        from mjp_privacy.data.shapes import make_shapes
+        from mjp_privacy.paper.shapes import make_shapes
 
         if arguments.source is not None or arguments.corrupt:
             raise UserError("--shapes draws its own pictures: expected no --from and no --corrupt.")
@@ -74,7 +74,7 @@ def sample(argv: list[str], usage: Usage) -> int:
         raise UserError(
             "Expected --from DIR_OR_ZIP, --shapes NUMBER or --cifar10 TAR_GZ; got none."
         )
-    from mjp_privacy.data.images import open_images
+    from mjp_privacy.data.opening import open_images
     from mjp_privacy.data.sample import make_sample
 
     images = open_images(arguments.source, arguments.labels)
@@ -82,7 +82,7 @@ def sample(argv: list[str], usage: Usage) -> int:
     print(f"{count} images in {shown(arguments.source)}. {images.labels_described}", flush=True)
     per_class, limit, seed = arguments.per_class, arguments.limit, arguments.seed
     if arguments.corrupt:
-        from mjp_privacy.data.corruptions.folder import make_corrupted
+        from mjp_privacy.paper.corrupted_folder import make_corrupted
 
         done = make_corrupted(
             images,

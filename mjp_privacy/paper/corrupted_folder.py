@@ -27,14 +27,29 @@ from mjp_privacy.core.files import output_folder, write_atomically
 from mjp_privacy.core.machine import derive_seed
 from mjp_privacy.core.read import FileKind, json_value
 from mjp_privacy.core.text import shown
-from mjp_privacy.data.corruptions.corrupting import corrupted
-from mjp_privacy.data.corruptions.differences import DIFFERENCES
-from mjp_privacy.data.corruptions.names import CORRUPTIONS, MARKER, SEVERITIES
-from mjp_privacy.data.label_files import is_synset, synset_indices
-from mjp_privacy.data.labels import is_class_index
+from mjp_privacy.data.images import ImageRecord, ImageSource, Preprocessing
+from mjp_privacy.data.labels import is_class_index, is_synset, synset_indices
 from mjp_privacy.data.sample import Sample, choose, csv_text, refuse_out, remarks
-from mjp_privacy.data.source import ImageRecord, ImageSource
-from mjp_privacy.data.transforms import Preprocessing
+from mjp_privacy.paper.corruptions import CORRUPTIONS, MARKER, SEVERITIES, corrupted
+
+# ------------------------------------------------------------------------------------------------
+# What the corruptions of this package do not share with the official files of ImageNet-C.
+
+DIFFERENCES = (
+    "The code is written anew over NumPy, SciPy and Pillow after the paper and the official "
+    "generator's constants; its random numbers are others, so no picture equals an official file.",
+    "Frost is a computed texture of bright, bluish needles; the official code adds parts of "
+    "photographs of frost.",
+    "The trails of motion blur and snow are summed here from whole pixels; the official code calls "
+    "ImageMagick.",
+    "Defocus blur and the elastic transform's affine map are computed with SciPy; the official "
+    "code calls OpenCV.",
+    "Lengths in pixels are the official ones, made for a side of 224, whatever the size; those of "
+    "the elastic transform grow with the side.",
+    "Chance depends on the seed, the image's class and name, the corruption and the severity; the "
+    "official code draws all pictures from one stream.",
+)
+
 
 PLAIN = "plain_class_folders"
 SIZE = 224

@@ -1,25 +1,34 @@
-"""AlexNet's convolutions and LPIPS' heads, read without importing the packages they come from.
+"""LPIPS v0.1 with AlexNet (Zhang et al. 2018), without a download.
 
-The heads come with the `lpips` package. The convolutions come from torchvision's file where
-torch.hub has it already, else from the float16 copy inside this package; scores by the two differ
-by less than 2e-4. The network computes in float32, TF32 off.
+Within 5e-7 of the `lpips` package, which takes seconds to import and is the tests' yardstick.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
-from mjp_privacy.core.errors import BadFile
+from mjp_privacy.core.errors import BadFile, UserError
 from mjp_privacy.core.read import FileKind, is_there
+from mjp_privacy.metrics.pictures import Prepared
 from mjp_privacy.models.tensor_files import TensorFile, read_torch_file
+
+# ------------------------------------------------------------------------------------------------
+# AlexNet's convolutions and LPIPS' heads, read without importing the packages they come from.
+#
+# The heads come with the `lpips` package. The convolutions come from torchvision's file where
+# torch.hub has it already, else from the float16 copy inside this package; scores by the two differ
+# by less than 2e-4. The network computes in float32, TF32 off.
 
 PACKAGED = Path(__file__).parents[1] / "assets" / "alexnet_features_fp16.safetensors"
 TORCHVISION = "alexnet-owt-7be5be79.pth"  # the last part is the start of its SHA-256
@@ -122,3 +131,53 @@ def _downloaded(file: Path) -> dict[str, Tensor]:
         raise HUB.refusal(file, f"a file whose SHA-256 begins with {digest[:8]}")
     weights: dict[str, Tensor] = read_torch_file(file, HUB)
     return weights
+
+
+EPS = 1e-10  # as in the lpips package
+
+
+@dataclass(frozen=True)
+class Lpips:
+    """LPIPS as a measure: weighted squared distance of unit-length features, averaged over space,
+    summed over layers. Float32, >= 0.
+
+    Images have 3 channels (RGB) or 1 (grey).
+    """
+
+    precision: ClassVar[torch.dtype] = torch.float32
+
+    def prepare(self, references: Tensor) -> Prepared:
+        """The references' features, (m, places, channels) for each layer."""
+        _check_shape(references)
+        return tuple(unit_layers(references))
+
+    def compare(self, reconstructions: Tensor, references: Tensor, prepared: Prepared) -> Tensor:
+        """(m, C, H, W) in [0, 1] and the features of the references -> (m,)."""
+        total = reconstructions.new_zeros(len(reconstructions))
+        layers = zip(unit_layers(reconstructions), prepared, lpips_heads(), strict=True)
+        for features, known, head in layers:
+            squares = features.sub_(known).square_()
+            total += (squares @ head.flatten().to(squares)).mean(1)
+        return total
+
+
+def unit_layers(images: Tensor) -> Iterator[Tensor]:
+    """AlexNet's five layers (m, places, channels), at every place divided by their length."""
+    for layer in alexnet_layers(images):
+        features = layer.permute(0, 2, 3, 1).flatten(1, 2)
+        yield features / (torch.linalg.vector_norm(features, dim=-1, keepdim=True) + EPS)
+
+
+def _check_shape(images: Tensor) -> None:
+    channels, height, width = images.shape[1:]
+    if min(height, width) < SMALLEST:
+        raise UserError(
+            f"LPIPS expected images of at least {SMALLEST}×{SMALLEST} pixels, the smallest that "
+            f"AlexNet can take; these are {height}×{width}. Leave lpips out of the metrics or "
+            "score larger images."
+        )
+    if channels not in (1, 3):
+        raise UserError(
+            f"LPIPS expected images of 3 channels (RGB) or 1 (grey); these have {channels}. Leave "
+            "lpips out of the metrics or score RGB images."
+        )

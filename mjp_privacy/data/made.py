@@ -1,12 +1,7 @@
-"""Pictures with flat regions, made from what comes with scikit-image: no download.
+"""Photographs that come with every scikit-image wheel: images to try things on, no download.
 
-Equal, black and white patches are where X-rays, drawings and product photographs differ from
-ordinary photographs. There are 24 pictures of four kinds:
-
-    letterboxed   a wide or a tall part of a photograph between black or white bars
-    drawing       a silhouette, a logo, an X-ray phantom, and shapes drawn on white
-    half_blurred  a photograph with one half out of focus
-    saturated     an overexposed photograph, or one with its shadows cut off at black
+They belong to scikit-image's minimal data set, which is part of its wheel. Newer pictures of
+scikit-image are fetched on demand and are not used here.
 """
 
 from __future__ import annotations
@@ -14,18 +9,127 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFilter
 
-from mjp_privacy.data.embedded import (
-    PHOTOGRAPHS,
-    SIDE,
-    data_folder,
-    opened_picture,
-)
-from mjp_privacy.data.source import ImageRecord, ImageSource
+from mjp_privacy.core.errors import BadFile, UserError
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.data.decoding import ImageError, decode_image
+from mjp_privacy.data.images import ImageRecord, ImageSource
+
+EMBEDDED = "embedded"
+"""The word that opens these images in place of a path."""
+
+SIDE = 224
+"""Side of a crop in the photograph, in pixels; a size of 224 therefore needs no resampling."""
+
+PHOTOGRAPH = FileKind("a photograph of scikit-image", "Install scikit-image again.")
+
+PHOTOGRAPHS = {
+    "astronaut": "astronaut.png",
+    "camera": "camera.png",
+    "chelsea": "chelsea.png",
+    "coffee": "coffee.png",
+    "motorcycle": "motorcycle_left.png",
+    "rocket": "rocket.jpg",
+}
+"""Name to file. Of the stereo pair only one is used; drawings, textures and micrographs are not."""
+
+
+@dataclass(frozen=True)
+class EmbeddedFiles:
+    """The crops as named PPM files; "astronaut/0_1" is the crop in row 0 and column 1."""
+
+    path: Path
+    size: int
+    names: tuple[str, ...]
+
+    def read(self, name: str) -> bytes:
+        """The crop as PPM, which is not compressed: its bytes do not depend on the zlib version."""
+        photograph, _, place = name.partition("/")
+        row, column = (int(number) for number in place.split("_"))
+        crop = _crops(_photograph(self.path, photograph))[row, column]
+        stream = io.BytesIO()
+        if crop.size != (self.size, self.size):
+            crop = crop.resize((self.size, self.size), Image.Resampling.BICUBIC)
+        crop.save(stream, "PPM")
+        return stream.getvalue()
+
+
+class EmbeddedSource(ImageSource):
+    """The crops as an ImageSource. The group of a record is its photograph."""
+
+
+def embedded_images(size: int = SIDE) -> EmbeddedSource:
+    """20 crops of six photographs, size × size pixels, without labels.
+
+    The crops are the squares of side 224 that fit into each photograph without overlap, as a grid
+    in its middle; for other sizes they are resized (bicubic, antialiased).
+    """
+    if size < 1:
+        raise UserError(f"Expected a size of at least 1 pixel, got {size}.")
+    path = data_folder()
+    records = tuple(
+        ImageRecord(f"{name}/{row}_{column}", group=name)
+        for name in PHOTOGRAPHS
+        for row, column in sorted(_crops(_photograph(path, name)))
+    )
+    files = EmbeddedFiles(path, size, tuple(record.image_id for record in records))
+    return EmbeddedSource(Path(EMBEDDED), records, "The embedded images carry no labels.", files)
+
+
+def _crops(photograph: Image.Image) -> dict[tuple[int, int], Image.Image]:
+    """The crops of a photograph by (row, column)."""
+    rows, columns = photograph.height // SIDE, photograph.width // SIDE
+    top, left = (photograph.height - rows * SIDE) // 2, (photograph.width - columns * SIDE) // 2
+    boxes = {
+        (row, column): (left + column * SIDE, top + row * SIDE)
+        for row in range(rows)
+        for column in range(columns)
+    }
+    return {place: photograph.crop((x, y, x + SIDE, y + SIDE)) for place, (x, y) in boxes.items()}
+
+
+@cache
+def _photograph(folder: Path, name: str) -> Image.Image:
+    return opened_picture(folder / PHOTOGRAPHS[name])
+
+
+def opened_picture(path: Path) -> Image.Image:
+    """A picture of scikit-image's, RGB; UserError where the file is missing or damaged."""
+    try:
+        return decode_image(PHOTOGRAPH.bytes(path))
+    except (BadFile, ImageError) as error:
+        raise UserError(
+            f"Expected the photograph {path} of scikit-image, got: {error}. "
+            "Install scikit-image again, from its wheel."
+        ) from error
+
+
+def data_folder() -> Path:
+    """The folder skimage/data, without importing skimage."""
+    spec = find_spec("skimage")
+    if spec is None or spec.origin is None:
+        raise UserError(
+            "The embedded images are scikit-image's, which is not installed. "
+            "Run `pip install scikit-image`, or give a folder of images."
+        )
+    return Path(spec.origin).parent / "data"
+
+
+# ------------------------------------------------------------------------------------------------
+# Pictures with flat regions, made from what comes with scikit-image: no download.
+#
+# Equal, black and white patches are where X-rays, drawings and product photographs differ from
+# ordinary photographs. There are 24 pictures of four kinds:
+#
+#     letterboxed   a wide or a tall part of a photograph between black or white bars
+#     drawing       a silhouette, a logo, an X-ray phantom, and shapes drawn on white
+#     half_blurred  a photograph with one half out of focus
+#     saturated     an overexposed photograph, or one with its shadows cut off at black
 
 FLAT = "flat"
 """The word that opens these pictures in place of a path."""
@@ -81,7 +185,7 @@ def makers() -> dict[str, Maker]:
     return found
 
 
-def _photograph(folder: Path, name: str, shape: tuple[int, int]) -> Image.Image:
+def _photograph_part(folder: Path, name: str, shape: tuple[int, int]) -> Image.Image:
     """The largest central part of a photograph with this shape, resized to it."""
     picture = opened_picture(folder / PHOTOGRAPHS[name])
     scale = min(picture.width / shape[0], picture.height / shape[1])
@@ -93,7 +197,7 @@ def _photograph(folder: Path, name: str, shape: tuple[int, int]) -> Image.Image:
 
 def _letterboxed(name: str, shape: str, colour: tuple[int, ...], folder: Path) -> Image.Image:
     """A wide or tall part of a photograph between two bars."""
-    inner = _photograph(folder, name, SHORT[shape])
+    inner = _photograph_part(folder, name, SHORT[shape])
     picture = Image.new("RGB", (SIDE, SIDE), colour)
     picture.paste(inner, ((SIDE - inner.width) // 2, (SIDE - inner.height) // 2))
     return picture
@@ -101,7 +205,7 @@ def _letterboxed(name: str, shape: str, colour: tuple[int, ...], folder: Path) -
 
 def _half_blurred(name: str, side: str, folder: Path) -> Image.Image:
     """A photograph with the half of this side out of focus."""
-    picture = _photograph(folder, name, (SIDE, SIDE))
+    picture = _photograph_part(folder, name, (SIDE, SIDE))
     half = SIDE // 2
     left, top = half * (side == "right"), half * (side == "bottom")
     right = half if side == "left" else SIDE
@@ -113,7 +217,7 @@ def _half_blurred(name: str, side: str, folder: Path) -> Image.Image:
 
 def _saturated(name: str, exposure: str, folder: Path) -> Image.Image:
     """A photograph of 2.5 times its light, or without its darker half."""
-    picture = _photograph(folder, name, (SIDE, SIDE))
+    picture = _photograph_part(folder, name, (SIDE, SIDE))
     if exposure == "light":
         return picture.point([min(255, value * 5 // 2) for value in range(256)] * 3)
     return picture.point([max(0, 2 * value - 255) for value in range(256)] * 3)
