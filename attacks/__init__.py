@@ -80,7 +80,7 @@ _attack(
 )
 _attack(
     "april_prior",
-    "april_prior:AprilPrior",
+    "april:AprilPrior",
     "april's equations with a picture prior",
     traits=["masks", "public photographs"],
 )
@@ -89,25 +89,25 @@ _attack(
 )
 _attack(
     "patch_prior",
-    "patch_prior:PatchPriorAttack",
+    "patch_variants:PatchPriorAttack",
     "patch_gradient with a prior, for noise",
     traits=["noise", "public photographs"],
 )
 _attack(
     "plain_step",
-    "plain_step:PlainStep",
+    "patch_variants:PlainStep",
     "waits for a step that MJP left unshuffled",
     traits=["masks"],
 )
 _attack(
     "patch_jigsaw",
-    "patch_jigsaw:PatchJigsaw",
+    "patch_variants:PatchJigsaw",
     "patch_gradient of clients that shuffle and mask none, sorted by borders and other uploads",
     traits=["shuffled alone"],
 )
 _attack(
     "mask_locator",
-    "mask_locator:MaskLocator",
+    "patch_variants:MaskLocator",
     "finds the masked positions, makes no picture",
     traits=["masks"],
 )
@@ -150,19 +150,19 @@ _attack(
 )
 _attack(
     "batch_lattice",
-    "batch_lattice:BatchLattice",
+    "layer_span:BatchLattice",
     "uploads of one batch of 8-bit pictures: all of them, by the lattice of their differences",
     traits=["batches", "masks", "noise", "8 bit", "public photographs"],
 )
 _attack(
     "span_matching",
-    "span_matching:SpanMatching",
+    "batch_span:SpanMatching",
     "one upload of a batch: gradient matching in the span that batch_span leaves open",
     traits=["batches", "masks", "noise", "steps", "public photographs"],
 )
 _attack(
     "token_span",
-    "token_span:TokenSpan",
+    "masked_span:TokenSpan",
     "needs no gradient of the position embeddings",
     traits=["masks", "public photographs"],
 )

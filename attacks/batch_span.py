@@ -1,6 +1,6 @@
 r"""What one upload of a batch says of its pictures: all but their differences' span.
 
-`equations.superposition` has the algebra. The row space of what the rows of the table's gradient
+`equations.batches` has the algebra. The row space of what the rows of the table's gradient
 leave of G is the span S of the pictures' differences, N (B - 1) directions of a patch's p (and of
 the patches that MJP masked). Off S all pictures of the batch are equal at each position, and the
 upload gives them exactly: this part of the *mean picture* is certain, and no other part of it is,
@@ -13,27 +13,55 @@ uploads whose errors are known, this is `masked_span`, which weighs errors.
 
 It needs N B <= D and N (B - 1) < p. `known_share` is the share of a patch's directions in which
 every picture of the batch, and so their mean, is known exactly.
+
+One upload of a batch: gradient matching inside the span of the pictures' differences.
+
+`batch_span` leaves of each picture's patches C_i + a_i V only a open: N^2 B (B - 1) numbers for the
+batch in place of N p B pixels. Here L-BFGS moves a of all B pictures together, in coordinates in
+which patches of photographs have unit variance, until the pictures' gradients are those that were
+sent (`batch_span`):
+
+    d(x) + prior_weight E(x) / pixels + mean of the squares by which pixels leave [0, 1].
+
+It starts at `batch_span`'s guesses, then at random pictures of the span; the best end is kept. The
+labels are those that the attacker knows, or else the ones that the classifier's gradient tells.
+Where `layer_span` applies it finds far more in less time. In half a minute of one core a batch of
+two photographs gains 6 dB over `batch_span`, one of four nothing in a minute. It also takes what
+`layer_span` refuses: B (N + 1) >= D, and patches that MJP masked in all pictures of the batch.
+
+How far the gradients of candidate pictures are from those of one step's upload.
+
+    d(x) = mean over tensors w of  1 - <g_w(x), g_w> / (|g_w(x)| |g_w|)
+
+Each tensor counts the same: over all numbers together the classifier and the last blocks outweigh
+the first ones, which say most of the patches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attacks.budget import image
+from attacks.budget import image, spent
+from attacks.equations.batches import Superposition, superposed, too_many_pictures
+from attacks.equations.completion import FieldEnergy, field_energy
 from attacks.equations.filling import wanted
+from attacks.equations.layers import StepUpload, client_model
 from attacks.equations.least_squares import condition_and_rank
-from attacks.equations.patch_system import is_disturbed, patch_system
+from attacks.equations.patch_system import is_disturbed, lacks_patch_system, patch_system
 from attacks.equations.pictures import per_image, pictures_of
-from attacks.equations.requirements import lacks_patch_system
-from attacks.equations.superposition import superposed, too_many_pictures
 from attacks.masked_span import MaskedSpan
+from mjp_privacy.client.traces import labels_of_batch
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images
 
 
 @dataclass(frozen=True)
@@ -85,3 +113,236 @@ class BatchSpanAttack:
             mask=per_image(view, system.hidden),
             diagnostics={name: per_image(view, fact) for name, fact in facts.items()},
         )
+
+
+# gradient matching in the span --------------------------------------------------------------------
+
+
+SPREAD = 0.7  # standard deviations of the prior by which random starts leave the mean picture
+HISTORY = 50  # steps that L-BFGS remembers
+AT_ONCE = 10  # steps between looks at the time
+
+
+@dataclass(frozen=True)
+class SpanMatching:
+    """Gradient matching for the pictures of one upload's batch, in the span that it leaves open.
+
+    steps         of L-BFGS in each restart
+    restarts      starts: `batch_span`'s guesses, then random pictures of the span
+    prior         `fitted`, `stationary`, or the path of a fitted prior
+    prior_weight  of the prior's energy per pixel beside the gradients' distance
+    """
+
+    steps: Annotated[int, Field(ge=1, le=100_000_000)] = 100
+    restarts: Annotated[int, Field(ge=1, le=100_000_000)] = 2
+    prior: str = "fitted"
+    prior_weight: Annotated[float, Field(ge=0, le=1e9)] = 1e-3
+    name: ClassVar[str] = "span_matching"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+    uploads: ClassVar[int] = 1
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """All gradients but the localization regressor's, which does not depend on the pixels."""
+        names = [name for name, _ in model.named_parameters()]
+        return [name for name in names if not name.startswith("dal_regressor.")]
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why there is no span to match gradients in, no gradient to match, or no label."""
+        update = view.updates[0]
+        if update.kind != "gradient":
+            text = "gradient matching needs a gradient; the upload is a weight difference"
+            return Refusal("weight_difference", text)
+        if (refusal := BatchSpanAttack(self.prior).unsupported(view)) is not None:
+            return refusal
+        if view.labels is None and "head.bias" not in update.grads:
+            text = (
+                "gradient matching needs the labels: this attacker does not know them, and the "
+                "upload holds no gradient of head.bias, which tells them"
+            )
+            return Refusal("labels", text)
+        return None
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The pictures of each step; diagnostics hold the distance of their gradients."""
+        update = view.updates[0]
+        guesses = BatchSpanAttack(self.prior).run(view, generator=generator)
+        if update.batch == 1 or is_disturbed(update):
+            return guesses
+        system, model = patch_system(view, update), client_model(view, update)
+        patches, distances = list[Tensor](), list[float]()
+        for index, hidden in enumerate(system.hidden):
+            with image(index * update.batch, update.batch):
+                step = StepUpload.of(view, update, index, model)
+                guess = superposed(view, update, system, index, self.prior)
+                found, distance = self._matched(view, step, guess, generator, index)
+            patches += [wanted(view, hidden, one) for one in found]
+            distances.append(distance)
+        facts = {**guesses.diagnostics, "distance": per_image(view, torch.tensor(distances))}
+        images = pictures_of(view, torch.stack(patches))
+        return replace(guesses, images=images, diagnostics=facts)
+
+    def _matched(
+        self,
+        view: AttackerView,
+        step: StepUpload,
+        guess: Superposition,
+        generator: torch.Generator,
+        index: int,
+    ) -> tuple[Tensor, float]:
+        """Patches (B, N, p) of one step's pictures, and the distance of their gradients."""
+        batch = step.update.batch
+        if view.labels is None:
+            labels = labels_of_batch(step.grads["head.bias"], batch)
+        else:
+            labels = view.labels[index * batch : (index + 1) * batch]
+        masks = None
+        if step.model.unk_embed is not None:
+            masks = guess.span.hidden.expand(batch, -1)
+        distance = GradientDistance.of(step.model, step.grads, masks)
+        energy = field_energy(self.prior, view.model.patch_size, view.pixels).on(guess.mean.device)
+        fit = _Fit(view, guess, energy, distance, labels, self.prior_weight)
+        best, least = guess.pictures(batch), float("inf")
+        for number in range(self.restarts):
+            if number and spent():
+                break
+            start = fit.start(batch, generator) if number else fit.ordered(guess.pictures(batch))
+            pictures, value = fit.descended(start, self.steps)
+            if value < least:
+                best, least = pictures, value
+        return best, fit.distance_of(best)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The objective of one step's pictures, in the coordinates of their span."""
+
+    view: AttackerView
+    guess: Superposition
+    energy: FieldEnergy
+    distance: GradientDistance
+    labels: Tensor
+    prior_weight: float
+
+    @property
+    def root(self) -> Tensor:
+        """L of L L^T = V Sigma^-1 V^T: coordinates a L have unit variance."""
+        basis = self.guess.basis
+        return torch.linalg.cholesky(basis @ self.energy.patch_precision @ basis.mT)
+
+    def start(self, batch: int, generator: torch.Generator) -> Tensor:
+        """Random pictures (B, N, p) of the span, about the mean one."""
+        basis, mean = self.guess.basis, self.guess.mean
+        units = torch.linalg.solve_triangular(self.root, basis, upper=False)
+        noise = torch.randn(batch, len(mean), len(basis), generator=generator).to(mean)
+        return mean + SPREAD * noise @ units
+
+    def ordered(self, pictures: Tensor) -> Tensor:
+        """Pictures (B, N, p) in the order, of those that turn them round, that fits the labels."""
+        turned = [pictures.roll(places, 0) for places in range(len(pictures))]
+        return min(turned, key=self.distance_of)
+
+    def distance_of(self, pictures: Tensor) -> float:
+        """The distance of the gradients of pictures (B, N, p)."""
+        return float(self.distance(self._seen(pictures), self.labels).detach())
+
+    def descended(self, start: Tensor, steps: int) -> tuple[Tensor, float]:
+        """The best pictures (B, N, p) on the way from a start, and the objective there."""
+        basis, root = self.guess.basis, self.root
+        units = torch.linalg.solve_triangular(root, basis, upper=False)
+        known = start - (start @ basis.mT) @ basis
+        moves = ((start @ basis.mT) @ root).requires_grad_()
+        best = start, float("inf")
+        optimizer = torch.optim.LBFGS(
+            [moves],
+            max_iter=AT_ONCE,
+            history_size=HISTORY,
+            line_search_fn="strong_wolfe",
+            tolerance_grad=0,
+            tolerance_change=0,
+        )
+
+        def closure() -> Tensor:
+            nonlocal best
+            optimizer.zero_grad()
+            pictures = known + moves @ units
+            value = self._objective(pictures)
+            value.backward()
+            if float(value.detach()) < best[1]:
+                best = pictures.detach().clone(), float(value.detach())
+            return value.detach()
+
+        for _ in range(0, steps, AT_ONCE):
+            optimizer.step(closure)
+            if spent():
+                break
+        return best
+
+    def _objective(self, pictures: Tensor) -> Tensor:
+        """The objective of pictures (B, N, p)."""
+        seen = self._seen(pictures)
+        low, high = self._seen_box()
+        outside = (low - seen).relu() + (seen - high).relu()
+        away = pictures.detach() - self.energy.mean.repeat_interleave(self.energy.patch_size**2)
+        pull = torch.stack([self.energy.force(one) for one in away]) / away.numel()
+        # Linear in the pictures with the energy's derivative; its value stands beside it.
+        energy = (pull * pictures).sum() - (pull * (pictures.detach() - away / 2)).sum()
+        distance = self.distance(seen, self.labels).double()
+        return distance + self.prior_weight * energy + outside.double().square().mean()
+
+    def _seen(self, pictures: Tensor) -> Tensor:
+        """Pictures (B, N, p) as (B, C, H, W) in the model's precision."""
+        size, channels = self.energy.patch_size, len(self.energy.mean)
+        return to_images(pictures, size, channels).to(self.distance.model.cls_token)
+
+    def _seen_box(self) -> tuple[Tensor, Tensor]:
+        """Black and white, normalised (C, 1, 1)."""
+        like = self.distance.model.cls_token
+        mean, std = (
+            torch.tensor(x).view(-1, 1, 1).to(like)
+            for x in (self.view.pixels.mean, self.view.pixels.std)
+        )
+        return -mean / std, (1 - mean) / std
+
+
+LEAST = 1e-30  # the norm of a gradient that is zero, as of a layer that sees no picture
+
+
+@dataclass(frozen=True)
+class GradientDistance:
+    """The distance from what was sent: GradientDistance.of(model, grads, mask)(images, labels)."""
+
+    model: MJPVisionTransformer
+    parameters: Mapping[str, Tensor]
+    sent: Mapping[str, Tensor]  # (*shape), those that are not zero
+    mask: Tensor | None  # (B, N), True where E_unk takes the place of the position
+
+    @classmethod
+    def of(
+        cls, model: MJPVisionTransformer, grads: Mapping[str, Tensor], mask: Tensor | None
+    ) -> GradientDistance:
+        """To the gradients (*shape) of one step; `mask` (B, N) where the model can mask."""
+        usable = {name: grad for name, grad in grads.items() if float(grad.norm()) > LEAST}
+        own = {name: value.detach() for name, value in model.named_parameters() if name in usable}
+        dtype = model.cls_token.dtype
+        return cls(
+            model,
+            {name: value.clone().requires_grad_() for name, value in own.items()},
+            {name: usable[name].to(dtype) / usable[name].norm().to(dtype) for name in own},
+            mask,
+        )
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The distance of normalised images (B, C, H, W) with these labels (B,), differentiable."""
+        with sdpa_kernel(SDPBackend.MATH):  # the only kernel that can be differentiated twice
+            arguments = (images,) if self.mask is None else (images, self.mask)
+            logits = functional_call(self.model, dict(self.parameters), arguments)
+            loss = torch.nn.functional.cross_entropy(logits, labels.to(logits.device))
+            values = list(self.parameters.values())
+            own = torch.autograd.grad(loss, values, create_graph=True, allow_unused=True)
+        cosines = [
+            (one * sent).sum() / one.norm().clamp_min(LEAST)
+            for one, sent in zip(own, self.sent.values(), strict=True)
+            if one is not None
+        ]
+        return 1 - torch.stack(cosines).mean()

@@ -29,11 +29,10 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image
-from attacks.equations.clip_factor import clip_factors
-from attacks.equations.names import PATCH, SWIN_TABLE, TABLE, UNKNOWN
-from attacks.equations.patch_system import located, zero_rows
+from attacks.equations import PATCH, SWIN_TABLE, TABLE, UNKNOWN
+from attacks.equations.patch_system import lacks_positions, located, no_gradient, zero_rows
 from attacks.equations.pictures import to_unit_range
-from attacks.equations.requirements import lacks_positions, no_gradient
+from attacks.equations.sent_gradients import clip_factors
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
@@ -119,7 +118,7 @@ class GradientMatching:
         self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
     ) -> tuple[Tensor, dict[str, float]]:
         """Match one client step, with torch's global generator seeded for breaching's own draws."""
-        from attacks.breaching.matching import match_gradients, optimization_configuration
+        from attacks.breaching import match_gradients, optimization_configuration
 
         device = view.model.like.device
         dtype = view.updates[0].dtype
@@ -156,7 +155,7 @@ Match = Callable[[Grads, Tensor, Tensor | None, int], tuple[Tensor, dict[str, fl
 
 def match_each_step(view: AttackerView, match: Match, generator: torch.Generator) -> Reconstruction:
     """Match one client step after another; diagnostics hold the facts of each, and seconds."""
-    from attacks.breaching import matching  # noqa: F401  (imported before the clock starts)
+    import attacks.breaching  # noqa: F401  (imported before the clock starts)
 
     update = view.updates[0]
     assert view.labels is not None

@@ -33,14 +33,14 @@ from torch import Tensor
 from attacks.budget import spent
 from attacks.equations.completion import field_energy
 from attacks.gradient_matching import GradientMatching, Number, Steps, is_number, match_each_step
-from attacks.jigsaw.consensus import in_the_order_of, placed_as, shifted_onto
-from attacks.prior.names import check_prior
+from attacks.jigsaw import in_the_order_of, placed_as, shifted_onto
+from attacks.prior import check_prior
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Grads, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 if TYPE_CHECKING:
-    from attacks.breaching.terms import Term
+    from attacks.breaching import Term
 
 Distance = Literal["cosine", "squared"]
 Schedule = Literal["gradient_first", "together"]
@@ -123,8 +123,12 @@ class GradViT:
         self, view: AttackerView, grads: Grads, labels: Tensor, mask: Tensor | None, seed: int
     ) -> Search:
         """The best seed's pictures of one client step, and the steps of all seeds."""
-        from attacks.breaching.matching import match_gradients, optimization_configuration
-        from attacks.breaching.terms import Near, SquaredDistance
+        from attacks.breaching import (
+            Near,
+            SquaredDistance,
+            match_gradients,
+            optimization_configuration,
+        )
 
         search = partial(
             match_gradients,
@@ -170,7 +174,7 @@ class GradViT:
 
     def _terms(self, view: AttackerView) -> tuple[list[Term], list[Term]]:
         """The terms of the first half of the steps, and of the second."""
-        from attacks.breaching.terms import Borders, FieldPrior
+        from attacks.breaching import Borders, FieldPrior
 
         patch_size = view.model.patch_size
         always: list[Term] = [Borders(self.borders, patch_size)] if self.borders > 0 else []

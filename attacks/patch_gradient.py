@@ -19,9 +19,12 @@ from typing import ClassVar, Literal
 import torch
 
 from attacks.equations.least_squares import minimum_norm_solve
-from attacks.equations.patch_system import patch_system
-from attacks.equations.requirements import lacks_patch_system, needs_patch_system
-from attacks.equations.solution import solution
+from attacks.equations.patch_system import (
+    lacks_patch_system,
+    needs_patch_system,
+    patch_system,
+    solution,
+)
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 

@@ -5,7 +5,7 @@ that feeds decoded pictures feeds multiples of 1/255, so the integer vectors of 
 that the masked patches generate (`lattice.unmixing`). LLL finds the lattice, and a model of what
 photographs look like tells its patches from their combinations. An unmasked patch is then the
 integer vector of c_i + S nearest to `masked_span`'s guess. The places of the masked patches are
-still unknown; `jigsaw.solver` puts them where their borders fit, which gives the plain picture.
+still unknown; `jigsaw` puts them where their borders fit, which gives the plain picture.
 Where the picture as the client fed it is wanted, each masked place gets the mean of the masked
 patches, because their order there is not in the gradient.
 
@@ -27,19 +27,16 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image, spent
+from attacks.equations import PATCH, QKV, TABLE, UNKNOWN
+from attacks.equations.completion import fewest_steps
 from attacks.equations.filling import Completion, check_completion
 from attacks.equations.least_squares import condition_and_rank
-from attacks.equations.levels import normalisation, normalised
-from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
-from attacks.equations.patch_system import PatchSystem, patch_system
-from attacks.equations.pictures import pictures
-from attacks.equations.requirements import no_gradient
+from attacks.equations.patch_system import PatchSystem, no_gradient, patch_system
+from attacks.equations.pictures import normalisation, normalised, pictures
 from attacks.equations.span import ABOVE_NOISE, Knowledge, hull_rows, off_the_visible, upload_span
-from attacks.equations.sparse import fewest_steps
-from attacks.jigsaw.solver import solve
-from attacks.lattice.frame import Reals
-from attacks.lattice.mosaic import FIXED, FREE
-from attacks.lattice.unmixing import Unmixed, unmix
+from attacks.jigsaw import solve
+from attacks.lattice.cost import Reals
+from attacks.lattice.unmixing import FIXED, FREE, Unmixed, unmix
 from attacks.masked_span import MaskedSpan
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
@@ -162,7 +159,7 @@ class _Exact:
 
     unmixed: Unmixed
     patches: Tensor  # (N, p) in [0, 1], the masked ones in any order and perhaps outside
-    members: Tensor  # (N,) see `lattice.mosaic.continued`
+    members: Tensor  # (N,) see `lattice.unmixing.continued`
 
     def placed(self, hidden: Tensor, grid: int, patch_size: int) -> tuple[Tensor, Tensor]:
         """The patches (N, p) in their places, and the permutation (N,) that the masked ones had."""

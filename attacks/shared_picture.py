@@ -1,10 +1,10 @@
 r"""Finds the pictures that batches share, and solves for each exactly: no partner hides it.
 
 One upload of a batch of B pictures leaves every patch open along N (B - 1) directions, those of the
-differences between the batch's pictures (`equations.batch_span`). A picture that meets other
-partners in another upload is where both open spaces meet (`equations.meeting`), so a client that
+differences between the batch's pictures (`equations.batches`). A picture that meets other
+partners in another upload is where both open spaces meet (`equations.agreement`), so a client that
 reshuffles its batches gives each picture away once it stood in two of them. Nothing says which
-uploads share pictures: `equations.shared` finds out. The weights may move between the uploads.
+uploads share pictures: a search finds out. The weights may move between the uploads.
 
     attack = find_attack("shared_picture", {"uploads": 6})   # reads six rounds
     attack.run(view, generator=...).diagnostics["certain"]   # 1 where a picture is verified
@@ -18,6 +18,10 @@ would not shrink.
 
 What is found is the one point that the batches' affine hulls have in common. It is a picture unless
 the client mixes pictures (mixup): then it may be a mixture, and one that stood in no batch.
+
+When uploads of batches tell the pictures that they share, and the largest batch that does.
+
+All uploads of a view as the spans of their batches, round by round.
 """
 
 from __future__ import annotations
@@ -31,16 +35,21 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.budget import image
-from attacks.equations.agreement import SharedPicture
-from attacks.equations.batch_requirements import lacks_shared_pictures
-from attacks.equations.batch_uploads import BatchUploads
+from attacks.equations import PATCH, TABLE, UNKNOWN
+from attacks.equations.agreement import TOLERANCE, Search, SharedPicture
+from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank, superposed
 from attacks.equations.filling import Completion, Filling, check_completion
-from attacks.equations.meeting import TOLERANCE
-from attacks.equations.names import UNKNOWN
+from attacks.equations.patch_system import (
+    PatchSystem,
+    check_uploads,
+    lacks_gradients,
+    lacks_positions,
+    located,
+    needs_patch_system,
+    patch_system,
+    too_few_equations,
+)
 from attacks.equations.pictures import to_unit_range
-from attacks.equations.requirements import check_uploads, needs_patch_system
-from attacks.equations.shared import Search
-from attacks.equations.superposition import superposed
 from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 from mjp_privacy.models.jigsaw import to_images
@@ -123,7 +132,7 @@ def _guesses(
     view: AttackerView, uploads: BatchUploads, step: int, prior: str, known: Sequence[Tensor]
 ) -> list[Tensor]:
     """Patches (N, p) for the pictures of an upload of which it alone tells anything: the mean of
-    those that are not `known`, which one upload tells best (`equations.superposition`)."""
+    those that are not `known`, which one upload tells best (`equations.batches`)."""
     left = uploads.batch - len(known)
     if not left:
         return []
@@ -196,3 +205,104 @@ def _facts(
     names = (CERTAIN, SHARING, "expected_psnr", "pictures_by_rank")
     pairs = torch.full((len(places),), float(len(search.agreeing)), dtype=torch.float64)
     return {**dict(zip(names, facts, strict=True)), "pairs_sharing": pairs}
+
+
+# when uploads tell shared pictures ----------------------------------------------------------------
+
+
+def lacks_shared_pictures(view: AttackerView) -> Refusal | None:
+    """Why the view's uploads cannot tell the pictures that they share, or None.
+
+    A batch of 12 on a ViT-Ti/16 at 64 px: "N B = 16 * 12 = 192 patches >= D = 192: ...".
+    """
+    refusal = lacks_positions(view.model) or lacks_gradients(view, TABLE, PATCH)
+    refusal = refusal or too_few_equations(view.model)
+    first = view.updates[0]
+    if refusal is not None or first.batch == 1:
+        return refusal
+    if first.partners == "fixed":
+        return Refusal(
+            "batch",
+            f"every upload of a step holds the same batch of {first.batch} pictures, which leaves "
+            "the differences between them open however many are seen; it needs batches that are "
+            "drawn anew (client.partners: fresh)",
+        )
+    uploads = len(view.updates) if len(view.updates) > 1 else first.steps_in_all
+    if uploads < 2:
+        return Refusal("uploads", "it looks for pictures that uploads share, and one was given")
+    return _too_large(view, uploads)
+
+
+def _too_large(view: AttackerView, uploads: int) -> Refusal | None:
+    """The refusal of a batch that is too large for so many uploads, or None."""
+    model, batch = view.model, view.updates[0].batch
+    patches, width = model.patch_embed.num_patches, model.embed_dim
+    length = model.patch_embed.proj.weight[0].numel()
+    masked = _always_masked(view)
+    open_directions = patches * (batch - 1) + masked
+    # A patch's gradient is orthogonal to ones, whose part LayerNorm takes out: D - 1 are free.
+    largest = min(
+        (width - 1) // patches,
+        1 + (length * (uploads - 1) - 1 - masked * uploads) // (uploads * patches),
+    )
+    way_out = f"up to a batch of {largest} they do" if largest > 1 else "no batch is small enough"
+    if patches * batch >= width:
+        return Refusal(
+            "underdetermined",
+            f"N B = {patches} * {batch} = {patches * batch} patches >= D = {width}: the gradients "
+            f"of a batch's patches are told apart only below the width; {way_out}",
+        )
+    if uploads * (length - open_directions) > length:
+        return None
+    hidden = f" + {masked} masked" if masked else ""
+    return Refusal(
+        "underdetermined",
+        f"{uploads} uploads leave {uploads} * (p - N (B - 1){' - k' if masked else ''}) = "
+        f"{uploads} * ({length} - {patches} * {batch - 1}{hidden.replace(' +', ' -')}) = "
+        f"{uploads * (length - open_directions)} equations <= p = {length} unknowns of a patch: "
+        f"they fit any picture; {way_out}, or give more uploads",
+    )
+
+
+def _always_masked(view: AttackerView) -> int:
+    """The most positions that are masked in all pictures of an upload; 0 in an outline."""
+    if any(update.grads[TABLE].is_meta for update in view.updates):
+        return 0
+    return max(int(located(view, update).sum(-1).max()) for update in view.updates)
+
+
+@dataclass(frozen=True)
+class BatchUploads:
+    """R rounds of n steps: upload r n + s is that of step s in round r.
+
+    In one of several rounds every picture stands in one upload. Of a single round this is not
+    known: uploads that a user gives from anywhere come as one.
+    """
+
+    spans: Sequence[BatchSpan]
+    steps: int  # n
+    batch: int  # B, as the client declares it
+    by_rank: Sequence[int | None]  # B of each upload of the first round, as its rank shows it
+    first: PatchSystem  # of the first round
+    rounds: Sequence[int] | None  # of each upload; None: uploads of a round may share pictures
+
+    @classmethod
+    def of(cls, view: AttackerView) -> BatchUploads:
+        """Read all uploads of the view. An upload that shows more pictures than are declared is
+        taken for one of that many."""
+        spans: list[BatchSpan] = []
+        by_rank: list[int | None] = []
+        for update in view.updates:
+            system = patch_system(view, update)
+            precision = torch.finfo(update.dtype).eps
+            can_mask = view.model.unk_embed is not None
+            for step, total in enumerate(system.total):
+                shown = pictures_by_rank(total, len(system.rows[step]), precision)
+                batch = max(update.batch, shown or 1)
+                spans.append(batch_span(system, step, batch, precision, can_mask=can_mask))
+                by_rank.append(shown)
+        first = view.updates[0]
+        steps = first.steps_in_all
+        several = len(view.updates) > 1
+        rounds = [number // steps for number in range(len(spans))] if several else None
+        return cls(spans, steps, first.batch, by_rank[:steps], patch_system(view, first), rounds)

@@ -20,7 +20,7 @@ import tyro
 from torch import Tensor
 
 from attacks.equations.span import hull_rows, split_hull
-from attacks.jigsaw.solver import solve
+from attacks.jigsaw import solve
 from attacks.lattice.unmixing import unmix
 from benchmarks.alternating import machine, write_result
 from mjp_privacy.data import load_images

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attacks.april import April
-from attacks.breaching.closed_form import reconstruct_one_by_one
+from attacks.breaching import reconstruct_one_by_one
 from benchmarks.alternating import alternate, machine, ratio, ratio_text, write_result
 from mjp_privacy.data import Preprocessing, open_images, spread_subset
 from mjp_privacy.data.made import EMBEDDED

@@ -1,1 +1,12 @@
-"""Linear equations that an upload holds about its pictures, and how to solve them."""
+"""What an upload says of its pictures: linear equations, and how to solve them.
+
+The names here are those, in the model, of the parameters whose gradients attacks read.
+"""
+
+TABLE = "pos_embed"
+SWIN_TABLE = "absolute_pos_embed"  # a row for each patch, none for a class token
+UNKNOWN = "unk_embed"
+PATCH = "patch_embed.proj.weight"
+QKV = "blocks.0.attn.qkv.weight"
+HEAD = "head.weight"
+HEAD_BIAS = "head.bias"

@@ -1,25 +1,165 @@
-r"""What uploads of batches agree in: the equations of a picture that stands in all of them.
+r"""Where uploads of batches meet: what pictures that stand in all of them must be.
 
-With a mask for each picture an upload does not say whether a visible position is
-visible in the picture that is shared. So at each position the upload's known part or zero counts,
-whichever agrees. Uploads share a picture if most positions show it and no other contradicts. A
-position where it is masked in all of them shows nothing. Nor does one whose patch they mask
-elsewhere too: where each of two batches masks a patch of one white border, this patch meets the
-equations of masked positions everywhere.
+A picture x in uploads r = 1..R obeys (I - P_r) x_i = c_{r,i} for each (`equations.batches`), so
+
+    M x_i = sum_r c_{r,i},    M = sum_r (I - P_r).
+
+Directions in which M vanishes belong to the span of every upload. Where the uploads share m
+pictures these are the differences between the shared ones, N (m - 1) directions, and the patches
+that were masked in all uploads: with none the picture is one, and determined. Where they share no
+picture, the equations contradict each other as soon as there are more of them than unknowns, sum_r
+(p - q_r) > p.
+
+What counts as zero, of a direction or of a contradiction, is decided by the errors that each upload
+shows of itself, never by pictures.
+
+What uploads of batches agree in: the equations of a picture that stands in all of them.
+
+With a mask for each picture an upload does not say whether a visible position is visible in the
+picture that is shared. So at each position the upload's known part or zero counts, whichever
+agrees. Uploads share a picture if most positions show it and no other contradicts. A position where
+it is masked in all of them shows nothing. Nor does one whose patch they mask elsewhere too: where
+each of two batches masks a patch of one white border, this patch meets the equations of masked
+positions everywhere.
+
+Finds the pictures that uploads of batches share, without being told which upload holds which.
+
+Two uploads share a picture if their equations do not contradict each other. Clients that shuffle
+their pictures often have several in common between two uploads, whose differences then stay open.
+So sets of uploads grow depth first, as long as they agree, until one picture is left; then every
+further upload that agrees joins, since it holds this picture too, and makes it more exact. A set
+whose pictures are all found already is not looked at again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, product
 
 import torch
 from torch import Tensor
 
-from attacks.equations.batch_span import BatchSpan
-from attacks.equations.meeting import TOLERANCE, Contradiction, Meeting
+from attacks.budget import spent
+from attacks.equations.batches import BatchSpan
 from attacks.equations.span import Knowledge
+
+TOLERANCE = 10.0
+"""Times the expected error up to which a direction or a contradiction counts as zero. Expected is
+a bound for random errors: those of a trained ViT's float32 gradients are .3 to 1.1 of it, and
+pictures that are not shared contradict each other by 10^4 of it."""
+DECIDABLE = 0.1
+"""Share of the known part of the patches below which the tolerance must stay: with larger errors
+equations that do not contradict each other say nothing."""
+ROUNDING = 1e-12  # of the eigenvalues of M, which are computed in float64
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """M's eigenvalues and eigenvectors, as far as they differ from R and any."""
+
+    spans: Sequence[BatchSpan]
+    values: Tensor  # (K,) ascending
+    vectors: Tensor  # (K, p) rows of length sqrt(R - value)
+
+    @classmethod
+    def of(cls, spans: Sequence[BatchSpan]) -> Meeting:
+        """The meeting of these uploads, of which there is at least one."""
+        stacked = torch.cat([span.basis for span in spans])
+        if len(stacked) <= stacked.shape[1]:
+            shared, turn = torch.linalg.eigh(stacked @ stacked.mT)
+            vectors = turn.mT @ stacked
+        else:
+            shared, turn = torch.linalg.eigh(stacked.mT @ stacked)
+            vectors = shared.clamp_min(0).sqrt().unsqueeze(1) * turn.mT
+        return cls(spans, (len(spans) - shared).flip(0), vectors.flip(0))
+
+    @cached_property
+    def open(self) -> int:
+        """How many directions lie in every span, as far as the errors of the spans tell."""
+        near = self.values < 0.5  # of the angles between spans of different pictures
+        error = torch.stack([span.tilt(self._unit(near)).square() for span in self.spans]).sum(0)
+        return int((self.values[near] < ROUNDING + TOLERANCE**2 * error).sum())
+
+    @property
+    def basis(self) -> Tensor:
+        """Orthonormal rows (open, p) of these directions."""
+        return self._unit(slice(self.open))
+
+    def _unit(self, which: slice | Tensor) -> Tensor:
+        length = (len(self.spans) - self.values[which]).sqrt()
+        return self.vectors[which] / length.unsqueeze(1)
+
+    def patches(self, visible: Tensor) -> Tensor:
+        """The patches (N, p) that meet all equations best, with no part along open directions.
+
+        visible  (R, N) bool: where the picture is visible in each upload
+        """
+        total = self._known(visible).sum(0)
+        count = len(self.spans)
+        scale = count * self.values
+        scale[: self.open] = -count * (count - self.values[: self.open])
+        return total / count + (total @ self.vectors.mT / scale) @ self.vectors
+
+    def _known(self, visible: Tensor) -> Tensor:
+        """The right-hand sides (R, N, p) of the equations."""
+        rows = zip(self.spans, visible, strict=True)
+        return torch.stack([span.known(seen) for span, seen in rows])
+
+    def known(self, visible: Tensor) -> Tensor:
+        """Their length at each position, (N,)."""
+        return self._known(visible).norm(dim=(0, 2))
+
+    def contradiction(self, patches: Tensor, visible: Tensor) -> Contradiction:
+        """How far these patches (N, p) are from meeting all equations."""
+        known = self._known(visible)
+        missed = torch.stack([span.off(patches) for span in self.spans]) - known
+        pairs = zip(self.spans, visible, strict=True)
+        expected = torch.stack([span.expected(patches, seen) for span, seen in pairs])
+        return Contradiction(missed.norm(dim=(0, 2)), expected.norm(dim=0), known.norm(dim=(0, 2)))
+
+    def error(self, expected: Tensor) -> Tensor:
+        """The length (N,) of the error to expect of `patches`, from that of their equations.
+
+        The errors of sum_r c_{r,i} have a covariance like M, so those of x_i one like its inverse.
+        """
+        width, rest = self.vectors.shape[1], self.values[self.open :].clamp_min(ROUNDING)
+        outside = (width - len(self.values)) / len(self.spans)
+        return expected * ((outside + float((1 / rest).sum())) / width) ** 0.5
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """What is missing in the equations of each of N positions."""
+
+    missed: Tensor  # (N,) length of what is left over
+    expected: Tensor  # (N,) what errors leave over
+    known: Tensor  # (N,) length of the right-hand sides
+
+    @property
+    def none(self) -> bool:
+        """Whether the equations hold over all positions together, and could have failed to."""
+        tolerance = TOLERANCE * float(self.expected.norm())
+        decidable = tolerance <= DECIDABLE * float(self.known.norm())
+        return decidable and float(self.missed.norm()) <= tolerance
+
+    @property
+    def none_at(self) -> Tensor:
+        """The same (N,) of each position alone."""
+        tolerance = TOLERANCE * self.expected
+        decidable = (self.known > 0) & (tolerance <= DECIDABLE * self.known)
+        return decidable & (self.missed <= tolerance)
+
+
+def equations_left(spans: Sequence[BatchSpan]) -> int:
+    """By how many the equations of these uploads exceed the unknowns of a patch."""
+    width = spans[0].basis.shape[1]
+    return sum(width - len(span.basis) for span in spans) - width
+
+
+# what uploads agree in ----------------------------------------------------------------------------
+
 
 EVIDENCE = 0.5
 """Share of the positions that must agree with the picture visible in at least one upload, where
@@ -185,3 +325,119 @@ def _evident(meeting: Meeting, visible: Tensor, shown: Tensor) -> bool:
     apart = (patches[0] - patches[1]).norm(dim=1)
     common = none & (apart <= TOLERANCE * torch.stack(expected).norm(dim=0))
     return int((shown & ~common).sum()) >= EVIDENCE * int((~common).sum())
+
+
+# the search ---------------------------------------------------------------------------------------
+
+
+MOST_MEETINGS = 50_000
+"""Sets of uploads that are solved before the search ends with what it has."""
+
+Group = tuple[int, SharedPicture]
+"""How many pictures some uploads share, and what is known of each of them."""
+
+
+@dataclass
+class Search:
+    """One search: Search(spans).pictures().
+
+    rounds  the round of each upload, if a picture stands in one upload of a round at most: then no
+            two uploads of a round are asked for a picture that they share
+    """
+
+    spans: Sequence[BatchSpan]
+    rounds: Sequence[int] | None = None
+    found: list[SharedPicture] = field(default_factory=list)
+    several: list[Group] = field(default_factory=list)  # sets that share more than one picture
+    meetings: int = 0
+
+    def pictures(self) -> list[SharedPicture]:
+        """Every picture that at least two uploads share and that they tell from others."""
+        for first in range(len(self.spans)):
+            self._extend((first,), self._partners[first])
+        return self.found
+
+    @property
+    def groups(self) -> list[SharedPicture]:
+        """What is left, once for each picture: those that nothing tells from others with which
+        they stood together. Groups with the fewest open directions come first."""
+        groups: list[SharedPicture] = []
+        for count, each in sorted(self.several, key=lambda g: (g[0], -len(g[1].uploads))):
+            others = sum(set(each.uploads) <= set(group.uploads) for group in groups)
+            groups += [each] * (count - self._known(each.uploads) - others)
+        return groups
+
+    @cached_property
+    def agreeing(self) -> set[tuple[int, int]]:
+        """The pairs of uploads that agree; all where two have too few equations to contradict."""
+        rounds = range(len(self.spans)) if self.rounds is None else self.rounds
+        pairs = [
+            (a, b) for a, b in combinations(range(len(self.spans)), 2) if rounds[a] != rounds[b]
+        ]
+        return {pair for pair in pairs if not self._testable(pair) or self._set(pair)}
+
+    @cached_property
+    def _partners(self) -> list[list[int]]:
+        """For every upload those after it with which it agrees."""
+        return [
+            [b for b in range(a + 1, len(self.spans)) if (a, b) in self.agreeing]
+            for a in range(len(self.spans))
+        ]
+
+    def _testable(self, uploads: Sequence[int]) -> bool:
+        return equations_left([self.spans[number] for number in uploads]) > 0
+
+    def _extend(self, uploads: tuple[int, ...], further: Sequence[int]) -> None:
+        """Look for pictures in these uploads and at least one of `further`."""
+        for place, number in enumerate(further):
+            grown = (*uploads, number)
+            later = [n for n in further[place + 1 :] if self._agree(number, n)]
+            if not self._testable(grown):
+                self._extend(grown, later)
+                continue
+            agreed = self._set(grown)
+            if agreed is None or self._known(grown) >= agreed.pictures:
+                continue
+            if agreed.pictures == 1:
+                self._record(self._completed(agreed))
+            else:
+                self.several.append((agreed.pictures, agreed.picture))
+                self._extend(grown, later)
+
+    def _agree(self, one: int, other: int) -> bool:
+        return (min(one, other), max(one, other)) in self.agreeing
+
+    def _known(self, uploads: Sequence[int]) -> int:
+        """How many of the pictures found so far stand in all of these uploads."""
+        return sum(set(uploads) <= set(picture.uploads) for picture in self.found)
+
+    def _record(self, picture: SharedPicture) -> None:
+        """Keep a picture. One that other uploads gave before is the same picture in them too."""
+        same = [number for number, old in enumerate(self.found) if picture.equals(old)]
+        if not same:
+            self.found.append(picture)
+            return
+        better, other = sorted((self.found[same[0]], picture), key=lambda p: float(p.error.norm()))
+        more = [at for at, number in enumerate(other.uploads) if number not in better.uploads]
+        self.found[same[0]] = replace(
+            better,
+            uploads=(*better.uploads, *(other.uploads[at] for at in more)),
+            visible=torch.cat((better.visible, other.visible[more])),
+        )
+
+    def _completed(self, agreed: Agreement) -> SharedPicture:
+        """The one picture of these uploads, with all others that hold it."""
+        for number in range(len(self.spans)):
+            if number in agreed.uploads:
+                continue
+            if all(self._agree(number, member) for member in agreed.uploads):
+                agreed = self._set((*agreed.uploads, number), agreed.visible) or agreed
+        return agreed.picture
+
+    def _set(self, uploads: tuple[int, ...], visible: Tensor | None = None) -> Agreement | None:
+        """`agreement` of these uploads, as long as the search may go on."""
+        if self.meetings >= MOST_MEETINGS or spent():
+            return None
+        self.meetings += 1
+        meeting = Meeting.of([self.spans[number] for number in uploads])
+        return agreement(uploads, meeting, visible)

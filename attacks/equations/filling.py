@@ -15,13 +15,12 @@ from attacks.equations.completion import (
     complete,
     complete_patchwise,
     field_energy,
+    whole_picture,
 )
-from attacks.equations.noisy_span import most_probable
-from attacks.equations.noisy_upload import noisy_upload
+from attacks.equations.noisy import most_probable, noisy_upload
 from attacks.equations.patch_system import PatchSystem
 from attacks.equations.pictures import per_image, pictures
 from attacks.equations.span import Knowledge, UploadSpan
-from attacks.equations.whole_picture import whole_picture
 from attacks.prior import find_prior
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import AttackerView, Pixels, Reconstruction
@@ -84,7 +83,7 @@ class Filling:
         """The patches of `exact`, solved again with the uploads' errors weighed where `noisy`.
 
         systems holds one system per upload, exact what `patches` gave, noisy one bool per picture;
-        see `equations.noisy_span`.
+        see `noisy.most_probable`.
         """
         patch, pixels = view.model.patch_size, view.pixels
         prior = find_prior(self.prior, patch=patch, size=pixels.size)

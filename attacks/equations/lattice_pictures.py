@@ -1,38 +1,341 @@
-r"""The pictures of a batch from uploads of it: patches by the lattice, sorted, and verified.
+r"""Whether a patch stands in a batch: one equation for each patch alone, from LayerNorm's length.
 
-`equations.differences` gives the patches but for the span of their differences, `lattice.unmixing`
-the lattice in that span, `equations.batch_patches` the patches of each position, `jigsaw.sheets`
-their pictures, and `equations.exchange` what is right of that by the layers after block 0's
-attention.
+Block 0's first layer says of the patch x at position i (`equations.tokens`), z = W x + beta + e_i:
+
+    P diag(gamma) (z - mean(z)) + s(x) P b = 0,    s(x) the standard deviation of z's entries.
+
+For patches x = x_i + sum_j c_j d_j, where d_j are differences of the batch's patches, this holds
+but for the length: the part along P b gives a number s that is linear in c, and s(x)^2 is quadratic
+in c. Both agree for the patches of the batch and by chance for one vector in many thousands. As all
+of it is a quadratic in c, a hundred thousand vectors are tested in a few hundredths of a second.
+
+It needs B N + 1 < D tokens of a batch, and a LayerNorm with biases b, as trained ones have.
+
+The patches of a batch's pictures, position by position: integer vectors near each other.
+
+Off the span S of their differences the patches of one position are known and equal, C_i
+(`equations.batches`). Pixels are integers, so the differences of all positions generate a lattice
+of rank N (B - 1) (`lattice.unmixing`), and the patches of position i are vectors of one of its
+cosets, of which few look like photographs:
+
+    x_{b,i} in C_i + Z d_1 + ... + Z d_q.
+
+In a basis of steps that are short for photographs most steps are differences of the batch's own
+pictures. So from the vector nearest to a guess, moved while that looks more like a photograph, all
+B patches are a few steps away, and LayerNorm's length tells which (`NormTest`). What is missing is
+then looked for with the differences that were found as further steps. Without the test the patches
+that look most like photographs are taken.
+
+Exchanges patches between the pictures of a batch until each passes as a whole.
+
+Borders tell mostly which patches belong together (`jigsaw`); the layers after block 0's attention
+tell it surely: a picture whose patches are all of one picture leaves nothing outside the spans of
+its layers' inputs (`equations.layers`), and one wrong patch does.
+
+The pictures of a batch from uploads of it: patches by the lattice, sorted, and verified.
+
+`equations.batches` gives the patches but for the span of their differences, `lattice.unmixing` the
+lattice in that span, `BatchPatches` the patches of each position, `jigsaw` their pictures, and
+`exchanged` what is right of that by the layers after block 0's attention.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attacks.budget import spent
-from attacks.equations.batch_patches import BatchPatches
+from attacks.equations import QKV
+from attacks.equations.batches import differences, superposed
 from attacks.equations.completion import complete, field_energy
-from attacks.equations.differences import differences
-from attacks.equations.exchange import exchanged
-from attacks.equations.layer_spans import FOUND, LayerSpans
-from attacks.equations.levels import in_levels, normalised
-from attacks.equations.norm_test import NormTest
-from attacks.equations.patch_system import patch_system
+from attacks.equations.layers import FOUND, LayerSpans, StepUpload, rectangles
+from attacks.equations.patch_system import gradient, patch_system
+from attacks.equations.pictures import in_levels, normalised
 from attacks.equations.span import Knowledge
-from attacks.equations.step_upload import StepUpload
-from attacks.equations.superposition import superposed
-from attacks.jigsaw.sheets import sorted_into_pictures
-from attacks.lattice.frame import Reals
-from attacks.lattice.unmixing import COARSE, unmix_differences
-from mjp_privacy.interfaces import AttackerView
+from attacks.equations.tokens import TokenEquations, sees_a_norm, token_equations
+from attacks.jigsaw import sorted_into_pictures
+from attacks.lattice.cost import Frame, Places, Reals
+from attacks.lattice.search import Moves, short_vectors, sums_of
+from attacks.lattice.unmixing import COARSE, Unmixed, unmix_differences
+from mjp_privacy.interfaces import AttackerView, ClientUpdate
 from mjp_privacy.models.jigsaw import to_images
+
+CLOSE = 8.0
+"""Units of rounding by which both lengths may differ, times |gamma| / |P b|: so much a small bias b
+magnifies the rounding of z. Those of true patches differ by up to 1 of it in float32 gradients of a
+trained ViT-Ti, where it is 4 to 10; and of `patch14_vit`, where it is 130, by up to 4, one by 9."""
+MOST = 5e-4  # a share by which a part of all sums of differences agrees: the test says nothing
+LEAST = 1e-9  # the same as a share: exact pixels are found in the client's gradient only so exactly
+TELLS = 1e-4  # the length of P b, as a share of b's, from which it tells patches apart
+
+
+@dataclass(frozen=True)
+class NormTest:
+    """The test of one step's patches, in grey levels."""
+
+    equations: TokenEquations
+    frame: Frame
+    eps: float  # of the LayerNorm
+    close: float  # share by which both lengths may differ
+
+    @classmethod
+    def of(
+        cls, view: AttackerView, update: ClientUpdate, index: int, batch: int, frame: Frame
+    ) -> NormTest | None:
+        """The test of the step at `index`, of `batch` pictures; None where there is none."""
+        norm = getattr(view.model.blocks[0], "norm1", None)
+        if not isinstance(norm, torch.nn.LayerNorm) or sees_a_norm(view.model) is not None:
+            return None
+        tokens = view.model.tokens + (batch - 1) * view.model.patch_embed.num_patches
+        if QKV not in update.grads or tokens >= gradient(view, update, QKV).shape[-1]:
+            return None
+        equations = token_equations(view, update, index, batch)
+        if float(equations.shift.norm()) <= TELLS * float(norm.bias.detach().double().norm()):
+            return None
+        magnified = float(norm.weight.detach().double().norm()) / float(equations.shift.norm())
+        close = max(CLOSE * magnified * torch.finfo(update.dtype).eps, LEAST)
+        if close > MOST:
+            return None
+        return cls(equations, frame, norm.eps, close)
+
+    def along(self, steps: Reals) -> LatticeTest:
+        """The same for sums of integer steps (r, p)."""
+        pushed = self._centred(torch.from_numpy(steps / self.frame.gain), 0.0)
+        return LatticeTest(
+            self, pushed.numpy(), (pushed @ pushed.mT).numpy() / pushed.shape[1], self._told(pushed)
+        )
+
+    def at(self, patch: Reals, place: int) -> tuple[Reals, float, float]:
+        """z (D,) of a patch (p,) in grey levels, centred; its squared length and the s told."""
+        normalised = torch.from_numpy((patch - self.frame.zero) / self.frame.gain)
+        z = self._centred(normalised.unsqueeze(0), self.equations.own[place].cpu())
+        squared = float(z.square().mean()) + self.eps
+        return z[0].numpy(), squared, float(self._told(z)[0])
+
+    def _centred(self, patches: Tensor, added: Tensor | float) -> Tensor:
+        z = patches @ self.equations.weight.cpu().mT + added
+        return z - z.mean(-1, keepdim=True)
+
+    def _told(self, z: Tensor) -> Reals:
+        """The s that the part along P b tells, (m,)."""
+        shift = self.equations.shift.cpu()
+        told = z @ (self.equations.system.cpu().mT @ shift)
+        return np.asarray(-(told / shift.square().sum()).numpy())
+
+
+@dataclass(frozen=True)
+class LatticeTest:
+    """The test of patches that are a given one and a sum of a few steps."""
+
+    test: NormTest
+    pushed: Reals  # (r, D) what each step adds to z
+    gram: Reals  # (r, r)
+    told: Reals  # (r,) what each step adds to the s that is told
+
+    def passed(self, patch: Reals, place: int, rows: Places, signs: Reals) -> Places:
+        """Which sums patch + signs @ steps[rows] pass; rows and signs (n, k), k may be 0."""
+        z, squared, told = self.test.at(patch, place)
+        toward = self.pushed @ z / len(z)
+        lengths = squared + 2 * (signs * toward[rows]).sum(1)
+        for first in range(rows.shape[1]):
+            for second in range(rows.shape[1]):
+                both = self.gram[rows[:, first], rows[:, second]]
+                lengths = lengths + signs[:, first] * signs[:, second] * both
+        true = np.sqrt(np.maximum(lengths, self.test.eps))
+        away = abs(told + (signs * self.told[rows]).sum(1) - true)
+        return np.flatnonzero(away <= self.test.close * true)
+
+
+# the patches of each position ---------------------------------------------------------------------
+
+
+FURTHEST = 3  # steps between two patches of one position, at most
+LOOKS = 3  # at what is missing, with the differences that were found as further steps
+
+
+@dataclass(frozen=True)
+class BatchPatches:
+    """A search for the patches of each position."""
+
+    lattice: Unmixed
+    steps: Reals  # (q, p) a short basis of the lattice, in grey levels
+    moves: Moves
+    test: NormTest | None
+
+    @classmethod
+    def of(cls, lattice: Unmixed, test: NormTest | None) -> BatchPatches:
+        """The search in a lattice of differences (`lattice.unmixing.unmix_differences`)."""
+        parts = lattice.frame.parts()
+        steps, _ = short_vectors(parts, np.rint(255 * lattice.patches[1:].numpy()))
+        moves = Moves.of(lattice.frame, parts, np.vstack((0 * steps[:1], steps)))
+        return cls(lattice, steps, moves, test)
+
+    def found(self, known: Tensor, guesses: Sequence[Tensor], batch: int) -> list[Reals]:
+        """For each position the patches (m, p) that are found, at most `batch`, in grey levels.
+
+        known    (N, p) normalised: the patches but for multiples of the steps
+        guesses  pictures (N, p) in [0, 1] near which to look
+        """
+        starts = self._starts(known, guesses)
+        if self.test is None:
+            return [self._likeliest(each, batch) for each in starts]
+        near = Neighbours(self.test.along(self.steps), self.steps, FURTHEST)
+        found = [near.of(place, each, batch) for place, each in enumerate(starts)]
+        for _ in range(LOOKS):
+            lacking = [place for place, each in enumerate(found) if len(each) < batch]
+            own = [difference for each in found for difference in _between(each)]
+            if not lacking or not own or spent():
+                break
+            steps = _distinct([*self.steps, *own])
+            wide = Neighbours(self.test.along(steps), steps, FURTHEST - 1)
+            before = sum(map(len, found))
+            for place in lacking:
+                tried = found[place] if len(found[place]) else starts[place]
+                found[place] = wide.of(place, tried, batch)
+            if sum(map(len, found)) == before:
+                break
+        return [self._best(each, batch) for each in found]
+
+    def _starts(self, known: Tensor, guesses: Sequence[Tensor]) -> list[Reals]:
+        """For each position (m, p) what looks most like a photograph near the guesses."""
+        near = [self.lattice.nearest(known, guess) for guess in guesses]
+        starts = []
+        for place in range(len(known)):
+            own = [
+                self._start(255 * vectors[place].numpy(), 255 * guess[place].cpu().double().numpy())
+                for guess, (vectors, whole) in zip(guesses, near, strict=True)
+                if bool(whole[place])
+            ]
+            starts.append(_distinct(own) if own else np.zeros((0, known.shape[1])))
+        return starts
+
+    def _start(self, vector: Reals, guess: Reals) -> Reals:
+        """The patch (p,) that looks most like a photograph near a vector of the coset."""
+        return np.rint(self.moves.descended(np.rint(vector), guess))
+
+    def _likeliest(self, starts: Reals, batch: int) -> Reals:
+        """The patches that look most like photographs, at most a step away from one of them."""
+        best = self._best(starts, 1)
+        if not len(best):
+            return best
+        around = np.vstack((best + self.steps, best - self.steps))
+        return np.vstack((best, self._best(_inside(around), batch - 1)))
+
+    def _best(self, patches: Reals, count: int) -> Reals:
+        """Those that cost least."""
+        if not len(patches):
+            return patches
+        order = np.argsort(self.lattice.frame.cost(patches), kind="stable")
+        return patches[order[:count]]
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Patches that pass the test and are a few steps from one that is given or found."""
+
+    test: LatticeTest
+    steps: Reals  # (r, p)
+    furthest: int  # steps, at most
+
+    def of(self, place: int, starts: Reals, batch: int) -> Reals:
+        """The patches (m, p) of one position, about `batch`; nearest first."""
+        found: list[Reals] = []
+        for size in range(self.furthest + 1):
+            found = [patch for start in starts for patch in self._passing(place, start, size)]
+            if found:
+                break
+        found = list(_distinct(found)) if found else []
+        looked = [0] * len(found)  # the sizes of sums that were tried around each patch
+        while len(found) < batch and looked and min(looked) < self.furthest and not spent():
+            around = looked.index(min(looked))
+            looked[around] += 1
+            more = self._passing(place, found[around], looked[around])
+            found = list(_distinct([*found, *more]))
+            looked += [0] * (len(found) - len(looked))
+        return np.stack(found) if found else starts[:0]
+
+    def _passing(self, place: int, start: Reals, size: int) -> Reals:
+        """The patches that pass the test and are `size` steps away from a start."""
+        rows, signs = sums_of(len(self.steps), size)
+        passed = self.test.passed(start, place, rows, signs)
+        steps = np.einsum("nk,nkp->np", signs[passed], self.steps[rows[passed]])
+        return _inside(start + steps)
+
+
+def _between(patches: Reals) -> Reals:
+    """The differences of every two patches (m, p)."""
+    first, second = np.triu_indices(len(patches), 1)
+    return np.asarray(patches[first] - patches[second])
+
+
+def _inside(patches: Reals) -> Reals:
+    """Those whose pixels are all within 0...255."""
+    return patches[((patches >= 0) & (patches <= 255)).all(1)]
+
+
+def _distinct(patches: Sequence[Reals]) -> Reals:
+    """The different ones (m, p), in the order in which they came."""
+    different = {(patch + 0.0).tobytes(): patch for patch in patches}  # -0.0 is 0.0
+    return np.stack(list(different.values()))
+
+
+# patches exchanged between pictures ---------------------------------------------------------------
+
+
+EXCHANGES = 24  # at most
+AT_ONCE = 64  # pictures that the network sees together
+TINY = 1e-300
+Shares = Callable[[Tensor], Tensor]
+"""What lies outside for each of some pictures (m, N, p), (m,)."""
+
+
+def exchanged(pictures: Tensor, shares: Shares, enough: float) -> tuple[Tensor, Tensor]:
+    """Pictures (B, N, p) with rectangles of patches exchanged between two at a time, as long as
+    that lessens what lies outside; and what does (B,). At most `enough` is a picture that is left
+    as it is."""
+    pictures, outside = pictures.clone(), shares(pictures)
+    for _ in range(EXCHANGES):
+        rest = [place for place, share in enumerate(outside.tolist()) if share > enough]
+        best = max(
+            (_best(pictures, outside, *pair, shares) for pair in combinations(rest, 2)),
+            key=lambda trial: trial[0],
+            default=None,
+        )
+        if best is None or best[0] <= 0 or spent():
+            break
+        _, pair, both, left = best
+        pictures[pair], outside[pair] = both, left
+    return pictures, outside
+
+
+def _best(
+    pictures: Tensor, outside: Tensor, first: int, second: int, shares: Shares
+) -> tuple[float, list[int], Tensor, Tensor]:
+    """The exchange between two pictures that gains most: by how much the logarithms of what lies
+    outside sink, the pair, both pictures after it and what then lies outside of them."""
+    grid, pair = round(pictures.shape[1] ** 0.5), [first, second]
+    one, other = pictures[pair]
+    regions = rectangles(grid).to(one.device)
+    tried = []
+    for some in regions.split(AT_ONCE):
+        inside = some.unsqueeze(2)
+        both = torch.stack((torch.where(inside, other, one), torch.where(inside, one, other)), 1)
+        tried.append(shares(both.flatten(0, 1)).view(-1, 2))
+    left = torch.cat(tried)
+    gains = (outside[pair].clamp_min(TINY).log() - left.clamp_min(TINY).log()).sum(1)
+    best = int(gains.argmax())
+    region = regions[best].unsqueeze(1)
+    both = torch.stack((torch.where(region, other, one), torch.where(region, one, other)))
+    return float(gains[best]), pair, both, left[best]
+
+
+# the pictures -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

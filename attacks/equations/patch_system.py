@@ -8,7 +8,11 @@ A (N, D) the rows of all patches. A masked patch has E_unk added in place of e_i
 pos_embed.grad is zero, and unk_embed.grad is the sum of the masked g_i. What the client's recipe
 adds to the gradient independently of the picture is computed and subtracted: weight decay in a
 weight difference, and L_DAL's gradient of the position table, which is shrunk like the rest if the
-recipe clips (`equations.clip_factor`).
+recipe clips (`equations.sent_gradients`).
+
+Reasons why the equations do not apply to a model or its uploads.
+
+A solved patch system as what an attack returns: pictures, named masks and diagnostics.
 """
 
 from __future__ import annotations
@@ -21,15 +25,21 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad
 
-from attacks.equations.clip_factor import clip_factors
-from attacks.equations.half_precision import autocast_error, computing_as, multiplied_rows
-from attacks.equations.names import PATCH, TABLE, UNKNOWN
-from attacks.equations.weight_difference import (
+from attacks.equations import PATCH, TABLE, UNKNOWN
+from attacks.equations.least_squares import condition_and_rank
+from attacks.equations.pictures import per_image, pictures
+from attacks.equations.sent_gradients import (
+    autocast_error,
+    clip_factors,
+    computing_as,
     effective_rate,
+    holds_no_gradient,
+    multiplied_rows,
     pseudo_gradient,
     weight_rounding,
 )
-from mjp_privacy.interfaces import AttackerView, ClientUpdate
+from mjp_privacy.core.errors import UserError
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Reconstruction, Refusal
 from mjp_privacy.models import MJPVisionTransformer
 
 ROUNDING = 16.0  # units in the last place of a weight by which a weight difference may be off
@@ -73,7 +83,7 @@ def _parameter(model: MJPVisionTransformer, name: str) -> Tensor | None:
 
 def gradient(view: AttackerView, update: ClientUpdate, name: str) -> Tensor:
     """The gradient of one parameter, (n, *shape), float64; computed from the weights' difference if
-    weights were sent (`equations.weight_difference`)."""
+    weights were sent (`equations.sent_gradients`)."""
     sent = update.grads[name].double()
     if update.kind == "gradient":
         return sent
@@ -192,3 +202,106 @@ class _Localization(torch.nn.Module):
 def _prefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters under the names that they have inside `_Localization`."""
     return {f"model.{name}": value for name, value in state.items()}
+
+
+# why the system may not hold ----------------------------------------------------------------------
+
+
+def check_uploads(attack: str, uploads: int) -> None:
+    """Raise UserError unless an attack's option `uploads` is at least 1."""
+    if uploads < 1:
+        raise UserError(f"{attack}, uploads: expected at least 1, got {uploads}.")
+
+
+def lacks_positions(model: MJPVisionTransformer) -> Refusal | None:
+    """Why there is no gradient of the position table, or None."""
+    if model.pos_embed is not None:
+        return None
+    return Refusal(
+        "positions", "the model has no position embeddings, so their gradient is not uploaded"
+    )
+
+
+def lacks_gradients(view: AttackerView, *names: str) -> Refusal | None:
+    """Why the gradients of these parameters cannot be taken from the view's uploads, or None.
+
+    lacks_gradients(view, "pos_embed", "patch_embed.proj.weight")
+    """
+    for update in view.updates:
+        absent = [name for name in names if name not in update.grads]
+        if absent:
+            return no_gradient(view.model, *absent)
+        refusal = holds_no_gradient(update)
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def no_gradient(model: MJPVisionTransformer, *names: str) -> Refusal:
+    """The refusal of uploads that lack the gradients of these parameters, with the reason where
+    the model tells it: no_gradient(model, "pos_embed")."""
+    text = f"the upload holds no gradient of {', '.join(names)}"
+    if model.adapters is not None:
+        text += ": the client sends low-rank adapters (LoRA), and its own weights are frozen"
+    return Refusal("missing_gradient", text)
+
+
+def needs_patch_system(model: MJPVisionTransformer) -> Sequence[str]:
+    """Names of the two gradients that make the patch system G = A^T X."""
+    return (TABLE, PATCH)
+
+
+def lacks_patch_system(view: AttackerView) -> Refusal | None:
+    """Why a view gives no patch system with enough equations for the patches, or None."""
+    model = view.model
+    refusal = lacks_positions(model) or lacks_gradients(view, TABLE, PATCH)
+    return refusal or too_few_equations(model)
+
+
+def too_few_equations(
+    model: MJPVisionTransformer, *, extra: int = 0, who: str = "closed forms"
+) -> Refusal | None:
+    """The refusal of a model with more patches N, and `extra` unknowns, than its width D; or None.
+
+    It states the inequality and the way out, in the same words wherever it is shown:
+    too_few_equations(model) for a ViT-Ti/16 at 224: "N = 196 patches > D = 192: closed forms need
+    patches <= width; up to 208 px they apply".
+    """
+    patches, width = model.patch_embed.num_patches, model.embed_dim
+    if patches + extra <= width:
+        return None
+    more = f" + {extra}" if extra else ""
+    grid = math.isqrt(max(width - extra, 0))
+    way_out = f"up to {grid * model.patch_size} px they apply"
+    if grid < 2:
+        way_out = "no picture of more than one patch is small enough"
+    return Refusal(
+        "underdetermined",
+        f"N{more} = {patches + extra} {'unknowns' if extra else 'patches'} > D = {width}: {who} "
+        f"need patches{more} <= width; {way_out}",
+    )
+
+
+def unless_underdetermined(refusal: Refusal | None) -> Refusal | None:
+    """The refusal, or None if it says that equations are too few: a prior makes up for those."""
+    if refusal is not None and refusal.kind == "underdetermined":
+        return None
+    return refusal
+
+
+# a solved system ----------------------------------------------------------------------------------
+
+
+def solution(
+    view: AttackerView, system: PatchSystem, patches: Tensor, values: Tensor
+) -> Reconstruction:
+    """Solved patches (n, N, p) as pictures, with the system's condition and rank.
+
+    values: the singular values of the system's rows
+    """
+    facts = condition_and_rank(system.rows, view.updates[0].dtype, values)
+    return Reconstruction(
+        pictures(view, patches),
+        mask=per_image(view, system.hidden),
+        diagnostics={name: per_image(view, fact) for name, fact in facts.items()},
+    )

@@ -1,11 +1,14 @@
-"""From patches in the model's normalised space to pictures in [0, 1]."""
+"""From patches in the model's normalised space to pictures in [0, 1].
+
+Patches between the model's normalised space and [0, 1].
+"""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, tensor
 
-from mjp_privacy.interfaces import AttackerView
+from mjp_privacy.interfaces import AttackerView, Pixels
 from mjp_privacy.models.jigsaw import to_images
 
 
@@ -32,3 +35,27 @@ def pictures_of(view: AttackerView, patches: Tensor) -> Tensor:
 def per_image(view: AttackerView, values: Tensor) -> Tensor:
     """One value or row per client step -> one per image, (n, ...) -> (m, ...)."""
     return values.repeat_interleave(view.updates[0].batch, 0)
+
+
+# patches in [0, 1] --------------------------------------------------------------------------------
+
+
+def in_levels(patches: Tensor, pixels: Pixels, patch_size: int) -> Tensor:
+    """Normalised patches (N, p) in [0, 1]."""
+    scale, zero = normalisation(pixels, patch_size, patches)
+    return patches * scale + zero
+
+
+def normalised(levels: Tensor, pixels: Pixels, patch_size: int) -> Tensor:
+    """Patches (N, p) in [0, 1] as the model sees them."""
+    scale, zero = normalisation(pixels, patch_size, levels)
+    return (levels - zero) / scale
+
+
+def normalisation(pixels: Pixels, patch_size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """(p,) std and mean of each pixel of a patch."""
+    area = patch_size**2
+    std, mean = (
+        tensor(values, dtype=like.dtype, device=like.device) for values in (pixels.std, pixels.mean)
+    )
+    return std.repeat_interleave(area), mean.repeat_interleave(area)

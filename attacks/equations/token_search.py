@@ -1,32 +1,54 @@
 r"""Looks for the tokens of a batch, position by position: a patch and what attention adds to it.
 
 In block 0 a token's path through the two-layer network needs nothing of the other tokens but their
-sum in attention, o. With the patch x = C_i + a V (`equations.batch_span`) and o in the row space of
+sum in attention, o. With the patch x = C_i + a V (`equations.batches`) and o in the row space of
 the gradient of the layer after it, attn.proj,
 
     r = z(x) + W_o o + b_o,    u = norm2(r),    f = act(W_1 u + b_1),
 
-u lies in the row space of the gradient of fc1 and f in that of fc2 (`equations.layer_spans`). These
+u lies in the row space of the gradient of fc1 and f in that of fc2 (`equations.layers`). These
 are N (B - 1) + T unknowns under (D - T) + (4 D - T) equations, for T = B (N + 1) tokens: only the
 B tokens that stood at this position solve them, whatever stood elsewhere, so that no picture that
 is put together from several ones is a local minimum. Levenberg-Marquardt from random starts, many
 at once.
+
+Which tokens of a batch are of one picture: attention adds up the tokens of one picture alone.
+
+For a token with the query q and the sum o of one head, and the keys and values of the tokens y that
+stood beside it (the class token among them, which every picture has),
+
+    sum_y exp(q . k_y / sqrt(d)) (v_y - o) = 0.
+
+With all tokens that were found in place of y, each with an unknown weight, this is a linear system,
+D equations for at most N B weights that are 1 for the picture's own tokens and 0 for others.
+
+Finds the pictures of a batch from their tokens.
+
+Rounds of searches find tokens (`TokenSearch`), links say which are of one picture
+(`linked`). A picture's tokens that are missing stand in the attention of those that
+were found: their patches X are moved, from what the field prior says of them, until
+
+    attention(X)_i = o_i    at the positions i that were found,
+
+D equations a position. From there each one's own search ends at it. A picture counts once all of
+its layers' inputs lie in their spans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from attacks.budget import spent
-from attacks.equations.completion import FieldEnergy
-from attacks.equations.layer_spans import LayerSpans, inputs_of
-from attacks.equations.superposition import Superposition
+from attacks.equations.batches import Superposition
+from attacks.equations.completion import FieldEnergy, complete
+from attacks.equations.layers import LayerSpans, inputs_of
+from attacks.equations.span import Knowledge
 from mjp_privacy.models.jigsaw import to_images
 from mjp_privacy.models.vit import Block
 
@@ -224,3 +246,237 @@ class _Equations:
         slope = slope + (df @ off_f[:, :, None])[:, :, 0] / of_f[:, None]
         value = off_u.square().sum(1) / of_u + off_f.square().sum(1) / of_f
         return gram, slope, value
+
+
+# which tokens are of one picture ------------------------------------------------------------------
+
+
+def linked(
+    search: TokenSearch, tokens: Sequence[Token], batch: int, least: float
+) -> list[list[Token]]:
+    """Tokens by picture: at most `batch` lists, no position twice in one.
+
+    least  the mean weight from which a token joins those of a picture, below 1
+    """
+    if not tokens:
+        return []
+    weights, misfits = _weights(search, tokens, batch)
+    both, pictures, left = (weights + weights.mT) / 2, list[list[Token]](), {*range(len(tokens))}
+    while left and len(pictures) < batch:
+        members = [min(left, key=lambda one: float(misfits[one]))]
+        while True:
+            places = {tokens[one].place for one in members}
+            others = [one for one in left if tokens[one].place not in places]
+            near = both[members][:, others].mean(0)
+            if not others or float(near.max()) < least:
+                break
+            members.append(others[int(near.argmax())])
+        left -= set(members)
+        pictures.append([tokens[one] for one in members])
+    return pictures
+
+
+def _weights(search: TokenSearch, tokens: Sequence[Token], batch: int) -> tuple[Tensor, Tensor]:
+    """Each token's weights for all of them (m, m), and what its equations leave over (m,)."""
+    from scipy.optimize import nnls
+
+    patches, places = _with_substitutes(search, tokens, batch)
+    q, k, v = _heads(search, patches, places)
+    fixed = len(q[0]) - len(places)
+    positions = torch.nn.functional.one_hot(torch.tensor(places)).T.to(v)
+    weights, misfits = torch.zeros(len(tokens), len(tokens)), torch.zeros(len(tokens))
+    for index, token in enumerate(tokens):
+        own = q[:, fixed + index]
+        powers = torch.einsum("hd,hnd->hn", own, k) * own.shape[-1] ** -0.5
+        powers = (powers - powers.amax(1, keepdim=True)).exp()
+        sums = token.attended.view(len(q), 1, -1)
+        columns = (powers[:, :, None] * (v - sums)).permute(0, 2, 1).flatten(0, 1)
+        length = columns[:, fixed:].norm(dim=0).median()
+        left = torch.cat((columns[:, fixed:] / length, positions))
+        right = torch.cat((-columns[:, :fixed].sum(1) / length, positions.new_ones(len(positions))))
+        solved, misfits[index] = nnls(left.cpu().numpy(), right.cpu().numpy(), maxiter=10_000)
+        weights[index] = torch.from_numpy(solved)[: len(tokens)]
+    return weights, misfits
+
+
+def _with_substitutes(
+    search: TokenSearch, tokens: Sequence[Token], batch: int
+) -> tuple[Tensor, list[int]]:
+    """Patches and positions of the tokens, and for each position at which some are missing one
+    more: what the mean picture leaves for those."""
+    patches, places = [token.patch for token in tokens], [token.place for token in tokens]
+    for place, mean in enumerate(search.guess.mean):
+        here = [token.patch for token in tokens if token.place == place]
+        if len(here) < batch:
+            patches.append((batch * mean - sum(here)) / (batch - len(here)))
+            places.append(place)
+    return torch.stack(patches), places
+
+
+def _heads(search: TokenSearch, patches: Tensor, places: list[int]) -> list[Tensor]:
+    """Queries, keys and values (heads, tokens, d): of the tokens that all pictures have, and of
+    patches (m, p) at these positions."""
+    attention, count = search.block.attn, len(search.known)
+    with torch.no_grad():
+        whole = search.tokens(search.known)
+        own = patches @ search.embedding.mT + search.rest[places]
+        tokens = torch.cat((whole[:1], whole[count + 1 :], own))
+        split = attention.qkv(search.block.norm1(tokens))
+    return list(split.view(len(tokens), 3, attention.num_heads, -1).permute(1, 2, 0, 3))
+
+
+# pictures from their tokens -----------------------------------------------------------------------
+
+
+STARTS = 4  # at each position in each round
+SPREADS = (2.0, 4.0, 1.0)  # of the starts of a round, in standard deviations of the prior
+FEW = 3  # tokens of a picture that say too little of the others
+COMPLETION_STEPS = 120  # of L-BFGS
+WEIGHTS = (0.6, 0.8, 0.4, 0.6, 0.7, 0.5)
+"""From which links count, in the completions after one round: strict ones leave tokens out, loose
+ones join those of several pictures, which then do not stand in the batch."""
+
+
+@dataclass
+class PictureSearch:
+    """The tokens of a batch, and its pictures: PictureSearch(generator).found(search, 2, 12, 1e-9)
+    gives one picture; tokens of others are kept for the next call, whose batch is smaller."""
+
+    generator: torch.Generator
+    tokens: list[Token] = field(default_factory=list)
+    waiting: list[tuple[list[Token], Tensor, float]] = field(default_factory=list)
+    """Pictures that were found and not yet given: tokens, patches, share."""
+
+    def found(
+        self, search: TokenSearch, batch: int, rounds: int, enough: float
+    ) -> tuple[Tensor, float] | None:
+        """Patches (N, p) of one picture and what share of its inputs lies outside; None where so
+        many rounds find none.
+
+        All pictures that the upload shows are looked for before the first is given: taking one out
+        of an upload adds its rounding to what is left.
+        """
+        if not self.waiting:
+            self._look(search, batch, rounds, enough)
+        if not self.waiting:
+            return None
+        own, patches, share = self.waiting.pop(0)
+        self.tokens = [token for token in self.tokens if token not in own]
+        return patches, share
+
+    def _look(self, search: TokenSearch, batch: int, rounds: int, enough: float) -> None:
+        """Rounds of searches and completions."""
+        centre = search.coordinates(search.guess.mean)
+        for number in range(rounds):
+            self._searched(search, batch, number, centre, enough)
+            for weight in WEIGHTS:
+                pictures = linked(search, self.tokens, batch, weight)
+                given = [token for own, _, _ in self.waiting for token in own]
+                pictures = [own for own in pictures if not any(one in given for one in own)]
+                for own in pictures:
+                    self._looked_at(search, own, enough)
+                if len(self.waiting) == batch or spent():
+                    return
+                known = len(self.tokens)
+                self._completed(search, pictures, batch, enough)
+                if len(self.tokens) == known and weight < WEIGHTS[0]:
+                    break
+
+    def _looked_at(self, search: TokenSearch, own: list[Token], enough: float) -> None:
+        """Keep the picture of N tokens where it stands in the batch."""
+        if len(own) < len(search.known):
+            return
+        patches = torch.stack([one.patch for one in sorted(own, key=lambda one: one.place)])
+        share = share_of(search, patches)
+        if share <= enough:
+            self.waiting.append((own, patches, share))
+
+    def _searched(
+        self, search: TokenSearch, batch: int, number: int, centre: Tensor, enough: float
+    ) -> None:
+        """A round of searches from random starts, about the mean picture or, every other round,
+        what it leaves for the tokens that are missing."""
+        count, places, starts = len(centre), list[int](), list[Tensor]()
+        for place in range(count):
+            here = [token.patch for token in self.tokens if token.place == place]
+            if len(here) == batch:
+                continue
+            middle = centre[place].clone()
+            if here and number % 2:
+                rest = (batch * search.guess.mean[place] - sum(here)) / (batch - len(here))
+                middle[: len(search.units)] = (rest - search.known[place]) @ search.back
+            places += [place] * STARTS
+            starts += [middle] * STARTS
+        if starts:
+            at = torch.stack(starts)
+            away = torch.randn(at.shape, generator=self.generator).to(at) * search.scale
+            found = search.found(at + SPREADS[number % 3] * away, places, enough)
+            self._kept(found, search, batch)
+
+    def _kept(self, found: Sequence[Token], search: TokenSearch, batch: int) -> None:
+        """Keep the tokens that are new."""
+        new = list[Token]()
+        for token in found:
+            here = sum(other.place == token.place for other in (*self.tokens, *new))
+            if here < batch and not token.is_one_of((*self.tokens, *new)):
+                new.append(token)
+        self.tokens += search.precisely(new)
+
+    def _completed(
+        self, search: TokenSearch, pictures: list[list[Token]], batch: int, enough: float
+    ) -> None:
+        """Searches from the completions of pictures."""
+        places, starts = list[int](), list[Tensor]()
+        for tokens in pictures:
+            missing = sorted({*range(len(search.known))} - {token.place for token in tokens})
+            if not missing or len(tokens) < FEW:
+                continue
+            starts.append(search.coordinates(completed(search, tokens))[missing])
+            places += missing
+        if places:
+            self._kept(search.found(torch.cat(starts), places, enough), search, batch)
+
+
+def share_of(search: TokenSearch, patches: Tensor) -> float:
+    """What share of the layers' inputs of a picture (N, p) lies outside their spans."""
+    with torch.no_grad():
+        seen = to_images(patches, search.model.patch_size, len(search.energy.mean)).unsqueeze(0)
+        return float(search.precise.off(seen))
+
+
+def completed(search: TokenSearch, tokens: Sequence[Token]) -> Tensor:
+    """A picture (N, p) with these tokens, whose other patches fit the attention of these."""
+    exact, sums = torch.zeros_like(search.known), search.known.new_zeros(search.rest.shape)
+    kept = torch.zeros(len(exact), dtype=torch.bool, device=exact.device)
+    for token in tokens:
+        exact[token.place], sums[token.place] = token.patch, token.attended
+        kept[token.place] = True
+    nothing = torch.zeros_like(kept)
+    knowledge = Knowledge(search.known, search.guess.basis, nothing)
+    likely = complete(knowledge, search.energy, kept, exact)
+    known = search.known[~kept]
+    moves = ((likely[~kept] - known) @ search.back).requires_grad_()
+    size = sums[kept].square().mean()
+    optimizer = torch.optim.LBFGS(
+        [moves],
+        max_iter=COMPLETION_STEPS,
+        max_eval=COMPLETION_STEPS + COMPLETION_STEPS // 4,
+        history_size=50,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=0,
+        tolerance_change=0,
+    )
+
+    def picture(moves: Tensor) -> Tensor:
+        patches = exact.clone()
+        patches[~kept] = known + moves @ search.units
+        return patches
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        off = (search.attended(picture(moves)) - sums)[kept].square().mean() / size
+        (1e3 * off).backward()
+        return 1e3 * off.detach()
+
+    optimizer.step(closure)
+    return picture(moves.detach())

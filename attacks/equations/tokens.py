@@ -25,9 +25,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
-from attacks.equations.patch_system import error_of, gradient, weights
-from attacks.equations.requirements import no_gradient, too_few_equations
+from attacks.equations import PATCH, QKV, TABLE, UNKNOWN
+from attacks.equations.patch_system import (
+    error_of,
+    gradient,
+    no_gradient,
+    too_few_equations,
+    weights,
+)
 from attacks.equations.span import UploadSpan, noise_edge
 from mjp_privacy.interfaces import AttackerView, ClientUpdate, Refusal
 from mjp_privacy.models import MJPVisionTransformer

@@ -1,4 +1,10 @@
-r"""The patches behind a span: what MJP's masked positions hold, exactly but in no order.
+r"""A picture of lattice patches in their places: each must continue its neighbours.
+
+Among the vectors that the lattice allows for a patch, its own cost sometimes prefers a wrong one.
+Once the patches around it are known, the steps across its four borders tell: they are differences
+of neighbouring pixels like those inside.
+
+The patches behind a span: what MJP's masked positions hold, exactly but in no order.
 
 By linear algebra one upload gives the masked patches only as a span: with Q an orthonormal basis
 of the unmasked rows of `pos_embed.grad`, H = (I - QQ^T) G = A_M^T X_M, whose row space is the span
@@ -32,12 +38,81 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks.budget import spent
-from attacks.lattice.bases import combination_basis, patch_basis
-from attacks.lattice.cost import GREY, precision
-from attacks.lattice.descent import Moves
-from attacks.lattice.frame import Frame, Reals
-from attacks.lattice.mosaic import FIXED, continued
+from attacks.lattice.cost import GREY, Border, Frame, Parts, Places, Reals, precision
 from attacks.lattice.reduction import FIRST, STEP, SpanLattice, order_of_pixels, span_lattice
+from attacks.lattice.search import Moves, combination_basis, patch_basis
+
+WEIGHT = 1.0  # of a step across a border, beside GRADIENT of one inside
+PATIENCE = 48  # unmoved patches in a row after which a round ends
+ROUNDS = 4  # at most
+
+
+FIXED, FREE = -2, -1  # a patch that must stay; an unmasked one, which any move may change
+
+
+def continued(frame: Frame, masked: Reals, patches: Reals, members: Places) -> Reals:
+    """Patches (N, p) of a square grid in grey levels, moved while that costs less together with the
+    steps across their borders; those with the largest steps first.
+
+    masked   (k, p) the masked patches
+    members  (N,) which of them each patch is, or FREE or FIXED
+    """
+    patches, masked, grid = patches.copy(), masked.copy(), round(len(patches) ** 0.5)
+    moves = Moves.of(frame, frame.parts(), masked)
+    looked_at: dict[int, bytes] = {}  # the patch and its border
+    for _ in range(ROUNDS):
+        moved, unmoved = False, 0
+        for place in _worst_first(patches, grid, moves.parts):
+            border = border_at(patches, place, grid, frame.patch_size)
+            member = int(members[place])
+            state = patches[place].tobytes() + border.beyond.tobytes()
+            if member == FIXED or looked_at.get(place) == state:
+                continue
+            if spent():
+                return patches
+            patch = patches[place]
+            better = moves.descended(patch, patch, border, None if member == FREE else member)
+            looked_at[place] = better.tobytes() + border.beyond.tobytes()
+            if (better != patch).any():
+                patches[place], moved, unmoved = better, True, 0
+                if member != FREE:
+                    masked[member] = better
+                    moves = Moves.of(frame, moves.parts, masked)
+            elif (unmoved := unmoved + 1) == PATIENCE:
+                break
+        if not moved:
+            break
+    return patches
+
+
+def _worst_first(patches: Reals, grid: int, parts: Parts) -> list[int]:
+    """The places in descending order of how much larger the mean step across the borders is than
+    that inside (both as logarithms)."""
+    inside = parts.mean_step(parts.of(patches))
+    across = []
+    for place, patch in enumerate(patches):
+        border = border_at(patches, place, grid, parts.patch_size)
+        across.append(np.log1p(abs(patch[border.inner] - border.beyond)).mean())
+    return [int(place) for place in np.argsort(inside - across, kind="stable")]
+
+
+def border_at(patches: Reals, place: int, grid: int, size: int) -> Border:
+    """What the patch at a place must continue: the edges of up to four neighbours."""
+    pixels = np.arange(patches.shape[1]).reshape(-1, size, size)
+    row, column = divmod(int(place), grid)
+    sides = (
+        (row > 0, -grid, pixels[:, 0], pixels[:, -1]),
+        (row < grid - 1, grid, pixels[:, -1], pixels[:, 0]),
+        (column > 0, -1, pixels[:, :, 0], pixels[:, :, -1]),
+        (column < grid - 1, 1, pixels[:, :, -1], pixels[:, :, 0]),
+    )
+    inner: list[Places] = [edge.ravel() for exists, _, edge, _ in sides if exists]
+    beyond = [patches[place + step, far.ravel()] for exists, step, _, far in sides if exists]
+    return Border(np.concatenate(inner), np.concatenate(beyond), WEIGHT)
+
+
+# from the span to the patches ---------------------------------------------------------------------
+
 
 NOISES = (2e-5, 1e-4, 5e-4, 2e-3)
 """Grey levels that the span may be off, tried in turn. Smaller ones need fewer pixels; trained ViTs
@@ -95,7 +170,7 @@ class Unmixed:
 
     def continued(self, patches: Tensor, members: Tensor) -> Tensor:
         """Patches (N, p) in [0, 1] in their places, improved by what lies beside them; members (N,)
-        as in `lattice.mosaic.continued`."""
+        as in `lattice.unmixing.continued`."""
         grey, masked = (255 * p.detach().cpu().double().numpy() for p in (patches, self.patches))
         loose = members.numpy() != FIXED
         grey[loose] = np.rint(grey[loose])

@@ -17,9 +17,16 @@ if TYPE_CHECKING:
     from attacks.prior.files import load_prior as load_prior
     from attacks.prior.files import save_prior as save_prior
     from attacks.prior.gaussian import GaussianPrior as GaussianPrior
-    from attacks.prior.stationary import stationary_prior as stationary_prior
+    from attacks.prior.gaussian import stationary_prior as stationary_prior
 
-__all__ = ["GaussianPrior", "find_prior", "load_prior", "save_prior", "stationary_prior"]
+__all__ = [
+    "GaussianPrior",
+    "check_prior",
+    "find_prior",
+    "load_prior",
+    "save_prior",
+    "stationary_prior",
+]
 
 __getattr__ = imported_on_use(
     __name__,
@@ -28,6 +35,18 @@ __getattr__ = imported_on_use(
         "find_prior": "attacks.prior.files",
         "load_prior": "attacks.prior.files",
         "save_prior": "attacks.prior.files",
-        "stationary_prior": "attacks.prior.stationary",
+        "stationary_prior": "attacks.prior.gaussian",
     },
 )
+
+MADE = ("fitted", "stationary")
+"""Priors that need no file of the user's."""
+
+
+def check_prior(name: str) -> None:
+    """Raise UserError unless the prior can be read, if it is a file."""
+    if name in MADE:
+        return
+    from attacks.prior.files import find_prior
+
+    find_prior(name, patch=16, size=224)  # a file is the same for every patch and size

@@ -44,7 +44,7 @@ def fit(argv: list[str], usage: Usage) -> int:
     """`mjp fit-prior`: fit a prior to the pictures and write it."""
     arguments = usage.parse(FitArguments, argv)
     from attacks.prior.files import MOST_PATCH, save_prior
-    from attacks.prior.fitting import fit_prior
+    from attacks.prior.gaussian import fit_prior
 
     patch, out = arguments.patch, arguments.out
     if not FEWEST_PIXELS <= patch <= MOST_PATCH:

@@ -14,8 +14,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from attacks.prior.gaussian import GaussianPrior
-from attacks.prior.stationary import stationary_prior
+from attacks.prior.gaussian import GaussianPrior, stationary_prior
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import FileKind, is_there, typed
 from mjp_privacy.core.text import shown

@@ -1,19 +1,44 @@
-"""A stationary Gaussian field of natural pictures, and the patches cut from it.
+r"""A stationary Gaussian field of natural pictures, and the patches cut from it.
 
 The field is known by its mean colour and its radial spectrum S(f): the covariance of the colour
 channels at each spatial frequency f (cycles per pixel), which is that of an orthonormal DCT's
 coefficients. A prior fitted from pictures also holds the exact covariance of its patches.
+
+A prior that needs no data: grey on average, neighbouring pixels and channels correlated.
+
+Covariance of two pixels at distance d in channels c and c':
+
+    SPREAD^2 * exp(-d / length) * (1 if c == c' else CHANNELS),   length = size / 8,
+
+whose spectrum in two dimensions is 2 pi l^2 / (1 + (2 pi l f)^2)^(3/2). The three numbers are
+round figures; none was tuned on pictures that are attacked.
+
+Posterior mean of patches under a Gaussian prior, from a linear system with noise.
+
+    Y = A^T X W^T + noise,   rows of X independent, each N(mu, Sigma),   noise of one variance t^2
+
+With A = U diag(s) V^T and W Sigma W^T = R diag(l) R^T, the entries of V^T Y R are independent:
+entry (k, c) observes the k-th mixture of patches with gain s_k, so that
+
+    X^ = 1 mu^T + U [ s_k / (s_k^2 l_c + t^2) (V^T (Y - A^T 1 mu^T W^T) R)_kc ] R^T W Sigma.
+
+Mixtures below the noise fall back to the prior instead of being amplified.
+
+Fits a prior to pictures. Only sums over all pictures are kept, no single picture.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import Pixels
+from mjp_privacy.models.jigsaw import to_patches
 
 JITTER = 1e-8  # relative; keeps inverses finite where a fitted covariance is nearly singular
 
@@ -107,3 +132,186 @@ def cosine_basis(size: int) -> Tensor:
     basis = torch.cos(math.pi * (index + 0.5) * index.unsqueeze(1) / size) * math.sqrt(2 / size)
     basis[0] /= math.sqrt(2)
     return basis
+
+
+# a prior without data -----------------------------------------------------------------------------
+
+
+GREY, SPREAD, CHANNELS = 0.5, 0.25, 0.9
+LENGTHS = 8  # correlation lengths that fit in a picture's side
+KNOTS = 64
+
+
+def stationary_prior(size: int, channels: int = 3) -> GaussianPrior:
+    """The stationary prior for pictures of `size` pixels a side."""
+    length = size / LENGTHS
+    frequencies = torch.logspace(math.log10(0.25 / size), math.log10(0.75), KNOTS).double()
+    power = 2 * math.pi * length**2 / (1 + (2 * math.pi * length * frequencies) ** 2) ** 1.5
+    colours = torch.full((channels, channels), CHANNELS).double()
+    colours.fill_diagonal_(1.0)
+    return GaussianPrior(
+        description=f"stationary, no data (length {length:g} pixels, channels {CHANNELS:g})",
+        mean=torch.full((channels,), GREY).double(),
+        frequencies=frequencies,
+        spectrum=SPREAD**2 * power[:, None, None] * colours,
+    )
+
+
+# the posterior mean of patches --------------------------------------------------------------------
+
+
+UNSEEN = 1e-13  # share of the largest prior variance: below it W drops the direction
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class PatchPrior:
+    """N(mean, covariance) of a normalised patch, observed through W (K, p), None meaning W = I."""
+
+    mean: Tensor  # (p,)
+    covariance: Tensor  # (p, p)
+    weight: Tensor | None = None  # W
+
+    def spread(self) -> tuple[Tensor, Tensor, Tensor]:
+        """l (k,), R (K, k) and the gain R^T W Sigma (k, p) of the k directions that W keeps."""
+        through = self.covariance if self.weight is None else self.weight @ self.covariance
+        system = through if self.weight is None else through @ self.weight.mT
+        values, vectors = torch.linalg.eigh((system + system.mT) / 2)
+        seen = values > UNSEEN * values[-1]
+        return values[seen], vectors[:, seen], vectors[:, seen].mT @ through
+
+
+def posterior_patches(
+    rows: Tensor, total: Tensor, prior: PatchPrior, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The posterior mean X^ (n, R, p), and the singular values of A (n, min(R, D)), descending.
+
+    rows A (n, R, D), total Y (n, D, K), noise t^2 (n,).
+    """
+    centre = prior.mean if prior.weight is None else prior.weight @ prior.mean
+    u, s, vh = torch.linalg.svd(rows, full_matrices=False)
+    values, vectors, gain = prior.spread()
+    expected = rows.sum(1).unsqueeze(-1) * centre
+    seen = vh @ (total - expected) @ vectors
+    scale = s.unsqueeze(-1)
+    strength = scale.square() * values + noise.clamp_min(TINY).view(-1, 1, 1)
+    return prior.mean + u @ (seen * scale / strength @ gain), s
+
+
+def expected_square(mean: Tensor, covariance: Tensor) -> Tensor:
+    """E x^2 of every entry under N(mean, covariance)."""
+    return covariance.diagonal() + mean.square()
+
+
+def known_variance(row_error: Tensor, total_error: Tensor, prior: PatchPrior, rows: int) -> Tensor:
+    """t^2 (n,) from the known standard deviations (n,) of the errors on entries of A and of Y.
+
+    If Y = A^T X + E_Y is solved with A + E_A in place of A, the error is E_Y - E_A^T X, whose
+    variance is var_Y + var_A sum_i E x_i^2 (errors in variables).
+    """
+    energy = expected_square(prior.mean, prior.covariance).mean()
+    return total_error.square() + row_error.square() * rows * energy
+
+
+def noise_variance(rows: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
+    """t^2 (n,) from what A cannot explain: the part of Y outside A's row space is noise alone.
+
+    It is at least the rounding of the client's precision, and just that where A's rows span all.
+    """
+    s, vh = torch.linalg.svd(rows, full_matrices=False)[1:]
+    cutoff = torch.finfo(dtype).eps * max(rows.shape[-2:]) * s[:, :1]
+    within = torch.where(s > cutoff, 1.0, 0.0).unsqueeze(-1)
+    rest = total - vh.mT @ (within * (vh @ total))
+    free = total.shape[1] - within.sum((1, 2))
+    energy = rest.square().sum((1, 2)) / total.shape[2]
+    rounding = (torch.finfo(dtype).eps * total.flatten(1).norm(dim=1)) ** 2 / total[0].numel()
+    return torch.where(free > 0, torch.maximum(energy / free.clamp_min(1), rounding), rounding)
+
+
+# a prior fitted to pictures -----------------------------------------------------------------------
+
+
+BINS = 40
+FEWEST_PATCHES = 4  # patches needed for each entry of a patch vector
+
+
+def fit_prior(images: Iterable[Tensor], *, patch: int, size: int) -> GaussianPrior:
+    """Mean colour, radial spectrum and patch covariance of images (3, size, size) in [0, 1].
+
+    Patches are the tiles of each image and of its mirror image, as if left and right were alike.
+    """
+    moments, power = _Moments(), _Power(size)
+    count = 0
+    for image in images:
+        patches = to_patches(image.double(), patch)
+        mirrored = to_patches(image.double().flip(-1), patch)
+        moments.add(torch.cat((patches, mirrored)))
+        power.add(image.double())
+        count += 1
+    needed = FEWEST_PATCHES * 3 * patch * patch
+    if moments.count < needed:
+        raise UserError(
+            f"A prior of {patch}×{patch} patches needs at least {needed} patches, got "
+            f"{moments.count} from {count} image(s) of {size}×{size}: give more images."
+        )
+    mean, covariance = moments.result()
+    colour = mean.unflatten(0, (3, -1)).mean(1)
+    frequencies, spectrum = power.result(colour)
+    description = f"fitted from {count} pictures at {size}×{size}"
+    return GaussianPrior(description, colour, frequencies, spectrum, patch, mean, covariance)
+
+
+class _Moments:
+    """The sum of rows and of their outer products, which give mean and covariance."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total: Tensor = torch.zeros(())
+        self.products: Tensor = torch.zeros(())
+
+    def add(self, rows: Tensor) -> None:
+        """Take in rows (k, p)."""
+        self.count += len(rows)
+        self.total = self.total + rows.sum(0)
+        self.products = self.products + rows.mT @ rows
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Mean (p,) and covariance (p, p) of all rows taken in."""
+        mean = self.total / self.count
+        return mean, self.products / self.count - mean.outer(mean)
+
+
+class _Power:
+    """Products of DCT coefficients between channels, summed over images, then averaged in rings."""
+
+    def __init__(self, size: int) -> None:
+        self.basis = cosine_basis(size)
+        index = torch.arange(size, dtype=torch.float64) / (2 * size)
+        radius = (index.square().unsqueeze(0) + index.square().unsqueeze(1)).sqrt().flatten()
+        self.radius = radius.clamp_min(0.25 / size)
+        edges = torch.logspace(math.log10(0.3 / size), math.log10(0.75), BINS).double()
+        self.ring = torch.bucketize(self.radius, edges).clamp_max(BINS - 1)
+        self.total = torch.zeros(size * size, 3, 3, dtype=torch.float64)
+        self.first = torch.zeros(3, dtype=torch.float64)
+        self.size, self.count = size, 0
+
+    def add(self, image: Tensor) -> None:
+        """Take in an image (3, size, size)."""
+        coefficients = (self.basis @ image @ self.basis.mT).flatten(1)  # (3, size^2)
+        self.total += torch.einsum("cf,df->fcd", coefficients, coefficients)
+        self.first += coefficients[:, 0]
+        self.count += 1
+
+    def result(self, colour: Tensor) -> tuple[Tensor, Tensor]:
+        """Frequencies (F,) and spectrum (F, 3, 3); rings without a coefficient are left out."""
+        power = self.total / self.count
+        centre, first = colour * self.size, self.first / self.count
+        power[0] -= first.outer(centre) + centre.outer(first) - centre.outer(centre)
+        counts = torch.zeros(BINS, dtype=torch.float64).index_add_(
+            0, self.ring, torch.ones_like(self.radius)
+        )
+        logs = torch.zeros(BINS, dtype=torch.float64).index_add_(0, self.ring, self.radius.log())
+        sums = torch.zeros(BINS, 3, 3, dtype=torch.float64).index_add_(0, self.ring, power)
+        filled = counts > 0
+        frequencies = (logs[filled] / counts[filled]).exp()
+        return frequencies, sums[filled] / counts[filled].view(-1, 1, 1)

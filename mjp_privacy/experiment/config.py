@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from attacks import ATTACKS, CONTROLS, find_attack
-from attacks.prior.names import check_prior
+from attacks.prior import check_prior
 from mjp_privacy.client.config import ClientConfig, check_client
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import STOCK, read_mapping, stock_config

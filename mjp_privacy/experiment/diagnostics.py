@@ -14,11 +14,16 @@ import torch
 from torch import Tensor
 
 from attacks.controls import mean_image, oracle_inverse
-from attacks.equations.names import PATCH as RESIDUAL_OVER
-from attacks.equations.names import TABLE
-from attacks.equations.patch_system import gradient, located, rounding_error
+from attacks.equations import PATCH as RESIDUAL_OVER
+from attacks.equations import TABLE
+from attacks.equations.patch_system import (
+    gradient,
+    lacks_gradients,
+    lacks_positions,
+    located,
+    rounding_error,
+)
 from attacks.equations.pictures import per_image
-from attacks.equations.requirements import lacks_gradients, lacks_positions
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient

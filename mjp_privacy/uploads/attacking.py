@@ -14,9 +14,14 @@ from torch import Tensor
 
 from attacks import ATTACKS, find_attack, traits_of
 from attacks.controls import mean_image
-from attacks.equations.names import PATCH, TABLE, UNKNOWN
-from attacks.equations.patch_system import error_of, is_disturbed, patch_system
-from attacks.equations.requirements import lacks_gradients, lacks_positions
+from attacks.equations import PATCH, TABLE, UNKNOWN
+from attacks.equations.patch_system import (
+    error_of,
+    is_disturbed,
+    lacks_gradients,
+    lacks_positions,
+    patch_system,
+)
 from attacks.shared_picture import CERTAIN
 from attacks.step import run_steps
 from mjp_privacy.client.traces import Autocast

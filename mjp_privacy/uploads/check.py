@@ -16,10 +16,9 @@ from pathlib import Path
 import torch
 
 from attacks import ATTACKS, find_attack
-from attacks.equations.names import HEAD, HEAD_BIAS, TABLE
-from attacks.equations.patch_system import gradient, weights
-from attacks.equations.requirements import lacks_gradients
-from attacks.equations.weight_difference import holds_no_gradient
+from attacks.equations import HEAD, HEAD_BIAS, TABLE
+from attacks.equations.patch_system import gradient, lacks_gradients, weights
+from attacks.equations.sent_gradients import holds_no_gradient
 from attacks.prior.files import SHIPPED
 from attacks.step import BREAKDOWN
 from mjp_privacy.client.config import ClientConfig

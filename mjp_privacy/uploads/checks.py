@@ -28,10 +28,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attacks.equations import PATCH, TABLE
 from attacks.equations.least_squares import condition_and_rank
-from attacks.equations.names import PATCH, TABLE
-from attacks.equations.patch_system import patch_system
-from attacks.equations.requirements import lacks_gradients
+from attacks.equations.patch_system import lacks_gradients, patch_system
 from attacks.equations.span import combine, upload_span
 from attacks.shared_picture import CERTAIN
 from attacks.step import BREAKDOWN

@@ -12,9 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attacks.equations.half_precision import rounding_error
-from attacks.equations.names import TABLE
-from attacks.equations.weight_difference import INVERSIONS
+from attacks.equations import TABLE
+from attacks.equations.sent_gradients import INVERSIONS, rounding_error
 from attacks.masked_span import WEIGHED
 from mjp_privacy.client.config import DefenseText
 from mjp_privacy.client.defenses.disturbance import Deviations, Disturbed, Draws, added

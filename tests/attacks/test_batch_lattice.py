@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations.differences import differences
-from attacks.equations.exchange import exchanged
-from attacks.equations.norm_test import NormTest
+from attacks.equations.batches import differences
+from attacks.equations.lattice_pictures import NormTest, exchanged
 from attacks.equations.patch_system import patch_system
-from attacks.jigsaw.sheets import sorted_into_pictures
-from attacks.lattice.frame import Frame
-from attacks.lattice.sums import sums_of
+from attacks.jigsaw import sorted_into_pictures
+from attacks.lattice.cost import Frame
+from attacks.lattice.search import sums_of
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.interfaces import Attack, AttackerView

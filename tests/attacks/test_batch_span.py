@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
+from attacks.equations.batches import superposed
 from attacks.equations.patch_system import patch_system
-from attacks.equations.superposition import superposed
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.interfaces import AttackerView

@@ -143,7 +143,7 @@ def test_matching_gives_the_best_picture_so_far(model: LoadedModel, name: str, a
 
 
 def test_a_jigsaw_is_put_together_as_far_as_time_allows(model: LoadedModel) -> None:
-    from attacks.jigsaw.solver import solve
+    from attacks.jigsaw import solve
 
     pieces = torch.rand(36, 3 * PATCH * PATCH, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(36, dtype=torch.bool)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.equations.clip_factor import _golden_section, clip_factors
+from attacks.equations.sent_gradients import _golden_section, clip_factors
 
 PATCHES, WIDTH, VALUES, MASKED = 6, 20, 30, 2
 

@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.equations.completion import complete, field_energy
-from attacks.equations.levels import in_levels, normalised
+from attacks.equations.completion import complete, fewest_steps, field_energy, whole_picture
+from attacks.equations.pictures import in_levels, normalised
 from attacks.equations.span import Knowledge
-from attacks.equations.sparse import fewest_steps
-from attacks.equations.whole_picture import whole_picture
 from mjp_privacy.data import load_images
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import to_patches

@@ -115,7 +115,7 @@ def test_with_all_switched_off_it_is_inverting_gradients() -> None:
 
 
 def test_a_part_of_the_steps_has_its_step_size_of_the_whole() -> None:
-    from attacks.breaching.matching import match_gradients, optimization_configuration
+    from attacks.breaching import match_gradients, optimization_configuration
 
     view, inputs = view_of()
     uploaded = view.updates[0].grads

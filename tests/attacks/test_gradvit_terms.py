@@ -9,9 +9,9 @@ import torch
 from scipy.fft import dctn
 from torch import Tensor
 
-from attacks.breaching.terms import Borders, FieldPrior, Near, SquaredDistance
+from attacks.breaching import Borders, FieldPrior, Near, SquaredDistance
 from attacks.equations.completion import FieldEnergy
-from attacks.jigsaw.consensus import in_the_order_of, placed_as, shifted_onto
+from attacks.jigsaw import in_the_order_of, placed_as, shifted_onto
 from attacks.prior import stationary_prior
 from mjp_privacy.interfaces import Pixels
 from mjp_privacy.models.jigsaw import shuffle_patches, to_patches

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations.half_precision import autocast_error, multiplied_rows, shows_its_rows
-from attacks.equations.names import PATCH, QKV, TABLE, UNKNOWN
+from attacks.equations import PATCH, QKV, TABLE, UNKNOWN
 from attacks.equations.patch_system import PatchSystem, error_of, patch_system
+from attacks.equations.sent_gradients import autocast_error, multiplied_rows, shows_its_rows
 from attacks.equations.span import combine, upload_span
 from mjp_privacy import load_images, load_model
 from mjp_privacy.client.config import ClientConfig

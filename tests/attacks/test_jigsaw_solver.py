@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.jigsaw.borders import border_costs
-from attacks.jigsaw.solver import solve
+from attacks.jigsaw import border_costs, solve
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import load_images
 from mjp_privacy.models.jigsaw import (

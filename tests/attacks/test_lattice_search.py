@@ -4,13 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.lattice.bases import patch_basis
-from attacks.lattice.cost import GRADIENT, patch_cost
-from attacks.lattice.descent import Moves, deepened, evened, short_vectors
-from attacks.lattice.frame import Frame, Reals
-from attacks.lattice.mosaic import FIXED, FREE, border_at, continued
-from attacks.lattice.parts import Border, Parts
-from attacks.lattice.search import GAIN, exchanged
+from attacks.lattice.cost import GRADIENT, Border, Frame, Parts, Reals, patch_cost
+from attacks.lattice.search import (
+    GAIN,
+    Moves,
+    deepened,
+    evened,
+    exchanged,
+    patch_basis,
+    short_vectors,
+)
+from attacks.lattice.unmixing import FIXED, FREE, border_at, continued
 from mjp_privacy.data import load_images
 from mjp_privacy.models.jigsaw import to_patches
 

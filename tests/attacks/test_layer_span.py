@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations.layer_search import rectangles
-from attacks.equations.layer_spans import LayerSpans
-from attacks.equations.peeling import class_of, without
+from attacks.equations.layers import LayerSpans, class_of, rectangles, without
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.metrics.pictures import psnr

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.equations import noisy_span
-from attacks.equations.noisy_span import most_probable
-from attacks.equations.noisy_upload import LEAK, NoisyUpload, noisy_upload
+from attacks.equations import noisy as noisy_span
+from attacks.equations.noisy import LEAK, NoisyUpload, most_probable, noisy_upload
 from attacks.equations.patch_system import located, patch_system
 from attacks.prior import find_prior
 from mjp_privacy.client.config import ClientConfig

@@ -125,7 +125,7 @@ def test_gradients_are_matched_by_name_not_by_their_order() -> None:
 
 def test_the_true_image_is_where_the_distance_ends() -> None:
     """Mask, labels, normalisation and pairing are right: there the gradients agree."""
-    from attacks.breaching.matching import match_gradients, optimization_configuration
+    from attacks.breaching import match_gradients, optimization_configuration
 
     view, inputs = view_of("b", images=2)
     assert inputs.mask is not None

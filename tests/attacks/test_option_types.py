@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attacks import ATTACKS, find_attack
-from attacks.prior.names import check_prior
+from attacks.prior import check_prior
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 from mjp_privacy.experiment.config import AttackConfig, check_attacks

@@ -7,7 +7,7 @@ import pytest
 
 PARTS = """
 import sys
-from attacks.breaching.parts import breaching_folder, parts_of_breaching
+from attacks.breaching import breaching_folder, parts_of_breaching
 with parts_of_breaching():
     from breaching.attacks.analytic_attack import AprilAttacker
 assert "breaching" not in sys.modules and "torchvision" not in sys.modules

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
-from attacks.patch_jigsaw import MASKED, agreed, misplaced, sorted_patches
+from attacks.patch_variants import MASKED, agreed, misplaced, sorted_patches
 from mjp_privacy.data import Preprocessing, open_images
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models import load_model

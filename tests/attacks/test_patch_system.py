@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.equations.clip_factor import clip_factors
-from attacks.equations.names import PATCH, TABLE
+from attacks.equations import PATCH, TABLE
 from attacks.equations.patch_system import (
     drowned_rows,
+    lacks_gradients,
     patch_system,
     weights,
     zero_rows,
 )
-from attacks.equations.requirements import lacks_gradients
+from attacks.equations.sent_gradients import clip_factors
 from attacks.patch_gradient import PatchGradient
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.gradients import FedSGDClient

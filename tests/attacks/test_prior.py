@@ -17,9 +17,7 @@ from safetensors.torch import load_file
 from attacks.prior import GaussianPrior, find_prior, load_prior, save_prior, stationary_prior
 from attacks.prior import files as prior_files
 from attacks.prior.files import SHIPPED
-from attacks.prior.fitting import fit_prior
-from attacks.prior.gaussian import cosine_basis
-from attacks.prior.stationary import CHANNELS, SPREAD
+from attacks.prior.gaussian import CHANNELS, SPREAD, cosine_basis, fit_prior
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.data import load_images

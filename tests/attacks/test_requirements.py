@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attacks.equations.requirements import too_few_equations
+from attacks.equations.patch_system import too_few_equations
 from mjp_privacy.models.loading import outline_model
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.equations.batch_uploads import BatchUploads
-from attacks.equations.shared import Search
+from attacks.equations.agreement import Search
+from attacks.shared_picture import BatchUploads
 from mjp_privacy import attack_gradients
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.interfaces import AttackerView

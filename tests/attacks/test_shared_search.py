@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.equations.batch_span import BatchSpan, batch_span, pictures_by_rank
-from attacks.equations.meeting import Meeting
+from attacks.equations.agreement import Meeting, Search
+from attacks.equations.batches import BatchSpan, batch_span, pictures_by_rank
 from attacks.equations.patch_system import PatchSystem
-from attacks.equations.shared import Search
 
 N, D, P = 5, 40, 60
 EPS = torch.finfo(torch.float64).eps

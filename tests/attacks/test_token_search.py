@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from attacks import find_attack
+from attacks.equations.batches import superposed
 from attacks.equations.completion import field_energy
-from attacks.equations.layer_spans import LayerSpans
+from attacks.equations.layers import LayerSpans
 from attacks.equations.patch_system import patch_system
-from attacks.equations.picture_search import PictureSearch, completed
-from attacks.equations.superposition import superposed
-from attacks.equations.token_links import linked
-from attacks.equations.token_search import Token, TokenSearch
+from attacks.equations.token_search import PictureSearch, Token, TokenSearch, completed, linked
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.models.jigsaw import to_patches
 from tests.helpers.models import planted_model

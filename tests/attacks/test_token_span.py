@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.equations import tokens
-from attacks.equations.names import PATCH, QKV
+from attacks.equations import PATCH, QKV, tokens
 from attacks.equations.patch_system import patch_system
 from attacks.equations.span import upload_span
 from attacks.equations.tokens import TokenEquations, refine, token_equations
-from attacks.token_span import TokenSpan
+from attacks.masked_span import TokenSpan
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.jigsaw import to_patches

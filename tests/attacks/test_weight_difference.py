@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.equations.names import TABLE
-from attacks.equations.weight_difference import pseudo_gradient, weight_rounding
+from attacks.equations import TABLE
+from attacks.equations.sent_gradients import pseudo_gradient, weight_rounding
 from attacks.patch_gradient import PatchGradient
-from attacks.plain_step import PlainStep
+from attacks.patch_variants import PlainStep
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.interfaces import ClientUpdate
 from tests.helpers.models import planted_model

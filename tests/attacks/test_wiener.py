@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.prior.wiener import PatchPrior, noise_variance, posterior_patches
+from attacks.prior.gaussian import PatchPrior, noise_variance, posterior_patches
 
 N, D, P, K = 3, 7, 5, 4
 

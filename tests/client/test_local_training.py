@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.equations.patch_system import gradient, located
-from attacks.equations.requirements import lacks_gradients
+from attacks.equations.patch_system import gradient, lacks_gradients, located
 from mjp_privacy.client.config import ClientConfig, local_round
 from mjp_privacy.client.feeding import SETTINGS
 from mjp_privacy.client.gradients import FedSGDClient, Objective

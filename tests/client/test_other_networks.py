@@ -25,7 +25,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 def test_a_true_picture_has_no_distance(tmp_path: Path) -> None:
     """The gradient that the attacker computes of the true picture is the uploaded one."""
-    from attacks.breaching.matching import UploadedParameters
+    from attacks.breaching import UploadedParameters
 
     model = load_model(checkpoint=checkpoint(tmp_path, "swin"))
     x, labels = torch.rand(1, 3, SIDE, SIDE), torch.tensor([3])

@@ -139,9 +139,9 @@ def code() -> dict[str, str]:
 def test_an_attack_from_elsewhere_counts_with_its_own_package(bench: Workbench) -> None:
     own = {"workbench/tone.py", "workbench/shade.py", "workbench/levels.py"}
     assert {*code()} == {*own, "attacks/__init__.py (tone)"}
-    bench.edit("shade", "", "from attacks.equations.names import PATCH\nfrom json import dumps")
+    bench.edit("shade", "", "from attacks.equations import PATCH\nfrom json import dumps")
     now = {*code()}
-    assert now > {"workbench/shade.py", "attacks/equations/names.py"}
+    assert now > {"workbench/shade.py", "attacks/equations/__init__.py"}
     assert "workbench/levels.py" not in now
 
 

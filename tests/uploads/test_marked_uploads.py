@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.equations.names import TABLE
+from attacks.equations import TABLE
 from mjp_privacy.client.config import ClientConfig
 from mjp_privacy.client.upload import make_upload
 from mjp_privacy.experiment.config import load_experiment

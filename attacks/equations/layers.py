@@ -1,0 +1,418 @@
+r"""What the weight gradients of the first blocks say of a picture: where its layers' inputs lie.
+
+The weight gradient of a linear layer is a sum over all tokens t of all B pictures of a step,
+
+    dL/dW = sum_t d_t h_t^T,
+
+d_t the gradient at the layer's output, h_t its input. Its row space is the span of the h_t, T = B
+(N + 1) directions of the layer's width. So a picture stands in the batch only if all inputs of all
+layers lie in their spans, which a run of the network *forward* shows: no label enters, nothing is
+differentiated twice, and each picture is tested by itself. For block 0's first layer this adds
+nothing to the span of the patches (`equations.batches`). The layers after it see sums over
+attention's softmax, so that a picture put together from patches of several ones does not pass.
+
+The same check of discrete tokens: SPEAR (Dimitrov et al. 2024), DAGER (Petrov et al. 2024); as an
+objective for text: TIGER (Kalikman et al. 2026, arXiv 2606.18312).
+
+Looks in the span of a batch for a picture whose layers' inputs lie in the upload's spans.
+
+The unknowns are a in X = C + a V (`equations.batches`), N^2 (B - 1) numbers instead of the N p B of
+a batch, in coordinates in which patches of photographs have unit variance. L-BFGS minimises what
+lies outside (`LayerSpans.off`), at first with a small weight on the energy of the field prior,
+which ends at zero.
+
+The local minima are pictures in which every patch is nearly that of *one* picture of the batch, but
+not all of the same. So B searches go together: each starts at what the mean picture leaves for it
+after those before, and so finds other patches. Then patches are exchanged between the local minima
+a rectangle at a time while that lessens what lies outside. As attention mixes all tokens, patches
+of pictures that are in the minority give way.
+
+Takes a picture that is known out of the upload of its batch, which leaves that of the others.
+
+The upload is the mean of the pictures' gradients. With the picture and its class the attacker
+computes its gradient as the client did. The class is read off the classifier: dL/dhead.weight =
+sum_b d_b h_b^T / B with d_b = softmax - onehot, so d_b lies in its column space, which holds for
+one class only.
+
+One client step's upload, from which pictures that are known are taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attacks.budget import spent
+from attacks.equations import HEAD, TABLE
+from attacks.equations.batches import Superposition
+from attacks.equations.completion import FieldEnergy
+from attacks.equations.patch_system import gradient, patch_system, weights
+from mjp_privacy.interfaces import AttackerView, ClientUpdate, Grads, Refusal
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images
+
+GAP = 30.0
+"""Times the singular value after it that the T-th of a layer's gradient must be. Elsewhere some of
+the batch's tokens do not show, as in a last block, whose class token alone has a gradient."""
+
+
+def layers_of(model: MJPVisionTransformer, blocks: int) -> list[str]:
+    """Names of the linear layers of the first blocks, such as blocks.0.mlp.fc1."""
+    return [
+        f"blocks.{number}.{name}"
+        for number, block in enumerate(list(model.blocks.children())[:blocks])
+        for name, layer in block.named_modules()
+        if isinstance(layer, nn.Linear)
+    ]
+
+
+def lacks_layer_spans(model: MJPVisionTransformer, batch: int) -> Refusal | None:
+    """Why the layers' inputs of so many pictures fill their whole width, or None."""
+    tokens, width = model.tokens, model.embed_dim
+    if batch * tokens < width:
+        return None
+    most = (width - 1) // tokens
+    way_out = f"batches of at most {most} do" if most else "no batch of this model does"
+    return Refusal(
+        "underdetermined",
+        f"B (N + 1) = {batch * tokens} tokens of a batch >= D = {width}: their spans leave a "
+        f"layer's inputs unknown unless B (N + 1) < D; {way_out}",
+    )
+
+
+FOUND = 1e5
+"""Times the precision of the gradients, squared, that may lie outside for a picture to count as
+found: a patch that is off by one part in 10^4 leaves as much."""
+
+
+@dataclass(frozen=True)
+class LayerSpans:
+    """Orthonormal bases of the spans of layers' inputs."""
+
+    model: MJPVisionTransformer
+    bases: Mapping[str, Tensor]  # by layer, (T, width), float64
+    blocks: int
+
+    @classmethod
+    def of(
+        cls, model: MJPVisionTransformer, grads: Grads, batch: int, blocks: int
+    ) -> LayerSpans | None:
+        """The spans in one step's gradients (*shape) of `batch` pictures; None where no layer of
+        the first blocks shows all tokens."""
+        tokens, bases = batch * model.tokens, {}
+        for name in layers_of(model, blocks):
+            if f"{name}.weight" not in grads:
+                continue
+            sent = grads[f"{name}.weight"].double()
+            s, vh = torch.linalg.svd(sent, full_matrices=False)[1:]
+            if tokens < len(s) and s[tokens - 1] > GAP * s[tokens]:
+                bases[name] = vh[:tokens]
+        return cls(model, bases, blocks) if bases else None
+
+    def precise(self) -> LayerSpans:
+        """The same, looked at in float64."""
+        return replace(self, model=deepcopy(self.model).double())
+
+    def off(self, pictures: Tensor) -> Tensor:
+        """What share of the layers' inputs lies outside their spans, squared, the mean over layers;
+        (m,) for normalised pictures (m, C, H, W)."""
+        shares = []
+        with inputs_of(self.model, self.bases) as seen:
+            tokens = self.model.embed(pictures)
+            for block in list(self.model.blocks.children())[: self.blocks]:
+                tokens = block(tokens)
+            for name, basis in self.bases.items():
+                inputs = seen[name]
+                basis = basis.to(inputs)
+                rest = inputs - (inputs @ basis.mT) @ basis
+                length = inputs.detach().square().sum((1, 2))
+                shares.append(rest.square().sum((1, 2)) / length)
+        return torch.stack(shares).mean(0)
+
+
+@contextmanager
+def inputs_of(model: MJPVisionTransformer, layers: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+    """A `with` block in which the inputs of these layers are kept, by name."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        """The hook that keeps the input of one layer."""
+
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen[name] = inputs[0]
+
+        return hook
+
+    handles = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in layers]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# a search for one picture -------------------------------------------------------------------------
+
+
+STAGES = ((1e-3, 60), (1e-5, 60), (0.0, 100))
+"""Weight of the prior's energy per pixel, and steps of L-BFGS; then further stages without it."""
+FURTHER = 4  # further stages, as long as each divides what lies outside by GAIN
+GAIN = 3.0
+EXCHANGES = 12  # of rectangles, at most, for one picture
+MATES = 6  # the latest local minima, whose patches are tried in each other's places
+AT_ONCE = 64  # pictures that the network sees together
+HISTORY = 50  # steps that L-BFGS remembers
+SPREAD = 0.7  # standard deviations of the prior by which random starts leave the mean picture
+Stages = Sequence[tuple[float, int]]
+
+
+@dataclass
+class LayerSearch:
+    """A search for one picture: LayerSearch(spans, guess, energy).found(2, 12, 1e-9, generator)."""
+
+    spans: LayerSpans
+    guess: Superposition
+    energy: FieldEnergy
+
+    def __post_init__(self) -> None:
+        basis, patch_precision = self.guess.basis, self.energy.patch_precision
+        root = torch.linalg.cholesky(basis @ patch_precision @ basis.mT)
+        self.units = torch.linalg.solve_triangular(root, basis, upper=False)
+        self.back = basis.mT @ root
+        mean = self.guess.mean
+        self.known = mean - (mean @ basis.mT) @ basis
+        self.centre = self.energy.mean.repeat_interleave(self.energy.patch_size**2)
+
+    def found(
+        self, batch: int, searches: int, enough: float, generator: torch.Generator
+    ) -> tuple[Tensor, float] | None:
+        """Patches (N, p) of one picture and its share, at most `enough`; None where so many
+        searches find none."""
+        if not len(self.units):
+            share = self._share(self.guess.mean)
+            return (self.guess.mean, share) if share <= enough else None
+        group, pool = list[Tensor](), list[Tensor]()
+        for start in self._starts(batch, searches, group, generator):
+            patches, share = self._descended(start, STAGES)
+            group.append(patches)
+            pool.append(patches)
+            if share > enough and len(pool) > 1:
+                patches, share = self._recombined(patches, torch.stack(pool[-MATES:]))
+                patches, share = self._descended(patches, STAGES[-1:])
+            if share <= enough:
+                return self._polished(patches)
+            if spent():
+                return None
+        return None
+
+    def _polished(self, patches: Tensor) -> tuple[Tensor, float]:
+        """A picture that was found, made more exact in float64, and its share."""
+        precisely = LayerSearch(self.spans.precise(), self.guess, self.energy)
+        return precisely._descended(patches, STAGES[-1:])
+
+    def _starts(
+        self, batch: int, searches: int, group: list[Tensor], generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """Patches (N, p) to start from: B at a time, the first a guess or a random picture, the
+        others what the mean picture leaves for them after the `group` found so far."""
+        smoothest, rest = self.guess.pictures(batch)[:2]
+        first = [rest, smoothest, self.guess.mean]
+        for _ in range(searches):
+            if len(group) == batch:
+                group.clear()
+            if group:
+                yield (batch * self.guess.mean - sum(group)) / (batch - len(group))
+            elif first:
+                yield first.pop(0)
+            else:
+                noise = torch.randn(len(self.known), len(self.units), generator=generator)
+                yield self.guess.mean + SPREAD * noise.to(self.known) @ self.units
+
+    def _recombined(self, start: Tensor, pool: Tensor) -> tuple[Tensor, float]:
+        """A picture (N, p) and its share: `start` after rectangles of patches were exchanged one by
+        one for those of the pool (K, N, p), as long as that lessens what lies outside."""
+        best, least = start, self._share(start)
+        regions = rectangles(self.spans.model.grid).to(start.device)
+        at_once = max(1, AT_ONCE // len(pool))
+        for _ in range(EXCHANGES):
+            better = least, best
+            for some in regions.split(at_once):
+                trials = torch.where(some[:, None, :, None], pool, best).flatten(0, 1)
+                shares = self._shares(trials)
+                if float(shares.min()) < better[0]:
+                    better = float(shares.min()), trials[shares.argmin()]
+            if better[0] >= least or spent():
+                break
+            least, best = better
+        return best, least
+
+    def _shares(self, pictures: Tensor) -> Tensor:
+        """What lies outside for each picture (K, N, p), (K,)."""
+        with torch.no_grad():
+            return self.spans.off(self._seen(pictures))
+
+    def _share(self, patches: Tensor) -> float:
+        """What lies outside for one picture (N, p)."""
+        return float(self._shares(patches.unsqueeze(0)))
+
+    def _descended(self, start: Tensor, stages: Stages) -> tuple[Tensor, float]:
+        """The local minimum near a start, and its share."""
+        moves, share = ((start - self.known) @ self.back).requires_grad_(), float("inf")
+        for weight, steps in stages:
+            share = self._stage(moves, weight, steps)
+        for _ in range(FURTHER):
+            before = share
+            if spent():
+                break
+            share = self._stage(moves, 0.0, stages[-1][1])
+            if share * GAIN > before:
+                break
+        return self._patches(moves.detach()), share
+
+    def _patches(self, moves: Tensor) -> Tensor:
+        return self.known + moves @ self.units
+
+    def _stage(self, moves: Tensor, weight: float, steps: int) -> float:
+        """Some steps of L-BFGS on `moves`, in place; the share outside after them."""
+        scale, least = 0.0, (float("inf"), moves.detach().clone())
+        optimizer = torch.optim.LBFGS(
+            [moves],
+            max_iter=steps,
+            max_eval=steps + steps // 4,
+            history_size=HISTORY,
+            line_search_fn="strong_wolfe",
+            tolerance_grad=0,
+            tolerance_change=0,
+        )
+
+        def closure() -> Tensor:
+            """The objective in units of its first value, so that no step is lost to rounding."""
+            nonlocal scale, least
+            optimizer.zero_grad()
+            patches = self._patches(moves)
+            outside = self.spans.off(self._seen(patches.unsqueeze(0)))[0].double()
+            total, share = outside, float(outside.detach())
+            if share < least[0]:
+                least = share, moves.detach().clone()
+            if weight:
+                away = (patches - self.centre).detach()
+                pull = weight * self.energy.force(away) / away.numel()
+                # Linear in the patches with the energy's derivative; its value stands beside it.
+                total = (
+                    total + (pull * patches).sum() - (pull * (patches - away / 2)).detach().sum()
+                )
+            scale = scale or max(float(total.detach()), 1e-300)
+            (total / scale).backward()
+            return (total / scale).detach()
+
+        optimizer.step(closure)
+        if not weight:
+            with torch.no_grad():
+                moves.copy_(least[1])
+        return self._share(self._patches(moves.detach()))
+
+    def _seen(self, pictures: Tensor) -> Tensor:
+        """Pictures (m, N, p) as (m, C, H, W) in the model's precision."""
+        seen = to_images(pictures, self.energy.patch_size, len(self.energy.mean))
+        return seen.to(self.spans.model.cls_token)
+
+
+@cache
+def rectangles(grid: int) -> Tensor:
+    """Rectangles of patches, (R, N) bool: all of a small grid, of a large one some of each size."""
+    spans = [
+        (first, last)
+        for first in range(grid)
+        for last in range(first, grid)
+        if first % max(1, (last - first) // 2, grid // 4) == 0 or last == first
+    ]
+    inside = torch.zeros(len(spans), grid, dtype=torch.bool)
+    for row, (first, last) in enumerate(spans):
+        inside[row, first : last + 1] = True
+    return (inside[:, None, :, None] & inside[None, :, None, :]).flatten(2).flatten(0, 1)
+
+
+# a known picture, taken out of the upload ---------------------------------------------------------
+
+
+def class_of(model: MJPVisionTransformer, picture: Tensor, grads: Grads, batch: int) -> int:
+    """The class of a normalised picture (C, H, W) of the batch, from one step's gradients."""
+    with torch.no_grad():
+        likely = model(picture.unsqueeze(0).to(model.cls_token))[0].double().softmax(-1)
+    u = torch.linalg.svd(grads[HEAD].double(), full_matrices=False)[0][:, :batch]
+    # |d - u u^T d|^2 for d = likely - onehot(c), for all classes c at once.
+    coordinates = likely @ u
+    lengths = likely.square().sum() - 2 * likely + 1
+    inside = (coordinates - u).square().sum(-1)
+    return int(((lengths - inside) / lengths).argmin())
+
+
+def without(
+    model: MJPVisionTransformer, grads: Grads, picture: Tensor, label: int, batch: int
+) -> dict[str, Tensor]:
+    """One step's gradients (*shape) of the mean loss over the other B - 1 pictures."""
+    names = [name for name, _ in model.named_parameters() if name in grads]
+    parameters = {name: model.get_parameter(name).detach().requires_grad_() for name in names}
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        logits = functional_call(model, parameters, (picture.unsqueeze(0).to(model.cls_token),))
+        target = torch.tensor([label], device=logits.device)
+        loss = torch.nn.functional.cross_entropy(logits, target)
+        own = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    rest = {}
+    for name, part in zip(names, own, strict=True):
+        total = batch * grads[name].double()
+        rest[name] = (total - (0 if part is None else part.double())) / (batch - 1)
+    return rest
+
+
+@dataclass(frozen=True)
+class StepUpload:
+    """The gradients of one step of the pictures that are left, and the model that made them."""
+
+    model: MJPVisionTransformer  # with the weights that the client used
+    update: ClientUpdate  # of one step, as gradients; its batch counts the pictures that are left
+
+    @classmethod
+    def of(
+        cls, view: AttackerView, update: ClientUpdate, step: int, model: MJPVisionTransformer
+    ) -> StepUpload:
+        """One step of an upload, without what no picture has part in, such as L_DAL's gradient.
+
+        model  `client_model` of the upload
+        """
+        step_alone = update.part(slice(step, step + 1))
+        grads = {name: gradient(view, step_alone, name) for name in step_alone.grads}
+        rows = patch_system(view, step_alone).rows
+        grads[TABLE] = torch.cat((grads[TABLE][:, :, :1], rows.unsqueeze(1)), 2)
+        return cls(model, replace(step_alone, kind="gradient", grads=grads, dal_lambda=0.0))
+
+    @property
+    def grads(self) -> dict[str, Tensor]:
+        """The gradients by name, each (*parameter.shape)."""
+        return {name: sent[0] for name, sent in self.update.grads.items()}
+
+    def without(self, patches: Tensor) -> StepUpload:
+        """The upload of the other pictures, with a picture (N, p) and its gradient taken out."""
+        batch, projection = self.update.batch, self.model.patch_embed.proj.weight
+        picture = to_images(patches, self.model.patch_size, projection.shape[1])
+        label = class_of(self.model, picture, self.grads, batch)
+        rest = without(self.model, self.grads, picture, label, batch)
+        grads = {name: sent.unsqueeze(0) for name, sent in rest.items()}
+        return replace(self, update=replace(self.update, grads=grads, batch=batch - 1))
+
+
+def client_model(view: AttackerView, update: ClientUpdate) -> MJPVisionTransformer:
+    """A copy of the model with the weights that the client used; none is differentiated."""
+    model = deepcopy(view.model).requires_grad_(False)
+    with torch.no_grad():
+        for name, value in weights(view, update).items():
+            model.get_parameter(name).copy_(value)
+    return model

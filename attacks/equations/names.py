@@ -1,9 +1,0 @@
-"""Names, in the model, of the parameters whose gradients attacks read."""
-
-TABLE = "pos_embed"
-SWIN_TABLE = "absolute_pos_embed"  # a row for each patch, none for a class token
-UNKNOWN = "unk_embed"
-PATCH = "patch_embed.proj.weight"
-QKV = "blocks.0.attn.qkv.weight"
-HEAD = "head.weight"
-HEAD_BIAS = "head.bias"

@@ -1,0 +1,259 @@
+r"""A gradient computed from the weights that a client sends back.
+
+    SGD, E steps, momentum mu:   d = w_E - w_0 = -lr sum_e c_e g_e,
+                                 c_e = 1 + mu + ... + mu^(E-e-1)
+
+    g ~ -d / (lr sum_e c_e) - decay w_0
+
+which is exact for one step, where momentum has not begun, and otherwise the weighted mean of the
+steps' gradients at weights that moved. AdamW's first step sends u = -(d + lr decay w) / lr =
+g / (|g| + eps), which holds more than the sign of g: g = eps u / (1 - |u|) where the weights'
+precision resolves 1 - |u|, and a constant times the sign where it does not. Later steps divide by
+a running scale that the attacker is not told.
+
+What is known of the rounding in a client that computes under autocast.
+
+The tokens and the position table are float32, and products of matrices are taken in half precision.
+So dL/dz_i passes, on its way back to the patch embedding, through a rounding h to half precision,
+and the patches are rounded on their way in:
+
+    row i of pos_embed.grad = g_i in float32,
+    patch_embed.proj.weight.grad = h(sum_i h(g_i) h(x_i)^T).
+
+Of one picture and one step the rows h(g_i) are therefore known exactly: they are the sent rows,
+rounded. What is left is the last rounding of the sum, whose size shows in the sum itself, and h(x):
+the patches that are found are rounded ones, 60 dB or more from those that were fed, and for pixels
+of 8 bits still nearer to them than to any other.
+
+The factor by which clipping shrank an upload whose recipe adds a part that anybody can compute.
+
+DP-SGD sends s (g + lambda d) with s = min(1, C / norm), which the attacker is not told; d =
+dL_DAL/dE_pos is public. The rows of A are those of the upload less s lambda d, and G = A^T X has
+no more directions outside the visible rows of A than patches were masked. So s is the value that
+leaves least of G unexplained:
+
+    s = argmin sum_{k > masked} sigma_k((I - Q Q^T) G)^2,   Q a basis of the rows less s lambda d.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from attacks.equations import TABLE
+from mjp_privacy.client.gradients import TABLES
+from mjp_privacy.client.optimizers import EPSILON, shares_of_steps
+from mjp_privacy.client.traces import HALF, rounded, spacing
+from mjp_privacy.core.registry import Registry
+from mjp_privacy.interfaces import ClientUpdate, Refusal
+
+State = Mapping[str, Tensor]
+
+
+class Inversion(Protocol):
+    """How one optimiser's weight difference is turned back into a gradient."""
+
+    def refuses(self, update: ClientUpdate) -> Refusal | None:
+        """Why these steps cannot be inverted, or None."""
+        ...
+
+    def invert(self, update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor:
+        """The gradient of the parameter `name` from its weight difference `sent`, float64."""
+        ...
+
+    def rounded(self, update: ClientUpdate, step: float) -> float:
+        """The error of a gradient near zero that an error of `step` in a weight causes."""
+        ...
+
+
+class OfSgd:
+    """SGD with momentum and weight decay: the difference is a weighted sum of gradients."""
+
+    def refuses(self, update: ClientUpdate) -> Refusal | None:
+        """Never: every number of SGD steps gives a mean gradient."""
+        return None
+
+    def invert(self, update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor:
+        """-d / (lr sum_e c_e) less the weight decay."""
+        return -sent / effective_rate(update) - update.weight_decay * state[name].double()
+
+    def rounded(self, update: ClientUpdate, step: float) -> float:
+        """`step` over the learning rate."""
+        assert update.lr
+        return step / update.lr
+
+
+class OfAdamW:
+    """AdamW: its first step determines the gradient, up to the weights' rounding."""
+
+    def refuses(self, update: ClientUpdate) -> Refusal | None:
+        """More than one step."""
+        if update.steps == 1:
+            return None
+        return Refusal(
+            "weight_difference",
+            f"the upload is a weight difference of {update.steps} AdamW steps, each entry divided "
+            "by its own running scale, which holds no gradient",
+        )
+
+    def invert(self, update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor:
+        """eps u / (1 - |u|), u the step over the learning rate."""
+        assert update.lr
+        shown = -sent / update.lr - update.weight_decay * state[name].double()
+        coarsest = max(float(weight.abs().max()) for weight in state.values())
+        resolved = torch.finfo(update.dtype).eps * coarsest / update.lr
+        # One resolution for all parameters, so that entries cut by it have the same scale.
+        return EPSILON * shown / (1 - shown.abs()).clamp_min(resolved)
+
+    def rounded(self, update: ClientUpdate, step: float) -> float:
+        """eps times `step` over the learning rate: near zero, u is g / eps."""
+        assert update.lr
+        return EPSILON * step / update.lr
+
+
+INVERSIONS: Registry[Inversion] = Registry("optimizer")
+INVERSIONS.register("sgd", OfSgd())
+INVERSIONS.register("adamw", OfAdamW())
+
+
+def holds_no_gradient(update: ClientUpdate) -> Refusal | None:
+    """Why no gradient can be computed from an upload, or None."""
+    if update.kind == "gradient":
+        return None
+    if not update.lr:
+        return Refusal(
+            "weight_difference",
+            "the upload is a weight difference with an unknown learning rate",
+        )
+    if update.optimizer not in INVERSIONS:
+        return Refusal(
+            "weight_difference",
+            f"the upload is a weight difference of {update.optimizer}, which holds no gradient",
+        )
+    return INVERSIONS[update.optimizer].refuses(update)
+
+
+def pseudo_gradient(update: ClientUpdate, sent: Tensor, state: State, name: str) -> Tensor:
+    """The gradient of one parameter (n, *shape), float64, from the difference `sent`.
+
+    `state` holds the weights before the client's steps, by name.
+    """
+    return INVERSIONS[update.optimizer].invert(update, sent, state, name)
+
+
+def weight_rounding(update: ClientUpdate, step: float) -> float:
+    """The error of a pseudo-gradient near zero if weights are rounded to multiples of `step`."""
+    return INVERSIONS[update.optimizer].rounded(update, step)
+
+
+def effective_rate(update: ClientUpdate) -> float:
+    """lr sum_e c_e: how far weights move per unit of a gradient that is the same in every step."""
+    assert update.lr
+    return update.lr * sum(shares_of_steps(update.steps, update.momentum))
+
+
+# the rounding of autocast -------------------------------------------------------------------------
+
+
+def multiplied_rows(update: ClientUpdate, rows: Tensor) -> Tensor:
+    """The rows (n, N, D) of dL/dz as the client multiplied them with its patches."""
+    return rounded(rows, HALF[update.autocast]) if shows_its_rows(update) else rows
+
+
+def computing_as(update: ClientUpdate, device: torch.device) -> torch.autocast:
+    """A `with` block that rounds what the attacker computes as the client rounded it."""
+    enabled = update.autocast != "none"
+    half = HALF.get(update.autocast, torch.bfloat16)
+    return torch.autocast(device.type, half, enabled=enabled)
+
+
+def shows_its_rows(update: ClientUpdate) -> bool:
+    """Whether rounding the uploaded rows gives those that the client multiplied with its patches:
+    in one step of one picture by SGD, where no defence or clipping changed the rows since."""
+    changed = TABLE in update.noise or TABLE in update.rounding or update.position_noise
+    one = update.batch == 1 and update.steps == 1 and update.optimizer == "sgd"
+    return update.autocast != "none" and one and not changed and not update.clipped
+
+
+def autocast_error(update: ClientUpdate, name: str, gradient: Tensor) -> Tensor:
+    """(n,) standard deviation of the error that autocast leaves on an entry of a gradient
+    (n, *shape) where it stands in an equation, float64.
+
+    It is that of the last rounding, with which each step's gradient of a linear layer ends; tables
+    and norms are not rounded, but the rows of dL/dz are before they are multiplied.
+    """
+    exact = name in TABLES or "norm" in name.rpartition(".")[0]
+    if name == TABLE:
+        exact = shows_its_rows(update)
+    if update.autocast == "none" or exact:
+        return torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
+    shares = shares_of_steps(update.steps, update.momentum)
+    steps = math.sqrt(sum(share**2 for share in shares)) / sum(shares)
+    return steps * rounding_error(gradient, HALF[update.autocast])
+
+
+def rounding_error(values: Tensor, dtype: torch.dtype, least: float = 0.0) -> Tensor:
+    """(n,) standard deviation of the rounding of values (n, *shape) to a precision, float64.
+
+    The error of each value is uniform over the distance to the next number; `least` as in
+    `spacing`.
+    """
+    return (spacing(values, dtype, least).flatten(1).square().mean(1) / 12).sqrt()
+
+
+# the factor of a clipped gradient -----------------------------------------------------------------
+
+
+HALVINGS = 20  # of s, tried before the golden section
+GOLDEN = (5**0.5 - 1) / 2
+STEPS = 48  # of the golden section, which bring s to 1e-10
+
+
+def clip_factors(rows: Tensor, part: Tensor, total: Tensor, hidden: Tensor) -> Tensor:
+    """The clip factors s (n,) of n uploads; 1 where G leaves s undetermined.
+
+    rows (n, N, D) as uploaded, part (n, N, D) lambda d before the clip, total G (n, D, p), hidden
+    (n, N) the masked patches.
+    """
+    factors = [
+        _clip_factor(rows[i][~hidden[i]], part[i][~hidden[i]], total[i], int(hidden[i].sum()))
+        for i in range(len(rows))
+    ]
+    return rows.new_tensor(factors)
+
+
+def _clip_factor(rows: Tensor, part: Tensor, total: Tensor, masked: int) -> float:
+    """s of one upload, from its visible rows."""
+
+    def unexplained(s: float) -> float:
+        """Energy of G beyond what `masked` directions outside the rows can hold."""
+        q = torch.linalg.qr((rows - s * part).mT).Q
+        rest = torch.linalg.svdvals(total - q @ (q.mT @ total))
+        return float(rest[masked:].square().sum())
+
+    if min(rows.shape[1] - len(rows), total.shape[1]) <= masked:
+        return 1.0  # every s explains G
+    trials = [0.0, *(0.5**k for k in range(HALVINGS, -1, -1))]
+    best = min(range(len(trials)), key=lambda place: unexplained(trials[place]))
+    lower, upper = trials[max(best - 1, 0)], trials[min(best + 1, len(trials) - 1)]
+    return _golden_section(unexplained, lower, upper)
+
+
+def _golden_section(value: Callable[[float], float], lower: float, upper: float) -> float:
+    """Where the function `value` is least between two numbers."""
+    left, right = (upper - GOLDEN * (upper - lower), lower + GOLDEN * (upper - lower))
+    at_left, at_right = value(left), value(right)
+    for _ in range(STEPS):
+        if at_left < at_right:
+            upper, right, at_right = right, left, at_left
+            left = upper - GOLDEN * (upper - lower)
+            at_left = value(left)
+        else:
+            lower, left, at_left = left, right, at_right
+            right = lower + GOLDEN * (upper - lower)
+            at_right = value(right)
+    return (lower + upper) / 2

@@ -1,1 +1,0 @@
-"""Puts patches of unknown order back where their borders fit."""

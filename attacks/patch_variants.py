@@ -1,0 +1,272 @@
+r"""The system of `patch_gradient` with a picture prior, for noisy gradients.
+
+Waits for a step that MJP's recipe leaves unshuffled, and solves that one.
+
+Reads off an upload which positions were shuffled, without reconstructing anything.
+
+`pos_embed` is a table, and a masked position does not look up its row. The gradient of that row is
+zero, or exactly what the client's recipe adds independently of the picture (weight decay in a
+weight difference, L_DAL), or, where noise was added to every row, nothing but noise.
+
+For clients that shuffle patches and mask none: the picture as it was fed, then sorted.
+
+Without E_unk every patch keeps its row of the position table's gradient, so `patch_gradient` gets
+the picture as the client fed it, exactly. What is left is a jigsaw puzzle most of whose pieces lie
+where they belong:
+
+    one upload       a patch may be elsewhere if at half of its borders or more another patch would
+                     fit better (RIVAL other patches, see `jigsaw`)
+    several uploads  each shuffles anew. An upload votes twice, as it was fed and as its own borders
+                     sort it; a patch with two votes or more for a place belongs there, if no other
+                     patch or place has more
+
+The others are sorted by `jigsaw`. A photograph's own places may be suspected too; they come
+back where the borders speak for them. As it was fed an upload errs where it was shuffled, which is
+elsewhere in each; sorted it errs where borders mislead, which may be alike in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attacks.budget import image
+from attacks.equations import PATCH, TABLE
+from attacks.equations.least_squares import minimum_norm_solve
+from attacks.equations.patch_system import (
+    PatchSystem,
+    check_uploads,
+    error_of,
+    is_disturbed,
+    lacks_gradients,
+    lacks_patch_system,
+    lacks_positions,
+    located,
+    needs_patch_system,
+    patch_system,
+    solution,
+    unless_underdetermined,
+)
+from attacks.equations.pictures import per_image, pictures
+from attacks.jigsaw import border_costs, solve
+from attacks.prior import find_prior
+from attacks.prior.gaussian import PatchPrior, known_variance, noise_variance, posterior_patches
+from mjp_privacy.interfaces import AttackerView, Reconstruction, Refusal
+from mjp_privacy.models import MJPVisionTransformer
+from mjp_privacy.models.jigsaw import to_images, to_patches
+
+
+@dataclass(frozen=True)
+class PatchPriorAttack:
+    """The system of `patch_gradient`, solved with a Gaussian patch prior (`prior.gaussian`).
+
+    For noisy gradients (float16, noise added, an ill-conditioned A): mixtures of patches below the
+    noise fall back to the prior. The noise level is measured on the upload, in the directions that
+    A cannot reach, and is at least what the client's defences are known to add.
+    """
+
+    prior: str = "fitted"
+    name: ClassVar[str] = "patch_prior"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+    uploads: ClassVar[int] = 1
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Gradients of the position table and the patch embedding."""
+        return needs_patch_system(model)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """As `patch_gradient`, but too few equations are no reason: the prior fills in."""
+        return unless_underdetermined(lacks_patch_system(view))
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """Posterior mean of every patch under the prior and the measured noise."""
+        update = view.updates[0]
+        system = patch_system(view, update)
+        patch, pixels = view.model.patch_size, view.pixels
+        mean, covariance = find_prior(self.prior, patch=patch, size=pixels.size).patch(
+            patch, pixels
+        )
+        noise = noise_variance(system.rows, system.total, update.dtype)
+        prior = PatchPrior(mean.to(noise), covariance.to(noise))
+        if is_disturbed(update):
+            errors = (error_of(update, TABLE).to(noise), error_of(update, PATCH).to(noise))
+            least = known_variance(*errors, prior, system.rows.shape[1])
+            noise = torch.maximum(noise, least)
+        patches, values = posterior_patches(system.rows, system.total, prior, noise)
+        return solution(view, system, patches, values)
+
+
+# an unshuffled step -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    """The first upload in which nothing was masked, solved as `patch_gradient` does.
+
+    MJP's own recipe leaves half of the training steps unshuffled. The upload of such a step has no
+    zero row in pos_embed.grad, so anybody can recognise it. A picture that was masked in every
+    upload seen has no reconstruction.
+    """
+
+    uploads: Annotated[int, Field(ge=1, le=10_000)] = 4
+    name: ClassVar[str] = "plain_step"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+
+    def __post_init__(self) -> None:
+        check_uploads(self.name, self.uploads)
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Gradients of the position table and the patch embedding."""
+        return needs_patch_system(model)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why the uploads give no linear system that determines the patches, or None."""
+        return lacks_patch_system(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """Solve each picture's first unmasked upload; `plain_upload` is its number, 0 for none."""
+        systems = [patch_system(view, update) for update in view.updates]
+        plain = torch.stack([~system.hidden.any(-1) for system in systems])  # (R, n)
+        first_plain = plain.int().argmax(0)
+        steps = torch.arange(plain.shape[1])
+        rows = torch.stack([s.rows for s in systems])[first_plain, steps]
+        total = torch.stack([s.total for s in systems])[first_plain, steps]
+        chosen = PatchSystem(rows, total, torch.zeros_like(systems[0].hidden))
+        solved = solution(view, chosen, *minimum_norm_solve(rows, total))
+        reason = f"patches were masked in every one of the uploads seen ({len(systems)})"
+        never_plain = per_image(view, ~plain.any(0)).nonzero().flatten().tolist()
+        number = per_image(view, torch.where(plain.any(0), first_plain + 1, 0)).double()
+        return Reconstruction(
+            solved.images,
+            diagnostics={**solved.diagnostics, "plain_upload": number},
+            inapplicable=dict.fromkeys(never_plain, reason),
+        )
+
+
+# the masked positions alone -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MaskLocator:
+    """Estimates the mask and makes no picture: its results are the mask's precision and recall."""
+
+    name: ClassVar[str] = "mask_locator"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+    uploads: ClassVar[int] = 1
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Only the gradient of the position table."""
+        return (TABLE,)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why the upload holds no gradient of a position table, or None."""
+        return lacks_positions(view.model) or lacks_gradients(view, TABLE)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The estimated mask of every image; no images."""
+        return Reconstruction(None, mask=per_image(view, located(view, view.updates[0])))
+
+
+# patches shuffled and none masked -----------------------------------------------------------------
+
+
+MASKED = "patches were masked: masked_span, pixel_lattice and multi_round solve such uploads"
+
+
+@dataclass(frozen=True)
+class PatchJigsaw:
+    """`patch_gradient`, and its patches put back where their borders, or other uploads, say."""
+
+    uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
+    name: ClassVar[str] = "patch_jigsaw"
+    published: ClassVar[bool] = False
+    victim: ClassVar[Literal["intact", "april_block"]] = "intact"
+
+    def __post_init__(self) -> None:
+        check_uploads(self.name, self.uploads)
+
+    def needs(self, model: MJPVisionTransformer) -> Sequence[str]:
+        """Gradients of the position table and the patch embedding."""
+        return needs_patch_system(model)
+
+    def unsupported(self, view: AttackerView) -> Refusal | None:
+        """Why the uploads give no linear system that determines the patches, or None."""
+        return lacks_patch_system(view)
+
+    def run(self, view: AttackerView, *, generator: torch.Generator) -> Reconstruction:
+        """The pictures of the first upload as fed, sorted if the plain ones are asked for."""
+        systems = [patch_system(view, update) for update in view.updates]
+        solved = [minimum_norm_solve(system.rows, system.total) for system in systems]
+        fed = solution(view, systems[0], *solved[0])
+        masked = torch.stack([system.hidden.any(-1) for system in systems]).any(0)
+        inapplicable = dict.fromkeys(per_image(view, masked).nonzero().flatten().tolist(), MASKED)
+        images = fed.images
+        assert images is not None
+        if view.against == "plain":
+            size = view.model.patch_size
+            rounds = torch.stack([to_patches(pictures(view, found), size) for found, _ in solved])
+            images = images.clone()
+            for index in {*range(len(images))} - {*inapplicable}:
+                with image(index):
+                    images[index] = to_images(
+                        sorted_patches(rounds[:, index], size), size, len(images[0])
+                    )
+        return Reconstruction(images, diagnostics=fed.diagnostics, inapplicable=inapplicable)
+
+
+def sorted_patches(rounds: Tensor, patch_size: int) -> Tensor:
+    """The patches (N, p) of a picture in their places; rounds (R, N, p): as each upload fed it."""
+    by_borders = [
+        _arranged(patches, misplaced(patches, patch_size), patch_size) for patches in rounds
+    ]
+    if len(rounds) == 1:
+        return by_borders[0]
+    return _arranged(*agreed(torch.cat((rounds, torch.stack(by_borders)))), patch_size)
+
+
+def _arranged(patches: Tensor, free: Tensor, patch_size: int) -> Tensor:
+    """The patches (N, p), of which the free ones are moved to where their borders fit best."""
+    grid = round(len(patches) ** 0.5)
+    order = solve(patches, free, patches[free], grid=grid, patch_size=patch_size)
+    in_place = torch.empty_like(patches)
+    in_place[order.to(patches.device)] = patches
+    return in_place
+
+
+def misplaced(patches: Tensor, patch_size: int) -> Tensor:
+    """(N,) bool: at half of a patch's borders or more several other patches would fit better."""
+    grid = round(len(patches) ** 0.5)
+    places = torch.arange(len(patches)).view(grid, grid)
+    sideways, downwards = border_costs(patches, patch_size)
+    bad, borders = torch.zeros(2, len(patches))
+    for first, second, costs in (
+        (places[:, :-1], places[:, 1:], sideways),
+        (places[:-1], places[1:], downwards),
+    ):
+        misfit = (costs[first.flatten(), second.flatten()] > 1).float().cpu()
+        for side in (first.flatten(), second.flatten()):
+            bad.index_add_(0, side, misfit)
+            borders.index_add_(0, side, torch.ones_like(misfit))
+    return bad >= borders / 2
+
+
+def agreed(arrangements: Tensor) -> tuple[Tensor, Tensor]:
+    """The patches (N, p) of several arrangements (R, N, p) of them, each where most have it, and
+    (N,) bool where fewer than two do."""
+    first = arrangements[0]
+    votes = np.zeros((len(first), len(first)))
+    for arranged in arrangements:
+        apart = torch.cdist(arranged, first).square().cpu().numpy()
+        votes[linear_sum_assignment(apart)] += 1  # at each place, for the patch that stands there
+    places, chosen = linear_sum_assignment(votes, maximize=True)
+    return first[torch.from_numpy(chosen)], torch.from_numpy(votes[places, chosen] < 2)
