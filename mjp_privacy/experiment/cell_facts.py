@@ -139,6 +139,7 @@ class CommandFacts:
     """Circumstances of the command that ran the cell; a later command may have others."""
 
     data: str | None = None
+    data_place: str | None = None  # tells folders of uploads of one name apart
     data_is_papers: bool = False
     labels: str | None = None
     true_labels: bool = True
@@ -268,6 +269,7 @@ def describe(
         ),
         command=CommandFacts(
             data=source.data,
+            data_place=source.place,
             data_is_papers=experiment.data_is_papers,
             labels=source.labels,
             true_labels=true_labels,

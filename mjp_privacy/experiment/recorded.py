@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import clock
+from mjp_privacy.core.text import shown
 from mjp_privacy.data import ImageRecord
 from mjp_privacy.experiment.config import Cell, Experiment, GridEntry, ModelConfig
 from mjp_privacy.experiment.refusals import RecordedForesight, lacking
@@ -33,7 +35,7 @@ from mjp_privacy.experiment.source import (
     ModelVariants,
     Observation,
 )
-from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.experiment.store import NoRun, RunStore
 from mjp_privacy.interfaces import Attack, ClientInput, Refusal
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.jigsaw import shuffle_patches
@@ -103,6 +105,11 @@ class Recorded:
         """The name of the uploads' folder."""
         return self.folder.resolve().name
 
+    @property
+    def place(self) -> str:
+        """A digest of the folder's path: other folders are called `uploads`, too."""
+        return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:12]
+
     def records(self, model: str) -> Sequence[ImageRecord]:
         """The images of this group's uploads; for a refused upload a record that stands for it."""
         if model == REFUSED:
@@ -123,8 +130,8 @@ class Recorded:
         group = self.groups[model]
         loaded = load_group(group)
         report = loaded.card.checkpoint
-        note = f"{len(group.series)} recorded upload series, sha256 {group.digest()[:12]}"
-        loaded.card = replace(loaded.card, checkpoint=replace(report, notes=(*report.notes, note)))
+        notes = (*report.notes, _content(group))
+        loaded.card = replace(loaded.card, checkpoint=replace(report, notes=notes))
         return RecordedModel(group, ModelVariants(loaded, self.device))
 
     def foresee(self, model: str) -> RecordedForesight:
@@ -138,8 +145,26 @@ class Recorded:
             raise EachRefused(self.refused)
 
     def check(self, store: RunStore) -> list[str]:
-        """Nothing to check: the groups' digests are part of their run_ids."""
+        """Raise where the run holds lines of another folder of this name, which these would
+        replace; a folder that was moved since has the same uploads. No images are looked for: the
+        groups' digests are part of their run_ids."""
+        with suppress(NoRun):
+            for line in store.read_cells():
+                if line.get("data") != self.data or line.get("data_place") in (None, self.place):
+                    continue
+                group = self.groups.get(str(line["model"]))
+                if group is None or _content(group) not in (line.get("notes") or ()):
+                    raise UserError(
+                        f"{shown(store.root)} holds {shown(str(line['model']))} and other lines of "
+                        f"another folder that is called {shown(self.data)} too, and they would be "
+                        "replaced. Give another --out, or this folder of uploads another name."
+                    )
         return []
+
+
+def _content(group: Group) -> str:
+    """What a line says of the uploads that it was made of."""
+    return f"{len(group.series)} recorded upload series, sha256 {group.digest()[:12]}"
 
 
 def load_group(group: Group) -> LoadedModel:

@@ -178,6 +178,7 @@ def attack_uploads(
     check_stale(stale)
     experiment = with_changes(experiment, attack_seconds=attack_seconds)
     check_attacks(experiment.attacks, experiment.name)
+    keep_apart(out, {"--uploads": folder}, around=True)
     uploads = UploadFolder(Path(folder))
     examined = examine(uploads)
     check_some(examined, uploads)

@@ -58,6 +58,11 @@ class Simulated:
         return self.images.path.resolve().name
 
     @property
+    def place(self) -> None:
+        """Of no use here: lines are known by what the config says."""
+        return None
+
+    @property
     def labels(self) -> str:
         """Where the images' labels come from, in words."""
         return self.images.labels_described

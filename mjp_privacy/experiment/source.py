@@ -216,6 +216,10 @@ class UploadSource(Protocol):
         """The name of the images in a table's notes, such as their folder's."""
 
     @property
+    def place(self) -> str | None:
+        """What tells folders of recorded uploads of one name apart; None of images."""
+
+    @property
     def labels(self) -> str:
         """Where the images' labels come from, in words."""
 

@@ -41,7 +41,12 @@ from mjp_privacy.interfaces import (
 )
 from mjp_privacy.metrics.pictures import psnr
 from mjp_privacy.models.modules import Channels
-from mjp_privacy.uploads.checks import check_patches, normalisation_doubts, shuffled_patches
+from mjp_privacy.uploads.checks import (
+    check_patches,
+    doubts_of_batches,
+    normalisation_doubts,
+    shuffled_patches,
+)
 from mjp_privacy.uploads.header import Kind
 from mjp_privacy.uploads.leak import Leak, Reconstructed
 from mjp_privacy.uploads.memory import OwnUploads, own_uploads
@@ -137,6 +142,7 @@ def attack_gradients(
     chosen, refused, skipped = _chosen(attacks, several, exhaustive=exhaustive)
     results: dict[str, Reconstructed] = {}
     doubts = normalisation_doubts(view)
+    said = dict.fromkeys(doubts.values())
     may_skip = attacks == "all" and not exhaustive
     noisy = any(map(is_disturbed, view.updates))
     with _progress() as tell:
@@ -154,6 +160,9 @@ def attack_gradients(
             if isinstance(outcome, str):
                 refused[name] = outcome
                 continue
+            if size > 1 and outcome.images is not None and outcome.certain is not None:
+                doubts = doubts_of_batches(view, outcome.images, outcome.certain)
+            said |= dict.fromkeys(doubts.values())
             made = outcome.without(doubts).scored(private, size)
             results[name] = replace(made, seconds=time.perf_counter() - began)
     floor = None
@@ -169,7 +178,7 @@ def attack_gradients(
         floor,
         (*batch_notes(size, several, results), *uploads.notes),
         size,
-        "; ".join(dict.fromkeys(doubts.values())),
+        "; ".join(said),
         declared_residual(view),
         _in_order(skipped),
         time.perf_counter() - started,

@@ -71,11 +71,12 @@ class Fit(NamedTuple):
 
     @classmethod
     def of(cls, fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> Fit:
-        """fed: (C, S, S), normalised"""
+        """fed: (C, S, S), normalised; NaN where a pixel is not known"""
         scale = torch.tensor([mean, std], dtype=torch.float64).view(2, -1, 1, 1)
         pixels = fed.double().cpu() * scale[1] + scale[0]
-        outside = ((pixels < -OUTSIDE) | (pixels > 1 + OUTSIDE)).double().mean()
-        levels = pixels * 255
+        known = pixels[~pixels.isnan()]
+        outside = ((known < -OUTSIDE) | (known > 1 + OUTSIDE)).double().mean()
+        levels = known * 255
         return cls(float(outside), float((levels - levels.round()).abs().mean()))
 
 
@@ -145,7 +146,7 @@ def levels_apart(fed: Tensor, std: Sequence[float]) -> float:
     1 for all on it, near 0 for pixels that are no levels."""
     scale = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
     turns = torch.exp(2j * math.pi * 255 * scale * fed.double().cpu())
-    return float(turns.flatten(1).mean(1).abs().min())
+    return float(torch.view_as_real(turns).flatten(1, 2).nanmean(1).norm(dim=1).min())
 
 
 def _candidates(
@@ -182,6 +183,25 @@ def normalisation_doubts(view: AttackerView) -> dict[int, str]:
         except BREAKDOWN:  # of numbers at the edge of their range: nothing is certain then
             continue
         if fed is not None and (doubt := declared_wrongly(fed, view.pixels.mean, view.pixels.std)):
+            doubts[place] = doubt
+    return doubts
+
+
+def doubts_of_batches(view: AttackerView, images: Tensor, certain: Tensor) -> dict[int, str]:
+    """The same for certain pictures (m, C, S, S) of batches, whose equations determine no patch of
+    one picture. Attacks clip them to [0, 1]: pixels at the ends of it may have been anything."""
+    mean, std = (
+        torch.tensor(of, dtype=torch.float64).view(-1, 1, 1)
+        for of in (view.pixels.mean, view.pixels.std)
+    )
+    doubts = {}
+    for place in certain.nonzero().flatten().tolist():
+        pixels = images[place].double().cpu()
+        inside = (pixels > 0) & (pixels < 1)
+        fed = ((pixels - mean) / std).where(inside, torch.nan)
+        if not inside.flatten(1).any(1).all():
+            continue
+        if doubt := declared_wrongly(fed, view.pixels.mean, view.pixels.std):
             doubts[place] = doubt
     return doubts
 
@@ -245,9 +265,19 @@ def _left(rest: Tensor, masked: Tensor, patches: Tensor) -> Tensor:
     return rest.norm()
 
 
-def of_unscored(view: AttackerView, images: Tensor) -> dict[str, Tensor]:
+def of_unscored(
+    view: AttackerView, images: Tensor, found: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Diagnostics (m,) of pictures whose truth nobody knows: 1 where one is certain, and where its
-    pixels speak for another normalisation than the declared one; nothing of batches."""
+    pixels speak for another normalisation than the declared one. `found` are the attack's own,
+    which alone say what is certain of a batch."""
+    if view.updates[0].batch > 1:
+        if CERTAIN not in found:
+            return {}
+        certain = found[CERTAIN].double().cpu()
+        doubted = torch.zeros(len(images), dtype=torch.float64)
+        doubted[list(doubts_of_batches(view, images, certain == 1))] = 1
+        return {CERTAIN: certain * (1 - doubted), MISNORMALISED: doubted}
     try:
         check = check_patches(view, images)
     except BREAKDOWN:

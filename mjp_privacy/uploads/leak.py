@@ -178,6 +178,10 @@ def _mean(values: Tensor | None) -> float:
 EXPLAINED = 1e-2
 """A residual below it is that of rounding and clipping: the picture has the uploaded gradient."""
 ROUNDING = 1e-5  # of float32: residuals below it do not tell two attacks from each other
+ALL = 1e-3
+LEAST_SMOOTHED = 0.5
+"""Label smoothing scales the gradient of a classifier that knows nothing yet, and nearly that of
+others, by factors down to this one. It leaves a residual above ALL; clipping leaves none."""
 DIGITS = 2  # of a residual that count when attacks are ranked
 NEAR_ONE = 0.1  # a factor this near to 1 is not worth naming where the gradient is another anyway
 TELLING = 0.5  # a residual above it says that the factor means nothing
@@ -351,6 +355,10 @@ def _of_one(best: Reconstructed, declared: float) -> str:
     """What the checks without truth say of an attack's pictures of single images."""
     fits, misfit = _gradient(best, declared), best.misfit
     known = not math.isnan(best.residual)
+    noise = (
+        f"The declared noise makes {declared:.2g} of it for the client's own picture, and up to "
+        "cond(A) times as much for one that was solved from noisy equations; more says that"
+    )
     if best.is_certain:
         solved = "" if math.isnan(misfit) else f" (misfit {misfit:.1e})"
         said = (
@@ -360,8 +368,9 @@ def _of_one(best: Reconstructed, declared: float) -> str:
         if fits:
             return f"{said} It {fits}."
         return said + known * (
-            f" The whole gradient is another ({_left(best)}), on which that does not depend: "
-            f"{UNLIKE}, weights or noise are not as assumed ({DECLARE})."
+            f" Of the whole gradient it leaves a part ({_left(best)}), on which that does not "
+            f"depend. {noise if declared else 'It says that'} {UNLIKE}, weights or noise are not "
+            f"as assumed ({DECLARE})."
         )
     if fits:
         return f"{best.attack}'s picture {fits}. That is {NO_PROOF}."
@@ -372,6 +381,12 @@ def _of_one(best: Reconstructed, declared: float) -> str:
             f"{solved}: give labels=… if you know them."
         )
     check = _left(best) if known else f"misfit {misfit:.2g}"
+    if declared and known:
+        return (
+            f"{best.attack}'s picture comes nearest to the uploaded gradient ({check}). {noise} "
+            f"the attacks did not reach it, or {UNLIKE}, batch, mean and std are not as assumed. "
+            "None of it is evidence of safety."
+        )
     return (
         f"None of these pictures explains the whole gradient: the nearest is {best.attack}'s "
         f"({check}). That is no evidence of safety: the attacks may not reach it, or {UNLIKE}, "
@@ -385,10 +400,15 @@ def _gradient(best: Reconstructed, declared: float) -> str:
         return f"has the uploaded gradient (residual {best.residual:.1e})"
     times = _times(best.factor)
     if best.scaled_residual < EXPLAINED:
+        said = f"gradient {times} (residual {best.scaled_residual:.1e}"
+        if LEAST_SMOOTHED < best.factor < 1 and best.scaled_residual > ALL:
+            return (
+                f"explains most of the uploaded {said}); a scale of the whole gradient would "
+                "leave nothing, so the loss may be another one (label smoothing, mixup), or the "
+                "weights or the picture"
+            )
         why = "is the sign another" if best.factor < 0 else "was it clipped, averaged or scaled"
-        return (
-            f"explains the uploaded gradient {times} (residual {best.scaled_residual:.1e}; {why}?)"
-        )
+        return f"explains the uploaded {said}; {why}?)"
     if best.scaled_residual < NOISY * declared:
         scaled = "" if abs(best.factor - 1) < EXPLAINED else f" {times}"
         return (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mjp_privacy import attack_gradients
+from mjp_privacy import attack_gradients, load_images, load_model
 from mjp_privacy.models import LoadedModel
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images
@@ -23,8 +23,10 @@ def model() -> LoadedModel:
     return planted_model()
 
 
-def gradients(model: LoadedModel, smoothing: float = 0.0) -> dict[str, Tensor]:
-    logits = model(model.normalize(planted_images(1)))
+def gradients(
+    model: LoadedModel, smoothing: float = 0.0, picture: Tensor | None = None
+) -> dict[str, Tensor]:
+    logits = model(model.normalize(planted_images(1) if picture is None else picture))
     loss = nn.functional.cross_entropy(logits, torch.tensor([3]), label_smoothing=smoothing)
     names, parameters = zip(*model.named_parameters(), strict=True)
     values = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -97,3 +99,32 @@ def test_another_loss_is_no_multiple(model: LoadedModel) -> None:
     leak = attack_gradients(model, sent, labels=[3], attacks=["patch_gradient"])
     assert "explains the uploaded gradient" not in leak.verdict
     assert leak.best.is_certain  # whatever the loss
+
+
+@pytest.mark.parametrize("share", [1e-3, 1e-2])
+def test_declared_noise_beside_a_clip_is_named(model: LoadedModel, share: float) -> None:
+    """The noise moves the picture, and so leaves more of the gradient than it is itself."""
+    sent = clipped(gradients(model), 1.0)
+    spread = share / sum(g.numel() for g in sent.values()) ** 0.5
+    leak = attack_gradients(
+        model, noisy(sent, spread), labels=[3], noise=spread, attacks=["patch_gradient"]
+    )
+    assert leak.best.scaled_residual > 0.01
+    assert f"{leak.declared:.2g}" in leak.verdict
+    assert "times 1/2" in leak.verdict
+    assert "explains" not in leak.verdict
+
+
+def test_a_scale_of_a_part_is_not_called_clipping() -> None:
+    """Label smoothing scales most of the gradient of a classifier that knows nothing yet."""
+    shape = {"img_size": 64, "patch_size": 8, "depth": 3, "num_classes": 10}
+    vit = load_model("vit_tiny_patch16_224", checkpoint="random", mean=0.5, std=0.5, **shape)
+    picture = next(iter(load_images("embedded", size=64)))[0][None]
+    for smoothing in (0.1, 0.0):
+        sent = gradients(vit, smoothing, picture)
+        sent = {name: g / (1 if smoothing else 30) for name, g in sent.items()}
+        leak = attack_gradients(vit, sent, labels=[3], attacks=["patch_gradient"])
+        assert leak.best.is_certain
+        assert leak.best.scaled_residual < 0.01
+        assert ("was it clipped" in leak.verdict) == (smoothing == 0)
+        assert ("label smoothing" in leak.verdict) == (smoothing > 0)

@@ -17,6 +17,7 @@ from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 from mjp_privacy.uploads.checks import declared_wrongly
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images
+from tests.uploads.test_attack_gradients import gradient_of
 
 HALF: dict[str, Any] = {"mean": 0.5, "std": 0.5}
 IMAGENET: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
@@ -114,3 +115,19 @@ def test_rounding_of_float32_is_no_fault(picture: Tensor) -> None:
     noise = torch.randn(picture.shape, generator=torch.Generator().manual_seed(0)) * 0.1 / 255
     assert declared_wrongly(fed(picture + noise, HALF)[0], (0.5,) * 3, (0.5,) * 3) == ""
     assert declared_wrongly(fed(picture + noise, NONE)[0], (0.5,) * 3, (0.5,) * 3)
+
+
+def test_certain_pictures_of_a_batch_are_looked_at_too() -> None:
+    """`layer_span` finds both pictures, of a client that fed [0, 1] where .5 and .25 are told."""
+    model = planted_model(img_size=8, depth=3)
+    told = (model.card.mean, model.card.std)
+    model.card = replace(model.card, mean=(0.0,) * 3, std=(1.0,) * 3)
+    images, labels = (planted_images(2, 8) * 255).round() / 255, torch.tensor([3, 5])
+    sent = gradient_of(model, images, labels)
+    chosen = {"layer_span": {"prior": "stationary"}}
+    right = attack_gradients(model, sent, labels=labels, attacks=chosen)
+    assert (right.best.verified, right.doubt) == (2, "")
+    model.card = replace(model.card, mean=told[0], std=told[1])
+    leak = attack_gradients(model, sent, labels=labels, attacks=chosen)
+    assert leak.best.verified == 0
+    assert "none (mean 0, std 1)" in leak.verdict

@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from mjp_privacy.cli import main
 from mjp_privacy.client.gradients import FedSGDClient
 from mjp_privacy.core.errors import UserError
+from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model
 from mjp_privacy.uploads.folder import UploadFolder, group_uploads
@@ -27,6 +29,7 @@ from tests.helpers.uploads import (
     attacked,
     change_truth,
     change_upload,
+    copied,
     edit,
     edit_all,
 )
@@ -299,3 +302,26 @@ def test_an_upload_without_truth_leaves_its_neighbours_their_scores(folder: Path
     (folder / "truth" / f"{NAME}.safetensors").unlink()
     _, scores, _ = attacked(folder, **ONE)
     assert sorted(scores.status) == ["ok", "ok", "ok", "unscored"]
+
+
+def test_another_folder_of_the_same_name_replaces_nothing(folder: Path, tmp_path: Path) -> None:
+    """Whether its lines have the same names or others; one that was moved is the same folder."""
+    out, experiment = tmp_path / "run", load_experiment(ATTACKS | GRADIENT)
+    attacked(folder, **GRADIENT)
+    before = written(out)
+    for name, changes in (("b", {"label": "other"}), ("c", {"labels": None}), ("moved", {})):
+        other = copied(folder, tmp_path / name / folder.name)
+        if changes:
+            edit_all(other, **changes)
+            with pytest.raises(UserError, match="small"):
+                attack_uploads(experiment, other, out)
+        else:
+            assert attack_uploads(experiment, other, out).failures == ()
+        assert written(out) == before
+
+
+def test_a_run_does_not_stand_among_its_uploads(folder: Path) -> None:
+    for out in (folder, folder / "run"):
+        with pytest.raises(UserError, match="--uploads"):
+            attack_uploads(load_experiment(ATTACKS | GRADIENT), folder, out, into=True)
+        assert not (folder / "experiment.yaml").exists()
