@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from attacks import ATTACKS, find_attack, traits_of
 from attacks.controls import mean_image
@@ -24,7 +25,6 @@ from attacks.equations.patch_system import (
 )
 from attacks.shared_picture import CERTAIN
 from attacks.step import run_steps
-from mjp_privacy.client.traces import Autocast
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.registry import unknown_name
@@ -47,9 +47,8 @@ from mjp_privacy.uploads.checks import (
     normalisation_doubts,
     shuffled_patches,
 )
-from mjp_privacy.uploads.header import Kind
 from mjp_privacy.uploads.leak import Leak, Reconstructed
-from mjp_privacy.uploads.memory import OwnUploads, own_uploads
+from mjp_privacy.uploads.memory import ClientStep, OwnUploads, own_uploads
 from mjp_privacy.uploads.reading import Held, Images, Labels, Models, read_images, said
 
 CHEAP = ("mask_locator", "patch_gradient", "plain_step", "patch_jigsaw")
@@ -74,19 +73,8 @@ def attack_gradients(
     attacks: Literal["all"] | str | Sequence[str] | Mapping[str, Mapping[str, Any]] = "all",
     exhaustive: bool = False,
     images: Images | None = None,
-    kind: Kind = "gradient",
-    batch: int | None = None,
-    lr: float | None = None,
-    steps: int = 1,
-    optimizer: str = "sgd",
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    dal_lambda: float = 0.0,
-    defenses: Sequence[Any] = (),
-    noise: float = 0.0,
-    rounding: float = 0.0,
-    autocast: Autocast = "none",
     seed: int = 0,
+    **step: Unpack[ClientStep],
 ) -> Leak:
     """What the pictures of a client's step look like to whoever sees its gradients.
 
@@ -113,27 +101,14 @@ def attack_gradients(
                optimise for minutes are run, too
     images     the private images (B, 3, S, S) in [0, 1], to score against; those of all uploads
                where several hold batches
-    batch      images in a step; None: as the number of labels or images says, else 1
-    lr, steps, optimizer, momentum, weight_decay
-               of the client's training, for weight differences
-    dal_lambda weight of MJP's extra loss, where the client's loss has it
-    defenses   what the client did to its gradient, as a config says it: [{"dp_sgd": 0.5}, "int8"]
-    noise      standard deviation, in the gradient's units, of what a defence added to every entry
-    rounding   the same for errors that leave a zero entry zero (quantised or dropped entries);
-               half-precision tensors need none
-    autocast   "fp16" or "bf16" where the client computed under torch.autocast; a float32 gradient
-               that was rounded so shows it, and need not say it
+    step       what is public of the client's step, as `ClientStep` (uploads/memory.py) explains it:
+               kind, batch, lr, steps, optimizer, momentum, weight_decay, dal_lambda, defenses,
+               noise, rounding, autocast
     """
     started = time.perf_counter()
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise UserError(f"seed: expected a whole number from 0, less than 2^63, got {said(seed)}.")
-    training = {"lr": lr, "steps": steps, "optimizer": optimizer, "momentum": momentum}
-    errors = {"noise": noise, "rounding": rounding, "autocast": autocast, "defenses": defenses}
-    facts = {"kind": kind, "batch": batch, "weight_decay": weight_decay, "dal_lambda": dal_lambda}
-    uploads = own_uploads(
-        model, gradients, {**facts, **training, **errors}, labels=labels, images=images, mean=mean,
-        std=std,
-    )  # fmt: skip
+    uploads = own_uploads(model, gradients, step, labels=labels, images=images, mean=mean, std=std)
     view = uploads.view()
     size, several = view.updates[0].batch, len(view.updates)
     private = None
@@ -142,7 +117,7 @@ def attack_gradients(
     chosen, refused, skipped = _chosen(attacks, several, exhaustive=exhaustive)
     results: dict[str, Reconstructed] = {}
     doubts = normalisation_doubts(view)
-    said = dict.fromkeys(doubts.values())
+    wrongly = dict.fromkeys(doubts.values())
     may_skip = attacks == "all" and not exhaustive
     noisy = any(map(is_disturbed, view.updates))
     with _progress() as tell:
@@ -162,7 +137,7 @@ def attack_gradients(
                 continue
             if size > 1 and outcome.images is not None and outcome.certain is not None:
                 doubts = doubts_of_batches(view, outcome.images, outcome.certain)
-            said |= dict.fromkeys(doubts.values())
+            wrongly |= dict.fromkeys(doubts.values())
             made = outcome.without(doubts).scored(private, size)
             results[name] = replace(made, seconds=time.perf_counter() - began)
     floor = None
@@ -178,7 +153,7 @@ def attack_gradients(
         floor,
         (*batch_notes(size, several, results), *uploads.notes),
         size,
-        "; ".join(said),
+        "; ".join(wrongly),
         declared_residual(view),
         _in_order(skipped),
         time.perf_counter() - started,

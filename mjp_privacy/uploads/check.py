@@ -1,9 +1,6 @@
-"""`mjp check` of recorded uploads: their faults, which attacks apply, and properties that silently
-weaken attacks.
-
-Examples of these are momentum, several local steps, a wrong normalisation in the header, and
-parameters that were not uploaded. What makes an upload unusable altogether is in
-`uploads.faults`.
+"""`mjp check`: which attacks apply to recorded uploads, and what weakens them silently, such as
+momentum or a wrong normalisation in a header; or which apply to a model, before any gradient is
+made. What makes an upload unusable altogether is in `uploads.faults`.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from mjp_privacy.experiment.config import AttackConfig, Cell
 from mjp_privacy.experiment.diagnostics import shows_no_mask
 from mjp_privacy.experiment.recorded import load_group
 from mjp_privacy.experiment.refusals import SimulatedForesight, lacking
-from mjp_privacy.interfaces import Attack, AttackerView, Control, Pixels
+from mjp_privacy.interfaces import AttackerView, Control, Pixels
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.checkpoint_files import (
     PACKAGED_PREFIX,
@@ -47,7 +44,6 @@ from mjp_privacy.uploads.folder import Group, Series, UploadFolder, group_upload
 from mjp_privacy.uploads.record import (
     UNKNOWN_LABEL,
     WEIGHTS_FILE,
-    Upload,
     stacked,
 )
 
@@ -58,76 +54,20 @@ LEAST = 2  # uploads that an attack on several is asked with
 TRIED = 5  # number of series whose pixels are looked at
 
 
+# what helps to read the results of a group of uploads, a sentence each; none is an error ----------
+
+
 def remarks(group: Group, model: LoadedModel) -> Iterator[str]:
-    """Sentences about a group of uploads that help to read its results; none is an error."""
-    header = group.header
-    if header.kind == "weight_difference":
-        yield from _difference_remarks(group)
-    parameters = [name for name, _ in model.named_parameters()]
-    uploaded = set(group.series[0].first.names())
-    absent = [name for name in parameters if name not in uploaded]
-    if absent and not header.partial:
-        yield (
-            f"{len(absent)} of {len(parameters)} parameters were not uploaded, {absent[0]} among "
-            "them; attacks that read them do not apply"
-        )
-    declared = read_metadata(str(group.series[0].first.weights_path))
-    for name, in_header in (("mean", header.mean), ("std", header.std)):
-        if name not in declared:
-            continue
-        said = json_value(declared[name], group.series[0].first.weights_path, WEIGHTS_FILE)
-        if said != list(in_header):
-            yield f"the weights file says {name} {shown(said, 100)}, the header {list(in_header)}"
-    if header.gamma and model.unk_embed is None:
-        yield f"gamma is {header.gamma:g}, but the model of {header.weights} has no unk_embed"
-    yield from _autocast_remarks(group, model)
-    yield from _unshuffled_remarks(group, model)
-    yield from _head_remarks(group, model)
-    yield from _pixel_remarks(group, model)
+    """All that there is to say of a group of uploads."""
+    for of in REMARKS:
+        yield from of(group, model)
 
 
-def _autocast_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
-    """A remark if gradients show an autocast that their header does not name."""
+def _difference(group: Group, model: LoadedModel) -> Iterator[str]:
+    """Of weight differences: whether they hold a gradient, and whether exactly."""
     header, first = group.header, group.series[0].first
-    if header.autocast != "none" or header.kind != "gradient":
+    if header.kind != "weight_difference":
         return
-    shown_kind = view_of(Series((first,)), model).updates[0].autocast
-    if shown_kind != "none":
-        yield (
-            f"the gradients in {first.name} show the rounding of {shown_kind} autocast, which "
-            f'attacks take into account; the header may say it: "autocast": "{shown_kind}"'
-        )
-
-
-def _unshuffled_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
-    """A remark if an MJP client sent uploads in which nothing was shuffled."""
-    if not group.header.gamma:
-        return
-    uploads = [upload for series in group.series for upload in series.uploads]
-    names = [upload.name for upload in uploads if _is_unshuffled(upload, group, model)]
-    if names:
-        share = f"{len(names)} of {len(uploads)} uploads are unshuffled"
-        first = first_of(names, SHOWN)
-        yield (
-            f"{share}: no row of their gradient of {TABLE} is zero, so no patch was masked, and "
-            f"their pictures come back as a plain client's do ({first})"
-        )
-
-
-def _is_unshuffled(upload: Upload, group: Group, model: LoadedModel) -> bool:
-    """Whether the upload shows that it masked nothing; False where it does not show it.
-
-    A weight difference must be read with the weights of its own round.
-    """
-    own = upload.header.kind == "gradient" or upload.header.weights == group.weights
-    series = Series((upload,))
-    view = view_of(series, model if own else upload.model())
-    without_mask = shows_no_mask(view, view.updates[0])
-    return without_mask is not None and bool((without_mask == 1).all())
-
-
-def _difference_remarks(group: Group) -> Iterator[str]:
-    header, first = group.header, group.series[0].first
     refusal = holds_no_gradient(stacked([first], [], torch.device("cpu")))
     if refusal is not None:
         yield f"{refusal.text}; train with plain SGD, or upload gradients"
@@ -138,20 +78,71 @@ def _difference_remarks(group: Group) -> Iterator[str]:
         )
 
 
-def _head_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
-    """A remark if the classifier's gradient does not fit the recorded weights.
+def _header(group: Group, model: LoadedModel) -> Iterator[str]:
+    """What the header and the files of uploads and weights say otherwise than each other."""
+    header, first = group.header, group.series[0].first
+    parameters, uploaded = [name for name, _ in model.named_parameters()], set(first.names())
+    absent = [name for name in parameters if name not in uploaded]
+    if absent and not header.partial:
+        yield (
+            f"{len(absent)} of {len(parameters)} parameters were not uploaded, {absent[0]} among "
+            "them; attacks that read them do not apply"
+        )
+    declared = read_metadata(str(first.weights_path))
+    for name, in_header in (("mean", header.mean), ("std", header.std)):
+        if name not in declared:
+            continue
+        said = json_value(declared[name], first.weights_path, WEIGHTS_FILE)
+        if said != list(in_header):
+            yield f"the weights file says {name} {shown(said, 100)}, the header {list(in_header)}"
+    if header.gamma and model.unk_embed is None:
+        yield f"gamma is {header.gamma:g}, but the model of {header.weights} has no unk_embed"
+
+
+def _autocast(group: Group, model: LoadedModel) -> Iterator[str]:
+    """Gradients that show an autocast which their header does not name."""
+    header, first = group.header, group.series[0].first
+    if header.autocast != "none" or header.kind != "gradient":
+        return
+    kind = view_of(Series((first,)), model).updates[0].autocast
+    if kind != "none":
+        yield (
+            f"the gradients in {first.name} show the rounding of {kind} autocast, which "
+            f'attacks take into account; the header may say it: "autocast": "{kind}"'
+        )
+
+
+def _unshuffled(group: Group, model: LoadedModel) -> Iterator[str]:
+    """Uploads of an MJP client which show that they masked nothing. A weight difference must be
+    read with the weights of its own round."""
+    uploads = [upload for series in group.series for upload in series.uploads]
+    names = []
+    for upload in uploads if group.header.gamma else []:
+        own = upload.header.kind == "gradient" or upload.header.weights == group.weights
+        view = view_of(Series((upload,)), model if own else upload.model())
+        without_mask = shows_no_mask(view, view.updates[0])
+        if without_mask is not None and bool((without_mask == 1).all()):
+            names.append(upload.name)
+    if names:
+        yield (
+            f"{len(names)} of {len(uploads)} uploads are unshuffled: no row of their gradient of "
+            f"{TABLE} is zero, so no patch was masked, and their pictures come back as a plain "
+            f"client's do ({first_of(names, SHOWN)})"
+        )
+
+
+def _classifier(group: Group, model: LoadedModel) -> Iterator[str]:
+    """A classifier's gradient that does not fit the recorded weights.
 
     Cross-entropy on one image gives the classifier's bias (c) the gradient b = softmax(W f + c) -
     onehot and its weight (W) the gradient b f^T. So f can be read off, and with other weights than
     the client's the first equation fails.
     """
     header, first = group.header, group.series[0].first
-    if header.batch > 1 or header.steps > 1 or header.recipe.get("defenses"):
+    view = view_of(Series((first,)), model) if _is_one_plain_step(group) else None
+    if view is None or lacks_gradients(view, HEAD, HEAD_BIAS) or header.optimizer != "sgd":
         return
-    view = view_of(Series((first,)), model)
     update = view.updates[0]
-    if lacks_gradients(view, HEAD, HEAD_BIAS) or update.optimizer != "sgd":
-        return
     weight_grad, bias_grad = gradient(view, update, HEAD)[0], gradient(view, update, HEAD_BIAS)[0]
     feature = weight_grad.mT @ bias_grad / bias_grad.square().sum().clamp_min(1e-300)
     state = weights(view, update)
@@ -167,18 +158,24 @@ def _head_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
         )
 
 
-def _pixel_remarks(group: Group, model: LoadedModel) -> Iterator[str]:
-    """A remark if the header's mean and std are not the client's; the first series is tried whose
+def _pixels(group: Group, model: LoadedModel) -> Iterator[str]:
+    """A mean and std of the header that are not the client's; the first series is tried whose
     gradients determine every patch."""
-    if group.header.batch > 1 or group.header.steps > 1 or group.header.recipe.get("defenses"):
-        return
-    for series in group.series[:TRIED]:
+    for series in group.series[:TRIED] if _is_one_plain_step(group) else ():
         fed = fed_pixels(view_of(series, model))
         if fed is None:
             continue
         if wrong := declared_wrongly(fed, group.header.mean, group.header.std):
             yield f"{series.first.name}: {wrong} (the header's `mean` and `std`)"
         return
+
+
+def _is_one_plain_step(group: Group) -> bool:
+    header = group.header
+    return header.batch == 1 and header.steps == 1 and not header.recipe.get("defenses")
+
+
+REMARKS = (_difference, _header, _autocast, _unshuffled, _classifier, _pixels)
 
 
 def view_of(series: Series, model: LoadedModel, uploads: int | None = None) -> AttackerView:
@@ -208,25 +205,19 @@ def applicability(group: Group, model: LoadedModel) -> dict[str, str]:
     reasons: dict[str, str] = {}
     recorded = min(len(series.uploads) for series in group.series)
     for name in ATTACKS:
-        attack, title = _with_recorded(name, recorded)
+        title, attack = name, find_attack(name)
+        assert not isinstance(attack, Control)
+        default, there = attack.uploads, max(LEAST, recorded)
+        is_option = "uploads" in {field.name for field in dataclasses.fields(attack)}  # type: ignore[arg-type]
+        if default > there and is_option:
+            attack = find_attack(name, {"uploads": there})
+            assert not isinstance(attack, Control)
+            title = f"{name} with the {there} recorded ({default} by default)"
         refusal = lacking(group.series, attack, model)
         if refusal is None:
             refusal = attack.unsupported(view_of(group.series[0], model, attack.uploads))
         reasons[title if refusal is None else name] = "" if refusal is None else refusal.text
     return reasons
-
-
-def _with_recorded(name: str, recorded: int) -> tuple[Attack, str]:
-    """The attack on at most so many uploads, if their number is an option; and what to call it."""
-    attack = find_attack(name)
-    assert not isinstance(attack, Control)
-    default, uploads = attack.uploads, max(LEAST, recorded)
-    is_option = "uploads" in {field.name for field in dataclasses.fields(attack)}  # type: ignore[arg-type]
-    if default <= uploads or not is_option:
-        return attack, name
-    fewer = find_attack(name, {"uploads": uploads})
-    assert not isinstance(fewer, Control)
-    return fewer, f"{name} with the {uploads} recorded ({default} by default)"
 
 
 # the report ---------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from mjp_privacy.uploads.header import (
     header_changed,
     header_refusal,
 )
-from mjp_privacy.uploads.record import WEIGHTS_FILE, TruthFile, Upload
+from mjp_privacy.uploads.record import WEIGHTS_FILE, Upload
 
 NAMED = 10
 """Uploads that a message lists."""
@@ -205,7 +205,7 @@ class Examiner:
         model = self._outline(upload)
         reasons = [model] if isinstance(model, str) else []
         outline = None if isinstance(model, str) else model
-        parts = (_of_seals, self._of_weights, _of_labels, _of_levels, _of_tensors, _of_truth)
+        parts = (_of_seals, self._of_weights, _of_header, _of_tensors, _of_truth)
         for part in parts:
             try:
                 reasons += part(upload, outline)  # as many as it yields before it raises
@@ -284,22 +284,20 @@ def _of_seals(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
     yield from ()
 
 
-def _of_labels(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
-    classes = None if model is None else model.card.num_classes
-    wrong = [n for n in upload.header.labels or () if classes is not None and n >= classes]
-    if wrong and classes is not None:
-        expected = f"classes of the model, 0 to {classes - 1}"
-        yield str(header_refusal(upload.header_path, "labels", expected, str(wrong[0])))
-
-
-def _of_levels(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
-    """Names of errors that belong to no parameter: what they say would be lost."""
-    known = set() if model is None else {name for name, _ in model.named_parameters()}
-    for kind in ("noise", "rounding"):
-        strange = [name for name in getattr(upload.header, kind) if known and name not in known]
+def _of_header(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
+    """Labels and names of errors that the model does not have: what they say would be lost."""
+    if model is None:
+        return
+    names = {name for name, _ in model.named_parameters()}
+    header, classes = upload.header, model.card.num_classes
+    for field_name, expected, strange in (
+        ("labels", f"0 to {classes - 1}", [n for n in header.labels or () if n >= classes]),
+        ("noise", "names of its parameters", [n for n in header.noise if n not in names]),
+        ("rounding", "names of its parameters", [n for n in header.rounding if n not in names]),
+    ):
         if strange:
-            expected, got = "names of the model's parameters", repr(shown(strange[0]))
-            yield str(header_refusal(upload.header_path, kind, expected, got))
+            said = f"what the model has: {expected}", shown(str(strange[0]))
+            yield str(header_refusal(upload.header_path, field_name, *said))
 
 
 def _of_tensors(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
@@ -319,27 +317,21 @@ def _of_tensors(upload: Upload, model: LoadedModel | None) -> Iterator[str]:
     if model is None:
         return
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    yield from _of_shapes(file, shapes, upload.header.weights)
-    if file.shapes.items() <= shapes.items():
-        yield from _of_values(file)
-
-
-def _of_shapes(
-    file: TensorFile, shapes: Mapping[str, tuple[int, ...]], weights: str
-) -> Iterator[str]:
     if unknown := [name for name in file.names if name not in shapes]:
         names = ", ".join(shown(name, 60) for name in unknown[:3])
         yield (
-            f"it holds {names}, which the model of {shown(weights)} does not have: expected an "
-            "upload of that model"
+            f"it holds {names}, which the model of {shown(upload.header.weights)} does not have: "
+            "expected an upload of that model"
         )
-    for name in file.names:
-        if name in shapes and file.shapes[name] != shapes[name]:
-            yield (
-                f"{name} has the shape {file.shapes[name]}, and the model's {shapes[name]}: "
-                "expected an upload of that model, without a leading axis"
-            )
-            return
+    known = [name for name in file.names if name in shapes]
+    if others := [name for name in known if file.shapes[name] != shapes[name]]:
+        name = others[0]
+        yield (
+            f"{name} has the shape {file.shapes[name]}, and the model's {shapes[name]}: "
+            "expected an upload of that model, without a leading axis"
+        )
+    elif not unknown:
+        yield from _of_values(file)
 
 
 def _of_values(file: TensorFile) -> Iterator[str]:
@@ -415,14 +407,11 @@ def _within(series: Series) -> str:
                 return _of_series(series, other, each.name, ours, theirs)
         if series.first.shuffles_images:
             continue
-        ours, theirs = (None if f is None else f.image_ids for f in _truths(first, other))
+        files = (upload.truth_file() for upload in (first, other))
+        ours, theirs = (None if file is None else file.image_ids for file in files)
         if ours is not None and theirs is not None and ours != theirs:
             return _of_series(series, other, "image_ids", ours, theirs)
     return ""
-
-
-def _truths(*uploads: Upload) -> list[TruthFile | None]:
-    return [upload.truth_file() for upload in uploads]
 
 
 def _of_series(series: Series, other: Upload, field: str, ours: object, theirs: object) -> str:

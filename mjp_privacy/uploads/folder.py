@@ -263,11 +263,5 @@ def _group(name: str, members: Sequence[Series], limit: int | None) -> Group:
     header = members[0].first.header
     chosen = tuple(members) if limit is None else tuple(members[: max(limit // header.batch, 1)])
     by_image = {record.image_id: series for series in chosen for record in series.records}
-    if len(by_image) != sum(len(series.records) for series in chosen):
-        raise UserError(
-            f"{name}: two uploads of one round hold an image of the same name. Give uploads of the "
-            "same image one `series` in their headers, or the images different names in the truth "
-            "folder."
-        )
     scored = all(series.first.has_truth for series in chosen)
     return Group(name, header, chosen, scored, header.weights, by_image)

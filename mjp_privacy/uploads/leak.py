@@ -264,9 +264,7 @@ class Leak:
         if not self.ranked:
             return "No attack made a picture."
         best = self.best
-        if SHARING in best.diagnostics:
-            said = _shared(best)
-        elif self.batch > 1:
+        if self.batch > 1 or SHARING in best.diagnostics:
             said = _of_batch(best)
         elif self.moved:
             fed = self.ranked[1]
@@ -434,34 +432,26 @@ def _times(factor: float) -> str:
 
 
 def _of_batch(best: Reconstructed) -> str:
-    """What is certain of an attack's pictures of batches."""
+    """What is certain of pictures of batches, or of the places for those that uploads share."""
     assert best.images is not None
-    if not best.verified:
+    shares = SHARING in best.diagnostics
+    if best.verified:
+        left = len(best.images) - best.verified
+        guesses = f"; the other {left} are guesses" if left else ""
+        of = "places" if shares else "pictures"
+        what = ": pictures that uploads share," if shares else ","
         return (
-            f"Without the originals nothing here tells whether {best.attack}'s pictures of a batch "
-            "are the client's. That is no evidence of safety."
+            f"{best.verified} of {len(best.images)} {of} of {best.attack} are certain{what} as "
+            f"`.certain` marks them, {AS_DECLARED}{guesses}."
         )
-    left = len(best.images) - best.verified
-    guesses = f"; the other {left} are guesses" if left else ""
-    return (
-        f"{best.verified} of {len(best.images)} pictures of {best.attack} are certain, as "
-        f"`.certain` marks them, {AS_DECLARED}{guesses}."
-    )
-
-
-def _shared(best: Reconstructed) -> str:
-    """What an attack says that looks for pictures which uploads of batches share."""
-    assert best.images is not None
-    if not best.verified:
+    if shares:
         return (
             f"{best.attack} found no picture that uploads certainly share: they hold different "
             "ones, the same ones each time, or other pixels of them. All its pictures are guesses."
         )
-    left = len(best.images) - best.verified
-    guesses = f"; the other {left} places hold guesses" if left else ""
     return (
-        f"{best.verified} of {len(best.images)} places of {best.attack} are certain: pictures "
-        f"that uploads share, as `.certain` marks them, {AS_DECLARED}{guesses}."
+        f"Without the originals nothing here tells whether {best.attack}'s pictures of a batch "
+        "are the client's. That is no evidence of safety."
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypedDict, Unpack
 
 from attacks.equations import TABLE
 from attacks.equations.sent_gradients import INVERSIONS, rounding_error
@@ -23,7 +24,7 @@ from mjp_privacy.client.traces import HEAD_BIAS, Autocast, shown_autocast
 from mjp_privacy.client.upload import weights_of
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import did_you_mean
-from mjp_privacy.core.schema import NotNegative, Positive, Share, parse, schema
+from mjp_privacy.core.schema import STRICT, NotNegative, Positive, Share, parse
 from mjp_privacy.core.text import shown
 from mjp_privacy.interfaces import AttackerView, Pixels
 from mjp_privacy.models import LoadedModel
@@ -51,58 +52,84 @@ CPU = torch.device("cpu")
 # what is known of the client ----------------------------------------------------------------------
 
 
-@schema
-class ClientStep:
-    """What is public of a client's step: ClientStep(kind="weight_difference", lr=0.1)."""
+class ClientStep(TypedDict, total=False):
+    """What is public of a client's step: the keywords that `attack_gradients` and `save_upload`
+    share, with these types and bounds."""
 
-    kind: Kind = "gradient"
-    batch: Images = 1
-    lr: Positive | None = None
-    steps: Steps = 1
-    optimizer: Any = "sgd"
-    momentum: Share = 0.0
-    weight_decay: NotNegative = 0.0
-    dal_lambda: NotNegative = 0.0
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+    kind: Kind
+    """gradient, or weight_difference: weights after minus weights before."""
+    batch: Images | None
+    """Images in a step; None: as the number of labels or images says, else 1."""
+    lr: Positive | None
+    """Of the client's training, for weight differences; and the next four."""
+    steps: Steps
+    optimizer: Any
+    momentum: Share
+    weight_decay: NotNegative
+    dal_lambda: NotNegative
     """Weight of MJP's extra loss (DAL), where the client has it in its loss."""
-    noise: NotNegative = 0.0
-    """Standard deviation, in the gradient's own units, of what a defence added to every entry."""
-    rounding: NotNegative = 0.0
-    """The same for errors that leave a zero entry zero: quantised or dropped entries."""
-    autocast: Autocast = "none"
-    defenses: tuple[DefenseText, ...] = ()
+    defenses: Sequence[DefenseText]
+    """What the client did to its gradient, as a config says it: [{"dp_sgd": 0.5}, "int8"]."""
+    noise: NotNegative
+    """Standard deviation, in the gradient's units, of what a defence added to every entry."""
+    rounding: NotNegative
+    """The same for errors that leave a zero entry zero (quantised or dropped entries);
+    half-precision tensors need none."""
+    autocast: Autocast
+    """"fp16" or "bf16" where the client computed under torch.autocast; a float32 gradient that was
+    rounded so shows it, and need not say it."""
 
 
-OF_TRAINING = ("lr", "steps", "optimizer", "momentum", "weight_decay")
-"""Facts that matter for weight differences alone."""
+OF_TRAINING: ClientStep = {
+    "lr": None,
+    "steps": 1,
+    "optimizer": "sgd",
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+}
+"""Facts that matter for weight differences alone, as they are where nobody gives them."""
+AS_USUAL: ClientStep = {
+    "kind": "gradient",
+    "batch": None,
+    "dal_lambda": 0.0,
+    "defenses": (),
+    "noise": 0.0,
+    "rounding": 0.0,
+    "autocast": "none",
+    **OF_TRAINING,
+}
 
 
 def client_step(facts: Mapping[str, Any]) -> ClientStep:
-    """The facts as a user gave them, checked; what is None has its default."""
-    given = {name: value for name, value in facts.items() if value is not None or name != "batch"}
-    if not isinstance(given.get("defenses"), list | tuple | None):
+    """The facts as a user gave them, checked; what is not given is as usual."""
+    given = {**AS_USUAL, **facts}
+    if not isinstance(given["defenses"], list | tuple):
         got = said(given["defenses"])
         raise UserError(
             f"defenses: expected a list such as [{{'dp_sgd': 0.5}}, 'int8'], got {got}."
         )
-    client = parse(ClientStep, given, "The client's step", {})
-    if client.kind == "gradient":
-        changed = [n for n in OF_TRAINING if given.get(n) != getattr(ClientStep, n)]
-        if changed := [f"{name}={said(given[name])}" for name in changed if name in given]:
+    client: ClientStep = parse(ClientStep, given, "The client's step", {})  # type: ignore[type-var]
+    if client["kind"] == "gradient":
+        changed = [f"{n}={said(given[n])}" for n, usual in OF_TRAINING.items() if given[n] != usual]
+        if changed:
             raise UserError(
                 f"{', '.join(changed)}: a gradient does not depend on them. If the client sent "
                 "weights, give kind='weight_difference' and the weights after the step minus those "
                 "before; else leave them out."
             )
         return client
-    if client.lr is None:
+    if client["lr"] is None:
         raise UserError(
             "kind='weight_difference': a weight difference is a gradient times the client's "
             "learning rate; expected lr above 0, got None. Give lr=… and steps=…."
         )
-    if not isinstance(client.optimizer, str) or client.optimizer not in INVERSIONS:
+    optimizer = client["optimizer"]
+    if not isinstance(optimizer, str) or optimizer not in INVERSIONS:
         raise UserError(
-            f"optimizer: expected {' or '.join(INVERSIONS)}, got {said(client.optimizer)}."
-            f"{did_you_mean(shown(client.optimizer, 60).lower(), INVERSIONS)} No attack here reads "
+            f"optimizer: expected {' or '.join(INVERSIONS)}, got {said(optimizer)}."
+            f"{did_you_mean(shown(optimizer, 60).lower(), INVERSIONS)} No attack here reads "
             "the weight difference of another one, which is no evidence of safety. Adam without "
             "weight decay moves weights as optimizer='adamw' does."
         )
@@ -123,18 +150,19 @@ def declared_errors(
     noise: Deviations = {}
     rounding: Deviations = {}
     unknown = False
-    check_order(client.defenses, "")
-    defenses = [defense_of(text) for text in client.defenses]
+    texts = client["defenses"]
+    check_order(texts, "")
+    defenses = [defense_of(text) for text in texts]
     whole = [defense for defense in defenses if not isinstance(defense, StepDefense)]
-    if len(whole) > 1 or (client.defenses and client.kind == "weight_difference"):
+    if len(whole) > 1 or (texts and client["kind"] == "weight_difference"):
         raise UserError(
             f"defenses: expected dp_sgd and at most one other of a gradient, got "
-            f"{said(list(client.defenses))} of a {client.kind}. Give what they left on an entry "
+            f"{said(list(texts))} of a {client['kind']}. Give what they left on an entry "
             "instead: noise=… and rounding=…, standard deviations in the upload's own units."
         )
     for defense in defenses:
         if isinstance(defense, StepDefense):
-            level = defense.deviation(client.batch)
+            level = defense.deviation(client["batch"] or 1)
             noise = dict.fromkeys(sent, torch.full((steps,), level, dtype=torch.float64))
         elif isinstance(defense, GaussianNoise):
             noise = added(noise, dict.fromkeys(sent, defense._public_deviation(sent)))
@@ -213,13 +241,14 @@ def own_uploads(
             "expected the same number in each, because they are of the same images."
         )
     count, number = images_given(labels, images), steps.pop()
-    if facts.get("batch") is None and count is not None:
+    if client["batch"] is None and count is not None:
         if not count or count % number:
             raise UserError(
                 f"labels, images: expected as many for each of {number} independent step(s), got "
                 f"{count} in all. Their first axis counts the images of all steps, in order."
             )
-        client = replace(client, batch=count // number)
+        client["batch"] = count // number
+    client["batch"] = client["batch"] or 1
     rounds = [_steps_of(*one, client) for one in zip(sent, models, strict=True)]
     notes = []
     if TABLE not in rounds[0][0].names():
@@ -227,7 +256,7 @@ def own_uploads(
             f"the gradient of {TABLE} is missing or zero throughout, as of a frozen table: it is "
             "taken as withheld"
         )
-    if client.optimizer == "adamw" and client.kind == "weight_difference":
+    if client["optimizer"] == "adamw" and client["kind"] == "weight_difference":
         notes.append(
             "an AdamW step sends most entries of the gradient by their sign alone (of their size "
             "it holds what the weights' precision resolves): that attacks fail on it is no "
@@ -252,17 +281,17 @@ def _steps_of(sent: Mapping[str, Tensor], model: LoadedModel, client: ClientStep
     wide = {name: tensor.to(dtype) for name, tensor in sent.items()}
     noise, rounding, unknown = declared_errors(client, wide)
     steps = len(next(iter(sent.values())))
-    said = {name: torch.full((steps,), client.noise, dtype=torch.float64) for name in sent}
+    said = {name: torch.full((steps,), client["noise"], dtype=torch.float64) for name in sent}
     errors = {
-        name: (half_precision_error(tensor).square() + client.rounding**2).sqrt()
+        name: (half_precision_error(tensor).square() + client["rounding"] ** 2).sqrt()
         for name, tensor in sent.items()
     }
     noise, rounding = _nonzero(added(noise, said)), _nonzero(added(rounding, errors))
-    shows = client.autocast == "none" and client.kind == "gradient"
+    shows = client["autocast"] == "none" and client["kind"] == "gradient"
     card = model.card
-    recipe: dict[str, Any] = {"defenses": list(client.defenses)} if client.defenses else {}
-    if client.dal_lambda:
-        recipe |= {"dal": True, "dal_lambda": client.dal_lambda}
+    recipe: dict[str, Any] = {"defenses": list(client["defenses"])} if client["defenses"] else {}
+    if client["dal_lambda"]:
+        recipe |= {"dal": True, "dal_lambda": client["dal_lambda"]}
     header = UploadHeader(
         label="own",
         weights=NOT_STORED,
@@ -271,8 +300,8 @@ def _steps_of(sent: Mapping[str, Tensor], model: LoadedModel, client: ClientStep
         dtype="float64" if double else "float32",
         recipe=recipe,
         undeclared=unknown,
-        autocast=shown_autocast(wide) if shows else client.autocast,
-        **{name: getattr(client, name) for name in ("kind", "batch", *OF_TRAINING)},
+        autocast=shown_autocast(wide) if shows else client["autocast"],
+        **{name: client[name] for name in ("kind", "batch", *OF_TRAINING)},  # type: ignore[literal-required]
     )
     return [
         Upload.from_memory(
@@ -358,17 +387,7 @@ def save_upload(
     series: str | None = None,
     gamma: float = 0.0,
     recipe: Mapping[str, Any] | None = None,
-    kind: Kind = "gradient",
-    batch: int | None = None,
-    lr: float | None = None,
-    steps: int = 1,
-    optimizer: str = "sgd",
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    noise: float = 0.0,
-    rounding: float = 0.0,
-    autocast: Autocast = "none",
-    defenses: Sequence[Any] = (),
+    **step: Unpack[ClientStep],
 ) -> Path:
     """Write one upload and the weights it was made with into a folder; the path of its tensors.
 
@@ -384,7 +403,8 @@ def save_upload(
     labels  recorded only if given; else the attacker reads them off the gradient, as here
     series  uploads with the same series name hold the same images, for attacks on several
     gamma, recipe  MJP's ratio, and other fields of a client as the attack's configs have them
-    All else as in `attack_gradients`.
+    step    what is public of the client's step, as `ClientStep` names it: kind, batch, lr, ...
+    model, gradients, labels, mean, std  as in `attack_gradients`
     """
     root = _free_folder(folder, name)
     if recipe is not None and not isinstance(recipe, Mapping):
@@ -392,10 +412,7 @@ def save_upload(
             "recipe: expected a dictionary of a client's fields, such as {'dal': True}, got "
             f"{said(recipe)}."
         )
-    training = {"lr": lr, "steps": steps, "optimizer": optimizer, "momentum": momentum}
-    errors = {"noise": noise, "rounding": rounding, "autocast": autocast, "defenses": defenses}
-    facts = {"kind": kind, "batch": batch, "weight_decay": weight_decay, **training, **errors}
-    own = own_uploads(model, gradients, facts, labels=labels, images=images, mean=mean, std=std)
+    own = own_uploads(model, gradients, step, labels=labels, images=images, mean=mean, std=std)
     if len(own.rounds) > 1 or len(own.rounds[0]) > 1:
         raise UserError(
             f"save_upload writes one upload; the gradients hold {len(own.rounds)} upload(s) of "

@@ -120,17 +120,6 @@ def test_independent_steps_share_a_leading_axis(model: LoadedModel) -> None:
     assert leak.labels.tolist() == [3, 5]
 
 
-def test_labels_and_images_of_stacked_steps_say_the_batch(model: LoadedModel) -> None:
-    images, labels = planted_images(4), torch.tensor([3, 5, 1, 2])
-    each = [gradient_of(model, images[i : i + 2], labels[i : i + 2]) for i in (0, 2)]
-    both = {name: torch.stack([g[name] for g in each]) for name in each[0]}
-    leak = attack_gradients(model, both, attacks="patch_gradient", images=images, labels=labels)
-    assert leak.best.images is not None
-    assert len(leak.best.images) == 4
-    with pytest.raises(UserError, match=r"as many for each of 2 independent step\(s\), got 3"):
-        attack_gradients(model, both, labels=labels[:3])
-
-
 def test_an_attack_without_a_picture_of_every_image_is_not_the_best() -> None:
     """plain_step has no picture of the image that was masked in both uploads."""
     model = planted_model(unknown_embedding=True)
@@ -146,18 +135,6 @@ def test_an_attack_without_a_picture_of_every_image_is_not_the_best() -> None:
     assert leak["plain_step"].image.isfinite().all()
     assert "1 of 2" in str(leak)
     assert "plain_step: images (2, 3, 32, 32)" in repr(leak["plain_step"])
-
-
-@pytest.mark.parametrize(("factor", "said"), [(128.0, " 128 "), (-0.01, " −1/100 ")])
-def test_a_factor_on_the_whole_gradient_changes_nothing(
-    model: LoadedModel, gradients: dict[str, Tensor], factor: float, said: str
-) -> None:
-    """Such as a loss scale that was not undone, or another learning rate."""
-    scaled = {name: factor * g for name, g in gradients.items()}
-    leak = attack_gradients(model, scaled, labels=3, attacks=["patch_gradient", "token_span"])
-    assert leak.best.attack == "patch_gradient"
-    assert said in leak.verdict
-    assert leak.best.factor == pytest.approx(factor)
 
 
 def masked_uploads(model: LoadedModel, rounds: int) -> list[dict[str, Tensor]]:
@@ -231,16 +208,6 @@ def test_a_batch_cannot_be_checked_with_or_without_labels(
     assert leak.best.residuals is None
     assert leak.best.verified == 0
     assert "residual" not in repr(leak.best)
-
-
-def test_a_picture_whose_misfit_is_not_known_is_said_without_it(
-    model: LoadedModel, gradients: dict[str, Tensor]
-) -> None:
-    kept = {n: g for n, g in gradients.items() if n != "patch_embed.proj.weight"}
-    leak = attack_gradients(model, kept, labels=3)
-    assert leak.results
-    assert "nan" not in str(leak)
-    assert "nan" not in "".join(map(repr, leak))
 
 
 @pytest.mark.parametrize("change", ["smoothing", "sign", "another label"])

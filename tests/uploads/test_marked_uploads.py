@@ -99,26 +99,6 @@ def test_no_private_image_is_needed(half_plain: Path, tmp_path: Path) -> None:
     assert "uploads are unshuffled" in check_uploads(folder)[0]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"gamma": 0.0, "client": {"batch": 1}},  # a client that never shuffles
-        {"record": RECIPE["record"] | {"probes": [{"batch": 2}]}},  # masks hide each other
-        {"client": {**RECIPE["client"], "steps": 2, "lr": 0.1, "upload": "weight_difference"}},
-        {"client": {**RECIPE["client"], "withhold": ["pos_embed"]}},  # nothing to see it by
-        {"client": {**RECIPE["client"], "defenses": ["gaussian_noise 0.5"]}},
-    ],
-)
-def test_nothing_is_said_where_it_is_not_so_or_not_seen(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    folder = run(tmp_path, **{**RECIPE, **changes}) / "uploads"
-    assert "unshuffled" not in check_uploads(folder)[0]
-    found = marked(folder, tmp_path / "run", {"name": "mask_locator"})
-    assert not any(found.get("mask_locator", {}).values())
-
-
 def test_one_plain_step_of_weights_shows_it(tmp_path: Path) -> None:
     """Also with weight decay, for which the weights of each upload's own round are needed."""
     client = RECIPE["client"] | {"lr": 0.1, "weight_decay": 0.1, "upload": "weight_difference"}
@@ -203,14 +183,3 @@ def test_uploads_without_errors_show_what_was_masked(
 )
 def test_errors_hide_what_was_masked(model: LoadedModel, client: dict[str, Any]) -> None:
     assert shown(model, **client) is None
-
-
-def test_an_image_is_left_out_by_itself(model: LoadedModel) -> None:
-    """Whether an upload shows it does not depend on the other uploads of its block."""
-    rates = (10.0**-power for power in torch.arange(1, 6, 0.1).tolist())
-    seen = [shown(model, **{**DIFFERENCE, "lr": rate}) for rate in rates]
-    assert seen[0] == EXPECTED
-    assert seen[-1] is None
-    for values in filter(None, seen):
-        assert all(v != v or v == e for v, e in zip(values, EXPECTED, strict=True)), values
-    assert any(values is not None and any(v != v for v in values) for values in seen)

@@ -85,8 +85,3 @@ def test_check_says_what_a_header_leaves_out(
     assert REMARK in text
     assert '"autocast": "bf16"' in text
     assert "classifier's gradient" not in text
-
-
-def test_plain_gradients_show_none(model: LoadedModel, image: Tensor) -> None:
-    sent = gradient_of(model, image, LABEL)
-    assert own_uploads(model, sent, {}).view().updates[0].autocast == "none"

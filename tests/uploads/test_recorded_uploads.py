@@ -19,7 +19,7 @@ from mjp_privacy.interfaces import ClientInput
 from mjp_privacy.models import load_model
 from mjp_privacy.uploads.folder import UploadFolder, group_uploads
 from tests.helpers.checked import check_uploads
-from tests.helpers.federations import MJP, config, images, run, task
+from tests.helpers.federations import MJP, run
 from tests.helpers.runs import cell, cells, tensors, written
 from tests.helpers.uploads import (
     ATTACKS,
@@ -120,18 +120,6 @@ def test_probes_are_set_aside(tmp_path: Path) -> None:
     assert all(one[name].equal(other[name]) for name in one)
 
 
-def test_probes_are_the_federations_private_images(tmp_path: Path) -> None:
-    federation = task(tmp_path)
-    uploads = UploadFolder(run(tmp_path) / "uploads").entries()
-    ids = {record.image_id for record in federation.train.records}
-    for upload in uploads:
-        truth = upload.truth()
-        assert truth is not None
-        assert set(truth.image_ids) <= ids
-    assert images(tmp_path / "data").is_dir()
-    assert config().record.images == 2
-
-
 def test_the_command_line_attacks_recorded_uploads(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,15 +172,6 @@ def test_a_mended_truth_or_header_is_attacked_anew(folder: Path) -> None:
     edit_all(folder, lr=0.5)
     psnr_of_gradient(folder)
     assert cells(folder.parent / "run") != before
-
-
-def test_truth_that_comes_later_is_scored(folder: Path) -> None:
-    truth = folder / "truth"
-    truth.rename(folder.parent / "kept")
-    edit_all(folder, labels=None)
-    attacked(folder, attacks=[{"name": "patch_gradient"}])
-    (folder.parent / "kept").rename(truth)
-    assert min(psnr_of_gradient(folder)) > 60
 
 
 def test_labels_that_nobody_knows_are_not_made_up(folder: Path) -> None:

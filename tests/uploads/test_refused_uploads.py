@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mjp_privacy.cli import main
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.uploads.faults import examine
 from mjp_privacy.uploads.folder import REFUSED, UploadFolder
 from tests.helpers.checked import check_uploads
-from tests.helpers.runs import cells
 from tests.helpers.uploads import (
     ATTACKS,
     NAME,
@@ -35,46 +35,19 @@ Spoil = Callable[[Path], None]
 OTHER = NAME.replace("_000_", "_001_")
 
 
+def sent(altered: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Spoil:
+    """The upload's tensors, altered."""
+    return lambda folder: change_upload(folder, altered)
+
+
+def table(made: Callable[[Tensor], Tensor]) -> Spoil:
+    """The gradient of its position table, altered."""
+    return sent(lambda held: held | {"pos_embed": made(held["pos_embed"])})
+
+
 def cut_off(folder: Path) -> None:
     path = folder / f"{NAME}.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-
-
-def not_a_number(folder: Path) -> None:
-    change_upload(folder, lambda sent: sent | {"pos_embed": sent["pos_embed"] * torch.nan})
-
-
-def all_zero(folder: Path) -> None:
-    change_upload(folder, lambda sent: {name: torch.zeros_like(t) for name, t in sent.items()})
-
-
-def another_shape(folder: Path) -> None:
-    change_upload(folder, lambda sent: sent | {"pos_embed": torch.ones(1, 5, 40)})
-
-
-def another_model(folder: Path) -> None:
-    change_upload(folder, lambda sent: sent | {"fc.weight": torch.ones(2)})
-
-
-def other_weights(folder: Path) -> None:
-    edit(folder, weights_sha256="0" * 64)
-
-
-def of_type(dtype: torch.dtype) -> Spoil:
-    """The upload's table in another type."""
-
-    def spoil(folder: Path) -> None:
-        change_upload(folder, lambda sent: sent | {"pos_embed": sent["pos_embed"].to(dtype)})
-
-    return spoil
-
-
-def in_double(folder: Path) -> None:
-    change_upload(folder, as_float64)
-
-
-def no_tensors(folder: Path) -> None:
-    change_upload(folder, lambda sent: {})
 
 
 def pipe(folder: Path) -> None:
@@ -84,6 +57,10 @@ def pipe(folder: Path) -> None:
 
 def header(**changes: Any) -> Spoil:
     return lambda folder: edit(folder, **changes)
+
+
+def other_weights(folder: Path) -> None:
+    edit(folder, weights_sha256="0" * 64)
 
 
 def endless_header(folder: Path) -> None:
@@ -102,6 +79,13 @@ def link_out_of_the_folder(folder: Path) -> None:
     edit(folder, weights="weights/link.safetensors", weights_sha256=None)
 
 
+def same_weights_of_another_round(folder: Path) -> None:
+    held = json.loads((folder / f"{NAME}.json").read_text())
+    names = sorted(f"weights/{path.name}" for path in (folder / "weights").iterdir())
+    (other,) = [name for name in names if name != held["weights"]]
+    edit(folder, weights=other)
+
+
 def truth_file(path: str) -> Spoil:
     """The file of private images in place of something else."""
 
@@ -113,44 +97,31 @@ def truth_file(path: str) -> Spoil:
     return spoil
 
 
-def truth(name: str, made: Callable[[], torch.Tensor]) -> Spoil:
-    return lambda folder: change_truth(folder, lambda held: held | {name: made()})
-
-
-def masked(mask: torch.Tensor, permutation: torch.Tensor) -> Spoil:
-    tensors = {"mask": mask, "permutation": permutation}
+def truth(**tensors: Tensor) -> Spoil:
     return lambda folder: change_truth(folder, lambda held: held | tensors)
 
 
 def no_ids(folder: Path) -> None:
     path = folder / "truth" / f"{NAME}.safetensors"
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"image_ids", b"image_idx"))
+    path.write_bytes(path.read_bytes().replace(b"image_ids", b"image_idx"))
 
 
 ORDER, NONE = torch.arange(16).unsqueeze(0), torch.zeros(1, 16, dtype=torch.bool)
 
 
-def same_weights_of_another_round(folder: Path) -> None:
-    held = json.loads((folder / f"{NAME}.json").read_text())
-    names = sorted(f"weights/{path.name}" for path in (folder / "weights").iterdir())
-    (other,) = [name for name in names if name != held["weights"]]
-    edit(folder, weights=other)
-
-
 FAULTS: list[tuple[Spoil, str]] = [
     (cut_off, "safetensors"),
-    (not_a_number, "NaN"),
-    (all_zero, "zero"),
-    (another_shape, "pos_embed"),
-    (another_model, "fc.weight"),
+    (table(lambda held: held * torch.nan), "NaN"),
+    (sent(lambda held: {name: torch.zeros_like(t) for name, t in held.items()}), "zero"),
+    (table(lambda held: torch.ones(1, 5, 40)), "pos_embed"),
+    (sent(lambda held: held | {"fc.weight": torch.ones(2)}), "fc.weight"),
     (other_weights, "weights"),
     (same_weights_of_another_round, "weights/"),
-    (of_type(torch.float16), "F16, F32"),
-    (of_type(torch.int8), "I8"),
-    (of_type(torch.float8_e4m3fn), "F8_E4M3"),
-    (in_double, "F64"),
-    (no_tensors, "no tensors"),
+    (table(torch.Tensor.half), "F16, F32"),
+    (table(torch.Tensor.char), "I8"),
+    (table(lambda held: held.to(torch.float8_e4m3fn)), "F8_E4M3"),
+    (sent(as_float64), "F64"),
+    (sent(lambda held: {}), "no tensors"),
     (pipe, "pipe"),
     (endless_header, f"{NAME}.json"),
     (half_a_header, f"{NAME}.json"),
@@ -169,18 +140,18 @@ FAULTS: list[tuple[Spoil, str]] = [
     (header(recipe={"defenses": ["int9"]}), "int9"),
     (header(steps=3), "recipe.steps"),
     (header(batch=9973, labels=None), "images"),
-    (truth("images", lambda: torch.rand(1, 3, 64, 64)), "images"),
-    (truth("images", lambda: torch.rand(2, 3, 32, 32)), "(2, 3, 32, 32)"),
-    (truth("images", lambda: torch.full((1, 3, 32, 32), torch.nan)), "NaN"),
-    (truth("images", lambda: 2 * torch.ones(1, 3, 32, 32)), "2"),
-    (truth("images", lambda: torch.ones(1, 3, 32, 32, dtype=torch.uint8)), "U8"),
-    (truth("masks", lambda: NONE), "masks"),
-    (truth("mask", lambda: NONE), "permutation"),
-    (masked(NONE.float(), ORDER), "mask"),
-    (masked(NONE[:, :9], ORDER), "(1, 9)"),
-    (masked(7 * NONE.int() + 2, ORDER), "mask"),
-    (masked(NONE, ORDER + 1), "15"),
-    (masked(NONE, ORDER.flip(-1).contiguous()), "mask"),
+    (truth(images=torch.rand(1, 3, 64, 64)), "images"),
+    (truth(images=torch.rand(2, 3, 32, 32)), "(2, 3, 32, 32)"),
+    (truth(images=torch.full((1, 3, 32, 32), torch.nan)), "NaN"),
+    (truth(images=2 * torch.ones(1, 3, 32, 32)), "2"),
+    (truth(images=torch.ones(1, 3, 32, 32, dtype=torch.uint8)), "U8"),
+    (truth(masks=NONE), "masks"),
+    (truth(mask=NONE), "permutation"),
+    (truth(mask=NONE.float(), permutation=ORDER), "mask"),
+    (truth(mask=NONE[:, :9], permutation=ORDER), "(1, 9)"),
+    (truth(mask=7 * NONE.int() + 2, permutation=ORDER), "mask"),
+    (truth(mask=NONE, permutation=ORDER + 1), "15"),
+    (truth(mask=NONE, permutation=ORDER.flip(-1).contiguous()), "mask"),
     (no_ids, "ids"),
     (truth_file("/dev/zero"), "device"),
     (truth_file("/"), "folder"),
@@ -220,7 +191,7 @@ def test_a_faulty_upload_fails_alone(folder: Path, spoil: Spoil, named: str) -> 
 
 def test_every_fault_of_an_upload_is_listed(folder: Path) -> None:
     edit(folder, labels=[99], noise={"no.such": 0.1})
-    not_a_number(folder)
+    table(lambda held: held * torch.nan)(folder)
     truth_file("/dev/zero")(folder)
     lines = [line for line in check_uploads(folder)[0].splitlines() if f"FAULT  {NAME}" in line]
     for named in ("labels: ", "noise: ", "NaN", "device"):
@@ -260,23 +231,6 @@ def test_without_a_sound_upload_nothing_is_run(
     assert NAME in printed
     assert "gamma" in printed
     assert not (tmp_path / "run").exists()
-
-
-def test_what_is_mended_leaves_no_row_behind(folder: Path) -> None:
-    """The line of refused uploads goes once all of them are mended."""
-    edit_all(folder, series=None)
-    edit(folder, gamma=2)
-    edit(folder, OTHER, gamma=2)
-    _, scores, _ = attacked(folder, **ONE)
-    assert sorted(scores[scores.status == "failed"].image_id) == [NAME, OTHER]
-    edit(folder, gamma=0)
-    _, scores, _ = attacked(folder, **ONE)
-    assert list(scores[scores.status == "failed"].image_id) == [OTHER]
-    edit(folder, OTHER, gamma=0)
-    summary, scores, _ = attacked(folder, **ONE)
-    assert summary.exit_code == 0
-    assert set(scores.status) == {"ok"}
-    assert REFUSED not in {cell["model"] for cell in cells(folder.parent / "run")}
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"x"), os.unlink])
@@ -322,6 +276,3 @@ def test_a_folder_without_uploads_is_an_error(recorded: Path, tmp_path: Path, th
         UploadFolder(tmp_path / "none").entries()
     with pytest.raises(UserError, match="uploads"):  # a federation's folder is known
         check_uploads(recorded.parent)
-
-
-# headers ------------------------------------------------------------------------------------------

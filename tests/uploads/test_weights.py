@@ -1,10 +1,12 @@
-"""Nobody's weights change under his hands: models handed out share no memory."""
+"""Weights beside uploads: a file holds one model, each is stored once, and nobody's change."""
 
 from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from mjp_privacy.client.config import ClientConfig
@@ -13,10 +15,39 @@ from mjp_privacy.experiment.recorded import Recorded
 from mjp_privacy.experiment.simulated import moved
 from mjp_privacy.experiment.source import ModelVariants
 from mjp_privacy.interfaces import ClientInput
-from mjp_privacy.models import LoadedModel
+from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.uploads.folder import UploadFolder, group_uploads
+from mjp_privacy.uploads.record import record_weights
 from tests.helpers.federations import run, task
 from tests.helpers.models import some_images, some_labels, tiny
+from tests.helpers.runs import TINY
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_heads": 6},
+        {"activation": "quick_gelu"},
+        {"norm_eps": 1e-5},
+        {"mean": 0.4},
+        {"std": 0.3},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_equal_tensors_of_another_model_are_another_file(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    folder = UploadFolder(tmp_path)
+    model, other = load_model(**TINY), load_model(**{**TINY, **changes})
+    other.load_state_dict(model.state_dict())
+    places = [record_weights(folder.root, each) for each in (model, other, model, other)]
+    assert places[:2] == places[2:]
+    assert len(set(places)) == 2 == len(list((tmp_path / "weights").iterdir()))
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for each, place in zip((model, other), places, strict=False):
+        again = load_model(checkpoint=tmp_path / place)
+        assert (again.card.mean, again.card.std) == (each.card.mean, each.card.std)
+        assert again(again.normalize(image)).equal(each(each.normalize(image)))
 
 
 def memory(model: LoadedModel) -> set[int]:

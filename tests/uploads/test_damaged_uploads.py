@@ -1,0 +1,271 @@
+"""Damage: a changed bit is named, leaves its series out, and never becomes another line."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from mjp_privacy.core.read import FileKind
+from mjp_privacy.experiment.config import load_experiment
+from mjp_privacy.experiment.run import attack_uploads
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.models import load_model
+from mjp_privacy.models.checkpoint_files import file_sha256
+from mjp_privacy.models.tensor_files import DIGEST_KEY, check_digest, save_tensors
+from mjp_privacy.uploads.faults import examine, known_uploads
+from mjp_privacy.uploads.folder import REFUSED, Group, UploadFolder, group_uploads
+from mjp_privacy.uploads.record import _holds, record_weights
+from tests.helpers import federations
+from tests.helpers.checked import check_uploads
+from tests.helpers.runs import TINY, said
+from tests.helpers.uploads import NAME, ONE, attacked, copied, edit, edit_all, flip
+
+SERIES = [f"b1s1_r00001_{number:03d}" for number in range(3)]
+FIRST, SECOND = f"{SERIES[0]}_at00001", f"{SERIES[0]}_at00002"
+
+
+@pytest.fixture(scope="module")
+def three_recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three images, each in rounds 1 and 2."""
+    record = {"rounds": [1], "images": 3, "probes": [{"uploads": 2}]}
+    return federations.run(tmp_path_factory.mktemp("federation"), record=record) / "uploads"
+
+
+@pytest.fixture
+def three(three_recorded: Path, tmp_path: Path) -> Path:
+    return copied(three_recorded, tmp_path / "uploads")
+
+
+def groups_of(folder: Path) -> list[Group]:
+    examined = examine(UploadFolder(folder))
+    groups = group_uploads(examined.known, refused=examined.refused)
+    of_worker = group_uploads(
+        known_uploads(UploadFolder(folder), examined.reasons), refused=examined.reasons
+    )
+    assert [group.name for group in groups] == [group.name for group in of_worker]
+    assert [group.digest() for group in groups] == [group.digest() for group in of_worker]
+    return groups
+
+
+def attack(folder: Path, limit: int | None = None) -> Any:
+    experiment = load_experiment({"name": "attacks"} | ONE)
+    return attack_uploads(experiment, folder, folder.parent / "run", device="cpu", limit=limit)
+
+
+def units(run: Path) -> Counter[tuple[str, str]]:
+    """How often the cells that the run lists hold each picture, by the model's name."""
+    store = RunStore(run)
+    return Counter(
+        (str(cell["model"]), image_id)
+        for cell in store.read_cells()
+        for image_id in store.read(str(cell["run_id"]), ["image_id"])["image_id"]
+    )
+
+
+def in_header(folder: Path, name: str, old: bytes, new: bytes) -> None:
+    """Change bytes of a header in which one bit is another one."""
+    path = folder / f"{name}.json"
+    content = path.read_bytes()
+    assert content.count(old) == 1
+    path.write_bytes(content.replace(old, new))
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "first": lambda u: flip(u / f"{FIRST}.safetensors", 80_003),
+    "second": lambda u: flip(u / f"{SECOND}.safetensors", 80_003),
+    "truth": lambda u: flip(u / "truth" / f"{SECOND}.safetensors", 70_000),
+    "other series": lambda u: in_header(u, SECOND, b'_000"', b'_010"'),
+    "other round": lambda u: in_header(u, SECOND, b'"round": 2', b'"round": 3'),
+    "other label": lambda u: in_header(u, FIRST, b'"small"', b'"smaml"'),
+    "other field": lambda u: in_header(u, FIRST, b'"series"', b'"serier"'),
+    "no JSON": lambda u: in_header(u, SECOND, b'"series":', b'"series"z'),
+    "seal": lambda u: in_header(u, FIRST, b"mjp-seal", b"mjp-sdal"),
+    "half a header": lambda u: (u / f"{FIRST}.json").write_bytes(b'{\n "seal": "mjp'),
+    "no weights named": lambda u: edit(u, SECOND, weights="none.safetensors"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_upload_leaves_its_series_out(three: Path, damage: Callable[[Path], Any]) -> None:
+    damage(three)
+    assert set(examine(UploadFolder(three)).refused) == {FIRST, SECOND}
+    (group,) = groups_of(three)
+    assert group.name == "small"
+    assert [series.first.header.series for series in group.series] == SERIES[1:]
+    assert [len(series.uploads) for series in group.series] == [2, 2]
+
+
+def test_lines_keep_their_names_beside_a_line_that_is_lost(tmp_path: Path) -> None:
+    record = {"rounds": [1, 2], "images": 1}
+    folder = federations.run(tmp_path, record=record) / "uploads"
+    names = [group.name for group in groups_of(folder)]
+    assert names == ["small, round 1", "small, round 2"]
+    for spoil in (f"{FIRST}.safetensors", f"{FIRST}.json"):
+        flip(folder / spoil, 3001)
+        assert [group.name for group in groups_of(folder)] == names[1:]
+        flip(folder / spoil, 3001)
+    assert [group.name for group in groups_of(folder)] == names
+
+
+def test_a_header_that_a_person_changed_is_read(three: Path) -> None:
+    for name in (FIRST, SECOND):
+        edit(three, name, series="mine")
+    examined = examine(UploadFolder(three))
+    assert not examined.refused
+    assert list(examined.changed) == [FIRST, SECOND]
+    assert "mine" in {upload.header.series for upload in examined.sound}
+
+
+def test_a_restored_upload_leaves_nothing_behind(three: Path) -> None:
+    run = three.parent / "run"
+    assert attack(three).exit_code == 0
+    before = units(run)
+    assert len(before) == 3
+    rows = {path: path.read_bytes() for path in (run / "rows").rglob("*.parquet")}
+    flip(three / f"{SECOND}.safetensors", 80_003)
+    summary = attack(three)
+    assert summary.exit_code == 3
+    assert any(SECOND in failure for failure in summary.failures)
+    damaged = units(run)
+    assert {name for model, name in damaged if model == REFUSED} == {FIRST, SECOND}
+    assert sum(model == "small" for model, _ in damaged) == 2
+    flip(three / f"{SECOND}.safetensors", 80_003)
+    assert attack(three).exit_code == 0
+    assert units(run) == before
+    assert max(before.values()) == 1
+    assert all(path.read_bytes() == content for path, content in rows.items())
+
+
+def test_another_damaged_upload_forgets_the_first(three: Path) -> None:
+    flip(three / f"{FIRST}.safetensors", 80_003)
+    attack(three)
+    flip(three / f"{FIRST}.safetensors", 80_003)
+    other = f"{SERIES[2]}_at00001"
+    flip(three / f"{other}.safetensors", 80_003)
+    attack(three)
+    refused = {name for model, name in units(three.parent / "run") if model == REFUSED}
+    assert refused == {other, other.replace("at00001", "at00002")}
+
+
+def flip_last(path: Path) -> None:
+    """The lowest bit of a number's mantissa, or of its exponent: the file stays readable."""
+    flip(path, 8 * (path.stat().st_size - 3))
+
+
+def unsealed(path: Path) -> dict[str, str]:
+    """The metadata of a file without its seal."""
+    with safe_open(path, "pt") as file:
+        return {k: v for k, v in file.metadata().items() if k != DIGEST_KEY}
+
+
+def weights_of(folder: Path) -> Path:
+    return folder / json.loads((folder / f"{NAME}.json").read_text())["weights"]
+
+
+def test_every_file_is_sealed_and_headers_name_their_weights(folder: Path) -> None:
+    recorded = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(recorded) == 14  # four uploads of three files, two files of weights
+    for path in recorded:
+        check_digest(path, FileKind("an upload", "", 1 << 30), needed=True)
+    for path in folder.glob("*.json"):
+        header = json.loads(path.read_text())
+        assert header["weights_sha256"] == file_sha256(folder / header["weights"])
+
+
+@pytest.mark.parametrize("which", ["tensors", "truth", "weights"])
+def test_a_flipped_bit_is_a_row_with_its_reason(folder: Path, which: str) -> None:
+    edit_all(folder, series=None)
+    places = {
+        "tensors": folder / f"{NAME}.safetensors",
+        "truth": folder / "truth" / f"{NAME}.safetensors",
+        "weights": weights_of(folder),
+    }
+    flip_last(places[which])
+    text, usable = check_uploads(folder)
+    assert not usable
+    assert any(f"FAULT  {NAME}: " in line and "changed" in line for line in text.splitlines())
+    summary, scores, _ = attacked(folder, **ONE)
+    assert summary.exit_code == 3
+    failed = scores[scores.status == "failed"].set_index("image_id").reason
+    assert "changed" in failed[NAME]
+    assert len(failed) == (2 if which == "weights" else 1)  # two uploads have these weights
+    assert (scores.status == "ok").sum() == 4 - len(failed)
+
+
+def test_no_flipped_bit_goes_unnoticed(folder: Path) -> None:
+    draw = random.Random(16)
+    path = folder / f"{NAME}.safetensors"
+    whole = path.read_bytes()
+    header = 8 * (8 + int.from_bytes(whole[:8], "little"))
+    bits = [draw.randrange(8 * len(whole)) for _ in range(15)]
+    bits += [draw.randrange(header) for _ in range(15)]
+    seal = 8 * whole.index(DIGEST_KEY.encode())
+    bits += range(seal, seal + 8 * 24, 23)  # its name, and how the digest begins
+    for bit in bits:
+        flip(path, bit)
+        assert NAME in examine(UploadFolder(folder)).refused, bit
+        path.write_bytes(whole)
+    assert not examine(UploadFolder(folder)).refused
+
+
+def test_files_of_strangers_without_seals_are_read(folder: Path) -> None:
+    before = attacked(folder, **ONE)[1]
+    for path in folder.rglob("*.safetensors"):
+        if path.parent.name != "weights":
+            save_file(load_file(path), path, unsealed(path) or None)
+    for path in folder.glob("*.json"):
+        header = json.loads(path.read_text())
+        path.write_text(json.dumps({k: v for k, v in header.items() if k != "seal"}))
+    assert "note: " not in check_uploads(folder)[0]
+    summary, scores, _ = attacked(folder, **ONE)
+    assert summary.exit_code == 0
+    assert sorted(scores.value) == sorted(before.value)
+
+
+def test_a_changed_header_is_read_and_said(folder: Path) -> None:
+    assert not examine(UploadFolder(folder)).changed
+    edit(folder, noise={"pos_embed": 0.25}, series=None)
+    (remark,) = examine(UploadFolder(folder)).remarks
+    assert NAME in remark
+    assert f"note: {remark}" in check_uploads(folder)[0]
+    attacked(folder, **ONE)
+    assert remark in said(folder.parent / "run")
+
+
+def test_no_changed_bit_of_a_header_is_silent(folder: Path) -> None:
+    draw = random.Random(17)
+    path = folder / f"{NAME}.json"
+    whole = path.read_bytes()
+    for bit in (draw.randrange(8 * len(whole)) for _ in range(20)):
+        flip(path, bit)
+        examined = examine(UploadFolder(folder))
+        assert NAME in {*examined.refused, *examined.changed}, bit
+        path.write_bytes(whole)
+
+
+def test_damaged_weights_are_stored_again_and_those_of_earlier_versions_stay(
+    tmp_path: Path,
+) -> None:
+    folder, model = UploadFolder(tmp_path), load_model(**TINY)
+    path = tmp_path / record_weights(folder.root, model)
+    whole = path.read_bytes()
+    flip_last(path)
+    record_weights(folder.root, model)
+    assert path.read_bytes() == whole
+    tensors = load_file(path)
+    metadata = unsealed(path)
+    save_tensors(path, tensors, metadata)
+    before = path.read_bytes()
+    record_weights(folder.root, model)
+    assert path.read_bytes() == before
+    tensors["cls_token"] = tensors["cls_token"] + 1
+    save_tensors(path, tensors, metadata)
+    assert not _holds(path, model)
