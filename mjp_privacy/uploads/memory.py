@@ -110,7 +110,7 @@ def client_step(facts: Mapping[str, Any]) -> ClientStep:
         raise UserError(
             f"defenses: expected a list such as [{{'dp_sgd': 0.5}}, 'int8'], got {got}."
         )
-    client: ClientStep = parse(ClientStep, given, "The client's step", {})  # type: ignore[type-var]
+    client: ClientStep = parse(ClientStep, given, "The client's step", {})
     if client["kind"] == "gradient":
         changed = [f"{n}={said(given[n])}" for n, usual in OF_TRAINING.items() if given[n] != usual]
         if changed:

@@ -59,13 +59,6 @@ def test_a_model_is_trained_where_its_file_is_or_where_it_is_packaged(tmp_path: 
     assert ablations.trained(CONFIG, tmp_path, ["A_1", "G_0"]) == {"G_0": str(file)}
 
 
-def test_the_grid_keeps_what_it_says_of_the_models_that_are_there() -> None:
-    narrowed = ablations.narrowed(CONFIG, {"A_0"})
-    assert narrowed["models"] == {"A_0": {"model": "cifar_vit"}}
-    assert narrowed["grid"] == [{"models": ["A_0"], "settings": ["a"]}]
-    assert len(CONFIG["grid"]) == 2
-
-
 def test_only_what_is_new_is_evaluated(tmp_path: Path, commands: list[tuple[str, ...]]) -> None:
     file, data = weights(tmp_path / "runs", "G_0"), tmp_path / "test.zip"
     data.write_bytes(b"images")
@@ -89,16 +82,6 @@ def test_fewer_images_are_not_published(
     with pytest.raises(SystemExit):
         ablations.main()
     assert "expected --publish DIR" in capsys.readouterr().err
-
-
-def test_a_label_that_no_model_has_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    given = ["--runs", str(tmp_path), "--data", "d.zip", "--out", str(tmp_path), "--only", "Z_0"]
-    monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
-    with pytest.raises(SystemExit):
-        ablations.main()
-    assert "got ['Z_0']" in capsys.readouterr().err
 
 
 def test_one_command_at_a_time_works_in_a_folder(
@@ -152,15 +135,3 @@ def published_run(folder: Path, psnr: dict[str, float]) -> Path:
     (folder / "experiment.yaml").write_text("experiment: {name: planted}\n")
     (folder / "log.jsonl").write_text('{"time": 0, "commit": "abc"}\n')
     return folder
-
-
-def test_files_are_given_as_weights_and_packaged_models_by_their_name(
-    tmp_path: Path, commands: list[tuple[str, ...]]
-) -> None:
-    file = weights(tmp_path / "runs", "G_0")
-    both = {"A_0": "cifar_vit", "G_0": str(file)}
-    ablations.attacked(CONFIG, both, Path("test.zip"), tmp_path, 100)
-    (command,) = commands
-    assert command[-2:] == ("--weights", f"G_0={file}")
-    ablations.attacked(CONFIG, {"A_0": "cifar_vit"}, Path("test.zip"), tmp_path, 100)
-    assert "--weights" not in commands[1]
