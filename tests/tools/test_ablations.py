@@ -74,14 +74,20 @@ def test_only_what_is_new_is_evaluated(tmp_path: Path, commands: list[tuple[str,
     assert len(commands) == 5
 
 
-def test_fewer_images_are_not_published(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "named"), [(["--evaluate-limit", "9"], "--publish"), (["--only", "Z_0"], "Z_0")]
+)
+def test_fewer_images_and_labels_of_no_model_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    named: str,
 ) -> None:
-    given = ["--runs", "r", "--data", "d.zip", "--out", "o", "--evaluate-limit", "9"]
+    given = ["--runs", "r", "--data", "d.zip", "--out", "o", *words]
     monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
     with pytest.raises(SystemExit):
         ablations.main()
-    assert "expected --publish DIR" in capsys.readouterr().err
+    assert named in capsys.readouterr().err
 
 
 def test_one_command_at_a_time_works_in_a_folder(
