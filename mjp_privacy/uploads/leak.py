@@ -8,12 +8,14 @@ attack on batches verified it, as far as mean, std and the order of channels are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from attacks import traits_of
@@ -23,18 +25,6 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.read import reason
 from mjp_privacy.core.registry import unknown_name
 from mjp_privacy.core.text import shown
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-from collections.abc import Collection, Sequence
-from dataclasses import replace
-from io import BytesIO
-from typing import TYPE_CHECKING
-
-import torch
-
 from mjp_privacy.metrics import METRICS, score
 from mjp_privacy.metrics.matching import assigned
 from mjp_privacy.metrics.pictures import quantise
@@ -42,7 +32,6 @@ from mjp_privacy.metrics.pictures import quantise
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 
 # one attack ---------------------------------------------------------------------------------------
 
@@ -335,10 +324,7 @@ class Leak:
             )
         try:
             figure.savefig(place)
-        except (
-            ValueError,
-            OSError,
-        ) as error:  # a suffix that matplotlib does not know, a full disk
+        except (ValueError, OSError) as error:  # no suffix that matplotlib knows, a full disk
             raise UserError(
                 f"{shown(place.name)}: expected a file that can be written, such as leak.png; got "
                 f"{reason(error)}."
