@@ -369,24 +369,19 @@ def check_model(question: ModelQuestion) -> ModelAnswer:
     arguments = question.arguments()
     heads = outline_spec(**arguments)[0].num_heads  # type: ignore[arg-type]
     own = outline_model(**arguments)  # type: ignore[arg-type]
-    _check_client(question, own)
+    if question.batch < 1:
+        raise UserError(f"--batch: expected 1 or more images, got {question.batch}.")
+    parameters = [name for name, _ in own.named_parameters()]
+    for name in question.withhold:
+        if name not in parameters:
+            near = did_you_mean(name, parameters, " Such are pos_embed and head.bias.")
+            raise UserError(f"--withhold: expected a parameter of the model, got {name!r}.{near}")
     asked = own
     if question.mjp and own.unk_embed is None:
         masked = {**arguments, "unknown_embedding": True, "unknown_init": "zeros"}
         asked = outline_model(**masked)  # type: ignore[arg-type]
     notes = tuple(_remarks(question, own))
     return ModelAnswer(_described(question, own, heads), notes, _answers(question, asked))
-
-
-def _check_client(question: ModelQuestion, model: LoadedModel) -> None:
-    """Raise a UserError for a batch of no images, or for a parameter that the model lacks."""
-    if question.batch < 1:
-        raise UserError(f"--batch: expected 1 or more images, got {question.batch}.")
-    parameters = [name for name, _ in model.named_parameters()]
-    for name in question.withhold:
-        if name not in parameters:
-            near = did_you_mean(name, parameters, " Such are pos_embed and head.bias.")
-            raise UserError(f"--withhold: expected a parameter of the model, got {name!r}.{near}")
 
 
 def _described(question: ModelQuestion, model: LoadedModel, heads: int | None) -> str:

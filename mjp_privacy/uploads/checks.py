@@ -34,7 +34,7 @@ from attacks.equations.patch_system import lacks_gradients, patch_system
 from attacks.equations.span import combine, upload_span
 from attacks.shared_picture import CERTAIN
 from attacks.step import BREAKDOWN
-from mjp_privacy.interfaces import AttackerView, ClientUpdate
+from mjp_privacy.interfaces import AttackerView
 from mjp_privacy.models.jigsaw import to_images, to_patches
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 
@@ -85,8 +85,13 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
     uploads determine every patch and do not contradict themselves; else None."""
     if lacks_gradients(view, TABLE, PATCH) or any(u.batch > 1 or u.steps > 1 for u in view.updates):
         return None
-    if view.model.patch_embed.num_patches > view.model.embed_dim or any(map(_noisy, view.updates)):
+    if view.model.patch_embed.num_patches > view.model.embed_dim:
         return None
+    for update in view.updates:  # noise, rounding and halves would move the pixels
+        errors = (update.noise, update.rounding)
+        levels = [of[name] for of in errors for name in (TABLE, PATCH) if name in of]
+        if update.autocast != "none" or any(bool((level > 0).any()) for level in levels):
+            return None
     spans = [upload_span(patch_system(view, update), 0) for update in view.updates]
     combined = combine(spans)
     if len(combined.basis):
@@ -94,12 +99,6 @@ def fed_pixels(view: AttackerView) -> Tensor | None:
     if not bool((_checked(view.part(0), combined.known.cpu()[None]).errors < LITTLE).all()):
         return None  # an error that nobody declared moves the pixels, too
     return to_images(combined.known, view.model.patch_size, len(view.pixels.mean))
-
-
-def _noisy(update: ClientUpdate) -> bool:
-    """Whether the gradients carry an error that would move the pixels: noise, rounding, halves."""
-    errors = (of[n] for of in (update.noise, update.rounding) for n in (TABLE, PATCH) if n in of)
-    return update.autocast != "none" or any(bool((error > 0).any()) for error in errors)
 
 
 def declared_wrongly(fed: Tensor, mean: Sequence[float], std: Sequence[float]) -> str:

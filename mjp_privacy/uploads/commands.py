@@ -70,21 +70,16 @@ def check(argv: list[str], usage: Usage) -> int:
     from mjp_privacy.uploads.check import check_uploads
 
     assert folder is not None
-    _refuse_model_options(arguments)
+    blank = CheckArguments()
+    for name in ("img_size", "batch", "withhold", "mjp", *IDLE):  # which say nothing of uploads
+        if getattr(arguments, name) != getattr(blank, name):
+            raise UserError(
+                f"mjp check: expected --{name.replace('_', '-')} with --model NAME|FILE, got a "
+                "folder of uploads, whose headers state it. Leave it out."
+            )
     checked = check_uploads(folder)
     if arguments.json:
         print_json("check", {"usable": checked.usable, **dataclasses.asdict(checked)})
     else:
         print(checked.text())
     return DONE if checked.usable else SOME_FAILED
-
-
-def _refuse_model_options(arguments: CheckArguments) -> None:
-    """Raise for options that say nothing of recorded uploads."""
-    blank = CheckArguments()
-    for name in ("img_size", "batch", "withhold", "mjp", *IDLE):
-        if getattr(arguments, name) != getattr(blank, name):
-            raise UserError(
-                f"mjp check: expected --{name.replace('_', '-')} with --model NAME|FILE, got a "
-                "folder of uploads, whose headers state it. Leave it out."
-            )

@@ -188,7 +188,16 @@ def group_uploads(
         [each for each in members if not any(u.name in refused for u in each.uploads)]
         for members in lines
     ]
-    return [_group(n, members, limit) for n, members in zip(names, sound, strict=True) if members]
+    groups = []
+    for name, members in zip(names, sound, strict=True):
+        if members:
+            header = members[0].first.header
+            most = len(members) if limit is None else max(limit // header.batch, 1)
+            chosen = tuple(members[:most])
+            by_image = {record.image_id: series for series in chosen for record in series.records}
+            scored = all(series.first.has_truth for series in chosen)
+            groups.append(Group(name, header, chosen, scored, header.weights, by_image))
+    return groups
 
 
 def lines_of(series: Sequence[Series]) -> list[list[Series]]:
@@ -257,11 +266,3 @@ def _names(headers: Sequence[UploadHeader]) -> list[str]:
             numbered = f"{name} #{number}"
         names.append(numbered)
     return names
-
-
-def _group(name: str, members: Sequence[Series], limit: int | None) -> Group:
-    header = members[0].first.header
-    chosen = tuple(members) if limit is None else tuple(members[: max(limit // header.batch, 1)])
-    by_image = {record.image_id: series for series in chosen for record in series.records}
-    scored = all(series.first.has_truth for series in chosen)
-    return Group(name, header, chosen, scored, header.weights, by_image)
