@@ -10,7 +10,10 @@ from pathlib import Path
 
 from attacks import ATTACKS, TRAITS, traits_of
 from attacks.shared_picture import CERTAIN
+from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import counted, first_of, shown
+from mjp_privacy.experiment.cell_facts import cell_key
+from mjp_privacy.experiment.config import expand, load_experiment
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.card import (
     PLAIN_TO_SEE,
@@ -28,12 +31,11 @@ from mjp_privacy.report.clients import (
     circumstances,
     clients_of,
     main_client,
-    same_client,
     short_gamma,
 )
-from mjp_privacy.report.lines import Line, success_share
+from mjp_privacy.report.lines import Line, failed_images, late_images, success_share
 from mjp_privacy.report.notes import RESIDUAL_CONVERGED
-from mjp_privacy.report.tables.text import number
+from mjp_privacy.report.tables.text import number, percent
 from mjp_privacy.report.worst_case import DerivedLine, Group, has_truth
 from mjp_privacy.uploads.checks import MISNORMALISED
 
@@ -79,11 +81,30 @@ def build_card(groups: Sequence[Group]) -> Card:
 
 def of_several(card: Card, runs: Sequence[Path]) -> Card:
     """The card of run folders; where one holds several experiments, that is said first."""
-    shared = [names for run in runs if len(names := RunStore(run).experiments) > 1]
+    shared = [names for run in runs if len(names := _different_experiments(run)) > 1]
     if not shared:
         return card
     listed = "; ".join(shown(first_of(names, 3)) for names in shared)
     return replace(card, verdict=f"Several experiments share a folder ({listed}). {card.verdict}")
+
+
+def _different_experiments(run: Path) -> list[str]:
+    """The experiments of a folder, without those whose lines are all another's too."""
+    files = [run / "experiments" / f"{name}.yaml" for name in RunStore(run).experiments]
+    if len(files) < 2:
+        return [path.stem for path in files]
+    lines: dict[str, set[str]] = {}
+    for path in files:
+        try:
+            experiment = load_experiment(path)
+            lines[path.stem] = {cell_key(cell, experiment) for cell in expand(experiment)}
+        except UserError:  # of another version
+            lines[path.stem] = {path.stem}
+    kept: list[str] = []
+    for name in sorted(lines, key=lambda name: -len(lines[name])):
+        if not any(lines[name] <= lines[larger] for larger in kept):
+            kept.append(name)
+    return sorted(kept)
 
 
 def verdict(client: Client, row: CardRow) -> str:
@@ -249,12 +270,16 @@ def without_truth(client: Client, who: str) -> str:
 
 
 def _marked(client: Client, diagnostic: str) -> int:
-    """How many pictures of the client any of its attacks marks so."""
-    marked = set[str]()
-    for line in client.matching:
-        values = line.scored(diagnostic, "diagnostic")
-        marked |= set(values.index[values == 1])
-    return len(marked)
+    """How many pictures of the client its attacks mark so.
+
+    Pictures of a batch come in no known order, so that those of two attacks may be the same ones:
+    then the attack counts that marks most.
+    """
+    of_lines = (line.scored(diagnostic, "diagnostic") for line in client.matching)
+    marked = [set(values.index[values == 1]) for values in of_lines]
+    if (client.cell.client.batch or 1) > 1:
+        return max(map(len, marked), default=0)
+    return len(set().union(*marked))
 
 
 def _explained(residual: float, *, one: bool) -> str:
@@ -304,7 +329,7 @@ def facts(client: Client, row: CardRow) -> tuple[tuple[str, str], ...]:
     accuracy = "not known: no labels, or nothing was scored."
     if row.accuracy is not None:
         pictures = f"{row.accuracy_n} of the attacked pictures, as the client feeds them"
-        accuracy = f"{row.accuracy:.1f} % top-1 on {pictures}."
+        accuracy = f"{percent(row.accuracy, row.accuracy_n)} % top-1 on {pictures}."
     return (
         ("Who attacks", f"a server that follows the protocol, with {THREATS[letter]} ({survey})."),
         ("What is sent", _upload(client)),
@@ -374,23 +399,30 @@ def _pictures(client: Client) -> str:
 
 
 def not_tried(clients: Sequence[Client], client: Client) -> tuple[str, ...]:
-    """What this report did not try on its main client, in a few words; `clients`: all of them."""
-    alike = [other for other in clients if same_client(other) == same_client(client)]
-    lines = [line for other in alike for line in other.group.attacks if len(line.images)]
-    ran = {line.cell.attack.known_as for line in lines}
+    """What this report did not try on its main client, in a few words; `clients`: all of them.
+
+    An attack was tried if it was run in the client's own setting and precision, and neither failed
+    nor ran out of its time on every picture.
+    """
+    lines = [line for line in client.group.attacks if len(line.images)]
+    cut = {x.number: len(failed_images(x) | late_images(x)) == len(x.images) for x in lines}
+    ran = {line.cell.attack.known_as for line in lines if not cut[line.number]}
+    in_vain = {line.cell.attack.known_as for line in lines} - ran
     alone = (client.cell.client.batch or 1) == 1
     masks = any(line.some_above_zero("zero_rows") for line in lines)
     shuffles_alone = bool(client.cell.gamma) and not masks
     missing = [
         name
         for name in ATTACKS
-        if name not in ran
+        if name not in ran | in_vain
         and name != "mask_locator"
         and not (alone and "batches" in traits_of(name))
         and (shuffles_alone or "shuffled alone" not in traits_of(name))
     ]
     cells = [other.cell for other in clients]
     items = [f"attacks on this client: {', '.join(missing)}"] if missing else []
+    if in_vain:
+        items.append(f"failed or ran out of time on every picture: {', '.join(sorted(in_vain))}")
     if all((cell.client.batch or 1) == 1 for cell in cells):
         items.append("batches of more than one picture")
     if all(cell.client.steps == 1 for cell in cells):

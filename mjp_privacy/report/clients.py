@@ -10,7 +10,7 @@ from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
 from mjp_privacy.metrics.coded import Images
 from mjp_privacy.report.cell_columns import MODEL_FACTS, Scalar, client_text, target_of
-from mjp_privacy.report.lines import Line
+from mjp_privacy.report.lines import Line, exact_images
 from mjp_privacy.report.worst_case import Group, meets_trained_model, reconstructs
 
 DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora")
@@ -27,6 +27,9 @@ RECIPE = (
     *("defenses", "lora"),
 )
 """Facts that stand in a client's name where they are not the default."""
+
+PLAIN = "plain"
+"""What a client without a defence is called."""
 
 CARD_ROWS = 5
 """The card shows at most this many clients; the tables have them all."""
@@ -87,7 +90,7 @@ class Client:
     def name(self) -> str:
         """What it does, without its model: `plain`, or `MJP γ .27, gaussian noise 0.01`."""
         cell = self.cell
-        first = f"{self._rule}γ {short_gamma(cell.gamma)}" if cell.gamma else "plain"
+        first = f"{self._rule}γ {short_gamma(cell.gamma)}" if cell.gamma else PLAIN
         facts = {key: value for key, value in cell.columns.items() if key in RECIPE}
         further = client_text(facts, [key for key in RECIPE if key in facts])
         further = further.replace("_", " ").replace("defenses ", "")
@@ -108,17 +111,19 @@ class Client:
 
     @cached_property
     def matching(self) -> tuple[Line, ...]:
-        """The attacks made for this client that reconstructed something.
-
-        They meet the model that is trained, and know its masks if it has any.
-        """
+        """The attacks on the trained model that reconstructed something, and that know the client's
+        masks if it has any; one that got an exact picture counts whatever it knows."""
         return tuple(
             line
             for line in self.group.attacks
             if reconstructs(line)
             and meets_trained_model(line)
-            and (not self.masks or knows_masks(line))
+            and (self.knows(line) or exact_images(line))
         )
+
+    def knows(self, line: Line) -> bool:
+        """Whether an attack knows the client's masks, if it has any."""
+        return not self.masks or knows_masks(line)
 
 
 def clients_of(groups: Sequence[Group]) -> list[Client]:
@@ -164,6 +169,8 @@ def client_titles(clients: Sequence[Client]) -> list[str]:
         cell = client.cell
         parts = [f"{client.name}, as shuffled" if cell.setting == "b" else client.name]
         parts += [cell.model.label] if models else []
+        if models and client.name == PLAIN:  # the model may be named after a defence
+            parts = [f"{cell.model.label}, no defence used"]
         parts += [cell.dtype] if cell.dtype != "float32" else []
         parts += [f"seed {cell.seed}"] if seeds else []
         parts += [f"batch {cell.client.batch}"] if batches else []

@@ -25,6 +25,7 @@ from mjp_privacy.report.tables.text import (
     gamma,
     number,
     one_line,
+    percent,
     records,
     remark,
     title_of,
@@ -225,7 +226,7 @@ def _cells(record: Record) -> list[str]:
         *((str(record["psnr_exact"]), str(record["psnr_at_20"])) if record["n"] else "––"),
         number(record["grey_mean"], 1),
         *(_short(record["ssim_mean"]), _short(record["lpips_mean"])),
-        number(record["acc_mean"], 1),
+        percent(record["acc_mean"], record["acc_n"]),
     ]
 
 

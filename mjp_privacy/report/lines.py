@@ -306,6 +306,12 @@ def failed_images(line: Line) -> frozenset[str]:
     return frozenset(line.images.ids[at] for at in places)
 
 
+def late_images(line: Line) -> frozenset[str]:
+    """The images on which the attack's time ran out, whatever it had by then."""
+    late = line.scored("over_budget", "diagnostic")
+    return frozenset(map(str, late.index[late == 1]))
+
+
 def not_run(line: Line) -> int:
     """How many images the run's last command planned that have no rows yet."""
     planned = line.cell.outcome.planned_images

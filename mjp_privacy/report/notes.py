@@ -20,7 +20,14 @@ from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.clients import Client, same_kind
 from mjp_privacy.report.data_files import samples_name
 from mjp_privacy.report.differences import differences, grouped, method, which
-from mjp_privacy.report.lines import Line, ceiling_distance, exact_images, not_run
+from mjp_privacy.report.lines import (
+    Line,
+    ceiling_distance,
+    exact_images,
+    failed_images,
+    late_images,
+    not_run,
+)
 from mjp_privacy.report.published import CAVEATS
 from mjp_privacy.report.tables.figures import paper_row, rank_bound
 from mjp_privacy.report.worst_case import DerivedLine, meets_trained_model
@@ -100,6 +107,13 @@ def _below(case: Case) -> bool:
     return len(both) > 0 and float((scored[both] - case.floor[both]).sum()) < 0
 
 
+def _lacking(case: Case) -> tuple[bool, bool]:
+    """Whether pictures without a score count as not recovered, and whether some count nowhere."""
+    column = case.of.column("psnr", "standard")
+    unscored = column.statuses.equal("unscored")
+    return bool((~column.scored & ~unscored).any()), bool(unscored.any())
+
+
 def _not_converged(case: Case) -> bool:
     searching = [member for member in case.chosen if "steps" in _traits(member)]
     residuals = [member.scored("gradient_residual", "diagnostic") for member in searching]
@@ -116,18 +130,35 @@ def _ill_conditioned(case: Case) -> bool:
 def _unfinished(case: Case) -> bool:
     """Whether a planned image has no row, or attacks that compete for the client's pictures have
     not the same images: some were not run yet, or their rows are damaged."""
-    line = case.of
-    rivals = [
-        attack
-        for attack in case.client.group.attacks
-        if meets_trained_model(attack) and attack.uploads <= max(line.uploads, 1)
-    ]
+    line, rivals = case.of, _rivals(case)
     if line not in (*rivals, *case.client.group.derived):
         return not_run(line) > 0
     members = line.members if isinstance(line, DerivedLine) else (line,)
     begun = [member for member in (*members, *rivals) if len(member.images)]
     images = {id(member.images) for member in begun}  # equal ones are one object
     return len(images) > 1 or any(map(not_run, (*members, *rivals)))
+
+
+def _rivals(case: Case) -> list[Line]:
+    """The attacks on the trained model that compete for the pictures of the figure."""
+    return [
+        attack
+        for attack in case.client.group.attacks
+        if meets_trained_model(attack) and attack.uploads <= max(case.of.uploads, 1)
+    ]
+
+
+def _cut_short(case: Case) -> bool:
+    """Whether an attack failed, or was ended by its time, on a picture that is not exact here."""
+    of_best = case.of in (*_rivals(case), *case.client.group.derived)
+    attacks = _rivals(case) if of_best else [case.of]
+    if len(exact := exact_images(case.of)) and len(exact) == len(case.of.images):
+        return False
+    single = attacks == [case.of]  # whose failures have a flag of their own
+    return any(
+        late_images(attack) - exact or (not single and failed_images(attack) - exact)
+        for attack in attacks
+    ) or any(attack.cell.outcome.status == "failed" for attack in attacks)
 
 
 def _unshuffled(case: Case) -> bool:
@@ -198,9 +229,23 @@ OF_FIGURES: tuple[Flag, ...] = (
     Flag(
         "partly_inapplicable",
         "not applicable to all",
-        "Some attacks or pictures were refused or failed; they count as not recovered, and are "
+        "On some pictures every attack was refused or failed; they count as not recovered, and are "
         "missing from the mean.",
-        lambda case: not bool(case.of.column("psnr", "standard").scored.all()),
+        lambda case: _lacking(case)[0],
+    ),
+    Flag(
+        "partly_unscored",
+        "not all scored",
+        "Some pictures could not be scored, though an attack made them; they are in no count and "
+        "in no mean.",
+        lambda case: _lacking(case)[1],
+    ),
+    Flag(
+        "cut_short",
+        "an attack failed",
+        "An attack failed, or its time ran out, on some of these pictures: with more memory or "
+        "time it may get more.",
+        _cut_short,
     ),
     Flag(
         "unfinished",
@@ -215,8 +260,8 @@ OF_CLIENTS: tuple[Flag, ...] = (
     Flag(
         "no_adaptive_attack",
         "no adaptive attack",
-        "No attack that knows this client gave a picture, so nothing here says what it leaks.",
-        lambda case: not case.client.matching,
+        "No attack that knows this client gave a picture: what is shown is the least that leaks.",
+        lambda case: not any(map(case.client.knows, case.client.matching)),
     ),
     Flag(
         "fewer_attacks",

@@ -42,6 +42,7 @@ MANY_FILES = 50
 IMAGE = ("image_id", "status", "reason", "code", "group")
 """The columns that are read of every image."""
 NO_LABELS = "the images carry no true labels"
+NO_NUMBER = "its scores are not numbers"
 
 
 class Column(NamedTuple):
@@ -100,6 +101,7 @@ class CellScores(Scores):
         *,
         every: bool = False,
     ) -> None:
+        of_images = _with_lost(of_images, names, read)
         lost = of_images["status"] == UNREADABLE
         self.unreadable = dict(of_images.loc[lost, ["image_id", "reason"]].itertuples(index=False))
         self._order: NDArray[np.int64] | None = None  # of the rows by image; None: they stand so
@@ -111,8 +113,8 @@ class CellScores(Scores):
         self._stored = read
         self._statuses, self._reasons = coded(of_images["status"]), coded(of_images["reason"])
         self._done = self._statuses.equal("ok")
-        always = [] if self._done.all() else standard_keys()
-        self.keys = sorted({*map(split, names), *always})
+        self.always = [] if self._done.all() else standard_keys()
+        self.keys = sorted({*map(split, names), *self.always})
         self.codes = None if of_images["code"].isna().all() else coded(of_images["code"])
         self.photographs = None
         if not of_images["group"].isna().all():
@@ -128,12 +130,15 @@ class CellScores(Scores):
         rows that say so.
         """
         names = [name for name in map(str, rows) if is_score(name)]
-        known = [n for n in names if n.startswith("top1.") or not rows[n].isna().all()]
 
         def read(name: str) -> NDArray[np.float64] | None:
             return rows[name].to_numpy(dtype=np.float64) if name in rows else None
 
-        return cls(rows, known, read, every=every)
+        made = cls(rows, names, read, every=every)
+        absent = {n for n in names if not n.startswith("top1.") and rows[n].isna().all()}
+        kept = set(map(split, names)) - set(map(split, absent))
+        made.keys = [key for key in made.keys if key in kept or key in made.always]
+        return made
 
     def column(self, metric: str, variant: str) -> Column | None:
         """The scores of one metric; None where it was not computed.
@@ -172,6 +177,23 @@ class CellScores(Scores):
             return Coded.equal_words("", len(self.images))
         cut = zip((over == 1).tolist(), seconds.tolist(), strict=True)
         return Coded.of([over_budget(had) if late else "" for late, had in cut])
+
+
+def _with_lost(
+    of_images: pd.DataFrame, names: Sequence[str], read: Callable[[str], NDArray[np.float64] | None]
+) -> pd.DataFrame:
+    """The images, those marked ok whose scores are all NaN as failed: they were not recovered."""
+    lost, scores = (of_images["status"] == "ok").to_numpy(), 0
+    for name in sorted(names, key=lambda name: not name.startswith("psnr.")):
+        if split(name)[1] in ("standard", "paper") and lost.any():
+            stored = read(name)
+            scores += stored is not None
+            lost = lost if stored is None else lost & np.isnan(stored)
+    if not (scores and lost.any()):
+        return of_images
+    said = {"status": "failed", "reason": NO_NUMBER}
+    changed = {name: of_images[name].astype(object).mask(lost, word) for name, word in said.items()}
+    return of_images.assign(**changed)
 
 
 def cell_scores(store: RunStore, run_id: str) -> CellScores:

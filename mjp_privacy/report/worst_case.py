@@ -30,7 +30,7 @@ from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
 from mjp_privacy.metrics.coded import Coded, Images
 from mjp_privacy.report.cell_columns import target_of
 from mjp_privacy.report.differences import grouped, which
-from mjp_privacy.report.lines import Line
+from mjp_privacy.report.lines import Line, exact_images
 from mjp_privacy.report.rows import Column, Scores, joined
 
 
@@ -151,15 +151,18 @@ def reconstructs(line: Line) -> bool:
 def adaptive_attacks(attacks: Sequence[Line], *, single: bool = False) -> Sequence[Line]:
     """The attacks on the trained model, if at least one of them is a match for the client.
 
-    Where a client masks patches, that is an attack which knows MJP and made a picture. Without one
-    there is no worst case: what an attack made for another client gets says nothing about this one.
+    Where a client masks patches, that is an attack which knows MJP and made a picture, or any that
+    got an exact one. Without one there is no worst case: what an attack made for another client
+    gets says nothing about this one.
     single: only attacks that use one upload.
     """
     trained = [line for line in attacks if meets_trained_model(line)]
     trained = [line for line in trained if not single or line.uploads == 1]
     masked = any(line.cell.gamma and line.some_above_zero("zero_rows") for line in attacks)
     known = any(
-        "masks" in traits_of(line.cell.attack.known_as) and reconstructs(line) for line in trained
+        exact_images(line)
+        or ("masks" in traits_of(line.cell.attack.known_as) and reconstructs(line))
+        for line in trained
     )
     return trained if known or not masked else []
 

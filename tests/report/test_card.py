@@ -217,8 +217,8 @@ def test_flags_of_the_made_up_run(card: Card) -> None:
         # image with one upload and of none with several
         "mjp": (
             "altered_client below_floor partly_inapplicable",
-            "assumes_8_bit not_converged partly_inapplicable",
-            *("assumes_8_bit partly_inapplicable", ""),
+            "assumes_8_bit cut_short not_converged partly_inapplicable partly_unscored",
+            *("assumes_8_bit cut_short partly_inapplicable partly_unscored", ""),
         ),
         # pixel_lattice does not weigh the noise
         "noise": (

@@ -157,10 +157,10 @@ def test_titles_say_what_differs_and_no_more(tmp_path: Path) -> None:
         intact("four", round=3),
     )
     assert client_titles(found) == [
-        "plain · DeiT-S · seed 0",
-        "plain · ViT-S · float64 · seed 0",
-        "plain · DeiT-S · seed 4",
-        "plain · DeiT-S · seed 0 · round 3",
+        "DeiT-S, no defence used · seed 0",
+        "ViT-S, no defence used · float64 · seed 0",
+        "DeiT-S, no defence used · seed 4",
+        "DeiT-S, no defence used · seed 0 · round 3",
     ]
     assert client_titles(found[:1]) == ["plain"]
 

@@ -139,7 +139,7 @@ def test_a_client_without_a_matching_attack_has_no_best(
 def test_flags_stand_in_words(rows: dict[str, dict[str, str]]) -> None:
     assert set(rows["mjp"]["flags"].split("; ")) == {
         *("altered client", "below the floor", "not applicable to all", "not converged"),
-        "8-bit pixels assumed",
+        *("8-bit pixels assumed", "an attack failed", "not all scored"),
     }
     assert rows["unshuffled"]["flags"] == "fewer attacks; some uploads unshuffled"
 
@@ -255,9 +255,9 @@ def test_clients_that_differ_are_told_apart(tmp_path: Path) -> None:
     for entry in entries:
         simple_line(store, entry, [12.0, 13.0])
     assert [row["Client"] for row in table_of(tmp_path)] == [
-        "plain · DeiT-S · seed 0",
+        "DeiT-S, no defence used · seed 0",
         "plain, DAL in the loss, augment flip · DeiT-S · seed 0",
         "plain, withhold pos embed + unk embed, upload weight difference · DeiT-S · seed 1",
-        "plain · DeiT-S · float64 · seed 0",
-        "plain · ViT-S · seed 0",
+        "DeiT-S, no defence used · float64 · seed 0",
+        "ViT-S, no defence used · seed 0",
     ]

@@ -72,7 +72,7 @@ def test_the_client_of_the_answer_and_the_undefended_one_are_never_left_out(tmp_
     made = clients(tmp_path, facts)
     text = " ".join(" ".join(fits(console_card(made))).split())
     assert made.rows[made.main].client == f"MJP γ .27 · {'B0' * 20}"
-    assert "plain · C" in text
+    assert "C, no defence used" in text
     assert "further client" in text
 
 

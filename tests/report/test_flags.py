@@ -211,7 +211,7 @@ def test_a_figure_is_compared_with_the_floor_on_its_own_images(tmp_path: Path) -
         ([30.0, 20.0], [25.0], "unfinished"),  # the second one has not been run on all
         ([30.0], [25.0, 20.0], "unfinished"),
         ([30.0, 20.0], [25.0, 30.0], ""),
-        ([30.0, 20.0], [25.0, "failed"], ""),
+        ([30.0, 20.0], [25.0, "failed"], "cut_short"),
         ([30.0, 20.0], [25.0, "unsupported"], ""),
         ([30.0, 20.0], [], ""),  # not begun: it is no member
     ],
@@ -252,7 +252,7 @@ BOTH: list[tuple[dict[str, Any], list[float | str]]] = [*SPAN, (LATTICE, [30.0])
     [
         ({}, [], "fewer_attacks"),
         ({}, [(LATTICE, [10.0])], ""),
-        ({}, [(LATTICE, ["failed"])], ""),  # tried
+        ({}, [(LATTICE, ["failed"])], ""),  # tried, and marked
         ({"gamma": 0.3}, [], "fewer_attacks"),
         ({"dtype": "float64"}, [], "fewer_attacks"),
         ({"model": "ViT-S"}, [], "fewer_attacks"),

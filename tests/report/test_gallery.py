@@ -127,14 +127,14 @@ def test_the_original_is_kept_once_and_the_input_where_it_differs(tmp_path: Path
     for setting, shuffled in (("a", False), ("b", True), ("c", True)):
         lines = load_runs([two_attacks(tmp_path / setting, setting)]).lines
         filled = fill_gallery(lines, lines[0])
-        keys = [shown.original for shown in filled.shown]
+        keys = [shown.original() for shown in filled.shown]
         assert None not in keys
         assert len(set(keys)) == 4
         assert all(bool(shown.fed) == shuffled for shown in filled.shown)
         names = {
             key
             for shown in filled.shown
-            for key in (shown.original, *shown.fed.values(), *shown.lines.values())
+            for key in (shown.original(), *shown.fed.values(), *shown.lines.values())
         }
         assert names - {None} == set(filled.pictures)
 
@@ -153,7 +153,7 @@ def test_masks_are_digits(tmp_path: Path) -> None:
         image_id(0): "1011",
         image_id(1): "0001",
     }
-    assert all(shown.original is None for shown in filled.shown)
+    assert all(shown.original() is None for shown in filled.shown)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def _point(client: Client, title: str) -> TradeoffPoint:
         leakage=leakage.mean,
         leakage_low=leakage.low,
         leakage_high=leakage.high,
-        n=leakage.n,  # the mean's pictures: those without a score are in no mean here
+        n=leakage.n,
+        not_scored=leakage.counts.total - leakage.n,
     )
 
 

@@ -44,7 +44,9 @@ CAPTION = (
     "it does not take the intervals into account. Dashed: "
     f"{THRESHOLDS[0]} dB, from which the content of a picture is usually recognisable."
 )
-FOOTNOTE = "Steps: Pareto front. Light bars: {}. Hollow: no attack applies. Dotted: uniform grey."
+FOOTNOTE = (
+    "Steps: Pareto front. Light bars: {}. Hollow: half unscored or more. Dotted: uniform grey."
+)
 INTERVALS = "95 % intervals"
 
 
@@ -99,8 +101,8 @@ def _remarks(points: Sequence[TradeoffPoint], floor: float) -> str:
     hollow = [point.label for point in points if point.unattacked]
     if hollow:
         text += (
-            f" Hollow: no attack of the list applies ({', '.join(hollow)}); it stands at the "
-            "floor and is not part of the front."
+            f" Hollow: half of the pictures or more have no score ({', '.join(hollow)}), so that "
+            "what leaks is not known; they are no part of the front."
         )
     lacking = sum(not point.drawable for point in points)
     return text + (f" {lacking} without accuracy or leakage are left out." if lacking else "")

@@ -63,6 +63,7 @@ class TradeoffPoint:
     leakage_high: float
     n: int
     not_reached: int = 0  # images that no attack of the list applies to: they count as the floor
+    not_scored: int = 0  # images without a score, which are in no figure
 
     @property
     def kind(self) -> Family:
@@ -76,13 +77,15 @@ class TradeoffPoint:
 
     @property
     def unattacked(self) -> bool:
-        """Whether no attack was applied to any image: nothing is known of what leaks."""
-        return 0 < self.n <= self.not_reached
+        """Whether half of the images or more have no score of an attack: then what leaks is not
+        known, and a client whose attacks fail must not look protected."""
+        lacking = self.not_reached + self.not_scored
+        return lacking > 0 and 2 * lacking >= self.n + self.not_scored
 
     @property
     def words(self) -> str:
         """Its figures in words."""
-        known = ", no attack of the list applies" if self.unattacked else ""
+        known = ", half of the images or more have no score" if self.unattacked else ""
         accuracy = f"{self.accuracy:.1f} %{_interval(self.accuracy_low, self.accuracy_high)}"
         leakage = f"{self.leakage:.1f} dB{_interval(self.leakage_low, self.leakage_high)}"
         return f"{self.label}: top-1 {accuracy}, {leakage}, n={self.n}{known}"
@@ -184,7 +187,7 @@ def _point(row: pd.Series) -> TradeoffPoint:
 def pareto_front(points: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
     """The clients that no other beats: none leaks as little and is as accurate, one of them more.
 
-    In the order of their leakage. Clients that no attack was applied to are left out.
+    In the order of their leakage. Clients of whose images half or more have no score are left out.
     """
     front: list[TradeoffPoint] = []
     known = [point for point in points if point.drawable and not point.unattacked]

@@ -33,25 +33,32 @@ class Shown:
     """One private image with what every line made of it, as keys of `Gallery.pictures`."""
 
     image_id: str
-    original: str | None  # None on recorded uploads without truth
+    originals: Mapping[int, str]  # by line; two runs may have other pictures of the same name
     lines: Mapping[int, str]  # by line: its reconstruction
     fed: Mapping[int, str]  # by line: what its client fed, where that is not the original
     masks: Mapping[int, str]  # by line: "0110…", one digit for each patch, row by row; 1: masked
     strip: bool  # one of the pictures at fixed quantiles that stand in the card's strip
+
+    def original(self, line: Line | None = None) -> str | None:
+        """The private image that the line attacked, or else the first of this name; None without
+        truth."""
+        first = next(iter(self.originals.values()), None)
+        return first if line is None else self.originals.get(line.number, first)
 
     def keys(self, strip: Strip | None) -> list[str]:
         """The pictures of its row in the card's strip."""
         columns = [] if strip is None else strip.columns
         chooser = None if strip is None else strip.chooser
         fed = None if chooser is None else self.fed.get(chooser.number)
-        keys = [self.original, fed, *(self.lines.get(line.number) for _, line in columns)]
+        keys = [self.original(chooser), fed, *(self.lines.get(line.number) for _, line in columns)]
         return [key for key in keys if key is not None]
 
     def as_json(self) -> dict[str, Any]:
         """What the page's script reads; keys of JSON are texts, and lines are numbers."""
         by_line = {"lines": self.lines, "fed": self.fed, "masks": self.masks}
+        by_line["originals"] = self.originals
         pairs = {name: list(values.items()) for name, values in by_line.items()}
-        return {"image_id": self.image_id, "original": self.original, **pairs}
+        return {"image_id": self.image_id, **pairs}
 
 
 @dataclass
@@ -70,7 +77,7 @@ class Gallery:
 
     def add(self, image_id: str, lines: Sequence[Line], *, strip: bool) -> None:
         """Add what every line made of one image; nothing if no line has a picture of it."""
-        original = None
+        originals: dict[int, str] = {}
         masks: dict[int, str] = {}
         made: dict[int, str] = {}
         fed: dict[int, str] = {}
@@ -81,22 +88,26 @@ class Gallery:
             source = line.chosen[image_id] if isinstance(line, DerivedLine) else line
             made[line.number] = self._key(f"{source.number}", image_id, stored["images"])
             plain = stored.get("plain")
-            if plain is not None and original is None:
-                original = self._key("original", image_id, plain)
+            if plain is not None:
+                originals[line.number] = self._key(f"original {_digest(plain)}", image_id, plain)
             if "input" in stored and (plain is None or not stored["input"].equal(plain)):
-                digest = hashlib.sha256(stored["input"].numpy().tobytes()).hexdigest()[:12]
-                fed[line.number] = self._key(f"fed {digest}", image_id, stored["input"])
+                key = f"fed {_digest(stored['input'])}"
+                fed[line.number] = self._key(key, image_id, stored["input"])
             mask = stored.get("mask", stored.get("named_mask"))  # the attacker's, without truth
             if mask is not None:
                 masks[line.number] = "".join("1" if hidden else "0" for hidden in mask)
         if made:
-            self.shown.append(Shown(image_id, original, made, fed, masks, strip))
+            self.shown.append(Shown(image_id, originals, made, fed, masks, strip))
 
     def _key(self, what: str, image_id: str, image: Tensor) -> str:
         key = f"{what}/{image_id}"
         if key not in self.pictures:
             self.pictures[key] = data_uri(image)
         return key
+
+
+def _digest(image: Tensor) -> str:
+    return hashlib.sha256(image.numpy().tobytes()).hexdigest()[:12]
 
 
 def fill_gallery(lines: Sequence[Line], main: Line | None) -> Gallery:

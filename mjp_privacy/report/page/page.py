@@ -23,7 +23,7 @@ from mjp_privacy.report.page.data import folded_lines, lines_table, page_data, p
 from mjp_privacy.report.page.reproduce import commands, provenance
 from mjp_privacy.report.pictures.strip import picture_score
 from mjp_privacy.report.published import CITATION
-from mjp_privacy.report.tables.text import DASH, TextTable, number
+from mjp_privacy.report.tables.text import DASH, TextTable, number, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -109,7 +109,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"number": number, "link": link, "figure": figure, "anchor": anchor}
-    found.filters |= {"without_score": without_score}
+    found.filters |= {"without_score": without_score, "percent": percent}
     found.globals |= {"DASH": DASH, "CAP": PSNR_CAP, "share": share}
     found.globals["picture_score"] = picture_score
     glossary = found.get_template("glossary.html.j2").module.GLOSSARY  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ from mjp_privacy.report.published import (
     PublishedRow,
     published_row,
 )
-from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, gamma
+from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, gamma, percent
 from mjp_privacy.report.worst_case import Group, meets_trained_model
 from mjp_privacy.training.published import is_papers_model
 
@@ -163,7 +163,9 @@ def table5(rows: Sequence[Row]) -> TextTable | None:
         number = "" if row.group == shown_group else f"({row.group})"
         shown_group = row.group
         ratio = gamma(cell.gamma).removeprefix("0") if cell.gamma else DASH
-        scores = [digits(n, SCALE.get(n, 1) * s.mean) for n, s in row.scores.items()]
+        accuracy, *others = row.scores.values()
+        scores = [percent(SCALE["acc"] * accuracy.mean, accuracy.n)]
+        scores += [digits(n, s.mean) for n, s in zip(METRICS, others, strict=True)]
         leak = row.leak.text() if row.leak else NOT_RUN
         body.append((number, cell.model.label, cell.setting, ratio, *scores, leak))
         if row.paper and (at + 1 == len(rows) or rows[at + 1].paper != row.paper):

@@ -18,6 +18,9 @@ DASH = "–"
 
 DECIMALS = {"acc": 1, "acc_altered": 1, "mse": 4, "fft2d": 4, "psnr": 2, "ssim": 4, "lpips": 4}
 
+FULL = 100
+"""Images from which a percentage has a decimal."""
+
 COLUMN_TITLES = {
     "position_embedding": "PE",
     "label_source": "labels",
@@ -56,6 +59,12 @@ def number(value: float | None, decimals: int, *, sign: bool = False) -> str:
     return f"{value:{plus}.{decimals}f}"
 
 
+def percent(value: float | None, n: int) -> str:
+    """A share of n images in percent: `62.9`, without the decimal that fewer than 100 cannot
+    have."""
+    return number(value, DECIMALS["acc"] if n >= FULL else 0)
+
+
 def below_cap(value: float, decimals: int) -> str:
     """A PSNR below the cap, with as many decimals as keep it there: `99.98`, not `100.0`."""
     while value < PSNR_CAP <= float(f"{value:.{decimals}f}") and decimals < 9:
@@ -76,6 +85,8 @@ def score(record: Record, name: str) -> str:
     mean, low, high = (record[f"{name}_{part}"] for part in ("mean", "lo", "hi"))
     if math.isnan(mean):
         return DASH
+    if name.startswith("acc") and record[f"{name}_n"] < FULL:
+        decimals = 0
     if name == "psnr" and mean >= PSNR_CAP:
         return capped(mean, decimals)
     shown = below_cap if name == "psnr" else number
@@ -224,7 +235,9 @@ def _comparison_rows(record: Record) -> list[tuple[str, ...]]:
     dagger = " †" if isinstance(record["paper_row_repeats"], str) else ""
 
     def cells(part: str, sign: bool) -> list[str]:
-        return [number(record[f"{n}_{part}"], DECIMALS[n], sign=sign) for n in names]
+        few = record["acc_n"] < FULL and part != "paper"
+        decimals = {**DECIMALS, "acc": 0} if few else DECIMALS
+        return [number(record[f"{n}_{part}"], decimals[n], sign=sign) for n in names]
 
     return [
         (str(record["line"]), name, "ours", *cells("mean", False)),

@@ -212,3 +212,19 @@ def test_the_png_is_small_and_shows_every_family(tmp_path: Path) -> None:
     assert (picture[0] == 255).all()
     for colour in ((0, 114, 178), (213, 94, 0), (0, 158, 115), (230, 159, 0), (136, 34, 85)):
         assert (np.abs(picture - colour).max(axis=2) < 12).sum() > 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_front"),
+    [
+        ({}, True),
+        ({"n": 11, "not_scored": 9}, True),
+        ({"n": 2, "not_scored": 18}, False),
+        ({"n": 20, "not_reached": 12}, False),
+    ],
+)
+def test_a_client_whose_pictures_mostly_have_no_score_is_not_on_the_front(
+    changes: dict[str, int], on_front: bool
+) -> None:
+    private = point(90.0, 8.0, **changes)
+    assert (private in pareto_front([private, point(80.0, 30.0)])) == on_front

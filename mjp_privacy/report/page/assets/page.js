@@ -10,6 +10,7 @@ for (const image of document.querySelectorAll("img[data-key]")) {
 }
 const SHOWN = new Map(DATA.shown.map((picture) => [picture.image_id, {
   ...picture, lines: new Map(picture.lines), masks: new Map(picture.masks), fed: new Map(picture.fed),
+  originals: new Map(picture.originals),
 }]));
 const LARGEST = 12; // differences listed
 
@@ -128,7 +129,7 @@ function fillGallery() {
   if (number) kept.sort((a, b) => inOrder(psnr(a), psnr(b)));
   byId("gallery").replaceChildren(...kept.map((picture) => {
     const id = picture.image_id;
-    const key = number ? picture.lines.get(number) : picture.original ?? [...picture.lines.values()][0];
+    const key = number ? picture.lines.get(number) : [...picture.originals.values(), ...picture.lines.values()][0];
     const exact = isExact(number, id);
     const said = !number ? id : exact ? "exact" : `${numberText(psnr(picture), DATA.metrics[0])} dB`;
     return element("figure", { class: exact ? "exact" : null },
@@ -162,7 +163,7 @@ function pictureFigure(id, name, attributes, box, ...below) {
 function lineFigure(picture, number, key, chosen) {
   const [line, id] = [LINES.get(number), picture.image_id];
   const exact = isExact(number, id);
-  const target = (line.setting === "b" && picture.fed.get(number)) || picture.original;
+  const target = (line.setting === "b" && picture.fed.get(number)) || picture.originals.get(number);
   const scores = DATA.metrics.map((metric) => [metric, score(number, metric.name, id)])
     .filter(([, value]) => !Number.isNaN(value));
   const names = [exact && "exact", line.folded && "folded", number === chosen && "chosen"];
@@ -185,7 +186,7 @@ function openImage(id, chosen) {
   const other = ([number]) => Number(LINES.get(number).client !== LINES.get(chosen)?.client);
   const lines = [...picture.lines].sort((a, b) => other(a) - other(b) || a[0] - b[0]);
   byId("image-grid").replaceChildren(
-    ...(picture.original ? [pictureFigure(id, "original", {}, stage(picture.original, `${id}: original`))] : []),
+    ...[...new Set(picture.originals.values())].map((key) => pictureFigure(id, "original", {}, stage(key, `${id}: original`))),
     ...[...fed].map(([key, pairs]) => pictureFigure(id, `fed by ${[...new Set(
       pairs.map(([number]) => LINES.get(number).client))].join(", ")}`, {}, stage(key, `${id} as fed`))),
     ...lines.map(([number, key]) => lineFigure(picture, number, key, chosen)));

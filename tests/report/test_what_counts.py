@@ -1,0 +1,226 @@
+"""What must not look like protection: failed, late, unscored and unread pictures, and what nobody
+tried; and that nothing is counted twice."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.answer import build_card, of_several
+from mjp_privacy.report.clients import PLAIN
+from mjp_privacy.report.contents import read_contents
+from mjp_privacy.report.lines import exact_share, image_counts, success_share
+from mjp_privacy.report.runs import load_runs
+from mjp_privacy.report.worst_case import reduced_groups
+from tests.helpers.card_run import card_of, card_of_lines, keys
+from tests.helpers.ladder_rows import simple_line
+from tests.helpers.report_rows import (
+    add_pictures,
+    cell,
+    image_id,
+    image_rows,
+    intact,
+    only_line,
+    photograph,
+    wide,
+    write_rows,
+)
+
+MASKED: dict[str, Any] = {"setting": "c", "gamma": 0.27}
+ZERO = {"zero_rows": 3.0, "grey_psnr": 12.0}
+LATE = {"over_budget": 1.0, "attack_seconds": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("psnr", "diagnostics", "expected", "in_vain"),
+    [
+        ([25.0, 26.0], {}, "", False),
+        (["failed", "failed"], {}, "cut_short", True),
+        ([25.0, "failed"], {}, "cut_short", False),
+        ([12.0, 13.0], LATE, "cut_short", True),
+        (["unsupported", "unsupported"], {}, "", False),  # it does not apply: it was tried
+    ],
+)
+def test_an_attack_that_failed_or_ran_out_of_time_is_marked_and_not_said_to_be_tried(
+    tmp_path: Path,
+    psnr: list[float | str],
+    diagnostics: dict[str, float],
+    expected: str,
+    in_vain: bool,
+) -> None:
+    made = card_of_lines(
+        tmp_path,
+        (intact("masked_span", **MASKED), [21.0, 22.0], ZERO),
+        (intact("token_span", **MASKED), psnr, diagnostics),
+    )
+    assert keys(made.rows[0].one_upload) == expected
+    untried, *others = made.not_tried
+    assert "token_span" not in untried
+    assert any("token_span" in item for item in others) == in_vain
+
+
+def test_nothing_is_cut_short_where_every_picture_is_exact(tmp_path: Path) -> None:
+    made = card_of_lines(
+        tmp_path,
+        (intact("masked_span", **MASKED), [math.inf], ZERO),
+        (intact("token_span", **MASKED), ["failed"], {}),
+    )
+    assert keys(made.rows[0].one_upload) == ""
+
+
+@pytest.mark.parametrize("facts", [{"setting": "b"}, {"dtype": "float64"}])
+def test_an_attack_in_another_setting_or_precision_was_not_tried_here(
+    tmp_path: Path, facts: dict[str, str]
+) -> None:
+    made = card_of_lines(
+        tmp_path,
+        (intact("masked_span", **MASKED), [21.0], ZERO),
+        (intact("token_span", **MASKED | facts), [20.0], ZERO),
+    )
+    assert "token_span" in made.not_tried[0]
+    assert "masked_span" not in made.not_tried[0]
+
+
+def test_exact_pictures_count_whatever_the_attack_knows(tmp_path: Path) -> None:
+    """Of an attack that does not know the masks: its exact pictures leaked all the same."""
+    made = card_of_lines(tmp_path, (intact("patch_gradient", **MASKED), [math.inf, 9.0], ZERO))
+    (row,) = made.rows
+    assert row.one_upload is not None
+    assert (row.one_upload.exact, row.one_upload.of) == (1, 2)
+    assert keys(row) == "no_adaptive_attack"
+    assert "1 of 2 exactly" in made.verdict
+    beside = intact("april_unk_aware", **MASKED)
+    both = (intact("patch_gradient", **MASKED), [math.inf, 9.0], ZERO), (beside, [8.0, 8.0], ZERO)
+    (row,) = card_of_lines(tmp_path / "two", *both).rows
+    assert row.one_upload is not None
+    assert row.one_upload.exact == 1
+
+
+def test_unscored_pictures_are_in_no_count_and_said_apart(tmp_path: Path) -> None:
+    for name, psnr, expected in (
+        ("unscored", [30.0, "unscored"], "partly_unscored"),
+        ("refused", [30.0, "unsupported"], "partly_inapplicable"),
+        ("both", [30.0, "unscored", "unsupported"], "partly_inapplicable partly_unscored"),
+    ):
+        (row,) = card_of_lines(tmp_path / name, (intact("patch_gradient"), list(psnr), {})).rows
+        assert keys(row.one_upload) == expected
+        assert row.one_upload is not None
+        assert row.one_upload.of == 1 + ("unsupported" in psnr)
+
+
+@pytest.mark.parametrize("many_files", [False, True])
+def test_rows_marked_ok_without_any_score_count_as_not_recovered(
+    tmp_path: Path, many_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a line of such rows nor such rows of a line vanish, however they are read."""
+    if many_files:
+        monkeypatch.setattr("mjp_privacy.report.rows.AT_ONCE", 0)
+    for name, psnr in (("some", [30.0, math.nan]), ("all", [math.nan, math.nan])):
+        store, entry = RunStore(tmp_path / name), intact("patch_gradient")
+        store.write_cells([entry])
+        of_images = (image_rows(entry, image_id(i), value) for i, value in enumerate(psnr))
+        write_rows(store, entry, [row | {"code": "a"} for rows in of_images for row in rows])
+        line = only_line(tmp_path / name)
+        lost = sum(map(math.isnan, psnr))
+        for variant in ("standard", "paper"):
+            counts = image_counts(line, variant)
+            assert (counts.ok, counts.failed, counts.total) == (2 - lost, lost, 2)
+        assert (success_share(line, 20).count, success_share(line, 20).of) == (2 - lost, 2)
+        assert exact_share(line).of == 2
+        assert line.rows.query("metric == 'psnr' and variant == 'standard'")["status"].tolist() == [
+            *["ok"] * (2 - lost),
+            *["failed"] * lost,
+        ]
+        assert any("failed" in item for item in read_contents([tmp_path / name]).reasons)
+
+
+def certain_pictures(folder: Path, batch: int) -> int:
+    """How many of two uploads' pictures are said to be certain, of which two attacks mark one each
+    and one of them is the other's."""
+    store = RunStore(folder)
+    entries = [intact(name, batch=batch) for name in ("batch_span", "span_matching")]
+    store.write_cells(entries)
+    for at, entry in enumerate(entries):
+        rows = []
+        for i in range(2):
+            scores = image_rows(entry, image_id(i), 0.0, status="unscored", reason="no truth")
+            marks = {"certain": float(i == at), "gradient_residual": 0.1}
+            diagnostics = [
+                scores[0] | {"metric": n, "variant": "diagnostic", "value": v, "status": "ok"}
+                for n, v in marks.items()
+            ]
+            rows += [*scores, *diagnostics]
+        write_rows(store, entry, rows)
+        pictures = {"images": torch.rand(2, 3, 8, 8)}
+        add_pictures(store, entry["run_id"], pictures, [image_id(0), image_id(1)])
+    words = card_of(folder).beside.split()
+    return int(words[words.index("certain:") - 2])
+
+
+def test_certain_pictures_of_a_batch_are_not_added_up_over_attacks(tmp_path: Path) -> None:
+    """They come in no known order, so that two attacks may mean the same one."""
+    assert certain_pictures(tmp_path / "single", 1) == 2
+    assert certain_pictures(tmp_path / "batch", 2) == 1
+
+
+def test_pictures_of_two_runs_with_equal_names_are_not_mixed(tmp_path: Path) -> None:
+    for at, name in enumerate(("one", "two")):
+        store, entry = RunStore(tmp_path / name), cell("april", setting="c", gamma=0.27)
+        store.write_cells([entry])
+        simple_line(store, entry, [20.0])
+        plain = photograph(at)[None]
+        tensors = {"images": plain * 0.5, "target": plain, "plain": plain}
+        add_pictures(store, "april", tensors, [image_id(0)])
+    gallery = read_contents([tmp_path / "one", tmp_path / "two"]).gallery
+    (shown,) = gallery.shown
+    assert set(shown.originals) == {1, 2}
+    assert len({gallery.pictures[key] for key in shown.originals.values()}) == 2
+
+
+def test_a_client_without_a_defence_is_not_named_like_its_model(tmp_path: Path) -> None:
+    lines = [(intact(m, attack="patch_gradient", model=m), [30.0], {}) for m in ("A", "A+MJP")]
+    names = [row.client for row in card_of_lines(tmp_path, *lines).rows]
+    assert names == ["A, no defence used", "A+MJP, no defence used"]
+    one = card_of_lines(tmp_path / "one", (intact("patch_gradient", model="A+MJP"), [30.0], {}))
+    assert one.rows[0].client == PLAIN
+
+
+def test_the_accuracy_of_few_pictures_has_no_decimal(tmp_path: Path) -> None:
+    for count in (10, 120):
+        store, entry = RunStore(tmp_path / str(count)), cell("april", first_block="closed_form")
+        store.write_cells([entry])
+        rows = [
+            row
+            for i in range(count)
+            for row in image_rows(entry, image_id(i), 20.0, top1={"intact": i % 3 > 0})
+        ]
+        store.write("april", 0, wide(rows).assign(run_id="april"))
+        contents = read_contents([tmp_path / str(count)])
+        share = 100 * np.mean([i % 3 > 0 for i in range(count)])
+        text = f"{share:.0f}" if count < 100 else f"{share:.1f}"
+        assert contents.table5 is not None
+        assert contents.table5.rows[0][4] == text
+        assert f"{text} %" in dict(contents.card.facts)["Accuracy"]
+
+
+def test_an_experiment_that_is_part_of_another_is_no_second_one(tmp_path: Path) -> None:
+    card = card_of_lines(tmp_path, (intact("patch_gradient"), [30.0], {}))
+    folder = tmp_path / "experiments"
+    folder.mkdir()
+    model = "models: {A: {model: vit_small}}\ngrid: [{models: [A], settings: [a], attacks: ["
+    for name, attacks in (("small", "april"), ("large", "april, grey"), ("other", "other_image")):
+        listed = ", ".join(f"{{name: {attack}}}" for attack in attacks.split(", "))
+        text = (
+            f"name: {name}\nseed: 0\ndtypes: [float32]\nattacks: [{listed}]\n{model}{attacks}]}}]"
+        )
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+        said = of_several(card, [tmp_path]).verdict
+        assert (said != card.verdict) == (name == "other")
+    assert "small" not in said
+    assert card == build_card(reduced_groups(load_runs([tmp_path]).lines))
