@@ -28,7 +28,7 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.files import write_atomically
 from mjp_privacy.experiment.cell_facts import CommandFacts, columns_of
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, Summary, independent_trials, summarise
-from mjp_privacy.report.cell_columns import CLIENT_FACTS, client_text
+from mjp_privacy.report.lines import CLIENT_FACTS, client_text
 from mjp_privacy.report.lines import Line as ReportLine
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups

@@ -22,8 +22,7 @@ from mjp_privacy.core.read import is_there
 from mjp_privacy.federation.config import plain
 from mjp_privacy.federation.rounds import ATTACK, RESOLVED, evaluations, stored_config
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise, wilson
-from mjp_privacy.report.charts.tradeoff import draw_tradeoff
-from mjp_privacy.report.charts.tradeoff_points import comparable, points_from_comparison
+from mjp_privacy.report.charts.tradeoff import comparable, draw_tradeoff, points_from_comparison
 from mjp_privacy.report.lines import Line, failed_images
 from mjp_privacy.report.notes import unshuffled_images
 from mjp_privacy.report.runs import load_runs

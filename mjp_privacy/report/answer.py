@@ -33,7 +33,8 @@ from mjp_privacy.report.clients import (
     main_client,
     short_gamma,
 )
-from mjp_privacy.report.lines import Line, failed_images, late_images, success_share
+from mjp_privacy.report.figures import success_share
+from mjp_privacy.report.lines import Line, failed_images, late_images
 from mjp_privacy.report.notes import RESIDUAL_CONVERGED
 from mjp_privacy.report.tables.text import number, percent
 from mjp_privacy.report.worst_case import DerivedLine, Group, has_truth

@@ -15,7 +15,8 @@ from mjp_privacy.core.text import counted
 from mjp_privacy.metrics.coded import Coded
 from mjp_privacy.metrics.statistics import PSNR_CAP, Share, summarise
 from mjp_privacy.report.clients import Client, client_titles, clients_of
-from mjp_privacy.report.lines import Line, capped_mean, capped_median, success_share, summary
+from mjp_privacy.report.figures import capped_mean, capped_median, success_share, summary
+from mjp_privacy.report.lines import Line
 from mjp_privacy.report.notes import Flag, client_flags, figure_flags, missed_attacks
 from mjp_privacy.report.tables.text import TextTable, capped
 from mjp_privacy.report.worst_case import WORST_CASE, DerivedLine, Group

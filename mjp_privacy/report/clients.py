@@ -9,8 +9,7 @@ from functools import cached_property
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import CellFacts, ClientFacts
 from mjp_privacy.metrics.coded import Images
-from mjp_privacy.report.cell_columns import MODEL_FACTS, Scalar, client_text, target_of
-from mjp_privacy.report.lines import Line, exact_images
+from mjp_privacy.report.lines import MODEL_FACTS, Line, Scalar, client_text, exact_images, target_of
 from mjp_privacy.report.worst_case import Group, meets_trained_model, reconstructs
 
 DEFENCES = ("withhold", "positions", "position_noise", "defenses", "lora")

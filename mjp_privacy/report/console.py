@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mjp_privacy.core.text import counted, cut
 from mjp_privacy.report.card import PLAIN_TO_SEE, SUPERSCRIPTS, Card, CardFigure, CardRow
-from mjp_privacy.report.tables.figures import Table
+from mjp_privacy.report.figures import Table
 from mjp_privacy.report.tables.text import (
     DASH,
     REDUCTIONS,

@@ -18,18 +18,9 @@ from mjp_privacy.experiment.cell_facts import ClientFacts
 from mjp_privacy.experiment.source import IN_STEP_OF
 from mjp_privacy.metrics.statistics import PSNR_CAP
 from mjp_privacy.report.clients import Client, same_kind
-from mjp_privacy.report.data_files import samples_name
-from mjp_privacy.report.differences import differences, grouped, method, which
-from mjp_privacy.report.lines import (
-    Line,
-    ceiling_distance,
-    exact_images,
-    failed_images,
-    late_images,
-    not_run,
-)
-from mjp_privacy.report.published import CAVEATS
-from mjp_privacy.report.tables.figures import paper_row, rank_bound
+from mjp_privacy.report.figures import ceiling_distance, paper_row, rank_bound
+from mjp_privacy.report.lines import Line, exact_images, failed_images, late_images, not_run
+from mjp_privacy.report.published import CAVEATS, differences, grouped, method, which
 from mjp_privacy.report.worst_case import DerivedLine, meets_trained_model
 
 DIGITS = {"float32": 24, "float64": 53}
@@ -475,7 +466,7 @@ def not_scored(lines: Sequence[Line]) -> list[str]:
         sentences.append(f"{rows} {status}: {reason} ({numbers})")
     shown_ones = sentences[:REASONS_SHOWN]
     if left := len(sentences) - len(shown_ones):
-        shown_ones.append(f"{left} further reasons; see {samples_name(lines)}")
+        shown_ones.append(f"{left} further reasons, which the rows themselves say")
     return shown_ones
 
 

@@ -28,9 +28,8 @@ from torch import Tensor
 from attacks import traits_of
 from mjp_privacy.experiment.cell_facts import AttackFacts, OutcomeFacts
 from mjp_privacy.metrics.coded import Coded, Images
-from mjp_privacy.report.cell_columns import target_of
-from mjp_privacy.report.differences import grouped, which
-from mjp_privacy.report.lines import Line, exact_images
+from mjp_privacy.report.lines import Line, exact_images, target_of
+from mjp_privacy.report.published import grouped, which
 from mjp_privacy.report.rows import Column, Scores, joined
 
 

@@ -20,10 +20,13 @@ were that differ in their batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import pandas as pd
 
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
@@ -33,14 +36,15 @@ from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.charts.curves import write_batches, write_rounds
 from mjp_privacy.report.console import console_text
 from mjp_privacy.report.contents import Contents, read_contents
-from mjp_privacy.report.data_files import write_choices, write_csv, write_samples
-from mjp_privacy.report.export import latex, markdown, table_csv
-from mjp_privacy.report.lines import image_counts, not_run
+from mjp_privacy.report.figures import image_counts
+from mjp_privacy.report.lines import CLIENT_FACTS, Line, not_run
 from mjp_privacy.report.notes import Section, unfinished, unreadable_images
-from mjp_privacy.report.page.reproduce import config_text, run_configs
-from mjp_privacy.report.pictures.strip import write_strip
-from mjp_privacy.report.runs import check_out, nothing_in_the_way
+from mjp_privacy.report.page.gallery import write_strip
+from mjp_privacy.report.rows import UNREADABLE
+from mjp_privacy.report.runs import check_out, config_text, nothing_in_the_way, run_configs
 from mjp_privacy.report.tables.table5 import table5_csv
+from mjp_privacy.report.tables.text import csv_text, latex, markdown, table_csv
+from mjp_privacy.report.worst_case import DerivedLine
 
 __all__ = ["ReportSummary", "write_report"]
 
@@ -246,7 +250,7 @@ def _write_figures(contents: Contents, out: Path) -> list[Path]:
 
 
 def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[Path]:
-    from mjp_privacy.report.pictures.files import remove_listed, write_pictures
+    from mjp_privacy.report.pictures import remove_listed, write_pictures
 
     folder = out / "pictures"
     if pictures == "none":
@@ -262,3 +266,135 @@ def _write_pictures(contents: Contents, out: Path, pictures: Pictures) -> list[P
         client_names=contents.client_names,
     )
     return [path for path in written if path.name == "index.csv"]
+
+
+# rows as files ------------------------------------------------------------------------------------
+
+MOST_ROWS = 200_000
+"""Rows up to which they are written as CSV: 70 MB."""
+
+SAMPLES, WHERE_SAMPLES = "samples.csv", "samples.txt"
+CHOICES, MANY_CHOICES = "choices.csv", "choices.parquet"
+
+SAMPLE_COLUMNS = (
+    *("run_id", "model", "setting", "gamma", "attack", "dtype", "seed"),
+    *("image_id", "metric", "variant", "value", "status", "reason"),
+    *("checkpoint_sha", "architecture", "trained_gamma", "position_embedding"),
+    *("victim", "engine", "attack_name", "role", "uploads", *CLIENT_FACTS, "round"),
+    *("label_source", "code", "group"),
+)
+"""The columns of samples.csv: the score, the facts of its cell, and what is known of its image."""
+
+WHERE = """\
+{rows:,} scores are more than a CSV file is good for (samples.csv is written up to {most:,}).
+They are in the run folder{plural} {runs}, as parquet files: rows/<run_id>/*.parquet, one row for
+each image, with a column for each metric and variant ("psnr.standard", "ssim.paper",
+"gradient_residual.diagnostic"); what all rows of a cell have in common is in cells.*.parquet. For
+example, in the folder above {first}:
+
+    duckdb -c "SELECT attack, setting, gamma, avg(least(\\"psnr.standard\\", 100)), count(*)
+               FROM read_parquet('{first}/rows/**/*.parquet', union_by_name=true) AS scores
+               JOIN read_parquet('{first}/cells.*.parquet') AS cells USING (run_id)
+               WHERE scores.status = 'ok' GROUP BY ALL"
+
+    polars:  pl.scan_parquet("{first}/rows/**/*.parquet", missing_columns="insert",
+                             extra_columns="ignore")
+    pandas:  RunStore(Path("{first}")).read(run_id)         # from mjp_privacy.experiment.store
+
+Of an image that is in several files of a cell, as after some images were attacked again, the file
+with the highest second number counts (00003.0002.….parquet); RunStore reads that one alone.
+"""
+
+
+def samples_name(lines: Sequence[Line]) -> str:
+    """The name of the file that `write_samples` writes."""
+    return SAMPLES if _row_count(lines) <= MOST_ROWS else WHERE_SAMPLES
+
+
+def _row_count(lines: Sequence[Line]) -> int:
+    """At most so many scores are stored: not every image has every diagnostic."""
+    return sum(len(line.images) * len(line.table.keys) for line in lines)
+
+
+def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
+    """Write samples.csv, or samples.txt for many rows, into the folder; the file's path.
+
+    A line without rows becomes one row with its status and reason.
+    """
+    name = samples_name(lines)
+    if name == SAMPLES:
+        columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
+        rows = (_samples(line).assign(run=line.run).reindex(columns=columns) for line in lines)
+        write_csv(rows, out / SAMPLES)
+    else:
+        runs = [*dict.fromkeys(line.run for line in lines)]
+        text = WHERE.format(
+            rows=_row_count(lines),
+            most=MOST_ROWS,
+            plural="s" if len(runs) > 1 else "",
+            runs=", ".join(runs),
+            first=runs[0],
+        )
+        write_atomically(out / name, lambda place: place.write_text(text, encoding="utf-8"))
+    return out / name
+
+
+def _samples(line: Line) -> pd.DataFrame:
+    """The line's rows, those of images that could not be read last."""
+    if not line.stored:
+        values = {"value": math.nan, "status": line.status, "reason": line.reason}
+        return pd.DataFrame([{n: line.cell.columns.get(n) for n in SAMPLE_COLUMNS} | values])
+    rows = line.stored_rows
+    last = (rows["status"] == UNREADABLE).to_numpy()
+    return pd.concat([rows[~last], rows[last]]) if last.any() else rows
+
+
+def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path:
+    """Write which attack each derived line took for which image into choices.csv, or, of many,
+    choices.parquet; the file's path."""
+    if sum(len(line.chosen) for line in derived) > MOST_ROWS:
+        write_atomically(out / MANY_CHOICES, lambda path: _write_choices(derived, path))
+        return out / MANY_CHOICES
+    write_csv((_choices(line) for line in derived), out / CHOICES)
+    return out / CHOICES
+
+
+def _choices(line: DerivedLine) -> pd.DataFrame:
+    """A row for each image for which an attack was chosen, by image."""
+    member = line.chosen.member
+    images = line.chosen.images.index[member >= 0]
+    chosen = pd.DataFrame(
+        [(m.number, m.run_id, m.attack) for m in line.members],
+        columns=["chosen_line", "chosen_run_id", "chosen_attack"],
+    ).take(member[member >= 0])
+    of_line = {"line": line.number, "run": line.run, "reduction": line.attack}
+    return pd.concat(
+        [pd.DataFrame(of_line, index=images).reset_index(), chosen.reset_index(drop=True)], axis=1
+    )[[*of_line, "image_id", *chosen]]
+
+
+def _write_choices(derived: Sequence[DerivedLine], path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    words = ("run", "reduction", "image_id", "chosen_run_id", "chosen_attack")
+    fields = {"line": pa.int32(), **dict.fromkeys(words, pa.string()), "chosen_line": pa.int32()}
+    order = list(_choices(derived[0]))
+    schema = pa.schema([(name, fields[name]) for name in order])
+    with path.open("wb") as file, ParquetWriter(file, schema, compression="zstd") as writer:
+        for line in derived:
+            writer.write_table(pa.Table.from_pandas(_choices(line), schema, preserve_index=False))
+
+
+# CSV ----------------------------------------------------------------------------------------------
+
+
+def write_csv(tables: Iterable[pd.DataFrame], path: Path) -> None:
+    """Write tables with the same columns below one another, one after the other."""
+
+    def write(place: Path) -> None:
+        with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            for at, table in enumerate(tables):
+                file.write(csv_text(table, header=at == 0))
+
+    write_atomically(path, write)

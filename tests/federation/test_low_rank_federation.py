@@ -12,7 +12,7 @@ from mjp_privacy.federation.campaign import inapplicable_attacks
 from mjp_privacy.federation.comparison import defence_text
 from mjp_privacy.federation.config import plain
 from mjp_privacy.models.sizes import LowRank
-from mjp_privacy.report.charts.tradeoff_points import family_and_strength
+from mjp_privacy.report.charts.tradeoff import family_and_strength
 from mjp_privacy.report.clients import Client
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.lines import success, success_share
+from mjp_privacy.report.figures import success, success_share
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.tables.clients import TITLE, clients_table
+from mjp_privacy.report.tables.comparisons import CLIENTS_TITLE, clients_table
 from mjp_privacy.report.tables.text import DASH
 from mjp_privacy.report.worst_case import reduced_groups
 from mjp_privacy.report.write import write_report
@@ -46,7 +46,7 @@ def table_of(*folders: Path) -> list[dict[str, str]]:
     """A mapping by header for every client."""
     table = clients_table(reduced_groups(load_runs(folders).lines))
     assert table is not None
-    assert table.title == TITLE
+    assert table.title == CLIENTS_TITLE
     assert len(table.align) == len(table.header) == len(set(table.header))
     return [dict(zip(table.header, row, strict=True)) for row in table.rows]
 

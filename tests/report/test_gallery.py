@@ -21,7 +21,7 @@ from mjp_privacy.report.page.gallery import (
     images_in_order,
     spread_order,
 )
-from mjp_privacy.report.pictures.files import pixels
+from mjp_privacy.report.pictures import pixels
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.ladder_rows import simple_line

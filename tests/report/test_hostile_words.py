@@ -23,9 +23,8 @@ from PIL import Image
 from mjp_privacy.cli import main
 from mjp_privacy.core.drawing import drawn
 from mjp_privacy.report.charts.curves import write_rounds
-from mjp_privacy.report.charts.tradeoff import draw_tradeoff
-from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
-from mjp_privacy.report.export import latex_text, markdown_text
+from mjp_privacy.report.charts.tradeoff import TradeoffPoint, draw_tradeoff
+from mjp_privacy.report.tables.text import latex_text, markdown_text
 from tests.helpers import runs
 from tests.report.charts.test_chart import ELEMENTS
 from tests.report.test_latex import DOCUMENT

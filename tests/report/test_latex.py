@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mjp_privacy.report.export import latex_text
+from mjp_privacy.report.tables.text import latex_text
 from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import HOSTILE
 

@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report import data_files, differences
+from mjp_privacy.report import published as differences
+from mjp_privacy.report import write as data_files
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.page import data
+from mjp_privacy.report.page import page as data
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import ladder_run
 

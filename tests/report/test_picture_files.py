@@ -15,16 +15,9 @@ from PIL import Image
 from mjp_privacy.cli import main
 from mjp_privacy.core.text import formula_free
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report import pictures as picture_files
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.pictures import files as picture_files
-from mjp_privacy.report.pictures.files import (
-    COLUMNS,
-    LONGEST,
-    UniqueNames,
-    pixels,
-    slug,
-    write_pictures,
-)
+from mjp_privacy.report.pictures import COLUMNS, LONGEST, UniqueNames, pixels, slug, write_pictures
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers import runs

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.figures import build_table
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.tables.figures import build_table
 from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import (
     COUNT,

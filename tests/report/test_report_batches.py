@@ -12,8 +12,7 @@ import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import Share
-from mjp_privacy.report.charts.curves import write_batches
-from mjp_privacy.report.points import batch_points
+from mjp_privacy.report.charts.curves import batch_points, write_batches
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import image_id, image_rows, intact, write_rows

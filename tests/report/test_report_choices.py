@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.tables.figures import build_table
+from mjp_privacy.report.figures import build_table
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import derived_of, ladder_of, ladder_run, lines_of

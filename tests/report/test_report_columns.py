@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.cell_columns import client_text, fact, options_text
-from mjp_privacy.report.lines import Line
+from mjp_privacy.report.figures import build_table
+from mjp_privacy.report.lines import Line, client_text, fact, options_text
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.details import regions_table
-from mjp_privacy.report.tables.figures import build_table
 from mjp_privacy.report.tables.text import DASH, main_table
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.ladder_rows import curve_run

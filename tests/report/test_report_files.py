@@ -13,10 +13,9 @@ from mjp_privacy.core import progress
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import bootstrap_interval
 from mjp_privacy.report.console import WIDTH, console_table
-from mjp_privacy.report.export import latex_text, markdown_text
+from mjp_privacy.report.figures import build_table
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.tables.figures import build_table
-from mjp_privacy.report.tables.text import number
+from mjp_privacy.report.tables.text import latex_text, markdown_text, number
 from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import (
     COUNT,

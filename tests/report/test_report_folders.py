@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mjp_privacy.cli import main
-from mjp_privacy.report.pictures.files import COLUMNS
+from mjp_privacy.report.pictures import COLUMNS
 from tests.helpers.report_rows import small_run
 
 

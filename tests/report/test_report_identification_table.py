@@ -15,7 +15,7 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.lines import Line
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.tables.comparisons import agreement_table, correlation
-from mjp_privacy.report.tables.identification import evenly_spaced, identification_table
+from mjp_privacy.report.tables.details import evenly_spaced, identification_table
 from tests.helpers.report_rows import (
     add_pictures,
     cell,

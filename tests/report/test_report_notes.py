@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.figures import build_table
 from mjp_privacy.report.notes import LINE_NOTES, REASONS_SHOWN, not_scored
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.tables.figures import build_table
 from mjp_privacy.report.write import ReportSummary, write_report
 from tests.helpers.report_rows import (
     cell,

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from mjp_privacy.experiment.store import RunStore
+from mjp_privacy.report.figures import build_table
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.tables.figures import build_table
 from mjp_privacy.report.worst_case import NO_RESIDUAL, DerivedLine, derived_lines, reduced_groups
 from tests.helpers.ladder_rows import SSIM, derived_of, ladder_of, ladder_run
 from tests.helpers.report_rows import image_id, image_rows, intact, write_rows

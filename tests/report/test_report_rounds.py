@@ -13,8 +13,7 @@ import pytest
 
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.statistics import bootstrap_interval, median_interval
-from mjp_privacy.report.charts.curves import write_rounds
-from mjp_privacy.report.points import curve_points
+from mjp_privacy.report.charts.curves import curve_points, write_rounds
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.write import write_report
 from tests.helpers.ladder_rows import curve_run, simple_line

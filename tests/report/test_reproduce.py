@@ -16,8 +16,7 @@ from mjp_privacy import load_model
 from mjp_privacy.cli import main
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.page.reproduce import commands, provenance, run_configs
-from mjp_privacy.report.runs import load_runs
+from mjp_privacy.report.runs import commands, load_runs, provenance, run_configs
 from mjp_privacy.report.write import write_report
 from tests.helpers.report_rows import HOSTILE, cell, small_run
 from tests.helpers.runs import TINY, attack, one_cell, photographs, same_rows

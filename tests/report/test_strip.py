@@ -11,7 +11,7 @@ from PIL import Image
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import build_card
 from mjp_privacy.report.card import HEADINGS
-from mjp_privacy.report.pictures.strip import GAP, HEAD, SIDE, Strip, card_strip, write_strip
+from mjp_privacy.report.page.gallery import GAP, HEAD, SIDE, Strip, card_strip, write_strip
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import DerivedLine, reduced_groups
 from mjp_privacy.report.write import write_report

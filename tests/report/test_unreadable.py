@@ -10,7 +10,7 @@ import pytest
 from attacks.april import April
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.lines import success_share
+from mjp_privacy.report.figures import success_share
 from mjp_privacy.report.write import write_report
 from tests.helpers.runs import attack, names, photographs, rows, tiny
 

@@ -15,7 +15,7 @@ from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.answer import build_card, of_several
 from mjp_privacy.report.clients import PLAIN
 from mjp_privacy.report.contents import read_contents
-from mjp_privacy.report.lines import exact_share, image_counts, success_share
+from mjp_privacy.report.figures import exact_share, image_counts, success_share
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import reduced_groups
 from tests.helpers.card_run import card_of, card_of_lines, keys

@@ -16,11 +16,11 @@ from mjp_privacy.experiment.run import attack_uploads
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.report.contents import read_contents
 from mjp_privacy.report.lines import Line
-from mjp_privacy.report.page.data import page_data, page_images
-from mjp_privacy.report.pictures.files import write_pictures
+from mjp_privacy.report.page.page import page_data, page_images
+from mjp_privacy.report.pictures import write_pictures
 from mjp_privacy.report.runs import load_runs
-from mjp_privacy.report.tables.clients import RESIDUALS_HEADER as HEADER
-from mjp_privacy.report.tables.clients import groups_without_truth, residual_table
+from mjp_privacy.report.tables.comparisons import RESIDUALS_HEADER as HEADER
+from mjp_privacy.report.tables.comparisons import groups_without_truth, residual_table
 from mjp_privacy.report.worst_case import (
     PREFERENCE,
     attackers_choice_by_image,

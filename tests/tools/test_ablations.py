@@ -11,7 +11,7 @@ import pytest
 
 from mjp_privacy.core.files import lock
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
+from mjp_privacy.report.charts.tradeoff import TradeoffPoint
 from tests.helpers.report_rows import image_rows, intact, write_rows
 from tools import ablations
 from tools.published_rows import read

@@ -16,7 +16,7 @@ import yaml
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.experiment.store import RunStore
-from mjp_privacy.report.lines import exact_share, success_share, summary
+from mjp_privacy.report.figures import exact_share, success_share, summary
 from mjp_privacy.report.runs import load_runs
 from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.report_rows import cell, image_rows, synthetic_run, write_rows

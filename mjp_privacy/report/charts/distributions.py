@@ -23,7 +23,8 @@ from mjp_privacy.report.charts.chart import (
     new_figure,
     stretch,
 )
-from mjp_privacy.report.lines import THRESHOLDS, Line, summary
+from mjp_privacy.report.figures import THRESHOLDS, summary
+from mjp_privacy.report.lines import Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,8 +26,8 @@ from mjp_privacy.report.card import (
     one_upload_line,
 )
 from mjp_privacy.report.clients import Client, clients_of
-from mjp_privacy.report.data_files import csv_text
-from mjp_privacy.report.lines import Line, capped_median, not_run, success_share, summary
+from mjp_privacy.report.figures import capped_median, success_share, summary
+from mjp_privacy.report.lines import Line, not_run
 from mjp_privacy.report.published import (
     ARROWS,
     METRICS,
@@ -36,7 +36,7 @@ from mjp_privacy.report.published import (
     PublishedRow,
     published_row,
 )
-from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, gamma, percent
+from mjp_privacy.report.tables.text import DASH, DECIMALS, TextTable, csv_text, gamma, percent
 from mjp_privacy.report.worst_case import Group, meets_trained_model
 from mjp_privacy.training.published import is_papers_model
 

@@ -26,8 +26,7 @@ from mjp_privacy.report.charts.chart import (
 )
 from mjp_privacy.report.charts.curves import uploads_charts
 from mjp_privacy.report.charts.distributions import distribution_charts
-from mjp_privacy.report.charts.tradeoff import tradeoff_chart
-from mjp_privacy.report.charts.tradeoff_points import TradeoffPoint
+from mjp_privacy.report.charts.tradeoff import TradeoffPoint, tradeoff_chart
 from tests.helpers.ladder_rows import ladder_of, lines_of
 from tests.helpers.report_rows import HOSTILE, cell
 

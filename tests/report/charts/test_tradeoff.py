@@ -15,13 +15,15 @@ import pytest
 from PIL import Image
 
 from mjp_privacy.core.errors import UserError
-from mjp_privacy.report.charts.tradeoff import draw_tradeoff, place_names, tradeoff_chart
-from mjp_privacy.report.charts.tradeoff_points import (
+from mjp_privacy.report.charts.tradeoff import (
     TradeoffPoint,
+    draw_tradeoff,
     family_and_strength,
     pareto_front,
+    place_names,
     points_from_comparison,
     strength_lines,
+    tradeoff_chart,
 )
 from tests.report.charts.test_chart import texts, titles
 

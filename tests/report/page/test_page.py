@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from mjp_privacy.report.page.data import script_json
-from mjp_privacy.report.page.page import figure, linked, without_score
+from mjp_privacy.report.page.page import figure, linked, script_json, without_score
 from mjp_privacy.report.tables.text import TextTable
 from tests.report.page.conftest import PSNR
 

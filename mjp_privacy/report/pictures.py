@@ -7,7 +7,7 @@
 
 Values are rounded as for the paper's variant of the metrics, which is what a scorer of files sees:
 
-    mjp score --reference pictures/plain/original --reconstruction pictures/plain/april \\
+    mjp score --reference pictures/plain/original --reconstruction pictures/plain/april \
         --out scores.csv
 
 gives the run's scores in that variant; add `--allow-missing` where the attack failed on some. In
@@ -36,8 +36,7 @@ from mjp_privacy.core.files import check_folder
 from mjp_privacy.core.read import FileKind, csv_rows
 from mjp_privacy.core.text import formula_free
 from mjp_privacy.data.files import IMAGE_SUFFIXES
-from mjp_privacy.report.cell_columns import target_of
-from mjp_privacy.report.lines import Line
+from mjp_privacy.report.lines import Line, target_of
 from mjp_privacy.report.worst_case import picture_ids
 
 INDEX = "index.csv"

@@ -1,36 +1,203 @@
-"""The table as numbers, one row per line. `views.py` turns it into text."""
+"""The figures of a line, and the table of all lines as numbers."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from attacks import traits_of
-from mjp_privacy.metrics.statistics import PSNR_CAP, Summary
-from mjp_privacy.report.cell_columns import ATTACK_FACTS, Scalar, fact
-from mjp_privacy.report.lines import (
-    THRESHOLDS,
-    Line,
-    Measure,
-    below_grey,
-    ceiling_distance,
-    image_counts,
-    measured,
-    not_run,
-    present,
-    shared_scores,
-    success,
-    success_share,
-    summary,
+from mjp_privacy.metrics.statistics import (
+    PSNR_CAP,
+    Counts,
+    Share,
+    Summary,
+    independent_trials,
+    summarise,
 )
+from mjp_privacy.report.lines import ATTACK_FACTS, Line, Scalar, exact_images, fact, not_run
 from mjp_privacy.report.published import METRICS, PublishedRow, published_row
+from mjp_privacy.report.rows import Key
 from mjp_privacy.report.worst_case import DerivedLine
 from mjp_privacy.training.published import is_papers_model
+
+T = TypeVar("T")
+
+
+THRESHOLDS = (20, 30)
+"""PSNR in dB from which an image counts as recovered: at 20 its content is usually recognisable, at
+30 also its details."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A diagnostic of an attack or a region, and how its values per image become one figure."""
+
+    diagnostic: str
+    title: str
+    statistic: Literal["mean", "median"] = "mean"
+    decimals: int = 2
+    cap: float = math.inf
+
+    @property
+    def column(self) -> str:
+        """Its column in table.csv, such as `seconds_median`."""
+        return f"{self.diagnostic}_{self.statistic}"
+
+
+REGIONS = (
+    Measure("mask_precision", "mask precision", decimals=3),
+    Measure("mask_recall", "mask recall", decimals=3),
+    Measure("visible_psnr", "PSNR, unmasked", cap=PSNR_CAP),
+    Measure("mean_visible_psnr", "mean image, unmasked", cap=PSNR_CAP),
+    Measure("masked_psnr", "PSNR, masked", cap=PSNR_CAP),
+    Measure("oracle_permutation_psnr", "PSNR, oracle permutation", cap=PSNR_CAP),
+    Measure("jigsaw_direct", "jigsaw direct", decimals=3),
+    Measure("jigsaw_neighbour", "jigsaw neighbour", decimals=3),
+    Measure("unshuffled_uploads", "uploads unshuffled", decimals=1),
+    Measure("always_masked", "patches masked in every upload", decimals=1),
+    Measure("open_directions", "open directions", decimals=1),
+    Measure("lattice_found", "lattice found", decimals=2),
+    Measure("gradient_residual", "gradient residual (median)", "median", 4),
+    Measure("steps", "steps (median)", "median", 0),
+    Measure("seconds", "s / image (median)", "median", 2),
+)
+"""Diagnostics that only some attacks and settings have; a report shows those that occur."""
+
+
+P = ParamSpec("P")
+
+
+def _once(
+    figure: Callable[Concatenate[Line, P], T],
+) -> Callable[Concatenate[Line, P], T]:
+    """A figure of a line that is computed once for the same arguments."""
+
+    @wraps(figure)
+    def known(line: Line, *args: P.args, **kwargs: P.kwargs) -> T:
+        name = figure.__name__, args, tuple(kwargs.items())
+        return line.reduced(name, lambda: figure(line, *args, **kwargs))
+
+    return known
+
+
+@_once
+def summary(
+    line: Line, metric: str, variant: str, *, cap: float = math.inf, interval: bool = True
+) -> Summary:
+    """Summary of one metric of one line; crops of the same photograph are resampled together."""
+    column, photographs = line.column(metric, variant), line.photographs
+    groups = None if photographs is None else photographs[column.at]
+    return summarise(column.values, column.statuses, groups=groups, cap=cap, interval=interval)
+
+
+@_once
+def image_counts(line: Line, variant: str) -> Counts:
+    """How many images were scored, failed and so on, by PSNR or else the first other score."""
+    metrics = ["psnr", *METRICS]
+    computed = (metric for metric in metrics if len(line.column(metric, variant).at))
+    return summary(line, next(computed, "psnr"), variant, interval=False).counts
+
+
+@_once
+def capped_mean(line: Line) -> float:
+    """Mean of min(PSNR, 100) in the standard variant; NaN where no image was scored."""
+    values = line.scored("psnr", "standard").clip(upper=PSNR_CAP)
+    return float(values.mean()) if len(values) else math.nan
+
+
+@_once
+def capped_median(line: Line, metric: str, variant: str, cap: float = PSNR_CAP) -> float:
+    """Median of min(value, cap) over the images that were scored."""
+    values = line.scored(metric, variant).clip(upper=cap)
+    return float(values.median()) if len(values) else math.nan
+
+
+def success(line: Line, threshold: float, variant: str) -> float:
+    """Percent of images at or above `threshold` dB, as `success_share` counts them."""
+    return success_share(line, threshold, variant).percent
+
+
+@_once
+def success_share(line: Line, threshold: float, variant: str = "standard") -> Share:
+    """How many of the images an attacker was given are at or above `threshold` dB.
+
+    Images that the attack failed on or does not support count as not recovered; images that could
+    not be scored are left out.
+    """
+    return share_of_tried(line, int((line.scored("psnr", variant) >= threshold).sum()), variant)
+
+
+def exact_share(line: Line) -> Share:
+    """How many of the images an attacker was given came back equal in every 8-bit value."""
+    return share_of_tried(line, len(exact_images(line)), "paper")
+
+
+def share_of_tried(line: Line, count: int, variant: str = "standard") -> Share:
+    """So many of the images that an attacker was given: all but those that were not scored."""
+    column, photographs = line.column("psnr", variant), line.photographs
+    tried = ~column.statuses.equal("unscored")
+    trials = None
+    if photographs is not None:
+        trials = independent_trials(photographs[column.at][tried])
+    return Share(count, int(tried.sum()), trials)
+
+
+@_once
+def below_grey(line: Line) -> float:
+    """Percent of images for which a uniform grey has a higher standard PSNR than the attack."""
+    both = shared_scores(line, line, ("grey_psnr", "diagnostic"))
+    return 100 * float(np.mean(both["second"] < both["first"])) if len(both) else math.nan
+
+
+@_once
+def ceiling_distance(line: Line) -> float:
+    """Mean of ceiling - PSNR (standard), both capped, over the images that have both."""
+    both = shared_scores(line, line, ("ceiling_psnr", "diagnostic"))
+    ceiling, reached = both.clip(upper=PSNR_CAP).to_numpy().T
+    return float(np.mean(ceiling - reached)) if len(both) else math.nan
+
+
+def present(lines: Sequence[Line]) -> tuple[Measure, ...]:
+    """The measures for which at least one line has a value."""
+    return tuple(
+        measure
+        for measure in REGIONS
+        if any(line.count(measure.diagnostic, "diagnostic") for line in lines)
+    )
+
+
+def measured(line: Line, measure: Measure) -> tuple[float, int]:
+    """The figure and the number of images behind it; (NaN, 0) where there is none."""
+    name = measure.diagnostic
+    if measure.statistic == "median":
+        values = line.scored(name, "diagnostic")
+        return capped_median(line, name, "diagnostic", measure.cap), len(values)
+    mean = summary(line, name, "diagnostic", cap=measure.cap, interval=False)
+    return mean.mean, mean.n
+
+
+PSNR: Key = ("psnr", "standard")
+
+
+def shared_scores(
+    first: Line, second: Line, first_key: Key = PSNR, second_key: Key = PSNR
+) -> pd.DataFrame:
+    """The values `first` and `second` of the images that both lines scored, by their ids.
+
+    shared_scores(april, ours)["first"].mean()     # April's PSNR where ours was scored too
+    """
+    sides = {"first": first.scored(*first_key), "second": second.scored(*second_key)}
+    return pd.concat(sides, axis=1, join="inner")
+
+
+# the table of all lines ---------------------------------------------------------------------------
 
 VARIANTS = ("paper", "standard")
 

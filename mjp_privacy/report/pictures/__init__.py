@@ -1,1 +1,0 @@
-"""Stored tensors as pictures: on the card's strip, and as files that can be scored."""
