@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from attacks import ATTACKS, TRAITS, traits_of
-from attacks.shared_picture import CERTAIN
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.text import counted, first_of, shown
 from mjp_privacy.experiment.cell_facts import cell_key
@@ -38,7 +37,6 @@ from mjp_privacy.report.lines import Line, failed_images, late_images
 from mjp_privacy.report.notes import RESIDUAL_CONVERGED
 from mjp_privacy.report.tables.text import number, percent
 from mjp_privacy.report.worst_case import DerivedLine, Group, has_truth
-from mjp_privacy.uploads.checks import MISNORMALISED
 
 WORDS = 30
 """The verdict has at most so many."""
@@ -243,6 +241,9 @@ def _published(row: CardRow) -> str:
 
 def without_truth(client: Client, who: str) -> str:
     """What can be said of uploads of `who` whose private images are not known."""
+    from attacks.shared_picture import CERTAIN
+    from mjp_privacy.uploads.checks import MISNORMALISED
+
     if all(has_truth(line) for line in client.group.attacks):
         return f"Nothing that {who} leaks could be scored, although the private images are known."
     ids = set().union(*(line.images.names for line in client.matching))

@@ -27,7 +27,7 @@ from mjp_privacy.experiment.cell_facts import (
 )
 from mjp_privacy.experiment.store import RunStore
 from mjp_privacy.metrics.coded import Coded, Images
-from mjp_privacy.report.rows import UNREADABLE, Column, Scores, long_rows
+from mjp_privacy.report.rows import UNREADABLE, Column, Scores, long_rows, score_rows
 
 Scalar = str | float | int | bool | None
 
@@ -271,13 +271,13 @@ class Line:
     @property
     def rows(self) -> pd.DataFrame:
         """A row for each image, metric and variant, with the facts of the cell; not for many."""
-        rows = self.stored_rows
+        rows = long_rows(self.store, self.run_id, self.cell.columns)
         return rows[rows["status"] != UNREADABLE].reset_index(drop=True)
 
     @property
     def stored_rows(self) -> pd.DataFrame:
-        """The same with those of images that could not be read."""
-        return long_rows(self.store, self.run_id, self.cell.columns)
+        """The same with those of images that could not be read, and without the cell's facts."""
+        return score_rows(self.store, self.run_id)
 
 
 NOTHING = Coded(np.empty(0, np.int32), ())

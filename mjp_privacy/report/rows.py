@@ -252,35 +252,47 @@ def standard_keys() -> list[Key]:
 
 def long_rows(store: RunStore, run_id: str, facts: Mapping[str, Any]) -> pd.DataFrame:
     """A row for each image, metric and variant of a cell, with the facts of the cell as columns."""
-    of_image = store.read(run_id)
-    table = CellScores.of_table(of_image, every=True)
-    order = {key: place for place, key in enumerate([*standard_keys(), *table.keys])}
-    parts = []
-    for metric, variant in sorted(table.keys, key=lambda key: order[key]):
-        if (column := table.column(metric, variant)) is not None:
-            of_rows = {
-                "image_id": table.images.index[column.at],
-                "metric": metric,
-                "variant": variant,
-                "value": column.values,
-                "status": column.statuses.tolist(),
-                "reason": column.reasons.tolist(),
-            }
-            parts.append(pd.DataFrame(of_rows))
-    if not parts:
-        return pd.DataFrame(columns=["image_id", "metric", "variant", "value", "status", "reason"])
-    rows = pd.concat(parts, ignore_index=True)
-    place = pd.Index(of_image["image_id"]).get_indexer(rows["image_id"])
-    for name in ("code", "group", "label_source"):
-        rows[name] = of_image[name].to_numpy()[place]
-    rows = rows.iloc[np.argsort(place, kind="stable")].reset_index(drop=True)
-    shared = {
+    rows = score_rows(store, run_id)
+    constant = {name: [value] * len(rows) for name, value in shared_facts(rows, facts).items()}
+    return pd.concat([rows, pd.DataFrame(constant, index=rows.index)], axis=1)
+
+
+def shared_facts(rows: pd.DataFrame, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a cell that are one value each and no columns of its rows."""
+    return {
         name: value
         for name, value in facts.items()
         if name not in rows and not isinstance(value, (list, tuple, dict))
     }
-    constant = {name: [value] * len(rows) for name, value in shared.items()}
-    return pd.concat([rows, pd.DataFrame(constant, index=rows.index)], axis=1)
+
+
+def score_rows(store: RunStore, run_id: str) -> pd.DataFrame:
+    """A row for each image, metric and variant of a cell."""
+    of_image = store.read(run_id)
+    table = CellScores.of_table(of_image, every=True)
+    order = {key: place for place, key in enumerate([*standard_keys(), *table.keys])}
+    keys = sorted(table.keys, key=lambda key: order[key])
+    found = [(*key, column) for key in keys if (column := table.column(*key)) is not None]
+    if not found:
+        return pd.DataFrame(columns=["image_id", "metric", "variant", "value", "status", "reason"])
+    sizes = [len(column.at) for *_, column in found]
+    at = np.concatenate([column.at for *_, column in found])
+    place = pd.Index(of_image["image_id"]).get_indexer(table.images.index)[at]
+    as_stored = np.argsort(place, kind="stable")
+    rows = {
+        "image_id": table.images.index.to_numpy(dtype=object)[at],
+        "metric": np.repeat(np.array([metric for metric, *_ in found], dtype=object), sizes),
+        "variant": np.repeat(np.array([variant for _, variant, _ in found], dtype=object), sizes),
+        "value": np.concatenate([column.values for *_, column in found]),
+        "status": _words([column.statuses for *_, column in found]),
+        "reason": _words([column.reasons for *_, column in found]),
+        **{n: of_image[n].to_numpy()[place] for n in ("code", "group", "label_source")},
+    }
+    return pd.DataFrame({name: values[as_stored] for name, values in rows.items()})
+
+
+def _words(lists: Sequence[Coded]) -> NDArray[np.object_]:
+    return np.concatenate([np.array(part.tolist(), dtype=object) for part in lists])
 
 
 def joined(columns: Sequence[Column]) -> Column | None:

@@ -20,17 +20,21 @@ were that differ in their batch.
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
+from mjp_privacy.metrics.spreadsheet import formula_free
 from mjp_privacy.report.card import Card, card_notes, card_table
 from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.charts.curves import write_batches, write_rounds
@@ -40,7 +44,7 @@ from mjp_privacy.report.figures import image_counts
 from mjp_privacy.report.lines import CLIENT_FACTS, Line, not_run
 from mjp_privacy.report.notes import Section, unfinished, unreadable_images
 from mjp_privacy.report.page.gallery import write_strip
-from mjp_privacy.report.rows import UNREADABLE
+from mjp_privacy.report.rows import UNREADABLE, shared_facts
 from mjp_privacy.report.runs import check_out, config_text, nothing_in_the_way, run_configs
 from mjp_privacy.report.tables.table5 import table5_csv
 from mjp_privacy.report.tables.text import csv_text, latex, markdown, table_csv
@@ -324,8 +328,15 @@ def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
     name = samples_name(lines)
     if name == SAMPLES:
         columns = [*SAMPLE_COLUMNS, "run"] if many_runs else [*SAMPLE_COLUMNS]
-        rows = (_samples(line).assign(run=line.run).reindex(columns=columns) for line in lines)
-        write_csv(rows, out / SAMPLES)
+
+        def write(place: Path) -> None:
+            with place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+                written = csv.writer(file, lineterminator="\n")
+                written.writerow(columns)
+                for line in lines:
+                    written.writerows(_samples(line, columns))
+
+        write_atomically(out / SAMPLES, write)
     else:
         runs = [*dict.fromkeys(line.run for line in lines)]
         text = WHERE.format(
@@ -339,14 +350,32 @@ def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
     return out / name
 
 
-def _samples(line: Line) -> pd.DataFrame:
-    """The line's rows, those of images that could not be read last."""
+def _samples(line: Line, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The line's rows, those of images that could not be read last; what all of them have in common
+    is not put into a table first, which would take longer than all else."""
+    facts = line.cell.columns | {"run": line.run}
     if not line.stored:
-        values = {"value": math.nan, "status": line.status, "reason": line.reason}
-        return pd.DataFrame([{n: line.cell.columns.get(n) for n in SAMPLE_COLUMNS} | values])
+        facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
+        return iter([tuple(_csv_cell(facts.get(name)) for name in columns)])
     rows = line.stored_rows
-    last = (rows["status"] == UNREADABLE).to_numpy()
-    return pd.concat([rows[~last], rows[last]]) if last.any() else rows
+    rows = rows.iloc[np.argsort(rows["status"] == UNREADABLE, kind="stable")]
+    shared = shared_facts(rows, facts)
+    return zip(
+        *(
+            map(_csv_cell, rows[name].tolist())
+            if name in rows
+            else repeat(_csv_cell(shared.get(name)), len(rows))
+            for name in columns
+        ),
+        strict=True,
+    )
+
+
+def _csv_cell(value: Any) -> Any:
+    """A value as CSV has it: nothing where it is missing, and no formula."""
+    if isinstance(value, str):
+        return formula_free(value)
+    return "" if value is None or value != value else value
 
 
 def write_choices(derived: Sequence[DerivedLine], out: Path) -> Path:

@@ -184,13 +184,10 @@ def link(text: str, safe: str = "/") -> str:
 def undirected(text: str) -> str:
     """The text with characters that turn the direction of what follows written out, for pages:
     "a\\u202egpj.png", which would be read as agnp.jpg, becomes "a⟨U+202E⟩gpj.png"."""
-    return text.translate(_DIRECTIONS)
+    return _DIRECTIONS.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", text)
 
 
-_DIRECTIONS = {
-    code: f"⟨U+{code:04X}⟩"
-    for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-}
+_DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 # what the page's script reads ---------------------------------------------------------------------
