@@ -34,7 +34,7 @@ import pandas as pd
 from mjp_privacy.core.files import output_folder, sweep, working_in, write_atomically
 from mjp_privacy.core.machine import one_thread
 from mjp_privacy.core.progress import Progress
-from mjp_privacy.metrics.spreadsheet import formula_free
+from mjp_privacy.core.text import formula_free
 from mjp_privacy.report.card import Card, card_notes, card_table
 from mjp_privacy.report.charts.chart import standalone
 from mjp_privacy.report.charts.curves import write_batches, write_rounds
@@ -353,7 +353,7 @@ def write_samples(lines: Sequence[Line], out: Path, *, many_runs: bool) -> Path:
 def _samples(line: Line, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """The line's rows, those of images that could not be read last; what all of them have in common
     is not put into a table first, which would take longer than all else."""
-    facts = line.cell.columns | {"run": line.run}
+    facts = {**line.cell.columns, "run": line.run}
     if not line.stored:
         facts |= {"value": math.nan, "status": line.status, "reason": line.reason}
         return iter([tuple(_csv_cell(facts.get(name)) for name in columns)])
