@@ -221,11 +221,8 @@ def stale_choice(fresh: bool, keep: bool) -> Stale:
 def check_stale(stale: str) -> None:
     """Raise UserError unless this is one of the choices."""
     if stale not in get_args(Stale):
-        raise UserError(
-            f"Expected stale to be one of {', '.join(map(repr, get_args(Stale)))}, got {stale!r}. "
-            "'ask' stops at results that other code made, 'fresh' makes them again, 'keep' keeps "
-            "them."
-        )
+        known = ", ".join(map(repr, get_args(Stale)))
+        raise UserError(f"Expected stale to be one of {known} (see run_experiment), got {stale!r}.")
 
 
 def code_of_cells(plan: Plan, *, with_defenses: bool) -> dict[Cell, SourceCode]:

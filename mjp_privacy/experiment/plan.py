@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from attacks import find_attack
@@ -21,7 +21,7 @@ from mjp_privacy.core.text import counted, shown
 from mjp_privacy.experiment.cell_facts import cell_key
 from mjp_privacy.experiment.config import Cell, Experiment, expand
 from mjp_privacy.experiment.diagnostics import RESIDUAL_OVER
-from mjp_privacy.experiment.refusals import refused_by_network
+from mjp_privacy.experiment.refusals import refused_by_network, weight_bytes
 from mjp_privacy.experiment.source import Block, Foresight, UploadSource
 from mjp_privacy.experiment.store import RunStore, Unit
 from mjp_privacy.interfaces import Attack, Control
@@ -173,13 +173,13 @@ def _check_steps(
     """Raise unless every model's images fill whole steps of all its clients."""
     for name in models:
         clients = [cell.client for cell in cells if cell.model == name]
-        batches = {client.batch for client in clients}
-        multiple, images = math.lcm(*batches), len(source.records(name))
+        multiple, images = math.lcm(*(c.batch for c in clients)), len(source.records(name))
         if images % multiple:
+            batches = ", ".join(map(str, sorted({client.batch for client in clients})))
             raise UserError(
-                f"{images} images do not fill the client steps of {name} "
-                f"(client.batch {', '.join(map(str, sorted(batches)))}). Expected a multiple "
-                f"of {multiple}, such as --limit {_fitting(images, clients, block)}."
+                f"{images} images do not fill the client steps of {name} (client.batch {batches}). "
+                f"Expected a multiple of {multiple}, such as --limit "
+                f"{_fitting(images, clients, block)}."
             )
 
 
@@ -189,32 +189,27 @@ def check_partners(plan: Plan) -> None:
     block = plan.experiment.block
     for name, blocks in plan.blocks.items():
         clients = [cell.client for cell in plan.cells_of(name)]
-        batch, images = _largest_shuffled(clients), sum(len(one.records) for one in blocks)
-        if batch and blocks and len(blocks[-1].records) < 2 * batch:
+        least, images = _fewest(clients), sum(len(one.records) for one in blocks)
+        if blocks and len(blocks[-1].records) < least:
             raise UserError(
                 f"{images} images leave {len(blocks[-1].records)} for the last block of {name} "
                 f"(block {block}). Expected two batches at least with partners: fresh "
-                f"({2 * batch} images), because those of a single batch keep their partners. Give "
+                f"({least} images), because those of a single batch keep their partners. Give "
                 f"another number of images, such as --limit {_fitting(images, clients, block)}."
             )
+
+
+def _fewest(clients: Sequence[ClientConfig]) -> int:
+    """How many images a block holds at least: two batches of each client that shuffles them."""
+    return max((2 * client.batch for client in clients if client.partners == "fresh"), default=0)
 
 
 def _fitting(images: int, clients: Sequence[ClientConfig], block: int) -> int:
     """The largest number of images up to this one, or else the smallest above it, that fills the
     steps of all clients and leaves no batch alone whose partners should be fresh."""
-    multiple = math.lcm(*(client.batch for client in clients))
-    least = 2 * _largest_shuffled(clients)
-
-    def fits(number: int) -> bool:
-        return number % multiple == 0 and (number % block == 0 or number % block >= least)
-
-    below = next((number for number in range(images, 0, -1) if fits(number)), None)
-    return next(filter(fits, count(images + 1))) if below is None else below
-
-
-def _largest_shuffled(clients: Sequence[ClientConfig]) -> int:
-    """The largest batch of those clients that shuffle their images; 0 if none does."""
-    return max((client.batch for client in clients if client.partners == "fresh"), default=0)
+    multiple, least = math.lcm(*(client.batch for client in clients)), _fewest(clients)
+    numbers = chain(range(images, 0, -1), count(images + 1))
+    return next(n for n in numbers if n % multiple == 0 and (n % block == 0 or n % block >= least))
 
 
 # what will not apply ------------------------------------------------------------------------------
@@ -240,7 +235,7 @@ def forecast(plan: Plan, source: UploadSource) -> Forecast:
     for model in plan.blocks:
         try:
             foresight = source.foresee(model)
-            largest = max(largest, foresight.bytes)
+            largest = max(largest, weight_bytes(foresight.outline))
             refused = {c: _refusals(plan, foresight, c) for c in plan.cells_of(model)}
         except UserError as error:
             unopened[model] = str(error)

@@ -124,9 +124,9 @@ class SimulatedForesight:
         return self.answers[cell]
 
     @property
-    def bytes(self) -> int:
-        """The bytes of the model's weights."""
-        return weight_bytes(self.variants.model)
+    def outline(self) -> LoadedModel:
+        """The model without weights."""
+        return self.variants.model
 
     def _answer(self, cell: Cell, attack: Attack | Control, names: Names) -> Refusal | None:
         if (refusal := refused_by_network(cell, self.variants.model, attack)) is not None:
@@ -202,11 +202,6 @@ class RecordedForesight:
         known_labels = [upload.header.labels is not None for upload in first]
         labelled = all(map(any, zip(known_labels, readable, strict=True)))
         return _asked(attack, self.outline, updates, cell, labelled=labelled)
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of the model's weights."""
-        return weight_bytes(self.outline)
 
     def _names(self, upload: Upload) -> frozenset[str]:
         if upload.name not in self.sent:

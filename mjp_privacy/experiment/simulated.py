@@ -175,16 +175,19 @@ class SimulatedBlock:
         records: Sequence[ImageRecord],
     ) -> Observation:
         """Feed the images to the cell's client and compute its uploads, one for each round."""
-        feeding = self._feeding(cell)
+        patch = self.variants.model.patch_size
+        feeding = Feeding(cell.client, cell.setting, cell.gamma, patch, self.seed)
         photographs = torch.stack([self.images[record] for record in records])
         labels = self.memo.once(
             ("labels", tuple(record.image_id for record in records)),
             lambda: self._labels(records, photographs),
         )
         batch = _Batch(tuple(record.image_id for record in records), photographs, labels)
-        rounds = [
-            self._inputs(feeding, batch, r) for r in range(1 if attack is None else attack.uploads)
-        ]
+        rounds = []  # of each round the inputs of its local steps
+        for number in range(1 if attack is None else attack.uploads):
+            ordered = batch.ordered(feeding.order(batch.ids, number))
+            steps = feeding.rounds_of_steps(number)
+            rounds.append([self._input(feeding, ordered, step) for step in steps])
         first = [steps[0] for steps in rounds]
         plain = self._photographs(feeding, batch, 0)
         if attack is None:
@@ -200,10 +203,6 @@ class SimulatedBlock:
 
     # inputs -----------------------------------------------------------------------------------
 
-    def _feeding(self, cell: Cell) -> Feeding:
-        patch = self.variants.model.patch_size
-        return Feeding(cell.client, cell.setting, cell.gamma, patch, self.seed)
-
     def _photographs(self, feeding: Feeding, batch: _Batch, round: int) -> Tensor:
         """The images as they enter this round: augmented, not shuffled."""
         photographs: Tensor = self.memo.once(
@@ -211,11 +210,6 @@ class SimulatedBlock:
             lambda: feeding.photographs(batch.images, batch.ids, round),
         )
         return photographs
-
-    def _inputs(self, feeding: Feeding, batch: _Batch, round: int) -> list[ClientInput]:
-        """What the client feeds its model in each local step of a round."""
-        batch = batch.ordered(feeding.order(batch.ids, round))
-        return [self._input(feeding, batch, number) for number in feeding.rounds_of_steps(round)]
 
     def _input(self, feeding: Feeding, batch: _Batch, round: int) -> ClientInput:
         plain = self._photographs(feeding, batch, round)

@@ -182,8 +182,8 @@ class Foresight(Protocol):
     """What is known of a model's uploads before its weights or any upload are read."""
 
     @property
-    def bytes(self) -> int:
-        """The bytes of the model's weights."""
+    def outline(self) -> LoadedModel:
+        """The model without weights."""
 
     def refuses(
         self,
