@@ -23,12 +23,25 @@ from mjp_privacy.core.read import (
     is_there,
     read_csv,
     read_json,
-    read_json_value,
     read_mapping,
     reason,
     yaml_value,
 )
-from mjp_privacy.core.schema import STRICT
+from mjp_privacy.core.registry import Entry
+from mjp_privacy.core.schema import (
+    STRICT,
+    Count,
+    Label,
+    Name,
+    NotNegative,
+    PathText,
+    Positive,
+    Seed,
+    Share,
+    Switch,
+    parse,
+    schema,
+)
 
 NOTE = FileKind("a note of two lines", "Write it again.", 1000)
 KIND = FileKind("a header", "Record it again.", 1 << 20)
@@ -146,13 +159,6 @@ def header_refused(path: Path, content: str | bytes) -> str:
     with pytest.raises(BadFile) as raised:
         read_json(path, KIND, Header)
     return one_sentence(raised, path)
-
-
-def test_a_sound_header(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text('{"name": "ViT", "rounds": 3}')
-    assert read_json(path, KIND, Header) == Header("ViT", 3)
-    assert read_json_value(path, KIND) == {"name": "ViT", "rounds": 3}
 
 
 @pytest.mark.parametrize(
@@ -303,3 +309,71 @@ def test_what_is_no_table(tmp_path: Path, content: str | bytes, named: str) -> N
     with pytest.raises(BadFile) as raised:
         read_csv(path, LABELS, needed=("file", "label"), known=("file", "label", "note"))
     assert named in one_sentence(raised, path)
+
+
+# names of a registry, fields of a dataclass -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("attacks.nowhere:Yours", "attacks/nowhere.py"),
+        ("attacks.patch_gradient:PatchGradent", "Did you mean PatchGradient?"),
+    ],
+)
+def test_what_is_registered_and_not_there_is_named(where: str, named: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Entry(where).load()
+    assert named in str(caught.value)
+
+
+@schema
+class Inner:
+    """What an outer one holds."""
+
+    rate: Positive = 0.1
+
+
+@schema
+class Outer:
+    """Fields of every kind."""
+
+    seed: Seed = 0
+    count: Count = 1
+    share: Share = 0.5
+    loss: NotNegative = 0.0
+    on: Switch = False
+    label: Label = "a"
+    name: Name = "a"
+    path: PathText = "a"
+    inner: Annotated[Inner | None, "nested"] = None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("seed", value) for value in (True, "5", -1, 2**63, 1.0)),
+        *(("count", value) for value in (0, 10**10, None)),
+        *(("share", value) for value in (True, "0.5", 1.1, float("nan"))),
+        *(("loss", value) for value in (-1e-9, 1e300, float("inf"))),
+        *(("on", value) for value in (1, "yes")),
+        *(("label", value) for value in ("", "  ", "a\x1b[2J", "x" * 101, 5)),
+        *(("name", value) for value in ("../a", ".a", "a/b", "a\\b")),
+        *(("path", value) for value in ("", "a\0b", "x" * 5000)),
+        ("inner", {"rate": 0}),
+        ("inner", 5),
+        ("sed", 1),
+    ],
+)
+def test_a_wrong_field_is_named(field: str, value: object) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(Outer, {field: value}, "the config", {"inner": Inner})
+    assert field in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_misspelt_field_gets_the_nearest_of_its_owner() -> None:
+    with pytest.raises(UserError, match=r"inner\.rat: .*Did you mean rate\?"):
+        parse(Outer, {"inner": {"rat": 1.0}}, "the config", {"inner": Inner})
+    with pytest.raises(UserError, match=r"(?s)Inner has .*rate"):
+        Inner(rate=0.0)

@@ -81,7 +81,6 @@ def test_cells_are_the_product_of_an_entrys_lists_in_order() -> None:
     ("content", "named"),
     [
         (small(sed=1), ["sed", "seed"]),
-        (small(zzz=1), ["zzz", "attacks", "block"]),
         (small(models={"plain": {"chekpoint": "x"}}), ["models.plain.chekpoint", "checkpoint"]),
         (entry(setings=["a"]), ["grid.0.setings", "settings"]),
         (small(attacks=[{"name": "april", "option": {}}]), ["attacks.0.option", "options"]),
@@ -94,31 +93,14 @@ def test_cells_are_the_product_of_an_entrys_lists_in_order() -> None:
         (entry(attacks=["april"]) | {"attacks": [{"name": "aprill"}]}, ["attacks.0", "aprill"]),
         (entry(settings=["d"]), ["grid.0.settings.0", "'d'"]),
         (entry(settings="a"), ["grid.0.settings", "'a'"]),
-        (small(dtypes=["float16"]), ["dtypes.0", "'float16'"]),
-        (small(seed="zero"), ["seed", "'zero'"]),
-        (small(seed=0.5), ["seed", "0.5"]),
-        (small(name=5), ["name", "5"]),
-        (small(models=["plain"]), ["models"]),
-        (small(models={"plain": None}), ["models.plain"]),
-        (small(models={1: {}}), ["models.1"]),
-        (small(client={"mode": "test"}), ["client.mode", "'test'"]),
-        (small(models={"plain": {"mean": [0.5, 0.5]}}), ["models.plain.mean"]),
         (entry(gammas=[1.01]), ["grid.0.gammas.0", "1.01"]),
-        (entry(gammas=[-0.1]), ["grid.0.gammas.0", "-0.1"]),
-        (entry(gammas=[float("nan")]), ["grid.0.gammas.0"]),
         *((small(**{name: []}), [name]) for name in ("grid", "dtypes", "attacks")),
         *(
             (entry(**{name: []}), [f"grid.0.{name}"])
             for name in ("models", "settings", "gammas", "attacks")
         ),
-        (small(models={"plain": {"trained_gamma": float("nan")}}), ["plain.trained_gamma"]),
-        (small(client={"dal_lambda": float("nan")}), ["client.dal_lambda", "nan"]),
-        (small(client={"dal_lambda": -1}), ["client.dal_lambda", "-1"]),
-        (small(block=0), ["block", "0"]),
-        (small(client={"batch": 0}), ["client.batch", "0"]),
         (small(block=20, client={"batch": 3}), ["client.batch", "20"]),
         (small(diagnostics=["residuals"]), ["diagnostics.0", "'residuals'"]),
-        ({1: 2}, ["1"]),
     ],
 )
 def test_a_mistake_is_named_with_what_came_and_what_is_near(
