@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +17,134 @@ from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
 from mjp_privacy.models.layouts import LAYOUTS, TIMM, Layout, fitting
-from mjp_privacy.models.mjp_vit import DalKind, MJPVisionTransformer
+from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 
 UnknownInit = Literal["mean_position", "zeros", "random"]
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+LAYERS = ("patch_embed.", "norm_pre.", "blocks.", "norm.", "fc_norm.", "pre_logits.", "head.")
+TABLES = ("pos_embed", "index_embed")
+HEAD, PATCHES, FC1 = "head.weight", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight"
+AXES = {PATCHES: 4, FC1: 2, HEAD: 2, "cls_token": 3}
+COLOURS = 3
+BLOCK = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.")
+SECOND_HEAD = re.compile(r"(?:.*\.)?(head_dist|cls_classifier|distillation_classifier)\.weight")
+
+# names and types ----------------------------------------------------------------------------------
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    """The layout of a file's tensors; timm's for names that fit none, which `shape_of` refuses."""
+    return fitting(tensors) or TIMM
+
+
+def to_own_names(file: WeightFile) -> dict[str, Tensor]:
+    """A file's tensors under this model's names: timm's and some additions; in the file's types.
+
+    Tensors of which a model is built are floating-point numbers.
+    """
+    own = layout_of(file.tensors).to_own(file.tensors)
+    for name, tensor in of_a_model(own).items():
+        if tensor.dtype not in FLOATS:
+            kinds = ", ".join(map(_word, FLOATS))
+            got = f"entries of type {_word(tensor.dtype)} where {kinds} are read"
+            raise CHECKPOINT.refusal(file.path, got, name)
+    return own
+
+
+def of_a_model(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names a model of this package can have."""
+    return {name: tensor for name, tensor in state.items() if TIMM.own_names(name)}
+
+
+def _word(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+# what the tensors show ----------------------------------------------------------------------------
+
+
+def shape_of(
+    state: Mapping[str, Tensor], source: str, *, classifies: bool = True
+) -> dict[str, Any]:
+    """The architecture that tensors under own names show, by field of `ModelSpec`, and its `grid`:
+    patches along a side, None without a position table. The number of heads does not show.
+
+    classifies  whether a network without a head is refused: a file must hold a classifier
+    """
+    _check_plain(state, source, classifies=classifies)
+    blocks = sorted({int(match[1]) for name in state if (match := BLOCK.match(name))})
+    if blocks != list(range(len(blocks))):
+        raise UserError(
+            f"{source} holds blocks of the numbers {shown(', '.join(map(str, blocks)), 60)}: "
+            "expected 0, 1, … without a gap. Give a whole checkpoint."
+        )
+    width, table = state[PATCHES].shape[0], state.get("pos_embed")
+    linear = "linear" if "dal_regressor.layers.weight" in state else "none"
+    return {
+        "embed_dim": width,
+        "depth": len(blocks),
+        "patch_size": state[PATCHES].shape[-1],
+        "num_classes": state[HEAD].shape[0] if HEAD in state else 0,
+        # timm computes int(embed_dim * ratio), which must not round down: take the next float up.
+        "mlp_ratio": math.nextafter(state[FC1].shape[0] / width, math.inf),
+        "grid": None if table is None else grid_of(table, "pos_embed", source),
+        "unknown_embedding": "unk_embed" in state,
+        "index_embedding": "index_embed" in state,
+        "dal": "nonlinear" if "dal_regressor.layers.0.weight" in state else linear,
+        "pre_norm": {"norm_pre.weight", "norm_pre.bias"} <= state.keys(),
+        "patch_bias": "patch_embed.proj.bias" in state,
+        "qkv_bias": any(f"blocks.{block}.attn.qkv.bias" in state for block in blocks),
+        "head_bias": HEAD not in state or "head.bias" in state,
+        "distillation_token": "dist_token" in state,
+    }
+
+
+def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) -> None:
+    """Raise unless the tensors are those of a plain ViT in one of the known layouts."""
+    _check_one_head(state, source)
+    known = "; ".join(layout.title for layout in LAYOUTS)
+    advice = f"{'Give a checkpoint in' if classifies else 'Known are'} the layouts of {known}."
+    for name in AXES:
+        if name not in state and (classifies or name != HEAD):
+            raise UserError(
+                f"{source} is not a plain ViT{' classifier' if classifies else ''}: expected a "
+                f"tensor {name!r}, got {shown(', '.join(sorted(state)[:6]))}, … {advice}"
+            )
+    # timm's distilled DeiT answers with two heads, so it has no position of the token apart.
+    distilled = () if "dist_pos_embed" in state else ("dist_token",)
+    for name in (*distilled, "reg_token", "blocks.0.ls1.gamma"):
+        if name in state:
+            raise UserError(
+                f"{source} holds {name!r}: expected a plain ViT with one class token and no layer "
+                "scale (ViT, DeiT without distillation, MJP)."
+            )
+    for name, axes in {**AXES, **dict.fromkeys(TABLES, 3)}.items():
+        if name in state and (state[name].ndim != axes or not state[name].numel()):
+            raise UserError(
+                f"{source}: tensor {name!r} has shape {tuple(state[name].shape)}, expected {axes} "
+                f"axes and at least one number along each. {advice}"
+            )
+    colours, height, width = state[PATCHES].shape[1:]
+    if colours != COLOURS or height != width:
+        raise UserError(
+            f"{source} embeds patches of {height}×{width} pixels in {colours} colours: "
+            f"expected square patches of {COLOURS} colours. Give a model of RGB pictures."
+        )
+
+
+def _check_one_head(state: Mapping[str, Tensor], source: str) -> None:
+    """Raise for a model that was distilled through a second head."""
+    second = [match[1] for name in state if (match := SECOND_HEAD.fullmatch(name))]
+    if second:
+        heads = ", ".join(dict.fromkeys([*(["head"] if HEAD in state else []), *second]))
+        token = "holds 'dist_token' and " if "head_dist" in second and "dist_token" in state else ""
+        raise UserError(
+            f"{source} {token}has two heads ({heads}): a model that answers with two heads is not "
+            "supported. Expected one with a single head (ViT, DeiT without distillation, MJP)."
+        )
+
+
+# tables that a model reads otherwise --------------------------------------------------------------
 
 
 def grid_of(table: Tensor, name: str, source: str = "") -> int:
@@ -57,23 +182,6 @@ def _wide(table: Tensor) -> Tensor:
     return table if table.dtype == torch.float64 else table.float()
 
 
-def position_notes(model: MJPVisionTransformer, state: dict[str, Tensor], notes: list[str]) -> None:
-    """Note what of a checkpoint's embeddings the model does not use."""
-    table = state.get("pos_embed")
-    if model.position_embedding != "learned" and table is not None and _is_learned(table):
-        notes.append(
-            "position embeddings removed from weights that were trained with them "
-            "(the paper trained this model without)"
-        )
-    if model.unk_embed is None and "unk_embed" in state:
-        notes.append("the checkpoint's unknown embedding is not used")
-
-
-def _is_learned(table: Tensor) -> bool:
-    """Whether a table holds anything; of an outline that is not known."""
-    return not table.is_meta and bool(table.any())
-
-
 def filled_unknown(
     state: dict[str, Tensor], unknown_init: UnknownInit | None, source: str, notes: list[str]
 ) -> Tensor:
@@ -96,140 +204,7 @@ def filled_unknown(
     return mean
 
 
-HEAD = "head.weight"
-AXES = {"patch_embed.proj.weight": 4, "blocks.0.mlp.fc1.weight": 2, HEAD: 2, "cls_token": 3}
-COLOURS = 3
-BLOCK = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.")
-KNOWN_LAYOUTS = (
-    "Give a checkpoint in timm, DeiT or MJP layout, or in torchvision's, open_clip's or Hugging "
-    "Face's (ViT, DeiT, CLIP)."
-)
-KNOWN_NETWORKS = f"Known are the layouts of {'; '.join(layout.title for layout in LAYOUTS)}."
-SECOND_HEAD = re.compile(r"(?:.*\.)?(head_dist|cls_classifier|distillation_classifier)\.weight")
-TABLES = ("pos_embed", "index_embed")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The architecture as far as a checkpoint's tensors show it."""
-
-    embed_dim: int
-    depth: int
-    patch_size: int
-    num_classes: int
-    mlp_ratio: float
-    grid: int | None  # patches along a side; None: no position table to read it off
-    unknown_embedding: bool
-    index_embedding: bool
-    dal: DalKind
-    pre_norm: bool
-    patch_bias: bool
-    qkv_bias: bool
-    head_bias: bool
-    distillation_token: bool
-
-
-def shape_of(state: Mapping[str, Tensor], source: str, *, classifies: bool = True) -> Shape:
-    """Read the architecture off the tensors. The number of heads does not show in them.
-
-    classifies  whether a network without a head is refused
-    """
-    _check_plain(state, source, classifies=classifies)
-    projection = state["patch_embed.proj.weight"]
-    blocks = _blocks(state, source)
-    table = state.get("pos_embed")
-    return Shape(
-        embed_dim=projection.shape[0],
-        depth=len(blocks),
-        patch_size=projection.shape[-1],
-        num_classes=state[HEAD].shape[0] if HEAD in state else 0,
-        # timm computes int(embed_dim * ratio), which must not round down: take the next float up.
-        mlp_ratio=math.nextafter(
-            state["blocks.0.mlp.fc1.weight"].shape[0] / projection.shape[0], math.inf
-        ),
-        grid=None if table is None else grid_of(table, "pos_embed", source),
-        unknown_embedding="unk_embed" in state,
-        index_embedding="index_embed" in state,
-        dal=_dal_kind(state),
-        pre_norm={"norm_pre.weight", "norm_pre.bias"} <= state.keys(),
-        patch_bias="patch_embed.proj.bias" in state,
-        qkv_bias=any(f"blocks.{block}.attn.qkv.bias" in state for block in blocks),
-        head_bias=HEAD not in state or "head.bias" in state,
-        distillation_token="dist_token" in state,
-    )
-
-
-def _blocks(state: Mapping[str, Tensor], source: str) -> list[int]:
-    """The numbers of the blocks: 0, 1, … without a gap."""
-    numbers = sorted({int(match[1]) for name in state if (match := BLOCK.match(name))})
-    if numbers != list(range(len(numbers))):
-        raise UserError(
-            f"{source} holds blocks of the numbers {shown(', '.join(map(str, numbers)), 60)}: "
-            "expected 0, 1, … without a gap. Give a whole checkpoint."
-        )
-    return numbers
-
-
-def _check_plain(state: Mapping[str, Tensor], source: str, *, classifies: bool) -> None:
-    """Raise unless the tensors are those of a plain ViT in one of the known layouts.
-
-    classifies  they are of a file, which holds a classifier; else of a live network
-    """
-    _check_one_head(state, source)
-    kind, advice = ("ViT classifier", KNOWN_LAYOUTS) if classifies else ("ViT", KNOWN_NETWORKS)
-    for name in AXES:
-        if name not in state and (classifies or name != HEAD):
-            raise UserError(
-                f"{source} is not a plain {kind}: expected a tensor {name!r}, got "
-                f"{shown(', '.join(sorted(state)[:6]))}, … {advice}"
-            )
-    # timm's distilled DeiT answers with two heads, so it has no position of the token apart.
-    distilled = () if "dist_pos_embed" in state else ("dist_token",)
-    for name in (*distilled, "reg_token", "blocks.0.ls1.gamma"):
-        if name in state:
-            raise UserError(
-                f"{source} holds {name!r}: expected a plain ViT with one class token and no layer "
-                "scale (ViT, DeiT without distillation, MJP)."
-            )
-    for name, axes in {**AXES, **dict.fromkeys(TABLES, 3)}.items():
-        if name in state and state[name].ndim != axes:
-            raise UserError(
-                f"{source}: tensor {name!r} has shape {tuple(state[name].shape)}, expected {axes} "
-                f"axes. {advice}"
-            )
-        if name in state and not state[name].numel():
-            raise UserError(
-                f"{source}: tensor {name!r} has shape {tuple(state[name].shape)}, which holds no "
-                f"number: expected at least one along each axis. {advice}"
-            )
-    kernel = state["patch_embed.proj.weight"].shape[1:]
-    if kernel[0] != COLOURS or kernel[1] != kernel[2]:
-        raise UserError(
-            f"{source} embeds patches of {kernel[1]}×{kernel[2]} pixels in {kernel[0]} colours: "
-            f"expected square patches of {COLOURS} colours. Give a model of RGB pictures."
-        )
-
-
-def _check_one_head(state: Mapping[str, Tensor], source: str) -> None:
-    """Raise for a model that was distilled through a second head."""
-    second = [match[1] for name in state if (match := SECOND_HEAD.fullmatch(name))]
-    if second:
-        heads = ", ".join(dict.fromkeys([*(["head"] if HEAD in state else []), *second]))
-        token = "holds 'dist_token' and " if "head_dist" in second and "dist_token" in state else ""
-        raise UserError(
-            f"{source} {token}has two heads ({heads}): a model that answers with two heads is not "
-            "supported. Expected one with a single head (ViT, DeiT without distillation, MJP)."
-        )
-
-
-def _dal_kind(state: Mapping[str, Tensor]) -> DalKind:
-    if "dal_regressor.layers.0.weight" in state:
-        return "nonlinear"
-    return "linear" if "dal_regressor.layers.weight" in state else "none"
-
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-LAYERS = ("patch_embed.", "norm_pre.", "blocks.", "norm.", "fc_norm.", "pre_logits.", "head.")
+# into the model -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -246,44 +221,9 @@ class CheckpointReport:
     stored_as: str = ""  # the type of the file's numbers where it is not float32
 
 
-def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """The layout of a file's tensors; timm's for names that fit none, which `shape_of` refuses."""
-    return fitting(tensors) or TIMM
-
-
-def to_own_names(file: WeightFile) -> dict[str, Tensor]:
-    """A file's tensors under this model's names: timm's and some additions; in the file's types.
-
-    Tensors of which a model is built are floating-point numbers.
-    """
-    layout = layout_of(file.tensors)
-    own = layout.to_own(file.tensors)
-    for name, tensor in of_a_model(own).items():
-        if tensor.dtype not in FLOATS:
-            kinds = ", ".join(map(_word, FLOATS))
-            got = f"entries of type {_word(tensor.dtype)} where {kinds} are read"
-            raise CHECKPOINT.refusal(file.path, got, name)
-    return own
-
-
-def of_a_model(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names a model of this package can have."""
-    return {name: tensor for name, tensor in state.items() if TIMM.own_names(name)}
-
-
-def stored_as(state: Mapping[str, Tensor]) -> str:
-    """The types of a model's tensors in words, such as `float16`; empty for float32."""
-    kinds = {_word(tensor.dtype) for tensor in of_a_model(state).values()}
-    return "" if kinds <= {"float32"} else " and ".join(sorted(kinds))
-
-
-def _word(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
-
-
 def load_into(
     model: MJPVisionTransformer,
-    state: dict[str, Tensor],
+    state: Mapping[str, Tensor],
     file: WeightFile,
     *,
     unknown_init: UnknownInit | None = None,
@@ -292,12 +232,20 @@ def load_into(
 
     A tensor that is missing, misshapen or of a layer that the model lacks is an error; but E_unk is
     filled as `unknown_init` says, and an `exposed` position table with zeros."""
-    source = file.shown
-    stored = stored_as(state)
+    source, layout = file.shown, layout_of(file.tensors)
+    kinds = {_word(tensor.dtype) for tensor in of_a_model(state).values()}
     state, notes, filled = dict(state), list[str](), list[str]()
-    position_notes(model, state, notes)
+    table = state.get("pos_embed")
+    known = table is not None and not table.is_meta  # of an outline no value is known
+    if model.position_embedding != "learned" and known and bool(table.any()):  # type: ignore[union-attr]
+        notes.append(
+            "position embeddings removed from weights that were trained with them "
+            "(the paper trained this model without)"
+        )
+    if model.unk_embed is None and "unk_embed" in state:
+        notes.append("the checkpoint's unknown embedding is not used")
     if model.position_embedding == "exposed":
-        if "pos_embed" not in state:
+        if table is None:
             notes.append("pos_embed is not in the checkpoint: fixed at zero")
             filled.append("pos_embed")
         state["pos_embed"] = torch.zeros_like(model.table)
@@ -308,7 +256,6 @@ def load_into(
         state["unk_embed"] = filled_unknown(state, unknown_init, source, notes)
         filled.append("unk_embed")
     expected = dict(model.named_parameters())
-    layout = layout_of(file.tensors)
     _check_complete(expected, state, source, layout.unknown(file.tensors))
     with torch.no_grad():
         for name, parameter in expected.items():
@@ -317,11 +264,11 @@ def load_into(
         file.path.name,
         file.sha256,
         layout.name,
-        tuple(filled),
-        tuple(sorted(set(state) - set(expected))),
-        file.beside,
-        tuple(notes),
-        stored,
+        missing=tuple(filled),
+        unexpected=tuple(sorted(set(state) - set(expected))),
+        beside=file.beside,
+        notes=tuple(notes),
+        stored_as="" if kinds <= {"float32"} else " and ".join(sorted(kinds)),
     )
 
 
@@ -349,21 +296,18 @@ def _check_complete(
             "the file holds a plain ViT."
         )
     for name, parameter in expected.items():
-        if state[name].shape != parameter.shape:
-            raise UserError(_shape_message(name, state[name], parameter, source))
-
-
-def _shape_message(name: str, tensor: Tensor, parameter: Tensor, source: str) -> str:
-    advice = "Give the dimensions of the checkpoint's own model."
-    if tensor.ndim == parameter.ndim and tensor.numel():
-        if name in ("cls_token", *TABLES):
-            advice = f"Set embed_dim: {tensor.shape[-1]}, or give a checkpoint of this model."
-        elif name.startswith("head."):
-            classes = f"{tensor.shape[0]}, or give a checkpoint with {parameter.shape[0]}"
-            advice = f"Set num_classes: {classes}."
-        elif name == "patch_embed.proj.weight":
-            advice = f"Set patch_size: {tensor.shape[-1]} and embed_dim: {tensor.shape[0]}."
-    return (
-        f"{source}: tensor {name!r} has shape {tuple(tensor.shape)}, expected "
-        f"{tuple(parameter.shape)}. {advice}"
-    )
+        came = state[name].shape
+        if came != parameter.shape:
+            advice = "Give the dimensions of the checkpoint's own model."
+            if len(came) == parameter.ndim and state[name].numel():
+                if name in ("cls_token", *TABLES):
+                    advice = f"Set embed_dim: {came[-1]}, or give a checkpoint of this model."
+                elif name.startswith("head."):
+                    wanted = parameter.shape[0]
+                    advice = f"Set num_classes: {came[0]}, or give a checkpoint with {wanted}."
+                elif name == PATCHES:
+                    advice = f"Set patch_size: {came[-1]} and embed_dim: {came[0]}."
+            raise UserError(
+                f"{source}: tensor {name!r} has shape {tuple(came)}, expected "
+                f"{tuple(parameter.shape)}. {advice}"
+            )

@@ -1,10 +1,21 @@
-"""A network's card, and networks that are no plain ViT: what they share, and their files.
+"""What every network offers to those who train, simulate, attack and measure; its card.
 
-    vit             `mjp_vit`: everything else in this package is written for it
-    swin, resnet    of the paper's Table 1: `paper/networks.py`
+    card, normalize, denormalize   where it came from, and how it takes images (`WithCard`)
+    family                         vit, or one of NETWORKS
+    patch_size, grid, tokens       pixels along a patch, patches along a side, tokens of block 0
+    like                           a parameter, which tells the device and the precision
+    unk_embed, dal_regressor       what MJP adds, or None
+    forward_features, forward_head, forward(x, mask)
 
-Training, evaluation and the simulated client ask a network for no more than `OtherNetwork` offers.
-What reads a ViT's own parts (closed forms, a client's sine table) asks for its `family` first.
+A ViT of this package (`mjp_vit`) says more, and what reads these parts (closed forms, a client's
+sine table) asks for `family == "vit"` first:
+
+    patch_embed.proj, patch_bias   the patch embedding's kernel and its bias, zeros without one
+    cls_token, dist_token          tokens beside the patches: the class first, distillation last
+    pos_embed, table               (1, N+1, D): the class's row, then the patches' row by row
+
+Another library's ViT becomes such a one by its names (`layouts`, `modules.load_module`). A network
+that is none is an `OtherNetwork`, with a line in NETWORKS.
 """
 
 from __future__ import annotations
@@ -22,11 +33,15 @@ from mjp_privacy.core.registry import Entry
 from mjp_privacy.core.text import shown
 from mjp_privacy.models.checkpoint_files import CHECKPOINT, WeightFile
 from mjp_privacy.models.checkpoints import CheckpointReport
-from mjp_privacy.models.mjp_vit import FirstBlock, LocalizationRegressor, PositionEmbedding
+from mjp_privacy.models.mjp_vit import (
+    FirstBlock,
+    LocalizationRegressor,
+    PositionEmbedding,
+    check_mask,
+)
 from mjp_privacy.models.sizes import Sizes
 from mjp_privacy.models.spec import STATES, ModelSpec, overridden, stated
 from mjp_privacy.models.tensor_files import check_finite
-from mjp_privacy.models.vit import start_
 
 
 @dataclass(frozen=True)
@@ -54,20 +69,37 @@ class WithCard:
 
     def normalize(self, images: Tensor) -> Tensor:
         """Images in [0, 1] -> the normalised input of the network."""
-        mean = _per_channel(self.card.mean, images)
-        std = _per_channel(self.card.std, images)
+        mean, std = self._pixels(images)
         return (images - mean) / std
 
     def denormalize(self, x: Tensor) -> Tensor:
         """The inverse of `normalize`; values outside [0, 1] are not clipped."""
-        mean = _per_channel(self.card.mean, x)
-        std = _per_channel(self.card.std, x)
+        mean, std = self._pixels(x)
         return x * std + mean
 
+    def _pixels(self, like: Tensor) -> Tensor:
+        """Mean and std (2, C, 1, 1), made in the precision of `like`: float64 numbers must not
+        pass through float32."""
+        numbers = (self.card.mean, self.card.std)
+        return torch.tensor(numbers, dtype=like.dtype, device=like.device)[..., None, None]
 
-def _per_channel(numbers: tuple[float, ...], like: Tensor) -> Tensor:
-    """(C, 1, 1), made in the precision of `like`: float64 numbers must not pass through float32."""
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device).view(-1, 1, 1)
+
+def card_of(spec: ModelSpec, architecture: str, report: CheckpointReport) -> ModelCard:
+    """The card of a network that was built from this complete spec."""
+    assert spec.mean is not None
+    assert spec.std is not None
+    return ModelCard(
+        name=spec.name,
+        architecture=architecture,
+        img_size=int(spec.img_size or 0),
+        resize=spec.resize,
+        interpolation=spec.interpolation or "bicubic",
+        mean=spec.mean,
+        std=spec.std,
+        num_classes=int(spec.num_classes or 0),
+        trained_gamma=spec.trained_gamma,
+        checkpoint=report,
+    )
 
 
 class OtherNetwork(WithCard, nn.Module):
@@ -114,34 +146,12 @@ class OtherNetwork(WithCard, nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Normalised images (B, C, H, W); mask (N,) or (B, N) bool, True = shuffled -> logits."""
-        self._check(x, mask)
-        return self.forward_head(self.forward_features(x, mask))
-
-    def _check(self, x: Tensor, mask: Tensor | None) -> None:
         side = self.sizes.img_size
         if x.ndim != 4 or x.shape[-2:] != (side, side):
             raise UserError(f"Expected images (B, 3, {side}, {side}), got {tuple(x.shape)}.")
-        if mask is None:
-            return
-        fits = mask.ndim in (1, 2) and mask.shape[-1] == self.tokens
-        if (
-            mask.dtype != torch.bool
-            or not fits
-            or (mask.ndim == 2 and len(mask) not in (1, len(x)))
-        ):
-            raise UserError(
-                f"Expected a bool mask over the {self.tokens} patches, shape ({self.tokens},) or "
-                f"({len(x)}, {self.tokens}); got {mask.dtype} of {tuple(mask.shape)}."
-            )
-
-    def start_linear_layers(self) -> None:
-        """Draw the linear layers as this package's ViT does, so that a seed means the same numbers
-        in every version of torch."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and not module.weight.is_meta:
-                start_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        if mask is not None:
+            check_mask(mask, self.tokens, len(x))
+        return self.forward_head(self.forward_features(x, mask))
 
 
 NETWORKS: Mapping[str, Entry] = {
@@ -159,8 +169,12 @@ def build_other(sizes: Sizes, drop_path: float = 0.0) -> OtherNetwork:
     return network
 
 
+# their files --------------------------------------------------------------------------------------
+
 SIZES = "network"
-"""The entry of a file's metadata that states the sizes of another network than a ViT."""
+"""The entry of a file's metadata that states the sizes of another network than a ViT, as
+`mjp train` writes it. Such a file's tensors have timm's names; mean, std and the like stand in the
+metadata as a ViT's do."""
 PICTURES = ("mean", "std", "resize", "interpolation", "trained_gamma")
 """What a user may say of such a file; its sizes are its own."""
 
@@ -177,7 +191,9 @@ def load_other(
 
     outline  without weights, on torch's meta device: the file's shapes are enough
     """
-    sizes = _sizes(file)
+    content = json_value(file.metadata[SIZES], file.path, STATES)
+    sizes = typed(content, file.path, STATES, Sizes)
+    sizes.check(file.shown)
     spec = _spec(name, file, sizes, overrides)
     if not outline:
         check_finite(file.tensors, file.path, CHECKPOINT)
@@ -189,21 +205,14 @@ def load_other(
         stored = {key: tensor.float() for key, tensor in file.tensors.items()}
         network.load_state_dict(stored, strict=False)
     report = CheckpointReport(file.path.name, file.sha256, sizes.family)
-    network.card = _card(spec, sizes, report)
+    network.card = card_of(spec, str(sizes), report)
     return network.eval()
 
 
-def weights_of(network: torch.nn.Module) -> dict[str, Tensor]:
+def weights_of(network: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds of a network: parameters, and statistics such as batch norm's."""
     kept = network.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in kept.items() if tensor.is_floating_point()}
-
-
-def _sizes(file: WeightFile) -> Sizes:
-    content = json_value(file.metadata[SIZES], file.path, STATES)
-    sizes = typed(content, file.path, STATES, Sizes)
-    sizes.check(file.shown)
-    return sizes
 
 
 def _spec(
@@ -224,36 +233,18 @@ def _spec(
             f"{file.shown}: mean and std cannot be read off the checkpoint and are never guessed. "
             "Expected mean=… and std=…, got none. Give them."
         )
-    return spec
+    return replace(spec, img_size=sizes.img_size, num_classes=sizes.num_classes)
 
 
 def _check_same(network: OtherNetwork, file: WeightFile) -> None:
     """Raise unless the file's tensors are those of a network of the sizes that it states."""
-    expected, family = weights_of(network), network.family
-    for key in [*expected, *file.tensors]:
-        here, there = expected.get(key), file.tensors.get(key)
-        if here is None or there is None or here.shape != there.shape:
-            got = "no such tensor" if there is None else f"{tuple(there.shape)}"
-            wanted = "no such tensor" if here is None else f"{tuple(here.shape)}"
+    expected = {name: tuple(tensor.shape) for name, tensor in weights_of(network).items()}
+    came = {name: tuple(tensor.shape) for name, tensor in file.tensors.items()}
+    for name in [*expected, *came]:
+        wanted, got = expected.get(name, "no such tensor"), came.get(name, "no such tensor")
+        if wanted != got:
             raise UserError(
-                f"{file.shown} states the sizes of a {family} that its tensors do not have: "
-                f"{shown(key, 60)}: expected {wanted}, got {got}. Give the file as `mjp train` "
-                "wrote it."
+                f"{file.shown} states the sizes of a {network.family} that its tensors do not "
+                f"have: {shown(name, 60)}: expected {wanted}, got {got}. Give the file as "
+                "`mjp train` wrote it."
             )
-
-
-def _card(spec: ModelSpec, sizes: Sizes, report: CheckpointReport) -> ModelCard:
-    assert spec.mean is not None
-    assert spec.std is not None
-    return ModelCard(
-        name=spec.name,
-        architecture=str(sizes),
-        img_size=sizes.img_size,
-        resize=spec.resize,
-        interpolation=spec.interpolation or "bicubic",
-        mean=spec.mean,
-        std=spec.std,
-        num_classes=sizes.num_classes,
-        trained_gamma=spec.trained_gamma,
-        checkpoint=report,
-    )

@@ -1,8 +1,13 @@
-"""`load_model`: from a model's name or a file of weights to a network and a card describing it."""
+"""`load_model`: from a model's name or a file of weights to a network and a card describing it.
+
+An outline is the same model without weights, on torch's meta device: every parameter with its shape
+and without its values, so that whether an attack applies can be asked before anything is loaded or
+downloaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +30,6 @@ from mjp_privacy.models.checkpoint_files import (
 )
 from mjp_privacy.models.checkpoints import (
     CheckpointReport,
-    Shape,
     UnknownInit,
     layout_of,
     load_into,
@@ -34,80 +38,268 @@ from mjp_privacy.models.checkpoints import (
     to_own_names,
 )
 from mjp_privacy.models.families import ModelCard as ModelCard
-from mjp_privacy.models.families import WithCard, is_other, load_other
+from mjp_privacy.models.families import WithCard, card_of, is_other, load_other
 from mjp_privacy.models.mjp_vit import MJPVisionTransformer
 from mjp_privacy.models.sizes import Variant, check_parameters, low_rank
 from mjp_privacy.models.spec import (
     ModelSpec,
     at_size,
     check_choice,
-    check_sizes,
     completed,
     filled,
     overridden,
-    with_metadata,
+    stated,
 )
 from mjp_privacy.models.tensor_files import check_finite
 from mjp_privacy.models.zoo import check_timm_name, declared_normalisation, spec_by_name, timm_spec
 
-COMPARED = {"embed_dim": "width", "patch_size": "patch", "depth": "depth"}
-"""What a model's name states and a file's tensors show, with the word for it."""
-
-
-def check_same_model(named: ModelSpec, shape: Shape, source: str) -> None:
-    """Raise a UserError where a file's tensors show another architecture than its model's name.
-
-    named   the spec of the name, before anything was read off the file
-    source  the file's name
-
-    A model without a name has whatever architecture the file has, so nothing is compared.
-    """
-    stated = {key: getattr(named, key) for key in COMPARED}
-    differs = [
-        key for key, value in stated.items() if value is not None and value != getattr(shape, key)
-    ]
-    if named.name == "custom" or not differs:
-        return
-    of_file = ", ".join(f"{COMPARED[key]} {getattr(shape, key)}" for key in differs)
-    of_name = ", ".join(f"{COMPARED[key]} {stated[key]}" for key in differs)
-    raise UserError(
-        f"{source}: {of_file}; {named.name}: {of_name}. Expected weights of the model that is "
-        "named. Give those, or leave the name and its sizes out, so that they are read off the "
-        "file: mjp attack own --weights FILE --images DIR."
-    )
-
-
+RANDOM = "random"
 NEEDED = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
 OPTIONS = ("img_size", "num_heads", "mean", "std")  # that `mjp attack` has, for one's own model
+COMPARED = {"embed_dim": "width", "patch_size": "patch", "depth": "depth"}
+"""What a model's name states and a file's tensors show, with the word for it."""
+MADE_UP: Mapping[str, Any] = {
+    "mean": (0.0,) * 3,
+    "std": (1.0,) * 3,
+    "num_heads": 1,
+    "num_classes": 1000,
+    "activation": "gelu",
+}
+"""What no attack's applicability depends on, for outlines of models that do not state it."""
 
 
 class LoadedModel(WithCard, MJPVisionTransformer):
     """A plain ViT with its card."""
 
 
+# from a name or a file to a model -----------------------------------------------------------------
+
+
+def load_model(
+    name: str | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    unknown_init: UnknownInit | None = None,
+    seed: int = 0,
+    **overrides: Any,
+) -> LoadedModel:
+    """A model in eval mode on the CPU, in float32, with its `card`: load_model("cifar_vit").
+
+    name         a named model (`deit_small_mjp`, ...) or a plain timm ViT
+                 (`vit_tiny_patch16_224`, `vit_base_patch16_224.augreg_in21k_ft_in1k`).
+                 Without a name the architecture is read off the checkpoint. `num_heads`, `mean`
+                 and `std` do not show in tensors: they are taken from the file's metadata or the
+                 JSON files beside it (`models.beside`), or must be given.
+    checkpoint   a file (.safetensors, .pth, .pt, .bin) in one of the layouts of models/README.md,
+                 a folder as timm, transformers and open_clip save one, `timm:NAME` for a download,
+                 or `random` for seeded untrained weights.
+    overrides    fields of `ModelSpec`: img_size, patch_size, embed_dim, depth, num_heads,
+                 num_classes, mean, std, position_embedding, unknown_embedding, dal, ...
+    unknown_init how to fill E_unk if the checkpoint has none; the card's notes say so.
+    """
+    _check_how(unknown_init, seed)
+    spec, source = _asked_for(name, checkpoint, overrides)
+    if source == RANDOM:
+        return _random_model(spec, seed)
+    if source.startswith(TIMM_PREFIX):
+        spec = _declared_by_timm(spec, source)
+        file = download_timm(source.removeprefix(TIMM_PREFIX))
+        spec, _ = _outlined(spec, file, overrides, unknown_init)
+        state = to_own_names(file)
+    else:  # names and shapes first: what does not fit costs neither time nor memory
+        header = read_weight_file(source, shapes_only=True)
+        if is_other(header):
+            return cast(LoadedModel, load_other(name, read_weight_file(source), overrides))
+        spec, _ = _outlined(spec, header, overrides, unknown_init)
+        file = read_weight_file(source)
+        state = to_own_names(file)
+        check_finite(of_a_model(state), file.path, CHECKPOINT)
+    model = build(spec, file.shown)
+    return with_card(model, spec, load_into(model, state, file, unknown_init=unknown_init))
+
+
+def outline_model(
+    name: str | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    unknown_init: UnknownInit | None = None,
+    seed: int = 0,
+    whole: bool = False,
+    **overrides: Any,
+) -> LoadedModel:
+    """The model that `load_model` would load from the same arguments, without its weights.
+
+    outline_model("vit_large_patch16_224", checkpoint="random", num_classes=1000)
+
+    whole   raise, as `load_model` does, where mean, std, heads or classes are not known. By default
+            these are made up, since no attack's applicability depends on them.
+    """
+    _check_how(unknown_init, seed)
+    made_up = {} if whole else MADE_UP
+    named, source = _asked_for(name, checkpoint, overrides)
+    if source == RANDOM or source.startswith(TIMM_PREFIX):
+        drawn = source == RANDOM
+        spec = filled(named if drawn else _declared_by_timm(named, source), made_up)
+        spec = replace(spec, trained_gamma=None) if drawn else spec
+        check_complete(spec, spec.name if drawn else source)
+        with torch.device("meta"):
+            model = build(spec, spec.name if drawn else source)
+    else:
+        file = read_weight_file(source, shapes_only=True)
+        if is_other(file):
+            return cast(LoadedModel, load_other(name, file, overrides, outline=True))
+        spec, model = _outlined(named, file, overrides, unknown_init, made_up)
+        source = file.shown
+    report = CheckpointReport(source, "", RANDOM, notes=("an outline without weights",))
+    return with_card(model, spec, report)
+
+
+def outline_spec(
+    name: str | None = None, *, checkpoint: str | Path | None = None, **overrides: Any
+) -> tuple[ModelSpec, str]:
+    """All that is known of a model before its weights are read, and the source of the weights.
+
+    What cannot be known stays None: the number of heads does not show in a file's tensors.
+    """
+    named, source = _asked_for(name, checkpoint, overrides)
+    if source == RANDOM:
+        return named, source
+    if source.startswith(TIMM_PREFIX):
+        return _declared_by_timm(named, source), source
+    file = read_weight_file(source, shapes_only=True)
+    if is_other(file):
+        raise UserError(
+            f"{file.shown} holds another network than a plain ViT: closed forms do not apply to "
+            "it, and inverting_gradients does. Expected a plain ViT; give this file to "
+            "`mjp evaluate`, or as a model of a config to `mjp attack`."
+        )
+    return _read_off(named, file, overrides)[0], file.shown
+
+
+def check_names(name: str | None, checkpoint: str | None) -> None:
+    """Raise a UserError, with the nearest name, if a model or a shipped checkpoint is not known.
+
+    check_names("deit_smal", None)  # Unknown model 'deit_smal'. Did you mean deit_small? ...
+    """
+    if name is not None:
+        spec_by_name(name)
+    if checkpoint is not None and checkpoint.startswith(TIMM_PREFIX):
+        check_timm_name(checkpoint.removeprefix(TIMM_PREFIX))
+    if checkpoint is not None and checkpoint.startswith(PACKAGED_PREFIX):
+        located(checkpoint)
+
+
+def check_values(name: str | None, checkpoint: str | Path | None) -> None:
+    """Raise a UserError where a file of weights holds NaN or infinity; names and shapes are checked
+    by an outline. Weights that are downloaded, drawn or come with this package are not read."""
+    source = _asked_for(name, checkpoint, {})[1]
+    if source != RANDOM and not source.startswith((TIMM_PREFIX, PACKAGED_PREFIX)):
+        file = read_weight_file(source)
+        state = file.tensors if is_other(file) else of_a_model(to_own_names(file))
+        check_finite(state, file.path, CHECKPOINT)
+
+
+# the spec -----------------------------------------------------------------------------------------
+
+
+def _check_how(unknown_init: object, seed: object) -> None:
+    """Raise a UserError unless E_unk can be filled so, and 63 bits hold the seed."""
+    check_choice("unknown_init", unknown_init, UnknownInit)  # type: ignore[arg-type]
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
+        raise UserError(f"seed: expected a whole number from 0 to 2**63 - 1, got {seed!r}.")
+
+
+def _asked_for(
+    name: str | None, checkpoint: str | Path | None, overrides: Mapping[str, Any]
+) -> tuple[ModelSpec, str]:
+    """The spec of a name with the user's fields in it, and where its weights come from."""
+    spec = overridden(spec_by_name(name) if name else ModelSpec("custom"), overrides)
+    source = str(checkpoint) if checkpoint is not None else spec.checkpoint
+    if source is None:
+        raise UserError(
+            f"Model {spec.name!r} needs a checkpoint. {spec.where or 'Give checkpoint=PATH.'} "
+            "On the command line: --weights PATH. checkpoint='random' builds it untrained."
+        )
+    if source == RANDOM:  # no file says what the blocks compute: the plain ViT's
+        spec = filled(spec, {"activation": Variant().activation})
+    return spec, source
+
+
+def _declared_by_timm(spec: ModelSpec, source: str) -> ModelSpec:
+    """The spec, its open fields taken from what timm declares for `timm:NAME`."""
+    declared = timm_spec(source.removeprefix(TIMM_PREFIX))
+    return filled(spec, vars(at_size(declared, spec.img_size)))
+
+
+def _read_off(
+    named: ModelSpec, file: WeightFile, overrides: Mapping[str, Any]
+) -> tuple[ModelSpec, dict[str, Tensor]]:
+    """The spec with what a file says, and the file's tensors by this model's names.
+
+    What the user gave wins over the file's metadata, and these over the JSON files beside it. The
+    tensors' values are not read.
+    """
+    state, layout = to_own_names(file), layout_of(file.tensors)
+    shape = shape_of(state, file.shown)
+    said = {key: getattr(named, key) for key in COMPARED}
+    differs = [key for key, value in said.items() if value is not None and value != shape[key]]
+    if differs and named.name != "custom":  # without a name the architecture is the file's
+        of_file = ", ".join(f"{COMPARED[key]} {shape[key]}" for key in differs)
+        of_name = ", ".join(f"{COMPARED[key]} {said[key]}" for key in differs)
+        raise UserError(
+            f"{file.shown}: {of_file}; {named.name}: {of_name}. Expected weights of the model that "
+            "is named. Give those, or leave the name and its sizes out, so that they are read off "
+            "the file: mjp attack own --weights FILE --images DIR."
+        )
+    spec = with_facts_beside(named, file.path, layout, shape)
+    spec = overridden(replace(spec, **stated(file)), overrides)
+    return completed(spec, shape, layout), state
+
+
+def _outlined(
+    named: ModelSpec,
+    file: WeightFile,
+    overrides: Mapping[str, Any],
+    unknown_init: UnknownInit | None,
+    made_up: Mapping[str, Any] | None = None,
+) -> tuple[ModelSpec, LoadedModel]:
+    """The complete spec of a file's model, and the network without values that the file fills.
+
+    Raises a UserError for whatever `load_model` refuses, but for values that are no numbers.
+
+    named    the spec of the model's name, with the user's fields in it
+    made_up  facts for those that neither file nor user states
+    """
+    spec, state = _read_off(named, file, overrides)
+    spec = filled(spec, made_up or {})
+    check_complete(spec, file.shown)
+    with torch.device("meta"):
+        outline = build(spec, file.shown)
+    shapes = {name: tensor.to("meta") for name, tensor in state.items()}
+    load_into(outline, shapes, file, unknown_init=unknown_init)
+    return spec, outline
+
+
 def check_complete(spec: ModelSpec, source: str) -> None:
     """Raise a UserError that says what is missing, unless the spec has all that a model needs."""
     needed = (*NEEDED, "mean", "std", "activation")
     missing = [key for key in needed if getattr(spec, key) is None]
-    if missing:
-        options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
-        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
-        raise UserError(
-            f"{source}: {', '.join(missing)} cannot be read off the checkpoint and {are} never "
-            f"guessed. Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give {them} "
-            "to load_model or in the model's part of the config"
-            + (f", or to `mjp attack` as {options}." if options else ".")
-            + _declared_pixels(spec.name, missing)
-        )
+    if not missing:
+        return
+    options = ", ".join(f"--{key.replace('_', '-')}" for key in missing if key in OPTIONS)
+    declared = declared_normalisation(spec.name)
+    pixels = ", ".join(f"{key}={declared[key]}" for key in missing if key in declared)
+    are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+    raise UserError(
+        f"{source}: {', '.join(missing)} cannot be read off the checkpoint and {are} never "
+        f"guessed. Expected {', '.join(f'{key}=…' for key in missing)}, got none. Give {them} "
+        "to load_model or in the model's part of the config"
+        + (f", or to `mjp attack` as {options}." if options else ".")
+        + (f" timm declares {pixels} for {spec.name}, if the client used that." if pixels else "")
+    )
 
 
-def _declared_pixels(name: str, missing: Sequence[str]) -> str:
-    """A sentence with the mean and std that timm declares for a model of this name, if it does."""
-    declared = {key: value for key, value in declared_normalisation(name).items() if key in missing}
-    if not declared:
-        return ""
-    stated = ", ".join(f"{key}={value}" for key, value in declared.items())
-    return f" timm declares {stated} for {name}: give that if the client used it."
+# the network --------------------------------------------------------------------------------------
 
 
 def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedModel:
@@ -115,13 +307,9 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
 
     classifies  whether a network without a head (num_classes 0) is refused
     """
-    numbers = {key: getattr(spec, key) for key in NEEDED}
-    check_sizes(spec.name, numbers)
+    numbers: dict[str, Any] = {key: getattr(spec, key) for key in NEEDED}
     if classifies and not numbers["num_classes"]:
         raise UserError(f"{spec.name}: expected a head of 1 class or more, got num_classes=0.")
-    eps = spec.variant.norm_eps
-    if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 < eps <= 1:
-        raise UserError(f"{spec.name}: norm_eps: expected a positive number, got {eps!r}.")
     size, patch = numbers["img_size"], numbers["patch_size"]
     width, heads = numbers["embed_dim"], numbers["num_heads"]
     if size % patch or width % heads:
@@ -151,165 +339,16 @@ def build(spec: ModelSpec, source: str, *, classifies: bool = True) -> LoadedMod
 
 def with_card(model: LoadedModel, spec: ModelSpec, report: CheckpointReport) -> LoadedModel:
     """The model in eval mode, with the card of this spec."""
-    assert spec.mean is not None
-    assert spec.std is not None
-    plain = model.variant == Variant()
-    model.card = ModelCard(
-        name=spec.name,
-        architecture=(
-            f"vit d{spec.embed_dim} l{spec.depth} h{spec.num_heads} "
-            f"p{spec.patch_size}@{spec.img_size}"
-            + (" closed-form block 0" if model.first_block == "closed_form" else "")
-            + str(model.variant)
-        ),
-        img_size=int(spec.img_size or 0),
-        resize=spec.resize,
-        interpolation=spec.interpolation or "bicubic",
-        mean=spec.mean,
-        std=spec.std,
-        num_classes=int(spec.num_classes or 0),
-        trained_gamma=spec.trained_gamma,
-        checkpoint=report,
-        norm_eps=None if plain else model.variant.norm_eps,
-        activation=None if plain else model.variant.activation,
+    architecture = (
+        f"vit d{spec.embed_dim} l{spec.depth} h{spec.num_heads} p{spec.patch_size}@{spec.img_size}"
+        + (" closed-form block 0" if model.first_block == "closed_form" else "")
+        + str(model.variant)
     )
+    model.card = card_of(spec, architecture, report)
+    if model.variant != Variant():
+        variant = {"norm_eps": model.variant.norm_eps, "activation": model.variant.activation}
+        model.card = replace(model.card, **variant)  # type: ignore[arg-type]
     return model.eval()
-
-
-RANDOM = "random"
-
-
-def load_model(
-    name: str | None = None,
-    *,
-    checkpoint: str | Path | None = None,
-    unknown_init: UnknownInit | None = None,
-    seed: int = 0,
-    **overrides: Any,
-) -> LoadedModel:
-    """A model in eval mode on the CPU, in float32, with its `card`: load_model("cifar_vit").
-
-    name         a named model (`deit_small_mjp`, ...) or a plain timm ViT
-                 (`vit_tiny_patch16_224`, `vit_base_patch16_224.augreg_in21k_ft_in1k`).
-                 Without a name the architecture is read off the checkpoint. `num_heads`, `mean`
-                 and `std` do not show in tensors: they are taken from the file's metadata or the
-                 JSON files beside it (`models.beside`), or must be given.
-    checkpoint   a file (.safetensors, .pth, .pt, .bin) in one of the layouts of models/README.md,
-                 a folder as timm, transformers and open_clip save one, `timm:NAME` for a download,
-                 or `random` for seeded untrained weights.
-    overrides    fields of `ModelSpec`: img_size, patch_size, embed_dim, depth, num_heads,
-                 num_classes, mean, std, position_embedding, unknown_embedding, dal, ...
-    unknown_init how to fill E_unk if the checkpoint has none; the card's notes say so.
-    """
-    check_choice("unknown_init", unknown_init, UnknownInit)
-    check_seed(seed)
-    spec, source = asked_for(name, checkpoint, overrides)
-    if source == RANDOM:
-        return _random_model(spec, seed)
-    if source.startswith(TIMM_PREFIX):
-        spec = declared_by_timm(spec, source)
-        file = download_timm(source.removeprefix(TIMM_PREFIX))
-        spec, _ = outlined(spec, file, overrides, unknown_init)
-        state = to_own_names(file)
-    else:  # names and shapes first: what does not fit costs neither time nor memory
-        header = read_weight_file(source, shapes_only=True)
-        if is_other(header):
-            return other_network(name, read_weight_file(source), overrides)
-        spec, _ = outlined(spec, header, overrides, unknown_init)
-        file = read_weight_file(source)
-        state = to_own_names(file)
-        check_finite(of_a_model(state), file.path, CHECKPOINT)
-    model = build(spec, file.shown)
-    return with_card(model, spec, load_into(model, state, file, unknown_init=unknown_init))
-
-
-def other_network(
-    name: str | None, file: WeightFile, overrides: Mapping[str, Any], *, outline: bool = False
-) -> LoadedModel:
-    """The Swin or ResNet of a file, under the type that the rooms above have for every model.
-
-    It has what they use of all models (`families.OtherNetwork`); what reads a ViT's own parts asks
-    for `family` before.
-    """
-    return cast(LoadedModel, load_other(name, file, overrides, outline=outline))
-
-
-def check_values(name: str | None, checkpoint: str | Path | None) -> None:
-    """Raise a UserError where a file of weights holds NaN or infinity; names and shapes are checked
-    by an outline. Weights that are downloaded, drawn or come with this package are not read."""
-    source = asked_for(name, checkpoint, {})[1]
-    if source != RANDOM and not source.startswith((TIMM_PREFIX, PACKAGED_PREFIX)):
-        file = read_weight_file(source)
-        state = file.tensors if is_other(file) else of_a_model(to_own_names(file))
-        check_finite(state, file.path, CHECKPOINT)
-
-
-def outlined(
-    named: ModelSpec,
-    file: WeightFile,
-    overrides: Mapping[str, Any],
-    unknown_init: UnknownInit | None,
-    made_up: Mapping[str, Any] | None = None,
-) -> tuple[ModelSpec, LoadedModel]:
-    """The complete spec of a file's model, and the network without values that the file fills.
-
-    Raises a UserError for whatever `load_model` refuses, but for values that are no numbers.
-
-    named    the spec of the model's name, with the user's fields in it
-    made_up  facts for those that neither file nor user states
-    """
-    spec, state = read_off(named, file, overrides)
-    spec = filled(spec, made_up or {})
-    check_complete(spec, file.shown)
-    check_same_model(named, shape_of(state, file.shown), file.shown)
-    with torch.device("meta"):
-        outline = build(spec, file.shown)
-    shapes = {name: tensor.to("meta") for name, tensor in state.items()}
-    load_into(outline, shapes, file, unknown_init=unknown_init)
-    return spec, outline
-
-
-def check_seed(seed: object) -> None:
-    """Raise a UserError unless the seed of random weights is one that 63 bits hold."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
-        raise UserError(f"seed: expected a whole number from 0 to 2**63 - 1, got {seed!r}.")
-
-
-def asked_for(
-    name: str | None, checkpoint: str | Path | None, overrides: Mapping[str, Any]
-) -> tuple[ModelSpec, str]:
-    """The spec of a name with the user's fields in it, and where its weights come from."""
-    spec = overridden(spec_by_name(name) if name else ModelSpec("custom"), overrides)
-    source = str(checkpoint) if checkpoint is not None else spec.checkpoint
-    if source is None:
-        raise UserError(
-            f"Model {spec.name!r} needs a checkpoint. {spec.where or 'Give checkpoint=PATH.'} "
-            "On the command line: --weights PATH. checkpoint='random' builds it untrained."
-        )
-    if source == RANDOM:  # no file says what the blocks compute: the plain ViT's
-        spec = filled(spec, {"activation": Variant().activation})
-    return spec, source
-
-
-def declared_by_timm(spec: ModelSpec, source: str) -> ModelSpec:
-    """The spec, its open fields taken from what timm declares for `timm:NAME`."""
-    declared = timm_spec(source.removeprefix(TIMM_PREFIX))
-    return filled(spec, vars(at_size(declared, spec.img_size)))
-
-
-def read_off(
-    spec: ModelSpec, file: WeightFile, overrides: Mapping[str, Any]
-) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """The spec with what a file says, and the file's tensors by this model's names.
-
-    What the user gave wins over the file's metadata, and these over the JSON files beside it. The
-    tensors' values are not read.
-    """
-    state, layout = to_own_names(file), layout_of(file.tensors)
-    shape = shape_of(state, file.shown)
-    spec = with_facts_beside(spec, file.path, layout, shape)
-    spec = overridden(with_metadata(spec, file), overrides)
-    return completed(spec, shape, layout), state
 
 
 def _random_model(spec: ModelSpec, seed: int) -> LoadedModel:
@@ -318,90 +357,5 @@ def _random_model(spec: ModelSpec, seed: int) -> LoadedModel:
         check_complete(spec, spec.name)
         model = build(spec, spec.name)
     spec = replace(spec, trained_gamma=None)
-    report = CheckpointReport(RANDOM, f"random-{seed}", "random", notes=("untrained weights",))
+    report = CheckpointReport(RANDOM, f"random-{seed}", RANDOM, notes=("untrained weights",))
     return with_card(model, spec, report)
-
-
-MADE_UP: Mapping[str, Any] = {
-    "mean": (0.0,) * 3,
-    "std": (1.0,) * 3,
-    "num_heads": 1,
-    "num_classes": 1000,
-    "activation": "gelu",
-}
-"""Facts that no attack's applicability depends on, for models that do not state them."""
-
-
-def outline_model(
-    name: str | None = None,
-    *,
-    checkpoint: str | Path | None = None,
-    unknown_init: UnknownInit | None = None,
-    seed: int = 0,
-    whole: bool = False,
-    **overrides: Any,
-) -> LoadedModel:
-    """The model that `load_model` would load from the same arguments, without its weights.
-
-    outline_model("vit_large_patch16_224", checkpoint="random", num_classes=1000)
-
-    whole   raise, as `load_model` does, where mean, std, heads or classes are not known. By default
-            these are made up, since no attack's applicability depends on them.
-    """
-    check_choice("unknown_init", unknown_init, UnknownInit)
-    check_seed(seed)
-    made_up = {} if whole else MADE_UP
-    named, source = asked_for(name, checkpoint, overrides)
-    if source == RANDOM or source.startswith(TIMM_PREFIX):
-        declared = named if source == RANDOM else declared_by_timm(named, source)
-        spec = filled(declared, made_up)
-        if source == RANDOM:
-            spec = replace(spec, trained_gamma=None)
-        check_complete(spec, source)
-        with torch.device("meta"):
-            model = build(spec, source)
-    else:
-        file = read_weight_file(source, shapes_only=True)
-        if is_other(file):
-            return other_network(name, file, overrides, outline=True)
-        spec, model = outlined(named, file, overrides, unknown_init, made_up)
-        source = file.shown
-    report = CheckpointReport(source, "", "random", notes=("an outline without weights",))
-    return with_card(model, spec, report)
-
-
-def outline_spec(
-    name: str | None = None, *, checkpoint: str | Path | None = None, **overrides: Any
-) -> tuple[ModelSpec, str]:
-    """All that is known of a model before its weights are read, and the source of the weights.
-
-    What cannot be known stays None: the number of heads does not show in a file's tensors.
-    """
-    named, source = asked_for(name, checkpoint, overrides)
-    if source == RANDOM:
-        return named, source
-    if source.startswith(TIMM_PREFIX):
-        return declared_by_timm(named, source), source
-    file = read_weight_file(source, shapes_only=True)
-    if is_other(file):
-        raise UserError(
-            f"{file.shown} holds another network than a plain ViT: closed forms do not apply to "
-            "it, and inverting_gradients does. Expected a plain ViT; give this file to "
-            "`mjp evaluate`, or as a model of a config to `mjp attack`."
-        )
-    spec, state = read_off(named, file, overrides)
-    check_same_model(named, shape_of(state, file.shown), file.shown)
-    return spec, file.shown
-
-
-def check_names(name: str | None, checkpoint: str | None) -> None:
-    """Raise a UserError, with the nearest name, if a model or a shipped checkpoint is not known.
-
-    check_names("deit_smal", None)  # Unknown model 'deit_smal'. Did you mean deit_small? ...
-    """
-    if name is not None:
-        spec_by_name(name)
-    if checkpoint is not None and checkpoint.startswith(TIMM_PREFIX):
-        check_timm_name(checkpoint.removeprefix(TIMM_PREFIX))
-    if checkpoint is not None and checkpoint.startswith(PACKAGED_PREFIX):
-        located(checkpoint)

@@ -226,19 +226,8 @@ class MJPVisionTransformer(VisionTransformer):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Normalised images (B, C, H, W); mask (N,) or (B, N) bool, True = shuffled -> logits."""
         if mask is not None:
-            self._check_mask(mask, x.shape[0])
+            check_mask(mask, self.patch_embed.num_patches, len(x))
         return self.forward_head(self.forward_features(x, mask))
-
-    def _check_mask(self, mask: Tensor, batch: int | None = None) -> None:
-        patches = self.patch_embed.num_patches
-        *rows, last = mask.shape or (0,)
-        fits = not rows or (len(rows) == 1 and (batch is None or rows[0] in (1, batch)))
-        if mask.dtype != torch.bool or last != patches or not fits:
-            raise UserError(
-                f"Expected a bool mask over the {patches} patches (no class position), shape "
-                f"({patches},) or ({batch or 'B'}, {patches}); got {mask.dtype} of "
-                f"{tuple(mask.shape)}. True means shuffled."
-            )
 
     # localization -----------------------------------------------------------------------------
 
@@ -269,10 +258,10 @@ class MJPVisionTransformer(VisionTransformer):
         return masked_l1(target, prediction, ~hidden).mean()
 
     def _hidden(self, mask: Tensor | None) -> Tensor:
+        patches = self.patch_embed.num_patches
         if mask is None:
-            patches = self.patch_embed.num_patches
             return torch.zeros(patches, dtype=torch.bool, device=self.cls_token.device)
-        self._check_mask(mask)
+        check_mask(mask, patches)
         return mask.to(self.cls_token.device)
 
     def _localize(self, hidden: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
@@ -285,6 +274,18 @@ class MJPVisionTransformer(VisionTransformer):
         prediction = self.dal_regressor(embeddings, ~hidden)
         target = grid_positions(self.grid, normalize=normalize, device=prediction.device)
         return target.to(prediction.dtype), prediction
+
+
+def check_mask(mask: Tensor, patches: int, batch: int | None = None) -> None:
+    """Raise unless it is a mask of all patches, for each picture of a batch or for all of them."""
+    *rows, last = mask.shape or (0,)
+    fits = not rows or (len(rows) == 1 and (batch is None or rows[0] in (1, batch)))
+    if mask.dtype != torch.bool or last != patches or not fits:
+        raise UserError(
+            f"Expected a bool mask over the {patches} patches (no class position), shape "
+            f"({patches},) or ({batch or 'B'}, {patches}); got {mask.dtype} of "
+            f"{tuple(mask.shape)}. True means shuffled."
+        )
 
 
 def _table(rows: int, dim: int) -> nn.Parameter:

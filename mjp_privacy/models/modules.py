@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,166 @@ from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import torch_generator
 from mjp_privacy.models.checkpoint_files import WeightFile, tensors_sha256
 from mjp_privacy.models.checkpoints import load_into, shape_of
-from mjp_privacy.models.layouts import Layout, recognised
+from mjp_privacy.models.layouts import recognised
 from mjp_privacy.models.loading import LoadedModel, build, check_complete, with_card
 from mjp_privacy.models.mjp_vit import PositionEmbedding
 from mjp_privacy.models.sizes import ACTIVATIONS, Activation
 from mjp_privacy.models.spec import ModelSpec, completed, three_numbers
 
+HEADS = ("num_heads", "num_attention_heads")
+INNER = ("module", "_orig_mod")  # DataParallel, torch.compile
+PROBE = torch.linspace(-4, 4, 33)
+FORMULAS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": nn.functional.gelu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "relu": nn.functional.relu,
+}
 TOLERANCE = 1e-4  # of the largest output
 TINY = 1e-12
 OUTPUTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
+
+Channels = float | Sequence[float] | None
+
+
+def load_module(
+    module: nn.Module,
+    *,
+    mean: Channels = None,
+    std: Channels = None,
+    num_heads: int | None = None,
+) -> LoadedModel:
+    """A copy of a live Vision Transformer, in eval mode on the CPU, with its `card`.
+
+    load_module(torchvision.models.vit_b_32(), mean=0.5, std=0.5).card.architecture
+
+    module  of timm, torchvision, transformers (ViT, DeiT, CLIP) or open_clip; a model of this
+            package is returned as it is. Of a model of pictures and text the visual tower is taken.
+    mean, std   of the client's normalisation, one number or three. They are never guessed.
+    num_heads   where the network does not say
+
+    The copy is compared with the module on one random input, so that it never stands for a network
+    that computes something else.
+    """
+    while inner := [child for name, child in module.named_children() if name in INNER]:
+        module = inner[0]
+    tower = getattr(module, "visual", None)  # of open_clip's CLIP
+    module = tower if isinstance(tower, nn.Module) else module
+    if isinstance(module, LoadedModel):
+        _check_card(module, {"mean": mean, "std": std})
+        return module
+    source = type(module).__name__
+    tensors = {name: p.detach().cpu() for name, p in module.named_parameters()}
+    layout = recognised(tensors)
+    names = {own: name for name in tensors for own in layout.own_names(name)}
+    pixels = _normalisation(module, {"mean": mean, "std": std})
+    double = all(tensor.dtype == torch.float64 for tensor in tensors.values())
+    dtype = torch.float64 if double else torch.float32
+    state = {name: value.to(dtype) for name, value in layout.to_own(tensors).items()}
+    shape = shape_of(state, source, classifies=False)
+    spec = completed(replace(_facts(module, names, num_heads), **pixels), shape, layout)
+    check_complete(spec, source)
+    copy = build(spec, source, classifies=False).to(dtype)
+    file = WeightFile(Path(source), tensors_sha256(state), tensors)
+    copy = with_card(copy, spec, load_into(copy, state, file))
+    check_same_outputs(module, copy, next(iter(_around(module, names, "head.weight")), None))
+    return copy
+
+
+# what the network says of itself ------------------------------------------------------------------
+
+
+def _around(module: nn.Module, names: Mapping[str, str], own: str) -> list[nn.Module]:
+    """The modules that a parameter stands in, from its own layer outwards; none: no such.
+
+    names: the network's own of this package's
+    """
+    parts = names.get(own, "").split(".")[:-1]
+    return [module.get_submodule(".".join(parts[:end])) for end in range(len(parts), 0, -1)]
+
+
+def _facts(module: nn.Module, names: Mapping[str, str], num_heads: int | None) -> ModelSpec:
+    """What the network's attributes say and its tensors do not: heads, eps, activation, and what
+    this package's own networks may have beside."""
+    source = type(module).__name__
+    heads = num_heads or _attribute(_around(module, names, "blocks.0.attn.qkv.weight"), HEADS)
+    if heads is None:
+        raise UserError(
+            f"{source}: expected a network whose attention states its number of heads as one of "
+            f"{', '.join(HEADS)}, got none. Give num_heads=…."
+        )
+    size = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    positions: PositionEmbedding = "learned" if "pos_embed" in names else "strict"
+    return ModelSpec(
+        source,
+        img_size=size[0] if isinstance(size, tuple) else None,
+        num_heads=heads,
+        norm_eps=_attribute(_around(module, names, "blocks.0.norm1.weight"), ("eps",)),
+        # Where no part tells, the comparison of outputs does.
+        activation=_activation(_around(module, names, "blocks.0.mlp.fc1.weight")) or "gelu",
+        position_embedding=getattr(module, "position_embedding", positions),
+        first_block=getattr(module, "first_block", None),
+    )
+
+
+def _attribute(owners: Sequence[nn.Module], names: Sequence[str]) -> Any:
+    """The first of these attributes that one of the modules has, innermost first; or None."""
+    values = (getattr(owner, name, None) for owner in owners for name in names)
+    return next((value for value in values if isinstance(value, int | float)), None)
+
+
+def _activation(owners: Sequence[nn.Module]) -> Activation | None:
+    """The activation that stands beside a block's first layer, told by what it computes."""
+    for part in (part for owner in owners[1:] for part in owner.modules()):
+        if type(part) in (nn.Dropout, nn.Identity) or next(part.parameters(), None) is not None:
+            continue
+        try:
+            values = part(PROBE)
+        except Exception:  # a part of another kind, which takes something else than one tensor
+            continue
+        if isinstance(values, Tensor) and values.shape == PROBE.shape:
+            for name in ACTIVATIONS:
+                if torch.allclose(values, FORMULAS[name](PROBE), atol=1e-6):
+                    return name
+    return None
+
+
+def _normalisation(module: nn.Module, given: Mapping[str, Channels]) -> dict[str, Any]:
+    """Mean and std as numbers per channel, or a UserError with what the module declares."""
+    if missing := [key for key, value in given.items() if value is None]:
+        declared = {key: _declared(module, key) for key in missing}
+        stated = ", ".join(f"{key}={value}" for key, value in declared.items() if value)
+        raise UserError(
+            f"{type(module).__name__}: expected {' and '.join(f'{key}=…' for key in missing)} of "
+            "the client's normalisation, one number or one per channel; got none. No weight shows "
+            "them, and they are never guessed."
+            + (f" The module declares {stated}: give that if the client used it." if stated else "")
+        )
+    return {key: three_numbers(key, value) for key, value in given.items()}
+
+
+def _declared(module: nn.Module, key: str) -> tuple[float, ...] | None:
+    """What timm or open_clip wrote onto the network about the pictures that it was trained on."""
+    for name in ("pretrained_cfg", "default_cfg"):
+        config = getattr(module, name, None)
+        if isinstance(config, Mapping) and config.get(key):
+            return tuple(config[key])
+    stated = getattr(module, f"image_{key}", None)
+    return tuple(stated) if stated else None
+
+
+def _check_card(model: LoadedModel, given: Mapping[str, Channels]) -> None:
+    """Raise where mean or std differ from those that the model was loaded with."""
+    for key, value in given.items():
+        loaded = tuple(getattr(model.card, key))
+        if value is not None and three_numbers(key, value) != loaded:
+            raise UserError(
+                f"{key}: expected that of the model's card, {loaded}, got {value}. Leave it out, "
+                f"or load the model with {key}=… as the client normalised its images."
+            )
+
+
+# whether the copy computes the same ---------------------------------------------------------------
 
 
 def check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | None) -> None:
@@ -43,15 +194,22 @@ def check_same_outputs(module: nn.Module, copy: LoadedModel, head: nn.Module | N
     like = next(module.parameters())
     side = copy.card.img_size
     x = torch.randn(1, 3, side, side, generator=torch_generator("comparison of a copied module"))
-    with torch.no_grad(), _evaluated(module), _exact_products():
-        with _inputs_of(head) as entered:
-            answers = list(_answers(_called(module, x.to(like))))
-        with _inputs_of(copy.head) as expected_to_enter:
-            expected = copy(x.to(copy.cls_token))
+    entered: list[Tensor] = []
+    expected_to_enter: list[Tensor] = []
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_evaluated_exactly(module))
+        for layer, inputs in ((head, entered), (copy.head, expected_to_enter)):
+            if isinstance(layer, nn.Linear):
+                keep = inputs.append
+                hook = layer.register_forward_pre_hook(lambda _, given, keep=keep: keep(given[0]))
+                stack.callback(hook.remove)
+        answers = list(_answers(_called(module, x.to(like))))
+        expected = copy(x.to(copy.cls_token))
     errors = [_nearest(module, answers, expected)]
     if entered:
         errors.append(_nearest(module, entered, expected_to_enter[0]))
-    if not max(errors) <= TOLERANCE:
+    if not all(error <= TOLERANCE for error in errors):
         raise UserError(
             f"{type(module).__name__}: the blocks compute something else than those of a plain ViT "
             f"with these weights: outputs differ by {max(errors):.1e} of the largest, expected at "
@@ -71,20 +229,6 @@ def _nearest(module: nn.Module, answers: Sequence[Tensor], expected: Tensor) -> 
             "or classify otherwise."
         )
     return min(float((a - expected).abs().max() / a.abs().max().clamp_min(TINY)) for a in fitting)
-
-
-@contextmanager
-def _inputs_of(layer: nn.Module | None) -> Iterator[list[Tensor]]:
-    """What goes into a linear layer while the block runs; nothing for any other."""
-    entered: list[Tensor] = []
-    if not isinstance(layer, nn.Linear):
-        yield entered
-        return
-    hook = layer.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0].detach()))
-    try:
-        yield entered
-    finally:
-        hook.remove()
 
 
 def _called(module: nn.Module, x: Tensor) -> Any:
@@ -112,203 +256,18 @@ def _answers(returned: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _evaluated(module: nn.Module) -> Iterator[None]:
-    """The module in eval mode; every part gets its own mode back."""
+def _evaluated_exactly(module: nn.Module) -> Iterator[None]:
+    """The module in eval mode, and no TensorFloat-32, whose products are off by more than the
+    tolerance; every part gets its own mode back."""
     modes = [(part, part.training) for part in module.modules()]
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     module.eval()
     try:
         yield
     finally:
         for part, mode in modes:
             part.training = mode
-
-
-@contextmanager
-def _exact_products() -> Iterator[None]:
-    """No TensorFloat-32: its products are off by more than the tolerance."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
-
-
-HEADS = ("num_heads", "num_attention_heads")
-INNER = ("module", "_orig_mod")  # DataParallel, torch.compile
-PROBE = torch.linspace(-4, 4, 33)
-FORMULAS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": nn.functional.gelu,
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "relu": nn.functional.relu,
-}
-
-Channels = float | Sequence[float] | None
-
-
-def load_module(
-    module: nn.Module,
-    *,
-    mean: Channels = None,
-    std: Channels = None,
-    num_heads: int | None = None,
-) -> LoadedModel:
-    """A copy of a live Vision Transformer, in eval mode on the CPU, with its `card`.
-
-    load_module(torchvision.models.vit_b_32(), mean=0.5, std=0.5).card.architecture
-
-    module  of timm, torchvision, transformers (ViT, DeiT, CLIP) or open_clip; a model of this
-            package is returned as it is. Of a model of pictures and text the visual tower is taken.
-    mean, std   of the client's normalisation, one number or three. They are never guessed.
-    num_heads   where the network does not say
-
-    The copy is compared with the module on one random input, so that it never stands for a network
-    that computes something else.
-    """
-    module = _unwrapped(module)
-    if isinstance(module, LoadedModel):
-        _check_card(module, {"mean": mean, "std": std})
-        return module
-    source = type(module).__name__
-    tensors = {name: p.detach().cpu() for name, p in module.named_parameters()}
-    layers = _Layers(module, recognised(tensors), tensors)
-    pixels = _normalisation(module, {"mean": mean, "std": std})
-    dtype = torch.float64 if _is_double(tensors) else torch.float32
-    state = {name: value.to(dtype) for name, value in layers.layout.to_own(tensors).items()}
-    shape = shape_of(state, source, classifies=False)
-    spec = replace(_facts(module, layers, num_heads), **pixels)
-    spec = completed(spec, shape, layers.layout)
-    check_complete(spec, source)
-    copy = build(spec, source, classifies=False).to(dtype)
-    file = WeightFile(Path(source), tensors_sha256(state), tensors)
-    copy = with_card(copy, spec, load_into(copy, state, file))
-    check_same_outputs(module, copy, layers.owning("head.weight"))
-    return copy
-
-
-class _Layers:
-    """The layers of a network by this package's parameter names."""
-
-    def __init__(self, module: nn.Module, layout: Layout, names: Iterable[str]) -> None:
-        self.module, self.layout = module, layout
-        self.names = {own: name for name in names for own in layout.own_names(name)}
-
-    def around(self, own: str) -> list[nn.Module]:
-        """The modules that a parameter stands in, from its own layer outwards; none: no such."""
-        parts = self.names.get(own, "").split(".")[:-1]
-        ends = range(len(parts), 0, -1)
-        return [self.module.get_submodule(".".join(parts[:end])) for end in ends]
-
-    def owning(self, own: str) -> nn.Module | None:
-        """The layer of a parameter; None where it is a parameter of the network itself."""
-        return next(iter(self.around(own)), None)
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """The network inside DataParallel and torch.compile; the visual tower of open_clip's CLIP."""
-    while (inner := _first(module, INNER)) is not None:
-        module = inner
-    tower = getattr(module, "visual", None)
-    return tower if isinstance(tower, nn.Module) else module
-
-
-def _first(module: nn.Module, names: Sequence[str]) -> Any:
-    """The module's child of the first of these names that it has."""
-    children = dict(module.named_children())
-    return next((children[name] for name in names if name in children), None)
-
-
-def _is_double(tensors: Mapping[str, Tensor]) -> bool:
-    return all(tensor.dtype == torch.float64 for tensor in tensors.values())
-
-
-def _facts(module: nn.Module, layers: _Layers, num_heads: int | None) -> ModelSpec:
-    """What the network's attributes say and its tensors do not: heads, eps, activation, and what
-    this package's own networks may have beside."""
-    source = type(module).__name__
-    heads = num_heads or _attribute(layers.around("blocks.0.attn.qkv.weight"), HEADS)
-    if heads is None:
-        raise UserError(
-            f"{source}: expected a network whose attention states its number of heads as one of "
-            f"{', '.join(HEADS)}, got none. Give num_heads=…."
-        )
-    size = getattr(getattr(module, "patch_embed", None), "img_size", None)
-    positions: PositionEmbedding = "learned" if "pos_embed" in layers.names else "strict"
-    return ModelSpec(
-        source,
-        img_size=size[0] if isinstance(size, tuple) else None,
-        num_heads=heads,
-        norm_eps=_attribute(layers.around("blocks.0.norm1.weight"), ("eps",)),
-        # Where no part tells, the comparison of outputs does.
-        activation=_activation(layers.around("blocks.0.mlp.fc1.weight")) or "gelu",
-        position_embedding=getattr(module, "position_embedding", positions),
-        first_block=getattr(module, "first_block", None),
-    )
-
-
-def _attribute(owners: Sequence[nn.Module], names: Sequence[str]) -> Any:
-    """The first of these attributes that one of the modules has, innermost first; or None."""
-    values = (getattr(owner, name, None) for owner in owners for name in names)
-    return next((value for value in values if isinstance(value, int | float)), None)
-
-
-def _activation(owners: Sequence[nn.Module]) -> Activation | None:
-    """The activation that stands beside a block's first layer, told by what it computes."""
-    for owner in owners[1:]:
-        for part in owner.modules():
-            if type(part) in (nn.Dropout, nn.Identity) or next(part.parameters(), None) is not None:
-                continue
-            if (name := _computed(part)) is not None:
-                return name
-    return None
-
-
-def _computed(part: nn.Module) -> Activation | None:
-    try:
-        values = part(PROBE)
-    except Exception:  # a part of another kind, which takes something else than one tensor
-        return None
-    if not isinstance(values, Tensor) or values.shape != PROBE.shape:
-        return None
-    same = (
-        name for name in ACTIVATIONS if torch.allclose(values, FORMULAS[name](PROBE), atol=1e-6)
-    )
-    return next(same, None)
-
-
-def _normalisation(module: nn.Module, given: Mapping[str, Channels]) -> dict[str, Any]:
-    """Mean and std as numbers per channel, or a UserError with what the module declares."""
-    if missing := [key for key, value in given.items() if value is None]:
-        declared = {key: _declared(module, key) for key in missing}
-        stated = ", ".join(f"{key}={value}" for key, value in declared.items() if value)
-        raise UserError(
-            f"{type(module).__name__}: expected {' and '.join(f'{key}=…' for key in missing)} of "
-            "the client's normalisation, one number or one per channel; got none. No weight shows "
-            "them, and they are never guessed."
-            + (f" The module declares {stated}: give that if the client used it." if stated else "")
-        )
-    return {key: three_numbers(key, value) for key, value in given.items() if value is not None}
-
-
-def _check_card(model: LoadedModel, given: Mapping[str, Channels]) -> None:
-    """Raise where mean or std differ from those that the model was loaded with."""
-    for key, value in given.items():
-        loaded = tuple(getattr(model.card, key))
-        if value is not None and three_numbers(key, value) != loaded:
-            raise UserError(
-                f"{key}: expected that of the model's card, {loaded}, got {value}. Leave it out, "
-                f"or load the model with {key}=… as the client normalised its images."
-            )
-
-
-def _declared(module: nn.Module, key: str) -> tuple[float, ...] | None:
-    """What timm or open_clip wrote onto the network about the pictures that it was trained on."""
-    for name in ("pretrained_cfg", "default_cfg"):
-        config = getattr(module, name, None)
-        if isinstance(config, Mapping) and config.get(key):
-            return tuple(config[key])
-    stated = getattr(module, f"image_{key}", None)
-    return tuple(stated) if stated else None

@@ -28,6 +28,16 @@ def start_(table: Tensor) -> Tensor:
         return table.uniform_(-1, 1).erfinv_().mul_(START_STD * math.sqrt(2)).clamp_(-2, 2)
 
 
+def start_linear_layers(network: nn.Module) -> None:
+    """Draw the linear layers of a network, so that a seed means the same numbers in every version
+    of torch; nothing is drawn for an outline."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear) and not module.weight.is_meta:
+            start_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
 class QuickGELU(nn.Module):
     """CLIP's activation."""
 
@@ -184,11 +194,7 @@ class VisionTransformer(nn.Module):
         if self.pos_embed is not None:
             start_(self.pos_embed)
         nn.init.normal_(self.cls_token, std=CLASS_START_STD)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                start_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        start_linear_layers(self)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that an optimiser should not decay."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mjp_privacy.models.families import OtherNetwork
 from mjp_privacy.models.mjp_vit import LocalizationRegressor, grid_positions, masked_l1
 from mjp_privacy.models.sizes import Sizes
-from mjp_privacy.models.vit import start_
+from mjp_privacy.models.vit import start_, start_linear_layers
 
 WINDOW = 7  # patches along a side of an attention window
 RELATIVE = "relative_position_bias_table"
@@ -57,7 +57,7 @@ class JigsawSwin(OtherNetwork):
         self.unk_embed = _table(1, width) if sizes.unknown_embedding else None
         if sizes.dal != "none":
             self.dal_regressor = LocalizationRegressor(width, sizes.dal)
-        self.start_linear_layers()
+        start_linear_layers(self)
         for name, table in self.named_parameters():
             if name.endswith((RELATIVE, "_embed")) and not table.is_meta:
                 start_(table)
@@ -138,7 +138,7 @@ class JigsawResNet(OtherNetwork):
         ]
         for name in self.order:
             self.add_module(name, plain.get_submodule(name))
-        self.start_linear_layers()
+        start_linear_layers(self)
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The mean over all places after the last stage, (B, 1, D); the mask is not used."""

@@ -140,14 +140,14 @@ def test_torchvision_by_name_and_without_one(tmp_path: Path) -> None:
     module = randomised(torchvision_vit())
     path = tmp_path / "weights.pth"
     torch.save(module.state_dict(), path)
-    with pytest.raises(UserError, match=r"weights.pth: num_heads, mean, std cannot be read off"):
+    with pytest.raises(UserError, match="num_heads, mean, std"):
         load_model(checkpoint=path)
     model = load_model(checkpoint=path, num_heads=4, mean=0.5, std=0.5)
     assert_equal(model(pictures()), module(pictures()))
     assert model.card.checkpoint.layout == "torchvision"
     outline = load_model("vit_b_32", checkpoint="random", num_classes=3, mean=0.5, std=0.5)
     assert outline.card.architecture == "vit d768 l12 h12 p32@224"
-    with pytest.raises(UserError, match="mean, std cannot be read off"):
+    with pytest.raises(UserError, match="mean, std"):
         load_model("vit_h_14", checkpoint="random", num_classes=3)
 
 
@@ -158,81 +158,44 @@ def test_the_activation_of_clip_is_not_guessed(tmp_path: Path) -> None:
     module = randomised(open_clip_tower())
     place = folder(tmp_path, module, "open_clip_pytorch_model.bin")
     given = {"num_heads": 4, "mean": 0.5, "std": 0.5}
-    with pytest.raises(UserError, match=r"activation cannot be read off.*Expected activation=…"):
+    with pytest.raises(UserError, match="activation=…"):
         load_model(checkpoint=place, **given)
     assert_equal(
         load_model(checkpoint=place, activation="gelu", **given)(pictures()), module(pictures())
     )
-    with pytest.raises(UserError, match=r"Unknown activation 'gellu'. Did you mean gelu\?"):
+    with pytest.raises(UserError, match="gellu"):
         load_model(checkpoint=place, activation="gellu", **given)
-    with pytest.raises(UserError, match="norm_eps: expected a positive number, got -1"):
+    with pytest.raises(UserError, match=r"norm_eps: .*-1"):
         load_model(checkpoint=place, activation="gelu", norm_eps=-1, **given)
 
 
-@pytest.mark.parametrize(
-    ("beside", "message"),
-    [
-        (
-            {"config": "{"},
-            r"config.json: .*what cannot be read .*Copy or download it again, or remove it",
-        ),
-        ({"config": []}, r"config.json: .*; got a list where named fields were expected. Copy or"),
-        (
-            {"config": {"vision_config": 3}},
-            r"(?s)config.json: .*vision_config: Input should be named fields; got 3",
-        ),
-        (
-            {"config": {**VIT, "hidden_act": "silu"}},
-            r"hidden_act is 'silu': expected one of gelu, ",
-        ),
-        (
-            {"config": {**VIT, "hidden_size": 768}},
-            r"bin is of width 96, the JSON file beside it of ",
-        ),
-        ({"preprocessor_config": {"image_mean": "x"}}, r"mean: expected one number or three.*'x'"),
-        ({"config": VIT}, r"pytorch_model.bin: mean, std cannot be read off"),
-    ],
-)
+WRONG: list[tuple[str, Any, str]] = [
+    ("config", "{", "config.json"),
+    ("config", [], "config.json"),
+    ("config", {**VIT, "hidden_act": "silu"}, "hidden_act.*'silu'"),
+    ("config", {**VIT, "hidden_size": 768}, "width 96.*width 768"),
+    ("config", {"num_attention_heads": "4"}, "num_attention_heads.*'4'"),
+    ("config", {"hidden_size": [96]}, r"hidden_size.*\[96\]"),
+    ("config", {"hidden_size": 10**9}, "hidden_size.*16384"),
+    ("config", {"layer_norm_eps": -1e-6}, "layer_norm_eps.*-1e-06"),
+    ("config", {"hidden_act": 3}, "hidden_act.*3"),
+    ("config", {"vision_config": 3}, "num_heads"),
+    ("preprocessor_config", {"image_mean": "x"}, "preprocessor_config.json.*image_mean.*'x'"),
+    ("preprocessor_config", {"resample": "bicubic"}, "resample.*'bicubic'"),
+    ("preprocessor_config", {"size": {"height": True}}, "size.*True"),
+    ("preprocessor_config", {"size": {"height": 0}}, "size.*0"),
+    ("preprocessor_config", {}, "mean, std"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "named"), WRONG)
 def test_json_that_is_wrong_or_of_another_model(
-    tmp_path: Path, beside: dict[str, Any], message: str
-) -> None:
-    module = hugging_face("ViTForImageClassification", "ViTConfig")
-    with pytest.raises(UserError, match=message):
-        load_model(checkpoint=folder(tmp_path, module, "pytorch_model.bin", **beside))
-
-
-@pytest.mark.parametrize(
-    ("file", "key", "value", "expected"),
-    [
-        ("config", "num_attention_heads", "4", "a valid integer"),
-        ("config", "hidden_size", [96], "a valid integer"),
-        ("config", "hidden_size", 10**9, "less than or equal to 16384"),
-        ("config", "layer_norm_eps", -1e-6, "greater than 0"),
-        ("config", "hidden_act", 3, "a valid string"),
-        ("preprocessor_config", "resample", "bicubic", "a valid integer"),
-        ("preprocessor_config", "height", True, "a valid integer"),
-        ("preprocessor_config", "height", 0, "greater than or equal to 1"),
-    ],
-)
-def test_numbers_that_are_none(
-    tmp_path: Path, file: str, key: str, value: Any, expected: str
+    tmp_path: Path, file: str, content: Any, named: str
 ) -> None:
     module = hugging_face("ViTForImageClassification", "ViTConfig")
     beside: dict[str, Any] = {"config": VIT, "preprocessor_config": {**PICTURES, "size": 36}}
-    beside[file] = beside[file] | {"size": {key: value}} if key == "height" else {key: value}
-    with pytest.raises(UserError) as caught:
-        load_model(checkpoint=folder(tmp_path, module, "pytorch_model.bin", **beside))
-    said = str(caught.value)
-    assert f"{file}.json: expected the JSON file that a library saves beside weights" in said
-    assert f"{key}: Input should be {expected}; got {value!r}." in said
-    assert "Copy or download it again, or remove it and give the facts yourself." in said
-
-
-def test_heads_that_do_not_divide_the_width(tmp_path: Path) -> None:
-    module = randomised(open_clip_model())
-    config = {**OPEN_CLIP, "model_cfg": {"vision_cfg": {"width": DIM, "head_width": 19}}}
-    place = folder(tmp_path, module, "open_clip_model.safetensors", open_clip_config=config)
-    with pytest.raises(UserError, match="embed_dim by num_heads, got 32/4 and 96/5"):
+    place = folder(tmp_path, module, "pytorch_model.bin", **{**beside, file: content})
+    with pytest.raises(UserError, match=f"(?s){named}"):
         load_model(checkpoint=place)
 
 
@@ -241,5 +204,5 @@ def test_the_json_of_another_program_is_left_alone(tmp_path: Path) -> None:
     place = folder(tmp_path, module, "model.safetensors", config={"seed": 1, "mean": 7})
     card = load_model(checkpoint=place, num_heads=3, mean=0.5, std=0.5).card
     assert card.mean == (0.5,) * 3
-    with pytest.raises(UserError, match="num_heads, mean, std cannot be read off"):
+    with pytest.raises(UserError, match="num_heads, mean, std"):
         load_model(checkpoint=place)

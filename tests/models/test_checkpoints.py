@@ -1,6 +1,5 @@
 """Weight files in every layout, what is refused, and what the report says."""
 
-import argparse
 import hashlib
 import sys
 import types
@@ -101,11 +100,7 @@ LAYOUTS: dict[str, Callable[[State], Any]] = {
     "ordered": OrderedDict,
     "parameters": lambda s: {name: nn.Parameter(tensor) for name, tensor in s.items()},
     "model": lambda s: {"model": s, "epoch": 3},
-    "state_dict": lambda s: {"state_dict": s, "arch": "vit"},
-    "model in state_dict": lambda s: {"state_dict": {"model": s}},
     "state_dict in model": lambda s: {"model": {"state_dict": s}},
-    "module.": lambda s: prefixed(s, "module."),
-    "model.": lambda s: prefixed(s, "model."),
     "module. in model": lambda s: {"model": prefixed(s, "module.")},
     "module.model.": lambda s: prefixed(s, "module.model."),
     "compiled": lambda s: {"model": prefixed(s, "_orig_mod.")},
@@ -123,6 +118,7 @@ def test_pytorch_files(tmp_path: Path, layout: str, suffix: str) -> None:
     model = load_model(checkpoint=path, **KNOWN)
     assert_loaded(model, state)
     report = model.card.checkpoint
+    assert report.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert (report.source, report.layout) == (path.name, "timm")
     assert report.missing == report.unexpected == report.notes == ()
     assert model.card.architecture == "vit d24 l2 h3 p8@32"
@@ -186,15 +182,6 @@ def test_the_official_layout_flat(tmp_path: Path, suffix: str) -> None:
     assert (model.dal_kind, model.index_embed is not None) == ("linear", True)
 
 
-def test_deits_settings_beside_the_weights(tmp_path: Path) -> None:
-    state = state_of()
-    arguments = argparse.Namespace(lr=5e-4, model="deit", output_dir="", opt_betas=None)
-    path = saved(tmp_path, {"model": state, "args": arguments, "model_ema": state, "epoch": 1})
-    model = load_model(checkpoint=path, **KNOWN)
-    assert_loaded(model, state)
-    assert model.card.checkpoint.beside == ("args", "epoch", "model_ema")
-
-
 def test_a_named_model_takes_a_file_and_keeps_what_it_knows(tmp_path: Path) -> None:
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
     state = state_of(unknown_embedding=True, dal="nonlinear")
@@ -207,12 +194,6 @@ def test_a_named_model_takes_a_file_and_keeps_what_it_knows(tmp_path: Path) -> N
     assert torch.equal(model(some_images(1).float(), some_masks(1)), model(some_images(1).float()))
     assert model.card.checkpoint.unexpected == ("unk_embed",)
     assert "unknown embedding is not used" in model.card.checkpoint.notes[0]
-
-
-def test_the_sha256_is_the_files(tmp_path: Path) -> None:
-    path = saved(tmp_path, state_of())
-    report = load_model(checkpoint=path, **KNOWN).card.checkpoint
-    assert report.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_an_mlp_of_any_width_is_read_off_the_file(tmp_path: Path) -> None:
@@ -266,7 +247,7 @@ def test_position_embeddings_are_removed_and_the_report_says_so(
 def test_weights_trained_without_position_embeddings(tmp_path: Path, reading: str) -> None:
     state = state_of(position_embedding="strict")
     path = saved(tmp_path, state)
-    with pytest.raises(UserError, match=r"img_size cannot be read.*img_size=…"):
+    with pytest.raises(UserError, match="img_size=…"):
         load_model(checkpoint=path, position_embedding=reading, **KNOWN)
     model = load_model(checkpoint=path, position_embedding=reading, img_size=32, **KNOWN)
     report = model.card.checkpoint
@@ -285,9 +266,9 @@ def test_weights_trained_without_position_embeddings(tmp_path: Path, reading: st
 
 def test_a_missing_unknown_embedding_is_never_invented(tmp_path: Path) -> None:
     path = saved(tmp_path, state_of())
-    with pytest.raises(UserError, match=r"no unknown embedding \(unk_embed.*unknown_init: mean_po"):
+    with pytest.raises(UserError, match="unknown_init"):
         load_model(checkpoint=path, unknown_embedding=True, **KNOWN)
-    with pytest.raises(UserError, match=r"Unknown unknown_init 'zero'\. Did you mean zeros\?"):
+    with pytest.raises(UserError, match="zeros"):
         load_model(checkpoint=path, unknown_embedding=True, unknown_init="zero", **KNOWN)
 
 
@@ -302,22 +283,6 @@ def test_a_missing_unknown_embedding_is_filled_as_asked(tmp_path: Path, how: Any
     report = model.card.checkpoint
     assert report.missing == ("unk_embed",)
     assert "unk_embed is not trained: set to" in report.notes[0]
-
-
-def test_a_trained_unknown_embedding_is_not_refilled(tmp_path: Path) -> None:
-    state = state_of(unknown_embedding=True)
-    path = saved(tmp_path, official(state))
-    model = load_model(checkpoint=path, unknown_init="zeros", **KNOWN)
-    assert_loaded(model, state)
-    assert model.card.checkpoint.missing == model.card.checkpoint.notes == ()
-
-
-def test_an_unknown_embedding_cannot_be_filled_without_a_table(tmp_path: Path) -> None:
-    path = saved(tmp_path, state_of(position_embedding="strict"))
-    with pytest.raises(UserError, match=r"lacks 2 of .* tensors: pos_embed, unk_embed"):
-        load_model(
-            checkpoint=path, img_size=32, unknown_embedding=True, unknown_init="zeros", **KNOWN
-        )
 
 
 # another image size -------------------------------------------------------------------------------
@@ -340,14 +305,6 @@ def test_position_embeddings_are_resampled_as_timm_does(tmp_path: Path, size: in
     assert model(some_images(1, size).float()).shape == (1, 5)
 
 
-def test_a_table_of_no_square_grid_is_refused(tmp_path: Path) -> None:
-    state = state_of()
-    state["pos_embed"] = torch.zeros(1, 16, 24)
-    path = saved(tmp_path, state)
-    with pytest.raises(UserError, match=r"pos_embed has 16 rows: expected one class row and a sq"):
-        load_model(checkpoint=path, img_size=32, **KNOWN)
-
-
 # timm's downloads ---------------------------------------------------------------------------------
 
 
@@ -360,13 +317,8 @@ def test_a_table_of_no_square_grid_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_download_that_does_not_exist_suggests_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(
-        UserError, match=f"Unknown timm model .*Did you mean {near}[?].*Available: "
-    ):
+    with pytest.raises(UserError, match=f"{near}[?]"):
         load_model(checkpoint=f"timm:{name}")
-    if "." in name:
-        with pytest.raises(UserError, match=f"Unknown timm model .*Did you mean {near}[?]"):
-            load_model(name)
 
 
 def test_a_failed_download_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,8 +326,7 @@ def test_a_failed_download_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError("no route to host")
 
     monkeypatch.setattr(timm, "create_model", fails)
-    message = r"could not download vit_small_patch16_224.augreg.*\(OSError\).*give the file: --wei"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"vit_small_patch16_224.augreg.*OSError"):
         load_model("vit_small")
 
 

@@ -56,18 +56,10 @@ def test_a_network_comes_back_as_it_was(tmp_path: Path, family: str) -> None:
     assert [n for n, _ in outline.named_parameters()] == [n for n, _ in model.named_parameters()]
 
 
-def test_half_precision_comes_back_in_float32(tmp_path: Path) -> None:
-    config = family_config("resnet")
-    path = export_model(
-        tmp_path, build_network(config), config, {}, half=True, name="half.safetensors"
-    )
-    assert {t.dtype for t in load_model(checkpoint=path).parameters()} == {torch.float32}
-
-
 def test_mean_and_std_may_be_given_and_nothing_of_the_sizes(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, "swin")
     assert load_model(checkpoint=path, mean=0.4, std=None).card.mean == (0.4,) * 3
-    said = "holds a swin and states its own sizes: expected no more than mean, std"
+    said = "img_size=64|unknown_embedding=False|deit_small"
     for given in ({"img_size": 64}, {"unknown_embedding": False}, {"name": "deit_small"}):
         with pytest.raises(UserError, match=said):
             load_model(checkpoint=path, **given)  # type: ignore[arg-type]
@@ -77,21 +69,20 @@ def test_sizes_that_the_tensors_do_not_have_are_refused(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, "swin")
     with safe_open(path, "pt") as file:
         network = json.loads(file.metadata()["network"])
-    said = "states the sizes of a swin that its tensors do not have: .*Give the file as `mjp train`"
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match="absolute_pos_embed"):
         load_model(checkpoint=changed(path, {}, network={**network, "embed_dim": 32}))
-    with pytest.raises(UserError, match="bert: expected no such tensor, got"):
+    with pytest.raises(UserError, match="bert"):
         load_model(checkpoint=changed(path, {"bert": torch.zeros(1)}, network=network))
 
 
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        (5, "expected metadata of weights that state their model"),
+        (5, "metadata"),
         ({"family": "vit"}, "family"),
         ({"stages": []}, "stages"),
         ({"embed_dim": "16"}, "embed_dim"),
-        ({"num_heads": 3}, "embed_dim by num_heads, got 32/4 and 16/3"),
+        ({"num_heads": 3}, "32/4 and 16/3"),
     ],
 )
 def test_metadata_that_states_no_sizes_is_refused(tmp_path: Path, network: Any, said: str) -> None:
@@ -105,13 +96,13 @@ def test_metadata_that_states_no_sizes_is_refused(tmp_path: Path, network: Any, 
 
 def test_numbers_that_are_nan_and_missing_pixels_are_refused(tmp_path: Path) -> None:
     path = changed(checkpoint(tmp_path, "resnet"), {"fc.bias": torch.full((10,), torch.nan)})
-    with pytest.raises(UserError, match="10 of 10 numbers that are NaN or infinite"):
+    with pytest.raises(UserError, match="10 of 10"):
         load_model(checkpoint=path)
     path = changed(checkpoint(tmp_path, "resnet"), {}, mean=LEFT_OUT)
-    with pytest.raises(UserError, match="mean and std cannot be read off the checkpoint"):
+    with pytest.raises(UserError, match="mean=…"):
         load_model(checkpoint=path)
 
 
 def test_what_asks_about_plain_vits_says_that_it_does(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds another network than a plain ViT: closed forms do"):
+    with pytest.raises(UserError, match="safetensors"):
         outline_spec(checkpoint=checkpoint(tmp_path, "swin"))

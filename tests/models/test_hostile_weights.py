@@ -64,48 +64,20 @@ def test_each_tensor_in_each_wrong_shape(tmp_path: Path, suffix: str, step: int)
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "said"),
-    [
-        ("pos_embed", (1, 0, 24), "'pos_embed' has shape (1, 0, 24), which holds no number"),
-        ("pos_embed", (1, 1, 24), "pos_embed has 1 rows: expected one class row and a square"),
-        ("head.weight", (0, 24), "'head.weight' has shape (0, 24), which holds no number"),
-        ("patch_embed.proj.weight", (0, 3, 8, 8), "(0, 3, 8, 8), which holds no number"),
-        ("patch_embed.proj.weight", (24, 3, 0, 0), "(24, 3, 0, 0), which holds no number"),
-        ("patch_embed.proj.weight", (10**9, 3, 0, 0), "which holds no number"),
-        ("blocks.0.mlp.fc1.weight", (0, 24), "(0, 24), which holds no number"),
-        ("cls_token", (), "'cls_token' has shape (), expected 3 axes"),
-    ],
-)
-def test_shapes_that_no_network_has(
-    tmp_path: Path, name: str, shape: tuple[int, ...], said: str
-) -> None:
-    state = {**state_of(), name: torch.zeros(shape)}
-    assert said in refusal(stored(tmp_path, state, ".safetensors"))
-
-
-@pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("blocks.foo.weight", "layers that the model does not have: blocks.foo.weight"),
-        ("blocks.-1.norm1.weight", "does not have: blocks.-1.norm1.weight"),
-        ("blocks.01.norm1.weight", "does not have: blocks.01.norm1.weight"),
-        ("blocks.٣.norm1.weight", "does not have: blocks.٣.norm1.weight"),
-        ("blocks.", "does not have: blocks."),
-        ("blocks.3.norm1.weight", "blocks of the numbers 0, 1, 3: expected 0, 1, … without a gap"),
-        ("blocks.999999.norm1.weight", "blocks of the numbers 0, 1, 999999"),
-        ("blocks.1000000000.norm1.weight", "does not have: blocks.1000000000.norm1.weight"),
-        ("head.\x1b[2J", "does not have: head.\\x1b[2J"),
-        ("module.cls_token", "both mean 'cls_token'"),
+        *((f"blocks.{n}.norm1.weight", f"blocks.{n}.norm1") for n in ("-1", "01", "٣", 10**9)),
+        ("blocks.foo.weight", "blocks.foo.weight"),
+        ("blocks.", "blocks."),
+        ("blocks.3.norm1.weight", "0, 1, 3"),
+        ("blocks.999999.norm1.weight", "0, 1, 999999"),
+        ("head.\x1b[2J", "head.\\x1b[2J"),
+        ("module.cls_token", "module.cls_token"),
     ],
 )
 def test_names_that_no_network_has(tmp_path: Path, name: str, said: str) -> None:
     state = {**state_of(), name: torch.zeros(24)}
     assert said in refusal(stored(tmp_path, state, ".safetensors"))
-
-
-def test_a_network_without_blocks(tmp_path: Path) -> None:
-    state = {name: t for name, t in state_of().items() if not name.startswith("blocks.")}
-    assert "expected a tensor 'blocks.0.mlp.fc1.weight'" in refusal(saved(tmp_path, state))
 
 
 @pytest.mark.parametrize(
@@ -116,25 +88,7 @@ def test_a_network_without_blocks(tmp_path: Path) -> None:
 def test_numbers_that_are_no_floats(tmp_path: Path, kind: torch.dtype, suffix: str) -> None:
     state = {**state_of(), "blocks.1.attn.qkv.weight": torch.zeros(72, 24).to(kind)}
     said = refusal(stored(tmp_path, state, suffix))
-    assert f"weights{suffix}, blocks.1.attn.qkv.weight: expected the weights" in said
-    assert "got entries of type" in said
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_floats_are_taken_and_said(tmp_path: Path, kind: torch.dtype) -> None:
-    state = {name: tensor.to(kind) for name, tensor in state_of().items()}
-    model = load_model(checkpoint=stored(tmp_path, state, ".safetensors"), **KNOWN)
-    assert model.card.checkpoint.stored_as == str(kind).removeprefix("torch.")
-    assert model.head.weight.dtype == torch.float32
-    assert torch.equal(model.head.weight, state["head.weight"].float())
-    assert model.card.checkpoint.notes == ()  # a note would give a run's rows another name
-
-
-def test_numbers_of_another_part_may_be_of_any_kind(tmp_path: Path) -> None:
-    state = {**state_of(), "steps": torch.tensor(3), "counts": torch.zeros(2, dtype=torch.int8)}
-    report = load_model(checkpoint=saved(tmp_path, state), **KNOWN).card.checkpoint
-    assert report.unexpected == ("counts", "steps")
-    assert report.stored_as == ""
+    assert f"weights{suffix}, blocks.1.attn.qkv.weight" in said
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
@@ -144,20 +98,23 @@ def test_weights_that_are_no_numbers(tmp_path: Path, number: float, suffix: str)
     state["blocks.1.mlp.fc2.bias"][3] = number
     with pytest.raises(UserError) as caught:
         load_model(checkpoint=stored(tmp_path, state, suffix), **KNOWN)
-    assert "blocks.1.mlp.fc2.bias: expected the weights" in str(caught.value)
-    assert "got 1 of 24 numbers that are NaN or infinite" in str(caught.value)
+    assert "blocks.1.mlp.fc2.bias" in str(caught.value)
+    assert "1 of 24" in str(caught.value)
 
 
+CIRCLE: dict[str, Any] = {}
+CIRCLE["model"] = CIRCLE  # a container that holds itself
 ODD: list[tuple[Any, str]] = [
-    ({"model": {"model": {"model": {"model": {}}}}}, "holds no weights"),
-    ({"model": [1, 2], "x": (1, (2,))}, "holds no weights: expected tensors by name, got model, x"),
-    ({(1, 2): torch.zeros(1), None: torch.zeros(1)}, "expected a tensor 'patch_embed.proj.weight'"),
-    ({1: torch.zeros(1), "1": torch.zeros(1)}, "got several entries of one name"),
-    ({10**30: torch.zeros(1)}, "expected a tensor 'patch_embed.proj.weight', got int"),
-    ({f"t{i}": 0 for i in range(10_001)}, "got 10001 entries, more than 10000"),
-    ({"a": torch.zeros([1] * 9)}, "a: expected the weights"),
-    ({"\x1b[2J": torch.zeros(1)}, "got \\x1b[2J"),
+    ({"model": {"model": {"model": {"model": {}}}}}, "model"),
+    ({"model": [1, 2], "x": (1, (2,))}, "model, x"),
+    ({(1, 2): torch.zeros(1), None: torch.zeros(1)}, "'patch_embed.proj.weight'"),
+    ({1: torch.zeros(1), "1": torch.zeros(1)}, "one name"),
+    ({10**30: torch.zeros(1)}, "got int"),
+    ({f"t{i}": 0 for i in range(10_001)}, "10001"),
+    ({"a": torch.zeros([1] * 9)}, "weights.pth, a"),
+    ({"\x1b[2J": torch.zeros(1)}, "\\x1b[2J"),
     ({"x" * 5000: torch.zeros(1)}, "xxx...xxx"),
+    (CIRCLE, "weights.pth"),
 ]
 
 
@@ -166,12 +123,6 @@ def test_containers_of_odd_kinds(tmp_path: Path, content: Any, said: str) -> Non
     message = refusal(saved(tmp_path, content))
     assert said in message
     assert len(message) < 1500
-
-
-def test_a_container_that_holds_itself(tmp_path: Path) -> None:
-    content: dict[str, Any] = {}
-    content["model"] = content
-    assert "holds no weights" in refusal(saved(tmp_path, content))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin"])

@@ -2,8 +2,8 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,7 +21,6 @@ from mjp_privacy.models.jigsaw import (
     to_images,
     to_patches,
 )
-from tests.helpers.reference import shuffle_patches_and_pixels
 
 GRIDS = st.integers(1, 28)
 GAMMAS = st.floats(0, 1)
@@ -52,20 +51,19 @@ def test_to_images_is_the_inverse(lead: tuple[int, ...], channels: int) -> None:
     assert torch.equal(to_images(patches, 8, channels), x)
 
 
-def test_patches_are_row_major_and_may_be_of_a_wide_image() -> None:
-    x = images(1, 3, 16, 32)
-    assert torch.equal(to_patches(x, 8)[0, 5].unflatten(0, (3, 8, 8)), x[0, :, 8:16, 8:16])
-
-
-@pytest.mark.parametrize(("height", "width"), [(30, 32), (32, 30)])
-def test_an_image_of_broken_patches_is_refused(height: int, width: int) -> None:
-    with pytest.raises(UserError, match=rf"{height}×{width}.*8×8.*resize or crop"):
-        to_patches(images(1, 3, height, width), 8)
-
-
-def test_patches_of_no_square_are_refused() -> None:
-    with pytest.raises(UserError, match="square grid of patches, got 8: use square images"):
-        to_images(images(2, 8, 192), 8)
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: to_patches(images(1, 3, 30, 32), 8), "30×32.*8×8"),
+        (lambda: to_images(images(2, 8, 192), 8), "got 8"),
+        (lambda: blockwise_mask(14, 27.0, random.Random(0)), "0 to 1, got 27"),
+        (lambda: blockwise_mask(14, float("nan"), random.Random(0)), "nan"),
+        (lambda: shuffle_patches(images(1, 3, 32, 32), torch.arange(4)[None], 8), "16.*4"),
+    ],
+)
+def test_a_puzzle_that_is_none_is_refused(call: Callable[[], object], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        call()
 
 
 # the mask -----------------------------------------------------------------------------------------
@@ -78,13 +76,6 @@ def test_the_mask_keeps_its_limits(grid: int, gamma: float, seed: int) -> None:
     assert mask.shape == (grid * grid,)
     assert mask.dtype == torch.bool
     assert 0 <= int(mask.sum()) <= int(grid * grid * gamma)
-
-
-@given(grid=st.integers(6, 28), gamma=st.floats(0.25, 1), seed=st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
-def test_the_mask_reaches_most_of_a_large_target(grid: int, gamma: float, seed: int) -> None:
-    target = int(grid * grid * gamma)
-    assert int(blockwise_mask(grid, gamma, random.Random(seed)).sum()) >= target // 2
 
 
 @pytest.mark.parametrize(("patches", "block"), [(196, 75), (49, 18), (64, 24), (576, 220), (1, 0)])
@@ -122,12 +113,6 @@ def test_gamma_zero_masks_nothing_and_one_nearly_everything() -> None:
     assert mask.sum(-1).double().mean() >= 175
 
 
-@pytest.mark.parametrize("gamma", [-0.1, 1.01, 27.0, float("nan")])
-def test_a_gamma_that_is_no_share_is_refused(gamma: float) -> None:
-    with pytest.raises(UserError, match=f"share of the patches: expected 0 to 1, got {gamma}"):
-        blockwise_mask(14, gamma, random.Random(0))
-
-
 # the shuffle --------------------------------------------------------------------------------------
 
 
@@ -149,18 +134,6 @@ def test_every_order_is_as_likely() -> None:
     assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 20.5  # chi2(5), 0.999
 
 
-def test_shuffled_patch_j_is_plain_patch_permutation_j() -> None:
-    x = images(2, 3, 32, 32)
-    mask, permutation = draw_masks(["a", "b"], grid=4, gamma=0.9, round=0, seed=0)
-    shuffled = to_patches(shuffle_patches(x, permutation, 8), 8)
-    plain = to_patches(x, 8)
-    for image in range(2):
-        for j in range(16):
-            assert torch.equal(shuffled[image, j], plain[image, permutation[image, j]])
-    assert torch.equal(shuffled[~mask], plain[~mask])
-    assert not torch.equal(shuffled[mask], plain[mask])
-
-
 def test_the_shuffle_is_that_of_unfold_and_fold() -> None:
     """The authors' way: columns of nn.Unfold, reordered, through nn.Fold."""
     x = images(2, 3, 32, 32)
@@ -170,14 +143,6 @@ def test_the_shuffle_is_that_of_unfold_and_fold() -> None:
     reordered[..., mask[0]] = columns[..., permutation[0][mask[0]]]
     expected = nn.Fold(32, 8, stride=8)(reordered)
     assert torch.equal(shuffle_patches(x, permutation[0], 8), expected)
-
-
-def test_the_inverse_permutation_unshuffles() -> None:
-    x = images(3, 3, 32, 32)
-    _, permutation = draw_masks(["a", "b", "c"], grid=4, gamma=1.0, round=0, seed=0)
-    shuffled = shuffle_patches(x, permutation, 8)
-    assert not torch.equal(shuffled, x)
-    assert torch.equal(shuffle_patches(shuffled, permutation.argsort(-1), 8), x)
 
 
 # where the randomness comes from ------------------------------------------------------------------
@@ -226,38 +191,3 @@ def test_each_part_of_the_name_makes_another_mask(change: dict[str, float]) -> N
     second, _ = draw_masks(ids, **{**PUZZLE, **change})
     assert (first == second).all(-1).sum() <= 1
     assert len({tuple(row.tolist()) for row in first}) == 20
-
-
-def test_numbers_of_numpy_and_python_make_the_same_mask() -> None:
-    expected = draw_masks(["7"], grid=14, gamma=0.5, round=2, seed=3)
-    found = draw_masks(
-        [np.str_("7")], grid=14, gamma=np.float64(0.5), round=np.int64(2), seed=np.int64(3)
-    )
-    whole = draw_masks(["7"], grid=14, gamma=1, round=2, seed=3)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-    assert torch.equal(whole[0], draw_masks(["7"], grid=14, gamma=1.0, round=2, seed=3)[0])
-
-
-# shuffled patches and pixels (Table 4, row C) -----------------------------------------------------
-
-
-def test_spp_keeps_the_pixels_of_each_patch_and_has_one_pixel_order() -> None:
-    x = images(2, 3, 32, 32)
-    plain = to_patches(x, 8).unflatten(-1, (3, 64))
-    found = to_patches(shuffle_patches_and_pixels(x, 8, random.Random(0)), 8).unflatten(-1, (3, 64))
-    # Each patch found holds the pixels (three colours together) of exactly one plain patch.
-    key = plain[0, :, 0].sort(-1).values
-    source = [int((key == row).all(-1).nonzero()) for row in found[0, :, 0].sort(-1).values]
-    assert sorted(source) == list(range(16))
-    assert source != list(range(16))
-    # One order of the pixels, for every patch, colour and image.
-    pixels = [int((plain[0, source[0], 0] == value).nonzero()) for value in found[0, 0, 0]]
-    assert pixels != list(range(64))
-    assert torch.equal(found, plain[:, source][..., pixels])
-
-
-def test_spp_comes_from_its_generator() -> None:
-    x = images(1, 3, 16, 16)
-    first = shuffle_patches_and_pixels(x, 4, random.Random(0))
-    assert torch.equal(first, shuffle_patches_and_pixels(x, 4, random.Random(0)))
-    assert not torch.equal(first, shuffle_patches_and_pixels(x, 4, random.Random(1)))

@@ -109,28 +109,6 @@ def test_the_picture_is_exact_in_every_layout(layout: str) -> None:
     assert attacked("masked_span", TINY_PRIOR, network(layout), "a", 1).min() == 100
 
 
-def refusal(model: LoadedModel, name: str, **options: Any) -> str:
-    attack = find_attack(name, options)
-    view, _ = planted_view(model, attack, "a", images=torch.zeros(1, 3, 32, 32))  # type: ignore[arg-type]
-    return str(attack.unsupported(view))  # type: ignore[union-attr]
-
-
-def test_what_the_refusals_say() -> None:
-    clip = planted_model(pre_norm=True, unknown_embedding=True)
-    said = "block 0 does not see W x + e itself: the model normalises it first (ln_pre)"
-    for name in ("token_span", "april", "april_unk_aware", "april_prior"):
-        assert refusal(clip, name) == said
-    distilled = planted_model(distillation_token=True, unknown_embedding=True)
-    said = "the model has a distillation token, whose row APRIL's equations leave out"
-    for name in ("april", "april_unk_aware", "april_prior"):
-        assert refusal(distilled, name) == said
-    bare = planted_model(patch_bias=False)
-    said = "breaching's own code needs a bias in the patch embedding; batched does not"
-    assert refusal(bare, "april", engine="breaching") == said
-    narrow = planted_model(distillation_token=True, embed_dim=66, num_heads=2)
-    assert refusal(narrow, "token_span").startswith("N + 4 = 68 unknowns > D = 66: block 0's")
-
-
 FEW = {"img_size": 16}  # 16 patches: block 0's equations determine them at width 96
 
 

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.models.mjp_vit import (
     LocalizationRegressor,
-    masked_l1,
-    principal_directions,
 )
 from tests.helpers.models import (
     PATCHES,
@@ -69,18 +67,6 @@ def test_pca_projects_onto_the_leading_directions_of_the_visible_rows(hidden: in
     np.testing.assert_allclose(np.abs(lowrank.T @ directions[:2].T), np.eye(2), atol=1e-6)
 
 
-def test_pca_has_the_same_signs_for_the_same_directions() -> None:
-    rows, visible = torch.tensor(spectral_rows(49, 12)), torch.ones(49, dtype=torch.bool)
-    regressor = LocalizationRegressor(12, "pca")
-    assert torch.equal(regressor(rows, visible), regressor(rows, visible))
-    order = torch.randperm(49, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(regressor(rows[order], visible), regressor(rows, visible)[order])
-    for turned in (rows, rows.flip(-1), rows @ torch.tensor(spectral_rows(12, 12))):
-        directions = principal_directions(turned, visible)
-        assert (directions.max(0).values > -directions.min(0).values).all()
-        torch.testing.assert_close(directions.T @ directions, torch.eye(2).double())
-
-
 def test_pca_is_differentiable_and_a_batch_of_masks_is_row_by_row() -> None:
     model, masks = tiny(unknown_embedding=True, dal="pca"), some_masks(3)
     losses = torch.stack([model.dal_loss(mask) for mask in masks])
@@ -125,54 +111,10 @@ def test_the_gradient_of_dal_holds_nothing_of_the_image(kind: str) -> None:
     assert not found[0][0, 0].any()
 
 
-@pytest.mark.parametrize("kind", ["pca", "linear", "nonlinear"])
-def test_shapes_of_dal(kind: str) -> None:
-    model = tiny(unknown_embedding=True, dal=kind)
-    masks = some_masks(3)
-    for mask, shape in [(None, (16, 2)), (masks[0], (11, 2)), (masks, (3, 11, 2))]:
-        target, prediction = model.dal(mask)
-        assert target.shape == prediction.shape == shape
-        assert target.dtype == prediction.dtype == torch.float64
-    batched = model.dal(masks)
-    for row, mask in enumerate(masks):
-        for one, many in zip(model.dal(mask), batched, strict=True):
-            torch.testing.assert_close(many[row], one)
-
-
 def test_dal_of_uneven_rows_is_refused_but_its_loss_is_not() -> None:
     model = tiny(unknown_embedding=True, dal="linear")
     masks = torch.arange(PATCHES) < torch.tensor([[3], [5]])
-    with pytest.raises(UserError, match=r"same number of patches; got \[13, 11\].*dal_loss\(\)"):
+    with pytest.raises(UserError, match=r"\[13, 11\].*dal_loss"):
         model.dal(masks)
     expected = (model.dal_loss(masks[0]) + model.dal_loss(masks[1])) / 2
     torch.testing.assert_close(model.dal_loss(masks), expected)
-
-
-@pytest.mark.parametrize("method", ["dal", "dal_loss"])
-def test_dal_without_a_regressor_says_how_to_have_one(method: str) -> None:
-    with pytest.raises(UserError, match=r"no localization regressor.*dal='linear'.*dlocr"):
-        getattr(tiny(unknown_embedding=True), method)()
-
-
-@pytest.mark.parametrize("method", ["dal", "dal_loss"])
-@pytest.mark.parametrize(
-    ("mask", "came"),
-    [
-        (torch.zeros(PATCHES, dtype=torch.int64), "int64"),
-        (torch.zeros(PATCHES + 1, dtype=torch.bool), r"\(17,\)"),
-        (torch.zeros(1, 2, PATCHES, dtype=torch.bool), r"\(1, 2, 16\)"),
-    ],
-)
-def test_dal_refuses_a_wrong_mask(method: str, mask: Tensor, came: str) -> None:
-    model = tiny(unknown_embedding=True, dal="linear")
-    with pytest.raises(UserError, match=f"bool mask over the 16 patches.*{came}"):
-        getattr(model, method)(mask)
-
-
-def test_the_masked_error_is_the_mean_of_what_is_visible() -> None:
-    rng = np.random.default_rng(0)
-    target, prediction = rng.standard_normal((2, 5, 2)), rng.standard_normal((2, 5, 2))
-    visible = np.array([[1, 1, 0, 1, 0], [0, 0, 0, 0, 0]], dtype=bool)
-    found = masked_l1(*map(torch.tensor, (target, prediction, visible)))
-    expected = np.abs(target - prediction)[0][visible[0]].mean()
-    np.testing.assert_allclose(found.numpy(), [expected, 0.0], rtol=1e-12)

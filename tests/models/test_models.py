@@ -15,12 +15,8 @@ from mjp_privacy.models.mjp_vit import with_closed_form_block
 from mjp_privacy.models.zoo import spec_by_name
 from tests.helpers.models import (
     ARCHITECTURE,
-    CLASSES,
-    DIM,
     MEAN,
-    PATCH,
     PATCHES,
-    SIZE,
     STD,
     some_images,
     some_labels,
@@ -33,9 +29,6 @@ from tests.helpers.models import (
 TIMM_NAMES = {
     "vit_small": "vit_small_patch16_224",
     "deit_small": "deit_small_patch16_224",
-    "vit_tiny_patch16_224": "vit_tiny_patch16_224",
-    "vit_small_patch32_384": "vit_small_patch32_384",
-    "vit_base_patch16_224": "vit_base_patch16_224",
     "vit_base_patch8_224": "vit_base_patch8_224",
     "vit_large_patch16_224": "vit_large_patch16_224",
     "deit_base_patch16_384": "deit_base_patch16_384",
@@ -62,13 +55,6 @@ def test_parameter_names_and_shapes_are_timms(name: str) -> None:
     assert ours.blocks[0].attn.num_heads == theirs.blocks[0].attn.num_heads
     assert ours.norm.eps == theirs.norm.eps
     assert not list(ours.buffers())
-
-
-@pytest.mark.parametrize("changes", [{"img_size": 64}, {"patch_size": 32}, {"num_classes": 10}])
-def test_other_sizes_of_a_named_model_are_timms(changes: dict[str, int]) -> None:
-    with torch.device("meta"):
-        theirs = timm.create_model("deit_small_patch16_224", **changes)
-    assert shapes(on_meta("deit_small", **changes)) == shapes(theirs)
 
 
 def test_the_models_of_mjp_stand_beside_timms_names() -> None:
@@ -100,21 +86,6 @@ def test_the_same_weights_give_timms_logits(image: int, train: bool) -> None:
     torch.testing.assert_close(model(x), theirs(x), rtol=1e-12, atol=1e-12)
     features = model.forward_features(x)
     torch.testing.assert_close(features, theirs.forward_features(x), rtol=1e-12, atol=1e-12)
-
-
-def test_a_model_is_loaded_in_eval_mode_without_dropout() -> None:
-    model = tiny()
-    assert not model.training
-    assert not [module for module in model.modules() if isinstance(module, nn.Dropout)]
-    assert not [m for m in model.modules() if type(m).__name__ == "DropPath"]
-    x = some_images(2)
-    assert torch.equal(model(x), model(x))
-    torch.testing.assert_close(model.train()(x), model.eval()(x))
-
-
-def test_tables_are_kept_from_weight_decay() -> None:
-    names = tiny(unknown_embedding=True, index_embedding=True).no_weight_decay()
-    assert {"pos_embed", "cls_token", "unk_embed", "index_embed"} <= names
 
 
 def test_random_weights_come_from_the_seed_alone() -> None:
@@ -194,15 +165,6 @@ def test_masked_rows_of_the_table_get_no_gradient_and_the_unknown_gets_their_sum
     assert (table[~torch.cat((torch.tensor([False]), everywhere))].abs().sum(-1) > 0).all()
 
 
-def test_one_mask_of_a_batch_is_the_same_as_a_row_for_each() -> None:
-    model, x, mask = tiny(unknown_embedding=True), some_images(3), some_masks(1)[0]
-    expected = model(x, mask.expand(3, -1))
-    assert torch.equal(model(x, mask), expected)
-    assert torch.equal(model(x, mask[None]), expected)
-    assert torch.equal(model(x, mask=mask), expected)
-    assert not torch.allclose(model(x), expected)
-
-
 def test_each_row_of_a_mask_is_its_images() -> None:
     model, x, mask = tiny(unknown_embedding=True), some_images(3), some_masks(3)
     alone = torch.cat([model(x[i : i + 1], mask[i]) for i in range(3)])
@@ -213,12 +175,6 @@ def test_no_mask_and_an_empty_mask_are_the_same() -> None:
     model, x = tiny(unknown_embedding=True), some_images(2)
     empty = torch.zeros(PATCHES, dtype=torch.bool)
     torch.testing.assert_close(model(x, empty), model(x), rtol=1e-14, atol=1e-14)
-
-
-def test_without_an_unknown_embedding_the_mask_is_ignored() -> None:
-    model, x = tiny(), some_images(2)
-    assert model.unk_embed is None
-    assert torch.equal(model(x, some_masks(2)), model(x))
 
 
 def test_the_answer_depends_on_the_masked_patches_as_a_set() -> None:
@@ -235,20 +191,17 @@ def test_the_answer_depends_on_the_masked_patches_as_a_set() -> None:
 @pytest.mark.parametrize(
     ("mask", "came"),
     [
-        (torch.zeros(PATCHES), r"torch.float32 of \(16,\)"),
-        (torch.zeros(PATCHES, dtype=torch.int64), r"torch.int64 of \(16,\)"),
-        (torch.zeros(PATCHES + 1, dtype=torch.bool), r"torch.bool of \(17,\)"),
-        (torch.zeros(3, PATCHES, dtype=torch.bool), r"torch.bool of \(3, 16\)"),
-        (torch.zeros(2, PATCHES + 1, dtype=torch.bool), r"torch.bool of \(2, 17\)"),
-        (torch.zeros(2, 4, 4, dtype=torch.bool), r"torch.bool of \(2, 4, 4\)"),
-        (torch.tensor(True), r"torch.bool of \(\)"),
+        (torch.zeros(PATCHES), r"float32.*\(16,\)"),
+        (torch.zeros(PATCHES + 1, dtype=torch.bool), r"\(17,\)"),
+        (torch.zeros(3, PATCHES, dtype=torch.bool), r"\(3, 16\)"),
+        (torch.zeros(2, 4, 4, dtype=torch.bool), r"\(2, 4, 4\)"),
+        (torch.tensor(True), r"\(\)"),
     ],
 )
 @pytest.mark.parametrize("unknown", [True, False])
 def test_a_wrong_mask_is_refused(mask: Tensor, came: str, unknown: bool) -> None:
     model = tiny(unknown_embedding=unknown)
-    expected = r"bool mask over the 16 patches \(no class position\), shape \(16,\) or \(2, 16\)"
-    with pytest.raises(UserError, match=f"{expected}; got {came}"):
+    with pytest.raises(UserError, match=f"16 patches.*{came}"):
         model(some_images(2), mask)
 
 
@@ -280,7 +233,7 @@ def test_strict_has_no_table_and_gives_the_same_logits() -> None:
 def test_nothing_can_be_masked_or_localized_without_a_table(
     reading: str, asked: dict[str, Any]
 ) -> None:
-    with pytest.raises(UserError, match=f"expected unknown_embedding=False.*'{reading}', got"):
+    with pytest.raises(UserError, match=f"unknown_embedding.*'{reading}'"):
         tiny(position_embedding=reading, **asked)
 
 
@@ -328,17 +281,6 @@ def test_the_closed_form_block_leaves_the_model_alone_and_keeps_names() -> None:
 
 
 # names --------------------------------------------------------------------------------------------
-
-
-def test_the_card_says_what_the_model_is() -> None:
-    card = load_model("deit_small_mjp", checkpoint="random", depth=1, img_size=32).card
-    assert (card.name, card.architecture) == ("deit_small_mjp", "vit d384 l1 h6 p16@32")
-    assert (card.mean, card.std, card.num_classes) == (MEAN, STD, 1000)
-    assert (card.interpolation, card.trained_gamma) == ("bicubic", None)  # nothing was trained
-    assert tiny().patch_size == PATCH
-    assert tiny().grid == SIZE // PATCH
-    assert tiny().embed_dim == DIM
-    assert tiny().num_classes == CLASSES
 
 
 def test_the_normalisation_of_named_models_is_known() -> None:

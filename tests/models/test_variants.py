@@ -10,11 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mjp_privacy.core.errors import UserError
 from mjp_privacy.models import LoadedModel, load_model
 from mjp_privacy.models.sizes import Variant
 from mjp_privacy.models.spec import METADATA
-from tests.helpers.models import SMALL, saved, some_images, some_masks, state_of, tiny
+from tests.helpers.models import SMALL, some_images, some_masks, tiny
 
 CLIP = {"pre_norm": True, "patch_bias": False, "head_bias": False, "norm_eps": 1e-5}
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -77,32 +76,6 @@ def test_a_norm_before_block_0_and_the_class_row_come_as_in_clip() -> None:
     plain = tiny(patch_bias=False, head_bias=False, norm_eps=1e-5)
     plain.load_state_dict(model.state_dict(), strict=False)
     assert torch.equal(model.embed(x), model.norm_pre(plain.embed(x)))
-
-
-def test_pre_norm_files_need_their_activation(tmp_path: Path) -> None:
-    """Two activations are about among CLIP's, under the names of any library."""
-    path = saved(tmp_path, state_of(**CLIP))
-    known = {"num_heads": 3, "mean": SMALL["mean"], "std": SMALL["std"]}
-    with pytest.raises(UserError, match=r"weights.pth: activation cannot be read off.*never guess"):
-        load_model(checkpoint=path, **known)
-    model = load_model(checkpoint=path, activation="quick_gelu", **known)
-    assert model.variant == Variant(
-        pre_norm=True,
-        patch_bias=False,
-        head_bias=False,
-        norm_eps=1e-5,
-        activation="quick_gelu",
-    )
-
-
-def test_metadata_of_a_wrong_activation(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    facts = {"mean": "0.5", "std": "0.5", "num_heads": "3", "activation": '"gellu"'}
-    save_file(state_of(), path, facts)
-    with pytest.raises(
-        UserError, match=r"(?s)metadata of .*activation: .*got 'gellu'. Did you mean gelu\?"
-    ):
-        load_model(checkpoint=path)
 
 
 def test_random_weights_of_plain_models_are_drawn_as_before() -> None:
