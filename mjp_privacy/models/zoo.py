@@ -170,7 +170,7 @@ def timm_spec(name: str) -> ModelSpec:
         mean=tuple(declared.mean),
         std=tuple(declared.std),
         resize=int(size / declared.crop_pct),
-        interpolation=declared.interpolation,
+        interpolation=declared.interpolation,  # type: ignore[arg-type]
         checkpoint=f"timm:{name}",
     )
 
