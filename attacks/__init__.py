@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -46,144 +46,83 @@ TRAITS: Mapping[str, str] = {
     "public photographs": "has a prior fitted on photographs that are not the client's",
     "shuffled alone": "sorts the pictures of clients that shuffle patches and mask none",
 }
-"""What a reader of an attack's results must know; reports flag figures by it."""
+"""What a reader of an attack's results must know; its class declares which hold, as `traits`, and
+reports flag figures by it."""
 
 
-def _attack(
-    name: str,
-    where: str,
-    summary: str,
-    preset: Mapping[str, Any] | None = None,
-    traits: Sequence[str] = (),
-) -> None:
-    entry = Entry(f"attacks.{where}", summary, preset or {}, frozenset(traits))
-    if unknown := entry.traits - TRAITS.keys():
-        raise ValueError(f"attack {name}: unknown traits {sorted(unknown)}")
-    ATTACKS.register(name, entry)
+def _attack(name: str, where: str, summary: str) -> None:
+    ATTACKS.register(name, Entry(f"attacks.{where}", summary))
 
 
 def _control(name: str, where: str, summary: str) -> None:
     CONTROLS.register(name, Entry(f"attacks.{where}", summary))
 
 
-_attack(
-    "april",
-    "april:April",
-    "the published closed form; needs a client with an altered block 0",
-    traits=["rank"],
-)
-_attack(
-    "april_unk_aware",
-    "april:UnknownAwareApril",
-    "april, knowing MJP's unknown embedding",
-    traits=["rank", "masks"],
-)
-_attack(
-    "april_prior",
-    "april:AprilPrior",
-    "april's equations with a picture prior",
-    traits=["masks", "public photographs"],
-)
+_attack("april", "april:April", "the published closed form; needs a client with an altered block 0")
+_attack("april_unk_aware", "april:UnknownAwareApril", "april, knowing MJP's unknown embedding")
+_attack("april_prior", "april:AprilPrior", "april's equations with a picture prior")
 _attack(
     "patch_gradient", "patch_gradient:PatchGradient", "solves two gradients of the intact model"
 )
-_attack(
-    "patch_prior",
-    "patch_variants:PatchPriorAttack",
-    "patch_gradient with a prior, for noise",
-    traits=["noise", "public photographs"],
-)
-_attack(
-    "plain_step",
-    "patch_variants:PlainStep",
-    "waits for a step that MJP left unshuffled",
-    traits=["masks"],
-)
+_attack("patch_prior", "patch_variants:PatchPriorAttack", "patch_gradient with a prior, for noise")
+_attack("plain_step", "patch_variants:PlainStep", "waits for a step that MJP left unshuffled")
 _attack(
     "patch_jigsaw",
     "patch_variants:PatchJigsaw",
     "patch_gradient of clients that shuffle and mask none, sorted by borders and other uploads",
-    traits=["shuffled alone"],
 )
 _attack(
-    "mask_locator",
-    "patch_variants:MaskLocator",
-    "finds the masked positions, makes no picture",
-    traits=["masks"],
+    "mask_locator", "patch_variants:MaskLocator", "finds the masked positions, makes no picture"
 )
 _attack(
-    "masked_span",
-    "masked_span:MaskedSpan",
-    "knows MJP: span of the masked patches, and a prior",
-    traits=["masks", "noise", "public photographs"],
+    "masked_span", "masked_span:MaskedSpan", "knows MJP: span of the masked patches, and a prior"
 )
-_attack(
-    "pixel_lattice",
-    "pixel_lattice:PixelLattice",
-    "masked_span on 8-bit pixels, by a lattice",
-    traits=["masks", "8 bit", "public photographs"],
-)
+_attack("pixel_lattice", "pixel_lattice:PixelLattice", "masked_span on 8-bit pixels, by a lattice")
 _attack(
     "multi_round",
-    "masked_span:MaskedSpan",
+    "masked_span:MultiRound",
     "masked_span on several uploads of the same pixels: their spans intersect",
-    {"name": "multi_round", "uploads": 6},
-    traits=["masks", "noise", "public photographs"],
 )
 _attack(
     "batch_span",
     "batch_span:BatchSpanAttack",
     "one upload of a batch: all but the span of its pictures' differences, and a prior",
-    traits=["batches", "masks", "noise", "public photographs"],
 )
 _attack(
     "shared_picture",
     "shared_picture:SharedPictures",
     "pictures that batches of several uploads share, whatever stood beside them",
-    traits=["batches", "masks", "shared pictures", "public photographs"],
 )
 _attack(
     "layer_span",
     "layer_span:LayerSpan",
     "one upload of a batch, picture by picture: layers' inputs lie in their gradients' row spaces",
-    traits=["batches", "masks", "noise", "public photographs"],
 )
 _attack(
     "batch_lattice",
     "layer_span:BatchLattice",
     "uploads of one batch of 8-bit pictures: all of them, by the lattice of their differences",
-    traits=["batches", "masks", "noise", "8 bit", "public photographs"],
 )
 _attack(
     "span_matching",
     "batch_span:SpanMatching",
     "one upload of a batch: gradient matching in the span that batch_span leaves open",
-    traits=["batches", "masks", "noise", "steps", "public photographs"],
 )
-_attack(
-    "token_span",
-    "masked_span:TokenSpan",
-    "needs no gradient of the position embeddings",
-    traits=["masks", "public photographs"],
-)
+_attack("token_span", "masked_span:TokenSpan", "needs no gradient of the position embeddings")
 _attack(
     "inverting_gradients",
     "gradient_matching:GradientMatching",
     "gradient matching as breaching runs it",
-    traits=["masks", "steps", "any network"],
 )
 _attack(
     "april_optimization",
-    "gradient_matching:GradientMatching",
+    "gradient_matching:AprilOptimization",
     "inverting_gradients with a term for the position embeddings",
-    {"name": "april_optimization", "positions": 1.0},
-    traits=["masks", "steps"],
 )
 _attack(
     "gradvit",
     "gradvit:GradViT",
     "gradient matching with image terms and the consensus of several seeds",
-    traits=["masks", "steps", "public photographs"],
 )
 
 _control("grey", "controls:Grey", "floor: every pixel 0.5")
@@ -211,6 +150,11 @@ def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Co
             f"{', '.join(members)}, as `mjp_privacy.interfaces` describes them; declare a value "
             "that is not an option as a ClassVar."
         )
+    if unknown := {*getattr(attack, "traits", ())} - TRAITS.keys():
+        raise UserError(
+            f"Attack {name}: {entry.where} has the traits {', '.join(sorted(unknown))}, which no "
+            f"report knows. Expected some of {', '.join(TRAITS)}."
+        )
     if attack.name != name:
         raise UserError(
             f"Attack {name}: {entry.where} calls itself {attack.name!r}. Give its `name` and the "
@@ -220,24 +164,21 @@ def find_attack(name: str, options: dict[str, Any] | None = None) -> Attack | Co
 
 
 def traits_of(name: str) -> frozenset[str]:
-    """The traits of the attack called `name`; none where it is not registered (any more)."""
-    return ATTACKS[name].traits if name in ATTACKS else frozenset()
+    """The traits that an attack's class declares; none where it is not registered (any more)."""
+    if name not in ATTACKS:
+        return frozenset()
+    return frozenset(getattr(_loaded(name, ATTACKS[name]), "traits", ()))
 
 
 def _build(name: str, entry: Entry, options: dict[str, Any]) -> Attack | Control:
     """Build the attack; its own error about an option's value comes before one about its type."""
     cls = _loaded(name, entry)
-    offered = _options(entry, cls)
-    for option, value in options.items():
+    offered = [f.name for f in dataclasses.fields(cls) if f.init and f.name != "name"]
+    for option in options:
         if option not in offered:
             raise UserError(f"Attack {name}: {unknown_name('option', option, offered)}")
-        if value is None and option in entry.preset:
-            raise UserError(
-                f"Attack {name}, option {option}: expected a value, for without one it is another "
-                f"attack; got None. Leave the option out for {entry.preset[option]!r}."
-            )
     try:
-        attack: Attack | Control = cls(**{**entry.preset, **options})
+        attack: Attack | Control = cls(**options)
     except UserError:
         raise
     except Exception as error:  # an attack of anybody's may raise anything
@@ -267,15 +208,6 @@ def _loaded(name: str, entry: Entry) -> Any:
             "options; got another object. Write @dataclass(frozen=True) above it."
         )
     return cls
-
-
-def _options(entry: Entry, cls: Any) -> list[str]:
-    """The options that an entry offers: the fields of its class, without those by which another
-    entry of the same class differs, so that a row's name says what ran."""
-    of_class = [other for other in ATTACKS.values() if other.where == entry.where]
-    distinguish = {option for other in of_class for option in other.preset} - {*entry.preset}
-    fields = [f.name for f in dataclasses.fields(cls) if f.init and f.name != "name"]
-    return [option for option in fields if option not in distinguish]
 
 
 def _check_types(name: str, cls: Any, options: dict[str, Any]) -> None:

@@ -67,6 +67,7 @@ class April:
 
     engine: Literal["batched", "breaching"] = "batched"
     name: ClassVar[str] = "april"
+    traits: ClassVar[tuple[str, ...]] = ("rank",)
     published: ClassVar[bool] = True
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
     uploads: ClassVar[int] = 1
@@ -159,6 +160,7 @@ class UnknownAwareApril:
     engine: Literal["batched"] = "batched"
     april: April = field(default_factory=April, init=False, repr=False, compare=False)
     name: ClassVar[str] = "april_unk_aware"
+    traits: ClassVar[tuple[str, ...]] = ("rank", "masks")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
     uploads: ClassVar[int] = 1
@@ -210,6 +212,7 @@ class AprilPrior:
 
     prior: str = "fitted"
     name: ClassVar[str] = "april_prior"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "public photographs")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "april_block"
     uploads: ClassVar[int] = 1

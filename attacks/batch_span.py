@@ -73,6 +73,7 @@ class BatchSpanAttack:
 
     prior: str = "fitted"
     name: ClassVar[str] = "batch_span"
+    traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "public photographs")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
     uploads: ClassVar[int] = 1
@@ -138,6 +139,7 @@ class SpanMatching:
     prior: str = "fitted"
     prior_weight: Annotated[float, Field(ge=0, le=1e9)] = 1e-3
     name: ClassVar[str] = "span_matching"
+    traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "steps", "public photographs")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
     uploads: ClassVar[int] = 1

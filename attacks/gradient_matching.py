@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -54,8 +54,6 @@ class GradientMatching:
     signed     whether the optimiser sees the derivative's sign (`hard`), a softened sign (`soft`)
                or the derivative itself (`none`)
     tv         weight of the total variation; 0.2 is breaching's, for large ResNets
-    positions  weight of the cosine distance of the position table's gradient alone; None: no such
-               term
     """
 
     steps: Steps = 2000
@@ -64,8 +62,9 @@ class GradientMatching:
     decay: Decay = "step-lr"
     signed: Signed = "hard"
     tv: Number = 0.2
-    positions: Number | None = None
-    name: str = "inverting_gradients"
+    positions: Number = field(default=0.0, init=False)
+    name: ClassVar[str] = "inverting_gradients"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "steps", "any network")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
     uploads: ClassVar[int] = 1
@@ -79,9 +78,6 @@ class GradientMatching:
             raise self._refusal("step_size", "a number above 0", self.step_size)
         if not is_number(self.tv) or self.tv < 0:
             raise self._refusal("tv", "a number of at least 0", self.tv)
-        if self.positions is not None and (not is_number(self.positions) or self.positions <= 0):
-            expected = "a number above 0 (for no such term use inverting_gradients)"
-            raise self._refusal("positions", expected, self.positions)
         for option, choices in (("decay", get_args(Decay)), ("signed", get_args(Signed))):
             if getattr(self, option) not in choices:
                 raise self._refusal(option, f"one of {', '.join(choices)}", getattr(self, option))
@@ -97,7 +93,7 @@ class GradientMatching:
     def unsupported(self, view: AttackerView) -> Refusal | None:
         """Why there is nothing to match: no usable gradient, no labels, or no position table."""
         update = view.updates[0]
-        if self.positions is not None and (refusal := _lacks_table(view)) is not None:
+        if self.positions and (refusal := _lacks_table(view)) is not None:
             return refusal
         if update.kind != "gradient":
             text = "gradient matching needs a gradient; the upload is a weight difference"
@@ -132,7 +128,7 @@ class GradientMatching:
                 mask,
                 view.pixels,
                 configuration,
-                positions=None if self.positions is None else (TABLE, self.positions),
+                positions=(TABLE, self.positions) if self.positions else None,
             )
 
     def _changes(self) -> Mapping[str, Mapping[str, Any]]:
@@ -146,6 +142,24 @@ class GradientMatching:
                 "signed": None if self.signed == "none" else self.signed,
             },
         }
+
+
+@dataclass(frozen=True)
+class AprilOptimization(GradientMatching):
+    """The same, with a term for the position embeddings.
+
+    positions  weight of the cosine distance of the position table's gradient alone
+    """
+
+    positions: Number = 1.0
+    name: ClassVar[str] = "april_optimization"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "steps")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_number(self.positions) or self.positions <= 0:
+            expected = "a number above 0 (for no such term use inverting_gradients)"
+            raise self._refusal("positions", expected, self.positions)
 
 
 Match = Callable[[Grads, Tensor, Tensor | None, int], tuple[Tensor, dict[str, float]]]

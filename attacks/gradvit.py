@@ -78,7 +78,8 @@ class GradViT:
     seeds: Steps = 1
     consensus: Number = 0.1
     registration: bool = True
-    name: str = "gradvit"
+    name: ClassVar[str] = "gradvit"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "steps", "public photographs")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
     uploads: ClassVar[int] = 1

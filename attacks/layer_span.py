@@ -87,6 +87,7 @@ class LayerSpan:
     searches: Annotated[int, Field(ge=1, le=10_000)] = 12
     prior: str = "fitted"
     name: ClassVar[str] = "layer_span"
+    traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "public photographs")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
     uploads: ClassVar[int] = 1
@@ -194,6 +195,7 @@ class BatchLattice:
     blocks: Annotated[int, Field(ge=1, le=100)] = 2
     prior: str = "fitted"
     name: ClassVar[str] = "batch_lattice"
+    traits: ClassVar[tuple[str, ...]] = ("batches", "masks", "noise", "8 bit", "public photographs")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
 

@@ -28,7 +28,7 @@ embeddings, which are public.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -67,22 +67,20 @@ compared, in a fiftieth of the time."""
 
 @dataclass(frozen=True)
 class MaskedSpan:
-    """The span of one upload, or of several uploads of the same pixels with different masks.
+    """The span of one upload.
 
     prior       `fitted`, `stationary`, or the path of a fitted prior
     completion  how open directions are filled: `field` joins patches across their borders, `patch`
                 takes each patch alone, `none` leaves zeros
     tokens      use block 0's equations too, where the upload holds its gradient
-    uploads     how many uploads; the plain picture is exact as soon as no patch was masked in all
-                of them. The pixels must be the same every time: flips, crops or mixup on the client
-                break it. The weights may differ.
     """
 
     prior: str = "fitted"
     completion: Completion = "field"
     tokens: bool = True
-    uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
-    name: str = "masked_span"
+    uploads: int = field(default=1, init=False)
+    name: ClassVar[str] = "masked_span"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "noise", "public photographs")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
 
@@ -157,6 +155,19 @@ class MaskedSpan:
         return Knowledge(refined.complement, refined.basis, knowledge.hidden)
 
 
+@dataclass(frozen=True)
+class MultiRound(MaskedSpan):
+    """The spans of several uploads of the same pixels with different masks: they intersect.
+
+    uploads  how many; the plain picture is exact as soon as no patch was masked in all of them. The
+             pixels must be the same every time: flips, crops or mixup on the client break it. The
+             weights may differ.
+    """
+
+    uploads: Annotated[int, Field(ge=1, le=10_000)] = 6
+    name: ClassVar[str] = "multi_round"
+
+
 # without the table's gradient ---------------------------------------------------------------------
 
 
@@ -172,6 +183,7 @@ class TokenSpan:
     completion: Completion = "field"
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
     name: ClassVar[str] = "token_span"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "public photographs")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
 

@@ -34,6 +34,7 @@ class PatchGradient:
     """X = lstsq(A^T, G), of minimum norm."""
 
     name: ClassVar[str] = "patch_gradient"
+    traits: ClassVar[tuple[str, ...]] = ()
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
     uploads: ClassVar[int] = 1

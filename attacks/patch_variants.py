@@ -74,6 +74,7 @@ class PatchPriorAttack:
 
     prior: str = "fitted"
     name: ClassVar[str] = "patch_prior"
+    traits: ClassVar[tuple[str, ...]] = ("noise", "public photographs")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
     uploads: ClassVar[int] = 1
@@ -118,6 +119,7 @@ class PlainStep:
 
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 4
     name: ClassVar[str] = "plain_step"
+    traits: ClassVar[tuple[str, ...]] = ("masks",)
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
 
@@ -160,6 +162,7 @@ class MaskLocator:
     """Estimates the mask and makes no picture: its results are the mask's precision and recall."""
 
     name: ClassVar[str] = "mask_locator"
+    traits: ClassVar[tuple[str, ...]] = ("masks",)
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
     uploads: ClassVar[int] = 1
@@ -189,6 +192,7 @@ class PatchJigsaw:
 
     uploads: Annotated[int, Field(ge=1, le=10_000)] = 1
     name: ClassVar[str] = "patch_jigsaw"
+    traits: ClassVar[tuple[str, ...]] = ("shuffled alone",)
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
 

@@ -56,6 +56,7 @@ class PixelLattice:
     tokens: bool = True
     most: Annotated[int, Field(ge=0, le=1000)] = 80
     name: ClassVar[str] = "pixel_lattice"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "8 bit", "public photographs")
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
     uploads: ClassVar[int] = 1

@@ -78,6 +78,12 @@ class SharedPictures:
     prior: str = "fitted"
     completion: Completion = "field"
     name: ClassVar[str] = "shared_picture"
+    traits: ClassVar[tuple[str, ...]] = (
+        "batches",
+        "masks",
+        "shared pictures",
+        "public photographs",
+    )
     published: ClassVar[bool] = False
     victim: ClassVar[Literal["intact", "april_block"]] = "intact"
 

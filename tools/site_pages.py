@@ -106,11 +106,10 @@ def attack_classes() -> str:
     for title, registry in (("Attacks", ATTACKS), ("Controls: floors and ceilings", CONTROLS)):
         lines += [f"## {title}", ""]
         for name, entry in registry.items():
-            if not entry.preset:
-                lines += [f"### `{name}`", "", f"*{entry.summary}*", ""]
-                lines += [
-                    f"::: {entry.where.replace(':', '.')}",
-                    "    options: {show_root_toc_entry: false, show_root_heading: false}",
-                    "",
-                ]
+            lines += [f"### `{name}`", "", f"*{entry.summary}*", ""]
+            lines += [
+                f"::: {entry.where.replace(':', '.')}",
+                "    options: {show_root_toc_entry: false, show_root_heading: false}",
+                "",
+            ]
     return "\n".join(lines)

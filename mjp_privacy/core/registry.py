@@ -21,7 +21,6 @@ class Entry:
     where: str  # "package.module:attribute"
     summary: str = ""  # one line for people; left out where the docstring's first line is it
     preset: Mapping[str, Any] = field(default_factory=dict)  # options that this name stands for
-    traits: frozenset[str] = frozenset()  # what a reader of its results must know about it
 
     def load(self) -> Any:
         """Import the module and return the attribute that the entry names."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from attacks import ATTACKS, find_attack
+from attacks import ATTACKS, find_attack, traits_of
 from attacks.equations import HEAD, HEAD_BIAS, TABLE
 from attacks.equations.patch_system import gradient, lacks_gradients, weights
 from attacks.equations.sent_gradients import holds_no_gradient
@@ -401,7 +401,7 @@ def _remarks(question: ModelQuestion, model: LoadedModel) -> list[str]:
     if width < values:
         remarks.append(
             f"D = {width} < p = {values}: the embedding drops {values - width} directions of a "
-            f"patch, so {', '.join(n for n in ATTACKS if 'rank' in ATTACKS[n].traits)} stay below "
+            f"patch, so {', '.join(n for n in ATTACKS if 'rank' in traits_of(n))} stay below "
             "this rank ceiling; a prior fills them in"
         )
     if not (SHIPPED / f"patch{patch}.safetensors").is_file():

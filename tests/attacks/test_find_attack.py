@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from attacks import ATTACKS, CONTROLS, TRAITS, find_attack, traits_of
-from attacks import _attack as register
+from attacks.patch_variants import MaskLocator
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.registry import Entry
 
@@ -31,7 +31,7 @@ class HalfWritten:
         ("multi_round", {"upload": 6}, "Did you mean uploads"),
         ("masked_span", {"uploads": 6}, "Unknown option 'uploads'"),
         ("inverting_gradients", {"positions": 1.0}, "Unknown option 'positions'"),
-        ("april_optimization", {"positions": None}, "expected a value"),
+        ("april_optimization", {"positions": None}, "positions"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_came(
@@ -118,7 +118,15 @@ def test_controls_and_unknown_names_have_no_traits() -> None:
     assert all(traits_of(name) == frozenset() for name in (*CONTROLS, "of tomorrow", ""))
 
 
+@dataclass(frozen=True)
+class ReadsMinds(MaskLocator):
+    """An attack with a trait that no report knows."""
+
+    name: ClassVar[str] = "reads_minds"
+    traits: ClassVar[tuple[str, ...]] = ("masks", "telepathy")
+
+
 def test_an_unknown_trait_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"attack x: unknown traits \['telepathy'\]"):
-        register("x", "april:April", "reads minds", traits=["masks", "telepathy"])
-    assert "x" not in ATTACKS
+    entry, said = Entry(f"{__name__}:ReadsMinds"), pytest.raises(UserError, match="telepathy")
+    with ATTACKS.registered("reads_minds", entry), said:
+        find_attack("reads_minds")

@@ -24,10 +24,9 @@ def options() -> list[tuple[str, str, type[Any]]]:
     found = []
     for name in ATTACKS:
         attack: Any = find_attack(name)
-        preset = {"name", *ATTACKS[name].preset}
         for field in dataclasses.fields(attack):
             kind = type(getattr(attack, field.name))
-            if field.init and field.name not in preset - {"uploads"} and kind is not type(None):
+            if field.init and kind is not type(None):
                 found.append((name, field.name, kind))
     return found
 

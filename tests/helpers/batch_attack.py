@@ -38,6 +38,7 @@ class Backwards:
     broken: int = -1
     fails: int = 0
     name: ClassVar[str] = "backwards"
+    traits: ClassVar[tuple[str, ...]] = ("shared pictures",)
     published: ClassVar[bool] = False
     victim: ClassVar[str] = "intact"
 
@@ -80,6 +81,6 @@ def knowing(images: Path, count: int) -> Iterator[None]:
     for label in range(count):
         pixels = np.asarray(Image.open(images / f"{label}.png"))
         PICTURES[label] = torch.tensor(pixels).permute(2, 0, 1) / 255
-    entry = Entry(f"{WHERE}:Backwards", traits=frozenset({"shared pictures"}))
+    entry = Entry(f"{WHERE}:Backwards")
     with ATTACKS.registered("backwards", entry):
         yield
