@@ -1,6 +1,7 @@
 """Publish a run: its rows in one small file, and the tables of Markdown pages from such files.
 
     python -m tools.publish rows RUN [RUN …] --out results/ladder/rows.parquet --commit SHA
+    python -m tools.publish repeats IMAGES --size 192 --patch 16 --out results/ladder/repeats.csv
     python -m tools.publish tables              # make results-check: each table, ok or WRONG
     python -m tools.publish tables --write      # make results-check WRITE=1
 
@@ -29,11 +30,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
 from mjp_privacy.core.errors import UserError
 from mjp_privacy.core.machine import short_commits
+from mjp_privacy.data.images import Preprocessing
+from mjp_privacy.data.opening import open_images
 from mjp_privacy.metrics.comparisons import paired_test
 from mjp_privacy.metrics.statistics import Share
 from tools import published_rows, trained_rows
@@ -232,6 +236,31 @@ def csv_at(path: Path) -> pd.DataFrame:
     return rows
 
 
+# patches that a picture holds more than once: where one is masked, all twins are hidden -----------
+
+
+def repeated_patches(picture: Any, patch: int) -> int:
+    """How many patches equal another patch of the same picture in every 8-bit value.
+
+    picture: (3, H, W) in [0, 1]. A uniform picture of 4 patches gives 4. Where an upload masks one
+    of them, all its twins are hidden.
+    """
+    levels = np.rint(np.clip(np.asarray(picture), 0, 1) * 255).astype(np.uint8)
+    parts = levels.reshape(3, levels.shape[1] // patch, patch, -1, patch).transpose(1, 3, 0, 2, 4)
+    _, counts = np.unique(parts.reshape(-1, 3 * patch * patch), axis=0, return_counts=True)
+    return int(counts[counts > 1].sum())
+
+
+def count_repeats(images: Path, size: int, patch: int) -> pd.DataFrame:
+    """image_id, label and repeated patches of each picture, cropped as a run crops it."""
+    source, crop = open_images(images), Preprocessing(size)
+    rows = [
+        (one.image_id, one.label, repeated_patches(crop(source.decode(one)), patch))
+        for one in source.records
+    ]
+    return pd.DataFrame(rows, columns=["image_id", "label", REPEATS])
+
+
 # pages --------------------------------------------------------------------------------------------
 
 
@@ -270,6 +299,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows.add_argument("--commit", required=True, help="of the code that made the rows")
     rows.add_argument("--source", required=True, help="what the pictures are")
     rows.add_argument("--repeats", type=Path, help="CSV of image_id and repeated_patches")
+    repeats = commands.add_parser("repeats", help="count the repeated patches of pictures")
+    repeats.add_argument("images", type=Path, help="a folder or zip of pictures")
+    repeats.add_argument("--size", type=int, required=True, help="side of the picture, such as 192")
+    repeats.add_argument("--patch", type=int, required=True, help="side of a patch, such as 16")
+    repeats.add_argument("--out", type=Path, required=True, help="the CSV")
     tables = commands.add_parser("tables", help="check the tables of results/tables.yaml")
     tables.add_argument("--write", action="store_true", help="write them again")
     given = parser.parse_args(argv)
@@ -278,6 +312,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             counts = given.repeats and csv_at(given.repeats).set_index("image_id")[REPEATS]
             facts = {"commit": given.commit, "source": given.source, "repeats": counts}
             published_rows.write(given.runs, given.out, **facts)
+        elif given.command == "repeats":
+            counted = count_repeats(given.images, given.size, given.patch)
+            counted.to_csv(given.out, index=False, lineterminator="\n")
         else:
             sys.exit("\n".join(check(ROOT, write=given.write)) or 0)
     except UserError as error:

@@ -75,7 +75,7 @@ def write(
 
     commit   of the code that made the rows
     source   what the pictures are
-    repeats  repeated patches by image_id (`repeated_patches.py`), a column of their own
+    repeats  repeated patches by image_id (`publish.py repeats`), a column of their own
     models   only these of the runs' models; what the file holds of others stays, so that machines
              can share a table, in this order of all models
     """

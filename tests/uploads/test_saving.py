@@ -67,15 +67,6 @@ def test_a_batch_whose_labels_nobody_knows_keeps_its_images(tmp_path: Path) -> N
     assert truth.image_ids == ("upload 0", "upload 1")
 
 
-def test_weights_of_two_rounds_are_stored_once_each(tmp_path: Path) -> None:
-    model = planted_model()
-    gradients = gradient_of(model, planted_images(1), torch.tensor([3]))
-    for number in range(2):
-        save_upload(tmp_path, model, gradients, name=f"upload_{number}", series="one", round=number)
-    assert len(list((tmp_path / "weights").iterdir())) == 1
-    assert [u.header.round for u in UploadFolder(tmp_path).entries()] == [0, 1]
-
-
 def test_mistakes_are_named(tmp_path: Path) -> None:
     model = planted_model()
     gradients = gradient_of(model, planted_images(1), torch.tensor([3]))
