@@ -45,17 +45,15 @@ test-cluster: $(ENGINES)
 # Everything, some hours: all tests, runs that are killed and damaged, bad inputs, changed files, and
 # faults planted in the code, of which a test has to notice each.
 SECONDS ?= 60
-FAULTS ?= 100
-NIGHT ?= /tmp/nightly
 nightly: lint types $(ENGINES)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "" --hypothesis-profile=nightly --ignore=$(ROOMY)
 	$(BIN)/python -m pytest -rs -m "" $(ROOMY)
 	$(BIN)/python tools/crash-test --kills 100 --flips 50 --lost 10 --full 5 --read-only 4
 	$(BIN)/python tools/fuzz --number 2000
 	$(BIN)/python tools/fuzz --seconds $(SECONDS)
-	$(BIN)/python tools/mutate mjp_privacy/metrics --tests tests/metrics --sample $(FAULTS) --out $(NIGHT)/metrics
-	$(BIN)/python tools/mutate attacks/equations --tests tests/attacks tests/contract/test_attacks.py \
-	  --sample $(FAULTS) --out $(NIGHT)/equations
+	$(BIN)/mutmut run "mjp_privacy.metrics.*"
+	$(BIN)/mutmut run "attacks.equations.*"
+	$(BIN)/mutmut results
 
 # Every published table is made again from its rows; WRITE=1 writes them.
 results-check: $(INSTALLED)
