@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attacks.shared_picture import CERTAIN
 from mjp_privacy import attack_gradients
 from mjp_privacy.models import LoadedModel
 from mjp_privacy.models.zoo import IMAGENET_MEAN, IMAGENET_STD
-from mjp_privacy.uploads.checks import declared_wrongly
+from mjp_privacy.uploads.checks import MISNORMALISED, declared_wrongly, of_unscored
+from mjp_privacy.uploads.memory import own_uploads
 from tests.helpers.models import planted_model
 from tests.helpers.planted import planted_images
 from tests.uploads.test_attack_gradients import gradient_of
@@ -131,3 +133,8 @@ def test_certain_pictures_of_a_batch_are_looked_at_too() -> None:
     leak = attack_gradients(model, sent, labels=labels, attacks=chosen)
     assert leak.best.verified == 0
     assert "none (mean 0, std 1)" in leak.verdict
+    assert leak.best.images is not None
+    view = own_uploads(model, sent, {}, labels=labels).view()  # and in the rows of a run
+    found = of_unscored(view, leak.best.images, {CERTAIN: torch.ones(2)})
+    assert found[CERTAIN].tolist() == [0, 0]
+    assert found[MISNORMALISED].tolist() == [1, 1]
